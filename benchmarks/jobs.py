@@ -36,14 +36,14 @@ def main() -> list[dict[str, Any]]:
             server.terminate()
             server.wait()
             for job in Path(home, "jobs").iterdir():
-                subprocess.run(["pkill", "-9", "-f", f"syrtos.jobs.runner {job.name}"], check=False)
+                subprocess.run(["pkill", "-9", "-f", f"syrtos.jobs.runner.attempt {job.name}"], check=False)
 
 
 def _client() -> Any:
     import boto3
 
     from syrtos.cli.aws_env import variables
-    from syrtos.jobs.home import Home
+    from syrtos.jobs.store.home import Home
 
     os.environ.update(variables(Home()))
     return boto3.client("sagemaker")
@@ -102,7 +102,7 @@ def _line(work: str, seconds: float, **more: Any) -> dict[str, Any]:
 
 
 def _describe() -> list[dict[str, Any]]:
-    from syrtos.jobs.home import Home
+    from syrtos.jobs.store.home import Home
 
     url = Home().endpoint()
     assert url is not None

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
     from syrtos.comm.communicator import ReduceOp
     from syrtos.errors import SyrtosError
-    from syrtos.jobs.estimator import Estimator
+    from syrtos.jobs.client.estimator import Estimator
     from syrtos.notebook.launcher import notebook_launcher
     from syrtos.settings import Options
 
@@ -73,7 +73,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Estimator": "syrtos.jobs.estimator",
+    "Estimator": "syrtos.jobs.client.estimator",
     "ReduceOp": "syrtos.comm.communicator",
     "SyrtosError": "syrtos.errors",
     "notebook_launcher": "syrtos.notebook.launcher",

@@ -17,7 +17,7 @@ from typing import Any
 
 import netns
 
-from syrtos.jobs.enter import Spec
+from syrtos.jobs.runner.enter import Spec
 
 HOSTS = ("algo-1", "algo-2")
 _ENTRYPOINT = ("/bin/bash", "-c", "chmod +x {0}/sm_train.sh && {0}/sm_train.sh".format("/opt/ml/input/data/sm_drivers"))
@@ -75,7 +75,7 @@ class Job:
         path = self.folder / f"{HOSTS[host]}.json"
         path.write_text(json.dumps(dataclasses.asdict(spec)))
         bare = ["env", f"PATH={Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"]
-        return hosts.start([*bare, sys.executable, "-m", "syrtos.jobs.enter", str(path), *_ENTRYPOINT], on=host)
+        return hosts.start([*bare, sys.executable, "-m", "syrtos.jobs.runner.enter", str(path), *_ENTRYPOINT], on=host)
 
     def _fill(self, host: int) -> None:
         """Fills /opt/ml as SageMaker does before it starts a container; what checkpoints there are stays."""

@@ -139,8 +139,8 @@ def _exported(text: str) -> dict[str, str]:
 
 
 def _end_jobs(home: Path) -> None:
-    from syrtos.jobs import local
-    from syrtos.jobs.home import Home
+    from syrtos.jobs.client import local
+    from syrtos.jobs.store.home import Home
 
     service = local.service_of(Home(home))
     for record in service.store.active():

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from syrtos.jobs import logs
-from syrtos.jobs.estimator import Estimator
-from syrtos.jobs.home import Home
+from syrtos.jobs.client.estimator import Estimator
 from syrtos.jobs.http.page import token
 from syrtos.jobs.http.server import Server
+from syrtos.jobs.observation import logs
+from syrtos.jobs.store.home import Home
 from syrtos.observe.ledger import epochs_path
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ import boto3
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from syrtos.jobs.estimator import Estimator
-from syrtos.jobs.home import Home
+from syrtos.jobs.client.estimator import Estimator
 from syrtos.jobs.http.page import token
 from syrtos.jobs.http.server import Server
+from syrtos.jobs.store.home import Home
 
 pytestmark = pytest.mark.slow
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from syrtos.jobs import local
-from syrtos.jobs.estimator import Estimator
-from syrtos.jobs.home import Home
+from syrtos.jobs.client import local
+from syrtos.jobs.client.estimator import Estimator
+from syrtos.jobs.client.search_file import SearchFile
 from syrtos.jobs.http.page import token
 from syrtos.jobs.http.server import Server
-from syrtos.jobs.search_file import SearchFile
+from syrtos.jobs.store.home import Home
 from syrtos.jobs.tuning.operations import Operations
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ import h5py
 import numpy as np
 import pytest
 
-from syrtos.jobs import enter
-from syrtos.jobs.home import Home
-from syrtos.jobs.store import Store, columns
+from syrtos.jobs.runner import enter
+from syrtos.jobs.store.home import Home
+from syrtos.jobs.store.job_store import Store, columns
 
 TRAIN = """
 import argparse, os

@@ -16,8 +16,8 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-from syrtos.jobs import processes, runner
-from syrtos.jobs.home import Home
+from syrtos.jobs.runner import attempt, processes
+from syrtos.jobs.store.home import Home
 
 ROLE = "arn:aws:iam::000000000000:role/syrtos"
 
@@ -55,8 +55,8 @@ def served(home: Path, capacity: int = 1) -> Iterator[Callable[[str], Any]]:
 def end_all(home: Path) -> None:
     """Kills runners and what they have started."""
     for folder in (home / "jobs").glob("*"):
-        subprocess.run(["pkill", "-9", "-f", f"syrtos.jobs.runner {folder.name}$"], check=False)
-        processes.end(runner.mark(Home(home), folder.name))
+        subprocess.run(["pkill", "-9", "-f", f"syrtos.jobs.runner.attempt {folder.name}$"], check=False)
+        processes.end(attempt.mark(Home(home), folder.name))
 
 
 def client(home: Path, url: str, service: str) -> Any:

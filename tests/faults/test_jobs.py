@@ -53,7 +53,7 @@ def test_a_job_whose_runner_dies_is_begun_again(tmp_path: Path) -> None:
         sagemaker = client("sagemaker")
         sagemaker.create_training_job(**request("again", "echo begun; sleep 2"))
         until_said(client, "again", "begun")
-        subprocess.run(["pkill", "-9", "-f", "syrtos.jobs.runner again"], check=True)
+        subprocess.run(["pkill", "-9", "-f", "syrtos.jobs.runner.attempt again"], check=True)
         found = final(sagemaker, "again")
     assert statuses(found) == [*_LIFE[:3], "Restarting", *_LIFE]
 
@@ -117,7 +117,7 @@ def test_a_stopped_job_hears_of_it_and_leaves_nothing(tmp_path: Path) -> None:
         sagemaker.stop_training_job(TrainingJobName="stopped")
         found = final(sagemaker, "stopped")
         assert "told" in _lines(client("logs"), "stopped")
-        assert jobs.processes.of(jobs.runner.mark(jobs.Home(tmp_path), "stopped")) == []
+        assert jobs.processes.of(jobs.attempt.mark(jobs.Home(tmp_path), "stopped")) == []
     assert statuses(found) == ["Starting", "Downloading", "Training", "Stopping", "Uploading", "Stopped"]
 
 
@@ -162,7 +162,7 @@ def test_a_long_output_shows_its_first_line_at_once(tmp_path: Path) -> None:
         (runner,) = [
             p
             for p in psutil.process_iter(["cmdline"])
-            if (p.info["cmdline"] or [])[-2:] == ["syrtos.jobs.runner", "long"]
+            if (p.info["cmdline"] or [])[-2:] == ["syrtos.jobs.runner.attempt", "long"]
         ]
         time.sleep(3)
         assert runner.memory_info().rss < 300 << 20

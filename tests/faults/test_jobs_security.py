@@ -30,14 +30,14 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from syrtos.errors import ConfigurationError
-from syrtos.jobs import states
 from syrtos.jobs.credentials import job_secret
-from syrtos.jobs.home import Home
 from syrtos.jobs.http import bodies
 from syrtos.jobs.http import server as server_module
 from syrtos.jobs.http.page import token
 from syrtos.jobs.http.server import Server
-from syrtos.jobs.store import Record
+from syrtos.jobs.requests import states
+from syrtos.jobs.store.home import Home
+from syrtos.jobs.store.job_store import Record
 
 Answer = tuple[int, dict[str, str], bytes]
 

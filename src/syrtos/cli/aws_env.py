@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from syrtos.errors import ConfigurationError
-from syrtos.jobs import home as homes
-from syrtos.jobs.home import ACCOUNT, BUCKET, REGION, Home
+from syrtos.jobs.store import home as homes
+from syrtos.jobs.store.home import ACCOUNT, BUCKET, REGION, Home
 
 # Seconds that a service may take to start.
 _STARTING = 15.0

@@ -15,8 +15,8 @@ from rich.table import Table
 from syrtos.cli import placing
 
 if TYPE_CHECKING:
-    from syrtos.jobs.service import Service
-    from syrtos.jobs.store import Record
+    from syrtos.jobs.api.service import Service
+    from syrtos.jobs.store.job_store import Record
 
 _COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
@@ -46,7 +46,7 @@ def add_to(commands: Any) -> None:
 
 
 def _list(chosen: argparse.Namespace) -> int:
-    from syrtos.jobs.store import columns
+    from syrtos.jobs.store.job_store import columns
 
     found, _ = _service().store.find([], [columns.created.desc()], 0, chosen.count)
     table = Table("job", "status", "since", "epoch", "workers", box=None, pad_edge=False, header_style="bold")
@@ -74,8 +74,8 @@ def _epoch(record: Record) -> str:
 
 
 def _describe(chosen: argparse.Namespace) -> int:
-    from syrtos.jobs import local
-    from syrtos.jobs.service import describe_job
+    from syrtos.jobs.api.service import describe_job
+    from syrtos.jobs.client import local
 
     print(json.dumps(describe_job(local.find_record(_service(), chosen.name)), indent=2))
     return 0
@@ -88,7 +88,7 @@ def _status_of_run(chosen: argparse.Namespace) -> int:
 def _logs(chosen: argparse.Namespace) -> int:
     if Path(chosen.name).is_dir():
         return placing.print_output(Path(chosen.name).resolve(), chosen.follow)
-    from syrtos.jobs import local
+    from syrtos.jobs.client import local
 
     service = _service()
     over = local.find_record(service, chosen.name).state.final
@@ -107,8 +107,8 @@ def _logs(chosen: argparse.Namespace) -> int:
 
 
 def _service() -> Service:
-    from syrtos.jobs import local
-    from syrtos.jobs.home import Home
+    from syrtos.jobs.client import local
+    from syrtos.jobs.store.home import Home
 
     return local.service_of(Home())
 
@@ -120,7 +120,7 @@ def _instances(service: Service, name: str) -> int:
 def _stop(chosen: argparse.Namespace) -> int:
     if Path(chosen.name).is_dir():
         return placing.stop(Path(chosen.name).resolve())
-    from syrtos.jobs import local
+    from syrtos.jobs.client import local
 
     local.ask_to_stop(_service(), chosen.name)
     return 0

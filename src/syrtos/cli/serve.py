@@ -12,8 +12,8 @@ from rich.console import Console
 from syrtos.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from syrtos.jobs.home import Home
     from syrtos.jobs.http.server import Server
+    from syrtos.jobs.store.home import Home
 
 PORT = 9470
 
@@ -44,9 +44,9 @@ def add_to(commands: Any) -> None:
 
 def main(chosen: argparse.Namespace) -> int:
     """Serves until a signal ends it."""
-    from syrtos.jobs.home import Home
     from syrtos.jobs.http.server import Server
-    from syrtos.jobs.training import cores
+    from syrtos.jobs.runner.training import cores
+    from syrtos.jobs.store.home import Home
 
     if bool(chosen.tls_cert) != bool(chosen.tls_key) or (chosen.capacity is not None and chosen.capacity < 1):
         raise ConfigurationError("`--tls-cert` and `--tls-key` go together, and `--capacity` is 1 or more.")
@@ -85,8 +85,8 @@ def _restore(home: Home) -> int:
     Raises:
         ConfigurationError: there is no good copy, or a service or jobs use the database.
     """
-    from syrtos.jobs.home import is_locked, try_lock
-    from syrtos.jobs.runner import LOCK
+    from syrtos.jobs.runner.attempt import LOCK
+    from syrtos.jobs.store.home import is_locked, try_lock
 
     running = [path.parent.name for path in home.jobs.glob(f"*/{LOCK}") if is_locked(path)]
     if running:

@@ -55,7 +55,7 @@ def add_to(commands: Any) -> None:
 
 def main(chosen: argparse.Namespace) -> int:
     """Creates the job, and follows it until it ends."""
-    from syrtos.jobs.estimator import Estimator
+    from syrtos.jobs.client.estimator import Estimator
 
     facts, inputs = _read_request(chosen)
     estimator = Estimator(**facts)
@@ -81,7 +81,7 @@ def main(chosen: argparse.Namespace) -> int:
 def _read_request(chosen: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     facts: dict[str, Any] = {"entry_point": str(chosen.what)}
     if chosen.what.suffix in (".yaml", ".yml"):
-        from syrtos.jobs import job_file
+        from syrtos.jobs.client import job_file
 
         facts = job_file.read(chosen.what)
     inputs = facts.pop("inputs", None)

@@ -19,11 +19,11 @@ from syrtos.errors import ConfigurationError
 from syrtos.launch.processes.signalling import is_wanted
 
 if TYPE_CHECKING:
-    from syrtos.jobs.search_file import SearchFile
-    from syrtos.jobs.service import Service
+    from syrtos.jobs.api.service import Service
+    from syrtos.jobs.client.search_file import SearchFile
+    from syrtos.jobs.store.tunings import TuningRecord
     from syrtos.jobs.tuning.search import Search
     from syrtos.jobs.tuning.trials import Trial
-    from syrtos.jobs.tunings import TuningRecord
 
 _LOOK = 0.5
 _SHOWN = 8  # trials, while they run
@@ -47,8 +47,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str]) -> int:
     """Begins the search, or goes on with it, and follows it until it ends."""
-    from syrtos.jobs import local, search_file
-    from syrtos.jobs.home import Home
+    from syrtos.jobs.client import local, search_file
+    from syrtos.jobs.store.home import Home
 
     asked = search_file.read(parser().parse_args(arguments).file)
     for number in filter(is_wanted, (signal.SIGTERM, signal.SIGHUP)):
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _follow(service: Service, own: bool, asked: SearchFile) -> int:
-    from syrtos.jobs import local
+    from syrtos.jobs.client import local
 
     name = asked.name
     try:
@@ -104,14 +104,14 @@ def _begin(service: Service, asked: SearchFile) -> None:
 
 def _request(service: Service, asked: SearchFile) -> dict[str, Any]:
     """Uploads the source, and returns the request for the tuning job."""
-    from syrtos.jobs.estimator import Estimator
+    from syrtos.jobs.client.estimator import Estimator
 
     estimator = Estimator(**{"output_path": "runs", **asked.job})
     return asked.request(estimator.request(service, asked.inputs, asked.name))
 
 
 def _create(service: Service, asked: SearchFile) -> None:
-    from syrtos.jobs.service import ApiError
+    from syrtos.jobs.api.service import ApiError
     from syrtos.jobs.tuning.operations import Operations
 
     request = _request(service, asked)

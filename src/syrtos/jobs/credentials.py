@@ -9,10 +9,10 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from syrtos.jobs.home import Home
-from syrtos.jobs.places import split
-from syrtos.jobs.request import source_of
-from syrtos.jobs.store import Record, Store
+from syrtos.jobs.requests.request import source_of
+from syrtos.jobs.storage.places import split
+from syrtos.jobs.store.home import Home
+from syrtos.jobs.store.job_store import Record, Store
 
 
 @dataclasses.dataclass(frozen=True)

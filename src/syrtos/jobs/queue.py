@@ -13,11 +13,12 @@ import time
 from collections.abc import Sequence
 
 from syrtos import settings
-from syrtos.jobs import processes, runner, states
-from syrtos.jobs.home import is_locked
+from syrtos.jobs.api.service import Service
 from syrtos.jobs.looking import Looking
-from syrtos.jobs.service import Service
-from syrtos.jobs.store import Brief, Record
+from syrtos.jobs.requests import states
+from syrtos.jobs.runner import attempt, processes
+from syrtos.jobs.store.home import is_locked
+from syrtos.jobs.store.job_store import Brief, Record
 
 _LOOK = 0.2
 _KEEP_EVERY = 60.0  # seconds
@@ -74,7 +75,9 @@ class Queue(Looking):
 
     def _runs(self, record: Brief) -> bool:
         begun = record.attempts > 0
-        return begun and (record.name in self._children or is_locked(self._service.home.job(record.name) / runner.LOCK))
+        return begun and (
+            record.name in self._children or is_locked(self._service.home.job(record.name) / attempt.LOCK)
+        )
 
     # -- jobs that wait ------------------------------------------------------------------------
 
@@ -108,7 +111,7 @@ class Queue(Looking):
         log = (home.job(name) / "runner.log").open("ab")
         with log:
             self._children[name] = subprocess.Popen(
-                [sys.executable, "-m", "syrtos.jobs.runner", name],
+                [sys.executable, "-m", "syrtos.jobs.runner.attempt", name],
                 env={**settings.environment(), "SYRTOS_HOME": str(home.path)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -157,7 +160,7 @@ class Queue(Looking):
         current = self._service.store.get(name)
         if current is None or current.state.final or self._runs(record):
             return  # it has just ended, or begun
-        processes.end(runner.mark(home, name))
+        processes.end(attempt.mark(home, name))
         home.forget_snapshots(name)
         retries = (current.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", _RESTARTS)
         restarts = states.restarts(current.state.transitions)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from syrtos.jobs import states
-from syrtos.jobs.store import Record
+from syrtos.jobs.requests import states
+from syrtos.jobs.store.job_store import Record
 
 
 def record(name: str, created: float = 1.5, **facts: Any) -> Record:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from syrtos.jobs import states
 from syrtos.jobs.credentials import Caller, caller_of, job_secret, new_access_key
-from syrtos.jobs.home import Home
-from syrtos.jobs.store import Record, Store
+from syrtos.jobs.requests import states
+from syrtos.jobs.store.home import Home
+from syrtos.jobs.store.job_store import Record, Store
 
 
 def record(**facts: Any) -> Record:

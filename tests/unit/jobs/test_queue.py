@@ -8,8 +8,8 @@ from pathlib import Path
 
 from stored_records import record
 
-from syrtos.jobs.home import Home
-from syrtos.jobs.store import Store
+from syrtos.jobs.store.home import Home
+from syrtos.jobs.store.job_store import Store
 
 JOBS = 30
 
@@ -17,19 +17,20 @@ JOBS = 30
 QUEUE = """
 import subprocess, sys, time
 from pathlib import Path
-from syrtos.jobs import queue, runner
-from syrtos.jobs.home import Home, try_lock
-from syrtos.jobs.objects import store_of
-from syrtos.jobs.places import Places
-from syrtos.jobs.service import Service
-from syrtos.jobs.store import Store
+from syrtos.jobs import queue
+from syrtos.jobs.runner import attempt
+from syrtos.jobs.store.home import Home, try_lock
+from syrtos.jobs.storage.objects import store_of
+from syrtos.jobs.storage.places import Places
+from syrtos.jobs.api.service import Service
+from syrtos.jobs.store.job_store import Store
 
 home, locks = Home(Path(sys.argv[2])), []
 service = Service(home, Store(sys.argv[1], home.place), Places(store_of(home)), capacity=1000)
 
 class Runner:
     def __init__(self, command, **_):
-        locks.append(try_lock(home.job(command[-1]) / runner.LOCK))
+        locks.append(try_lock(home.job(command[-1]) / attempt.LOCK))
         print(command[-1], flush=True)
     def poll(self):
         return None

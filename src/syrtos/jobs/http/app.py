@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from syrtos.jobs.api.service import ApiError, Service
 from syrtos.jobs.credentials import Caller, caller_of
 from syrtos.jobs.http import bodies, identity, model, protocols, refusals, s3, signing, unserved
 from syrtos.jobs.http.bodies import TooLarge
@@ -25,8 +26,7 @@ from syrtos.jobs.http.exposition import Exposition
 from syrtos.jobs.http.page import Page
 from syrtos.jobs.http.s3 import S3, S3Error
 from syrtos.jobs.http.signing import Refused
-from syrtos.jobs.objects import Changed
-from syrtos.jobs.service import ApiError, Service
+from syrtos.jobs.storage.objects import Changed
 from syrtos.jobs.tuning.operations import Operations
 
 _TRAINING = (

@@ -13,10 +13,10 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from syrtos.jobs import logs
-from syrtos.jobs.home import ACCOUNT, REGION
-from syrtos.jobs.logs import Event, Stream
-from syrtos.jobs.service import ApiError, Service
+from syrtos.jobs.api.service import ApiError, Service
+from syrtos.jobs.observation import logs
+from syrtos.jobs.observation.logs import Event, Stream
+from syrtos.jobs.store.home import ACCOUNT, REGION
 
 _MOST = 10_000
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from starlette.responses import Response
 
-from syrtos.jobs import logs, series
+from syrtos.jobs.api.service import ApiError, Service
 from syrtos.jobs.credentials import Caller
 from syrtos.jobs.http import model, protocols, unserved
 from syrtos.jobs.http.signing import Refused
-from syrtos.jobs.series import STATISTICS, Sample
-from syrtos.jobs.service import ApiError, Service
-from syrtos.jobs.store import Record, columns
+from syrtos.jobs.observation import logs, series
+from syrtos.jobs.observation.series import STATISTICS, Sample
+from syrtos.jobs.store.job_store import Record, columns
 
 _JOB, _HOST = "TrainingJobName", "Host"
 _MOST_STATISTICS, _MOST_DATA, _MOST_METRICS = 1440, 100_800, 500

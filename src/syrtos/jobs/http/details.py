@@ -6,14 +6,17 @@ import shlex
 from typing import Any
 
 from syrtos.errors import SyrtosError
-from syrtos.jobs import cloning, logs, metrics, runs, training
+from syrtos.jobs.api import cloning
+from syrtos.jobs.api.service import Service, describe_job
 from syrtos.jobs.http.listing import glimpse, script_of
-from syrtos.jobs.places import Source
-from syrtos.jobs.programs import drivers_of
-from syrtos.jobs.request import read
-from syrtos.jobs.secrecy import redact
-from syrtos.jobs.service import Service, describe_job
-from syrtos.jobs.store import Record
+from syrtos.jobs.observation import logs, metrics
+from syrtos.jobs.requests.request import read
+from syrtos.jobs.requests.secrecy import redact
+from syrtos.jobs.runner import training
+from syrtos.jobs.runner.programs import drivers_of
+from syrtos.jobs.storage.places import Source
+from syrtos.jobs.store import runs
+from syrtos.jobs.store.job_store import Record
 
 _ARTIFACTS = ("model", "output")
 

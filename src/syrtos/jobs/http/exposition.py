@@ -14,10 +14,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from syrtos.jobs import runs
+from syrtos.jobs.api.service import Service
 from syrtos.jobs.http.page import token
-from syrtos.jobs.service import Service
-from syrtos.jobs.store import Brief
+from syrtos.jobs.store import runs
+from syrtos.jobs.store.job_store import Brief
 from syrtos.report.figures import Figures
 from syrtos.report.prometheus import families
 

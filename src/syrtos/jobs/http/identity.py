@@ -12,8 +12,8 @@ from xml.sax.saxutils import escape
 from starlette.responses import Response
 
 from syrtos.jobs.credentials import Caller
-from syrtos.jobs.home import ACCOUNT
 from syrtos.jobs.http import unserved
+from syrtos.jobs.store.home import ACCOUNT
 
 _STS, _IAM = "https://sts.amazonaws.com/doc/2011-06-15/", "https://iam.amazonaws.com/doc/2010-05-08/"
 _TRUST = {

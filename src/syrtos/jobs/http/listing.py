@@ -9,11 +9,12 @@ import re
 import time
 from typing import Any
 
-from syrtos.jobs import metrics, runs
-from syrtos.jobs.request import decode
-from syrtos.jobs.secrecy import redact
-from syrtos.jobs.service import Service, describe_job
-from syrtos.jobs.store import Record, columns
+from syrtos.jobs.api.service import Service, describe_job
+from syrtos.jobs.observation import metrics
+from syrtos.jobs.requests.request import decode
+from syrtos.jobs.requests.secrecy import redact
+from syrtos.jobs.store import runs
+from syrtos.jobs.store.job_store import Record, columns
 
 _MOST = 200  # jobs of an answer
 _SEARCHED = 5000  # jobs, at most, in one search

@@ -13,7 +13,7 @@ from botocore import validate
 from botocore.model import OperationModel, ServiceModel, Shape
 from botocore.validate import ParamValidator
 
-from syrtos.jobs.service import ApiError
+from syrtos.jobs.api.service import ApiError
 
 # The one extension of the API: folders of this machine.
 _ALSO_FILES = frozenset({"S3Uri"})

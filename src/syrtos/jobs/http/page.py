@@ -19,15 +19,16 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from syrtos.errors import ConfigurationError
-from syrtos.jobs import cloning, logs
-from syrtos.jobs.home import Home
+from syrtos.jobs.api import cloning
+from syrtos.jobs.api.service import ApiError, Service, describe_job
 from syrtos.jobs.http import bodies, model
 from syrtos.jobs.http.details import Details
 from syrtos.jobs.http.listing import Listing
 from syrtos.jobs.http.reports import Reports
 from syrtos.jobs.http.searches import Searches
-from syrtos.jobs.service import ApiError, Service, describe_job
-from syrtos.jobs.store import Record
+from syrtos.jobs.observation import logs
+from syrtos.jobs.store.home import Home
+from syrtos.jobs.store.job_store import Record
 from syrtos.jobs.tuning.operations import Operations
 from syrtos.report.page import finite
 

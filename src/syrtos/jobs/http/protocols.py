@@ -18,8 +18,8 @@ from botocore.serialize import RpcV2CBORSerializer
 from botocore.utils import parse_to_aware_datetime
 from starlette.responses import Response
 
+from syrtos.jobs.api.service import ApiError
 from syrtos.jobs.http import identity, model
-from syrtos.jobs.service import ApiError
 
 _SERVICE = "GraniteServiceVersion20100801"  # CloudWatch's name in requests
 _NAMESPACE = "http://monitoring.amazonaws.com/doc/2010-08-01/"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.errors import ConfigurationError
-from syrtos.jobs import runs
-from syrtos.jobs.service import Service
-from syrtos.jobs.store import Record
+from syrtos.jobs.api.service import Service
+from syrtos.jobs.store import runs
+from syrtos.jobs.store.job_store import Record
 from syrtos.report import facts, page
 from syrtos.report.read import load
 

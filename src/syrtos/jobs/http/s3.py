@@ -22,11 +22,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from syrtos.errors import ConfigurationError, DataError
-from syrtos.jobs.home import REGION, try_lock
 from syrtos.jobs.http import bodies
 from syrtos.jobs.http.model import iso
 from syrtos.jobs.http.signing import Signed
-from syrtos.jobs.objects import Entry, ObjectStore
+from syrtos.jobs.storage.objects import Entry, ObjectStore
+from syrtos.jobs.store.home import REGION, try_lock
 
 _XMLNS = "http://s3.amazonaws.com/doc/2006-03-01/"
 _KEPT = ("content-type", "content-encoding", "content-disposition", "cache-control", "content-language")

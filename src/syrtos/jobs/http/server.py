@@ -13,13 +13,13 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from syrtos.errors import ConfigurationError
-from syrtos.jobs.home import Home, try_lock
+from syrtos.jobs.api.service import Service
 from syrtos.jobs.http.app import App
-from syrtos.jobs.objects import FolderStore, store_of
-from syrtos.jobs.places import Places
 from syrtos.jobs.queue import Queue
-from syrtos.jobs.service import Service
-from syrtos.jobs.store import Store
+from syrtos.jobs.storage.objects import FolderStore, store_of
+from syrtos.jobs.storage.places import Places
+from syrtos.jobs.store.home import Home, try_lock
+from syrtos.jobs.store.job_store import Store
 from syrtos.jobs.tuning.driver import Driver
 
 _HEADERS_IN = 20.0

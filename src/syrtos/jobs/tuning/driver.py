@@ -13,14 +13,14 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from syrtos.jobs.api.service import ApiError, Service
 from syrtos.jobs.looking import Looking
-from syrtos.jobs.service import ApiError, Service
+from syrtos.jobs.store.tunings import Entry, TuningRecord
 from syrtos.jobs.tuning import found, printed, requests, warm_start
 from syrtos.jobs.tuning.decision import Decision, decide
 from syrtos.jobs.tuning.operations import search_of
 from syrtos.jobs.tuning.search import Search
 from syrtos.jobs.tuning.trials import Trial
-from syrtos.jobs.tunings import Entry, TuningRecord
 
 _LOOK = 0.4
 _LONGEST_REASON = 1024

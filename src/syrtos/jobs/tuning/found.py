@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from syrtos.jobs import series
-from syrtos.jobs.home import Home
-from syrtos.jobs.store import Record, Store, columns
+from syrtos.jobs.observation import series
+from syrtos.jobs.store.home import Home
+from syrtos.jobs.store.job_store import Record, Store, columns
+from syrtos.jobs.store.tunings import Entry, TuningRecord
 from syrtos.jobs.tuning.search import Search
 from syrtos.jobs.tuning.trials import Trial
-from syrtos.jobs.tunings import Entry, TuningRecord
 
 _AT_ONCE = 500  # names in a query
 

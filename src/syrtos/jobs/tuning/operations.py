@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from syrtos.errors import ConfigurationError
-from syrtos.jobs import service as training
-from syrtos.jobs.secrecy import redact
-from syrtos.jobs.service import ApiError, Service, page_of
+from syrtos.jobs.api import service as training
+from syrtos.jobs.api.service import ApiError, Service, page_of
+from syrtos.jobs.requests.secrecy import redact
+from syrtos.jobs.store.tunings import Entry, TuningRecord, columns
 from syrtos.jobs.tuning import found, requests, search, space, trials, warm_start
 from syrtos.jobs.tuning.search import Search
 from syrtos.jobs.tuning.trials import Trial
-from syrtos.jobs.tunings import Entry, TuningRecord, columns
 
 
 class Operations:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from syrtos.jobs import logs, metrics, runs
-from syrtos.jobs.home import Home
+from syrtos.jobs.observation import logs, metrics
+from syrtos.jobs.store import runs
+from syrtos.jobs.store.home import Home
 from syrtos.jobs.tuning.requests import NUMBER
 
 _LAST = 500  # lines

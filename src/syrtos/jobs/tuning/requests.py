@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from syrtos.jobs.home import ACCOUNT, REGION
+from syrtos.jobs.store.home import ACCOUNT, REGION
 
 # What a TrainingJobDefinition and a training job have under the same name.
 SAME = (

@@ -12,11 +12,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from syrtos.errors import ConfigurationError
-from syrtos.jobs.service import Service
+from syrtos.jobs.api.service import Service
+from syrtos.jobs.store.tunings import Entry
 from syrtos.jobs.tuning import found, search, space
 from syrtos.jobs.tuning.search import Search
 from syrtos.jobs.tuning.trials import Trial, rank_trials
-from syrtos.jobs.tunings import Entry
 
 _TRIED_FIRST = 3  # of each earlier tuning job
 

@@ -107,7 +107,7 @@ class _Worker:
         """Returns a function that names a job's hyperparameters that its script has not read; on rank 0 alone."""
         if self.rank or program.is_module or "SM_HPS" not in settings.environment():
             return list
-        return importlib.import_module("syrtos.jobs.unread").watch(Path(program.name), settings.environment())
+        return importlib.import_module("syrtos.jobs.runner.unread").watch(Path(program.name), settings.environment())
 
     def _script_code(self, program: Program) -> int:
         try:

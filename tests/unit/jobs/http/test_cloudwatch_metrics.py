@@ -18,13 +18,13 @@ from botocore.loaders import Loader
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from syrtos.jobs import states
+from syrtos.jobs.api.service import ApiError
 from syrtos.jobs.credentials import job_secret
-from syrtos.jobs.home import Home
 from syrtos.jobs.http import model, protocols
 from syrtos.jobs.http.server import Server
-from syrtos.jobs.service import ApiError
-from syrtos.jobs.store import Record
+from syrtos.jobs.requests import states
+from syrtos.jobs.store.home import Home
+from syrtos.jobs.store.job_store import Record
 from syrtos.observe.ledger import epochs_path, usage_path
 
 GROUP = "/aws/sagemaker/TrainingJobs"

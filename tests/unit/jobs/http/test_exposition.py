@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from syrtos.jobs import states
-from syrtos.jobs.home import Home
+from syrtos.jobs.api.service import Service
 from syrtos.jobs.http.exposition import Exposition
 from syrtos.jobs.http.page import token
 from syrtos.jobs.http.server import Server
-from syrtos.jobs.objects import store_of
-from syrtos.jobs.places import Places
-from syrtos.jobs.service import Service
-from syrtos.jobs.store import Record, Store
+from syrtos.jobs.requests import states
+from syrtos.jobs.storage.objects import store_of
+from syrtos.jobs.storage.places import Places
+from syrtos.jobs.store.home import Home
+from syrtos.jobs.store.job_store import Record, Store
 from syrtos.observe.ledger import epochs_path, ledger_path
 
 Samples = dict[tuple[str, tuple[str, ...]], float]

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from syrtos.jobs import states
-from syrtos.jobs.home import Home
+from syrtos.jobs.api.service import Service
 from syrtos.jobs.http import listing
 from syrtos.jobs.http.listing import Listing
-from syrtos.jobs.objects import store_of
-from syrtos.jobs.places import Places
-from syrtos.jobs.service import Service
-from syrtos.jobs.store import Record, Store
+from syrtos.jobs.requests import states
+from syrtos.jobs.storage.objects import store_of
+from syrtos.jobs.storage.places import Places
+from syrtos.jobs.store.home import Home
+from syrtos.jobs.store.job_store import Record, Store
 from syrtos.observe.ledger import epochs_path
 
 ENDS = {

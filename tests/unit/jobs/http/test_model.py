@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syrtos.jobs.api.service import ApiError
 from syrtos.jobs.http import model
-from syrtos.jobs.service import ApiError
 
 MODEL = model.service_model("sagemaker")
 CREATE: Any = MODEL.operation_model("CreateTrainingJob")

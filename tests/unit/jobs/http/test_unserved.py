@@ -10,8 +10,8 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from syrtos.jobs.home import Home
 from syrtos.jobs.http.server import Server
+from syrtos.jobs.store.home import Home
 
 # One operation of a service in each protocol of AWS's, and operations that are not here of services that are.
 CALLS: dict[str, Callable[[Any], Any]] = {

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syrtos.errors import ConfigurationError
-from syrtos.jobs.metrics import Metrics
+from syrtos.jobs.observation.metrics import Metrics
 from syrtos.jobs.tuning import pruning, requests, search, space, suggestion, trials, warm_start
 from syrtos.jobs.tuning.decision import Decision, decide
 from syrtos.jobs.tuning.search import Search

@@ -1,0 +1,1 @@
+"""SageMaker's training operations, and the jobs that they create."""

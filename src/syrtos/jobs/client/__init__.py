@@ -1,0 +1,1 @@
+"""Jobs from Python and from files, with or without a service."""

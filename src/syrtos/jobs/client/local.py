@@ -1,0 +1,154 @@
+"""A service for this user's own commands: the running one, or one of this process for as long as it is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+
+from syrtos.errors import ConfigurationError
+from syrtos.jobs.api.service import ApiError, Service
+from syrtos.jobs.observation import logs
+from syrtos.jobs.runner import attempt, processes
+from syrtos.jobs.runner.training import cores
+from syrtos.jobs.storage.objects import store_of
+from syrtos.jobs.storage.places import Places
+from syrtos.jobs.store.home import Home, is_locked
+from syrtos.jobs.store.job_store import Record, Store
+from syrtos.jobs.tuning.found import trials_of
+from syrtos.jobs.tuning.operations import Operations, search_of
+from syrtos.jobs.tuning.trials import Trial
+
+_PATIENCE = 10.0  # seconds that scripts have to end after Ctrl-C
+
+
+def service_of(home: Home, capacity: int | None = None) -> Service:
+    """Returns the service of a folder, whether or not a process serves it."""
+    return Service(home, Store(home.database, home.place), Places(store_of(home)), capacity or cores())
+
+
+@contextlib.contextmanager
+def running(home: Home) -> Iterator[tuple[Service, bool]]:
+    """Context manager: yields a service that runs jobs, and whether it is this process's own."""
+    if home.endpoint() is not None:
+        yield service_of(home, home.capacity()), False
+        return
+    from syrtos.jobs.http.server import Server
+
+    server = Server(home, cores())
+    server.start()
+    try:
+        yield server.service, True
+    finally:
+        server.close()
+
+
+def find_record(service: Service, name: str) -> Record:
+    """Returns the record of a job.
+
+    Raises:
+        ConfigurationError: there is none of this name.
+    """
+    record = service.store.get(name)
+    if record is None:
+        raise ConfigurationError(f"There is no job {name} in {service.home.path}. `syrtos jobs` lists those there are.")
+    return record
+
+
+def follow(service: Service, name: str, wait: bool = True) -> Iterator[tuple[int, str]]:
+    """Yields the lines of a job's output as they come, each with its instance's number, until the job has ended.
+
+    Args:
+        wait: if False, only the lines so far.
+    """
+    streams = logs.of(service.home.job(name) / "logs")
+    offsets = [0] * len(streams)
+    while True:
+        over = not wait or find_record(service, name).state.final
+        for k, stream in enumerate(streams):
+            for event in stream.all(offsets[k]):
+                offsets[k] = event.end
+                yield k, event.text
+        if over:
+            return
+        time.sleep(0.2)
+
+
+def ask_to_stop(service: Service, name: str) -> None:
+    """Asks a training job, or a tuning job, to end.
+
+    Raises:
+        ConfigurationError: there is none of this name, or it has ended.
+    """
+    if service.store.get(name) is None and service.tunings.get(name) is not None:
+        _ask_search_to_stop(service, name)
+        return
+    find_record(service, name)
+    try:
+        service.stop_training_job({"TrainingJobName": name})
+    except ApiError as error:
+        raise ConfigurationError(str(error)) from error
+    if not is_attended(service, name):
+        service.store.change(name, lambda record: record.with_end("Stopped"))
+
+
+def _ask_search_to_stop(service: Service, name: str) -> None:
+    """Asks a tuning job to end.
+
+    If no service runs, its training jobs are asked here, and the tuning job is recorded as stopped.
+    """
+    try:
+        Operations(service).stop_hyper_parameter_tuning_job({"HyperParameterTuningJobName": name})
+    except ApiError as error:
+        raise ConfigurationError(str(error)) from error
+    if service.home.endpoint() is None:
+        for trial in trials(service, name):
+            with contextlib.suppress(ConfigurationError):
+                ask_to_stop(service, trial.name)
+        service.tunings.change(name, lambda record: dataclasses.replace(record, status="Stopped", ended=time.time()))
+
+
+def trials(service: Service, name: str) -> list[Trial]:
+    """Returns the trials of a tuning job.
+
+    Raises:
+        ConfigurationError: there is none of this name.
+    """
+    record = service.tunings.get(name)
+    if record is None:
+        raise ConfigurationError(f"There is no tuning job {name} in {service.home.path}.")
+    return trials_of(service.store, search_of(record), record)
+
+
+def stop_search(service: Service, name: str) -> None:
+    """Ends a tuning job and its training jobs within seconds."""
+    with contextlib.suppress(ConfigurationError):
+        _ask_search_to_stop(service, name)
+    running = [trial.name for trial in trials(service, name) if trial.active]
+    for job in running:  # all at once: each may take as long as scripts have
+        with contextlib.suppress(ConfigurationError):
+            ask_to_stop(service, job)
+    for job in running:
+        stop(service, job)
+    deadline = time.monotonic() + _PATIENCE
+    while not getattr(service.tunings.get(name), "final", True) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def is_attended(service: Service, name: str) -> bool:
+    """Returns whether a process attends to a job: a running service, or the job's own runner."""
+    return service.home.endpoint() is not None or is_locked(service.home.job(name) / attempt.LOCK)
+
+
+def stop(service: Service, name: str) -> None:
+    """Ends a job within seconds: its scripts get SIGTERM, and processes that remain are killed."""
+    with contextlib.suppress(ConfigurationError):
+        ask_to_stop(service, name)
+    deadline = time.monotonic() + _PATIENCE
+    while not find_record(service, name).state.final and time.monotonic() < deadline:
+        time.sleep(0.1)
+    processes.end(attempt.mark(service.home, name))
+    service.home.forget_snapshots(name)
+    while not find_record(service, name).state.final and time.monotonic() < deadline + _PATIENCE:
+        time.sleep(0.1)

@@ -1,0 +1,1 @@
+"""What a job prints and measures: its logs, metrics and their series."""

@@ -1,0 +1,46 @@
+"""Values that are named like secrets, hidden in the answers of the API and in the output of scripts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from syrtos.jobs.requests.request import decode
+from syrtos.settings import is_secret
+
+_HIDDEN = "******"
+
+
+def secrets_of(request: Mapping[str, Any]) -> list[str]:
+    """Returns the values in a request whose names say that they are secret."""
+    pairs = [*(request.get("Environment") or {}).items(), *(request.get("HyperParameters") or {}).items()]
+    return [str(form) for name, value in pairs if is_secret(name) for form in (value, decode(value))]
+
+
+def redact(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a request without secret values; also works on a tuning job's definition of training jobs."""
+    hidden = {
+        part: {name: _placeholder(value) if is_secret(name) else value for name, value in request[part].items()}
+        for part in ("Environment", "HyperParameters", "StaticHyperParameters")
+        if request.get(part)
+    }
+    return {**request, **hidden}
+
+
+def _placeholder(value: str) -> str:
+    """Returns the placeholder of a secret: JSON if the value is JSON, since SDKs decode Describe's answer."""
+    return json.dumps(_HIDDEN) if value.startswith('"') else _HIDDEN
+
+
+class Redactor:
+    """Hides secret values wherever a script prints them."""
+
+    def __init__(self, secrets: Sequence[str]) -> None:
+        shown = {form for text in secrets for form in (*text.splitlines(), repr(text)[1:-1], json.dumps(text)[1:-1])}
+        wanted = sorted((text for text in shown if len(text) >= 6), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, wanted))) if wanted else None
+
+    def __call__(self, line: str) -> str:
+        return self._pattern.sub("******", line) if self._pattern else line

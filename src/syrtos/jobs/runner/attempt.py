@@ -1,0 +1,543 @@
+"""The runner of a job: one attempt at it, in a process that goes on when the service that started it is killed.
+
+`python -m syrtos.jobs.runner.attempt JOB`. It holds a lock in the job's folder for as long as it lives; a process that finds a
+running job without the lock knows that its runner is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import math
+import os
+import platform
+import random
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from syrtos import settings
+from syrtos.errors import DataError, SyrtosError
+from syrtos.jobs.credentials import job_secret
+from syrtos.jobs.observation import logs, metrics, series
+from syrtos.jobs.requests import secrecy, states
+from syrtos.jobs.requests.request import read
+from syrtos.jobs.runner import contract, enter, processes, programs, training, versions
+from syrtos.jobs.runner.workers import Workers
+from syrtos.jobs.storage import artifacts, channels
+from syrtos.jobs.storage.artifacts import Checkpoints
+from syrtos.jobs.storage.objects import store_of
+from syrtos.jobs.storage.places import Places
+from syrtos.jobs.store import runs
+from syrtos.jobs.store.home import REGION, Home, try_lock
+from syrtos.jobs.store.job_store import Record, Store
+from syrtos.launch import generations
+from syrtos.launch.outcome import End, Outcome
+from syrtos.launch.policy import Policy
+from syrtos.launch.snapshots import Here
+from syrtos.launch.terminal.noise import is_noise
+from syrtos.launch.worker.main import version
+
+LOCK = "runner.lock"
+_LOOK = 0.2
+_LONGEST_REASON = 1024
+# Debugger, profiler and experiments are services of SageMaker's own.
+_WITHOUT_EFFECT = (
+    "DebugHookConfig", "DebugRuleConfigurations", "ProfilerConfig", "ProfilerRuleConfigurations", "ExperimentConfig",
+)  # fmt: skip
+_OF_ANOTHER_ATTEMPT = ("Restarting", "Pending")
+
+
+class _Superseded(Exception):
+    """Another attempt at the job will be started.
+
+    A service that was started again did not see this runner, which had not taken its lock yet.
+    """
+
+
+class _Ended(Exception):
+    """The job is over before it has trained."""
+
+
+def main() -> None:
+    """Runs the job named on the command line, from the state that its record has."""
+    home, name = Home(), sys.argv[1]
+    lock = try_lock(home.job(name) / LOCK)
+    if lock is None:
+        return  # another runner has the lock
+    signal.signal(signal.SIGTERM, _too_early)
+    store = Store(home.database, home.place)
+    try:
+        runner = Runner(home, store, name)
+    except Exception as error:
+        traceback.print_exc()
+        _fail(store, name, f"{'ClientError' if isinstance(error, SyrtosError) else 'InternalServerError'}: {error}")
+        return
+    settings.forget_secret()
+    runner.run()
+    lock.close()
+
+
+def _too_early(*_: object) -> None:
+    """Ignores a signal that comes before there are scripts to pass it on to: it must not end the runner itself."""
+
+
+class Runner:
+    """An attempt at a job."""
+
+    def __init__(self, home: Home, store: Store, name: str) -> None:
+        self._home, self._store, self._name = home, store, name
+        self._places = Places(store_of(home), home.files())
+        self._folders = training.Folders(home.job(name), enter.can_isolate())
+        record = store.get(name)
+        assert record is not None
+        self._job = read(record.request, programs.drivers_of(record.request, self._places), training.gpus())
+        self._run_dir = self._folders.run_dir(record.attempts)
+        self._restarts_before = states.restarts(record.state.transitions)
+        self._streams = logs.of(home.job(name) / "logs")
+        secret = job_secret(home, record.access_key)
+        self._redact = secrecy.Redactor([secret, *secrecy.secrets_of(record.request)])
+        # a job without a network gets none on SageMaker either
+        self._credentials = {} if self._job.is_offline else _credentials(home, record.access_key, secret)
+        self._metrics = metrics.Metrics(record.request["AlgorithmSpecification"].get("MetricDefinitions") or ())
+        self._metrics.values.update(record.metrics)
+        self._series = series.Recorder(home.job(name))
+        self._over = threading.Event()
+        self._why = ""  # the secondary status that a signal is to lead to
+        self._trained = self._told = self._failed_inside = self._finished = False
+        self._workers: Workers | None = None
+
+    def run(self) -> None:
+        """Downloads, trains and uploads; every outcome is written down."""
+        watch = threading.Thread(target=self._watch, daemon=True)
+        watch.start()
+        try:
+            self._attempt()
+        except _Superseded:
+            self._say("Another attempt at this job has been asked for, while this one was starting.")
+        except _Ended:
+            self._finish(self._why)
+        except SyrtosError as error:
+            if self._home.reserve.is_needed():
+                self._fail_for_room(str(error))
+            else:
+                self._fail(f"ClientError: {error}")
+        except Exception as error:  # its files may still be of use: they stay
+            if self._home.reserve.is_needed() and not self._finished:  # nor is there room for the traceback
+                self._fail_for_room(f"{type(error).__name__}: {error}")
+                return
+            self._home.reserve.release()
+            traceback.print_exc()
+            self._fail(f"InternalServerError: {type(error).__name__}: {error}")
+            self._failed_inside = True
+        finally:
+            self._over.set()
+            processes.end(mark(self._home, self._name))
+            watch.join(timeout=5)
+            self._save()
+            if not self._failed_inside:
+                leave_nothing(self._home, self._name)
+
+    def _attempt(self) -> None:
+        self._move("Downloading")
+        leave_nothing(self._home, self._name)  # of an attempt whose process died
+        self._folders.make(self._job)
+        self._write_contract()
+        self._fill_channels()
+        python = self._fetch_program()
+        kept = self._kept_folders()
+        if self._why:
+            raise _Ended
+        self._say_versions()
+        self._say_what_has_no_effect()
+        self._say_no_world()
+        self._describe(python)
+        self._move("Training")
+        outcome = self._train(python, kept)
+        self._finished = outcome.end is End.FINISHED
+        if self._home.reserve.is_needed() and not self._finished and not self._why:
+            self._fail_for_room(self._reason(outcome))
+            return
+        if self._why == "Interrupted":
+            self._finish("Interrupted")
+            return
+        self._upload(outcome)
+
+    # -- before training -----------------------------------------------------------------------
+
+    def _write_contract(self) -> None:
+        (self._folders.job / "instances" / "hosts").write_text(training.hosts_file(self._job))
+        for host in range(len(self._job.hosts)):
+            place = self._folders.place(self._job, host, training.gpus())
+            for name, facts in contract.files(self._job, host, place).items():
+                (self._folders.ml(host) / "input" / "config" / name).write_text(json.dumps(facts))
+
+    def _fill_channels(self) -> None:
+        hosts = len(self._job.hosts)
+        for host in range(hosts):
+            for channel in self._job.channels:
+                if self._why:
+                    raise _Ended
+                if channel.mode == "Pipe":
+                    channels.sources(self._places, channel, host, hosts)  # better now than in the middle of an epoch
+                    continue
+                folder = self._folders.ml(host) / "input" / "data" / channel.name
+                channels.clean(folder)
+                channels.provide(self._places, channel, host, hosts, folder)
+
+    def _fetch_program(self) -> Path:
+        program = self._job.program
+        code = [self._folders.code(self._job, host) for host in range(len(self._job.hosts))]
+        if program:
+            for folder in code:
+                if program.source:
+                    channels.clean(folder)
+                programs.fetch(self._places, program, folder)
+        env = training.base_environment(settings.environment(), mark(self._home, self._name))
+        env["PATH"] = settings.environment().get("PATH", os.defpath)
+        python = programs.python_for(program, code[0], self._folders.job / "python", self._streams[0].write, env)
+        if self._why:
+            raise _Ended
+        return python
+
+    def _say_versions(self) -> None:
+        """Logs that an image of another version or framework is replaced by this environment."""
+        image = self._job.request["AlgorithmSpecification"].get("TrainingImage", "")
+        asked = re.search(r"/?([\w-]+):(\d+\.\d[\w.]*)", image)
+        if asked:
+            here = {name: version(name) for name in ("tensorflow", "jax", "torch", "keras", "tf_keras")}
+            found = ", ".join(f"{name} {number}" for name, number in here.items() if number != "not installed")
+            self._say(
+                f"syrtos: the job asks for the image {asked[1]}:{asked[2]}; it runs in this machine's environment: Python {platform.python_version()}, {found}"
+            )
+
+    def _describe(self, python: Path) -> None:
+        """Leaves the attempt's command and versions in its run directory, without secrets."""
+        request = secrecy.redact(self._job.request)
+        shown = read(request, programs.drivers_of(request, self._places), training.gpus())
+        env = training.base_environment(settings.environment(), mark(self._home, self._name))
+        runs.write(self._run_dir, shown, versions.of(python, env))
+
+    def _say_what_has_no_effect(self) -> None:
+        """Logs the parts of the request that are recorded, and that nothing here obeys."""
+        if ignored := [name for name in _WITHOUT_EFFECT if self._job.request.get(name)]:
+            self._say(f"syrtos: recorded, and without effect here: {', '.join(ignored)}")
+
+    def _say_no_world(self) -> None:
+        """Logs that instances run copies of a command that syrtos does not know."""
+        if self._job.unconnected:
+            self._say(
+                f"syrtos: each of the {len(self._job.hosts)} instances runs a copy of {self._job.unconnected!r}. Unless it starts `python -m syrtos "
+                "train.py`, the copies make no world, and each trains a model of its own. A Python script as the entry point trains on all."
+            )
+
+    def _kept_folders(self) -> list[Checkpoints]:
+        """Returns what copies folders of the instances to their URIs, also while the job runs."""
+        kept = [] if self._job.checkpoints is None else [self._restored_checkpoints(self._job.checkpoints[0])]
+        if self._job.tensorboard:
+            uri, path = self._job.tensorboard
+            folders = {self._folders.seen(self._job, host, path) for host in range(len(self._job.hosts))}
+            for folder in folders:
+                folder.mkdir(parents=True, exist_ok=True)
+            kept.append(Checkpoints(self._places, uri, sorted(folders)))
+        return kept
+
+    def _restored_checkpoints(self, uri: str) -> Checkpoints:
+        folders = self._folders.outputs(self._job, "checkpoints")
+        checkpoints = Checkpoints(self._places, uri, folders)
+        found = checkpoints.restore()
+        if found:
+            self._say(f"{found} files of checkpoints restored from {uri}")
+        return checkpoints
+
+    # -- training ------------------------------------------------------------------------------
+
+    def _train(self, python: Path, kept: Sequence[Checkpoints]) -> Outcome:
+        variables = training.base_environment(settings.environment(), mark(self._home, self._name))
+        takers = [self._taker(stream) for stream in self._streams]
+        self._workers = Workers(self._job, self._folders, self._places, python, variables, self._credentials, takers)
+        for each in kept:
+            each.start()
+        try:
+            outcome = self._generations(self._workers)
+        finally:
+            self._trained = True
+            self._keep_record()
+            for each in kept:
+                each.finish()
+        if self._workers.channel_error and not self._why:
+            raise DataError(
+                f"A channel could not be streamed to its end: {self._workers.channel_error}"
+            ) from self._workers.channel_error
+        return outcome
+
+    def _keep_record(self) -> None:
+        """Keeps the ledgers of a run that the job's own driver has started, for the report about the attempt."""
+        if self._job.program and self._job.program.driven:
+            left_out = shutil.ignore_patterns("run.json", "snapshots", "logs", ".lock")
+            with contextlib.suppress(OSError):  # it has not come so far as to train
+                shutil.copytree(
+                    self._folders.driven_run_dir(self._job), self._run_dir, ignore=left_out, dirs_exist_ok=True
+                )
+
+    def _generations(self, workers: Workers) -> Outcome:
+        """Trains once, or in several generations of workers if the job asks for retries and workers die."""
+        restarts = training.restarts(self._job, self._folders) - self._restarts_before
+        if restarts <= 0:
+            return workers.run(self._run_dir, {})
+        ends: list[Outcome] = []
+
+        def start(folder: Path, variables: Callable[[int], Mapping[str, str]]) -> Outcome:
+            if ends and not self._may_restart(ends[-1]):
+                return dataclasses.replace(ends[-1], end=End.STOPPED)
+            self._run_dir, self._told = folder, False
+            ends.append(workers.run(folder, variables(self._job.slots)))
+            return ends[-1]
+
+        seed = random.SystemRandom().randrange(2**31)
+        snapshots = Here(self._home.new_snapshot_memory(self._name))
+        ended = generations.run(
+            start, snapshots, self._run_dir, Policy(restarts), seed, durable=False,
+            say=lambda text: self._say(f"syrtos: {text}"),
+        )  # fmt: skip
+        if ended.reason:
+            self._say(f"syrtos: no restart: {ended.reason}.")
+        return ended.outcome
+
+    def _may_restart(self, last: Outcome) -> bool:
+        """Records that workers are started again after ``last``; False if the job is to end."""
+        for host in range(len(self._job.hosts)):  # what the generation before has said
+            self._folders.failure(host).unlink(missing_ok=True)
+
+        def mark_restarted(record: Record) -> Record | None:
+            if self._why or record.state.secondary != "Training":
+                return None
+            record = record.with_transition("Restarting", f"{last} The job's workers are started again.")
+            for status in ("Starting", "Downloading", "Training"):
+                record = record.with_transition(status)
+            return record
+
+        after = self._store.change(self._name, mark_restarted)
+        if after is None or after.state.secondary != "Training":
+            self._why = self._why or "Stopped"
+        return not self._why
+
+    def _taker(self, stream: logs.Stream) -> Callable[[list[str]], None]:
+        def take(lines: list[str]) -> None:
+            stream.write([self._redact(line) for line in lines if not is_noise(line.encode())])
+            self._series.add(self._metrics.take(lines))
+
+        return take
+
+    # -- after training ------------------------------------------------------------------------
+
+    def _upload(self, outcome: Outcome) -> None:
+        self._say_how_it_ended(outcome)
+        self._move("Uploading")
+        compressed = self._job.request["OutputDataConfig"].get("CompressionType") != "NONE"
+        for name, archive in (("model", "model.tar.gz"), ("output/data", "output.tar.gz")):
+            folders = self._folders.outputs(self._job, name)
+            uri = self._job.artifacts if compressed else f"{self._job.artifacts}/{Path(archive).stem.split('.')[0]}"
+            artifacts.upload(self._places, folders, uri, archive if compressed else None, self._folders.job)
+        if self._why:
+            self._finish(self._why)
+        elif outcome.end is not End.FINISHED:
+            self._fail(self._reason(outcome))
+        else:
+            self._finish("Completed")
+
+    def _say_how_it_ended(self, outcome: Outcome) -> None:
+        """Logs the failures that no process could write into its own log."""
+        if outcome.end is End.FINISHED or self._why or self._job.distribution.kind == "copies":
+            return
+        for failure in outcome.failures:
+            if not (self._run_dir / "logs" / f"rank-{failure['rank']}.log").exists():
+                self._say(failure["text"])
+        if not outcome.failures:
+            self._say(str(outcome))
+
+    def _reason(self, outcome: Outcome) -> str:
+        """Returns the text that the script has written as its failure, or the end of its first failing process."""
+        for host in range(len(self._job.hosts)):
+            path = self._folders.failure(host)
+            if path.is_file() and (text := path.read_text(errors="replace").strip()):
+                return f"AlgorithmError: {text}"
+        each = self._job.distribution.processes
+        # a server is on the instance of its number
+        slot = None if outcome.rank is None else outcome.rank % (len(self._job.hosts) * each)
+        where = "" if slot is None else f" on algo-{slot // each + 1}"
+        command = f'Command "{self._job.program.entry if self._job.program else " ".join(self._job.command)}"'
+        words = outcome.failures[0]["text"].strip().splitlines() if outcome.failures else []
+        text = words[-1] if words else str(outcome) if outcome.status == 0 else self._last_words()
+        extra = ', ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"' if outcome.code == 137 else ""
+        return f'AlgorithmError: ExecuteUserScriptError:\nExitCode {outcome.code}\nErrorMessage "{text}"{where}{extra}\n{command}'
+
+    def _last_words(self) -> str:
+        stream = self._streams[0]
+        events = [event.text for event in stream.before(stream.size, 100) if event.text.strip()]
+        return events[-1] if events else ""
+
+    # -- requests from outside ------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Stops the job on request or at the end of its time, and records its progress."""
+        saved = time.monotonic()
+        while not self._over.wait(_LOOK):
+            try:
+                self._look()
+                if time.monotonic() - saved > 1.0:
+                    self._save()
+                    saved = time.monotonic()
+            except Exception:  # a database that is away for a moment must not make the job deaf
+                traceback.print_exc()
+
+    def _look(self) -> None:
+        record = self._store.get(self._name)
+        why = self._wanted_end(record) if record else "Stopped"
+        if why and not self._trained:
+            self._why = self._why or why
+        workers = self._workers
+        if (
+            workers
+            and workers.running
+            and (self._why or workers.channel_error)
+            and not self._told
+            and signal.getsignal(signal.SIGTERM) is not _too_early
+        ):
+            self._told = True
+            os.kill(os.getpid(), signal.SIGTERM)  # `supervise` passes it on
+
+    def _wanted_end(self, record: Record) -> str:
+        now, limits = time.time(), self._job.limits
+        if record.state.status == "Stopping":
+            return "Stopped"
+        if states.seconds_in(record.state.transitions, ("Training",), now) > limits.running:
+            return "MaxRuntimeExceeded"
+        if record.wait_until and now > record.wait_until:
+            return "MaxWaitTimeExceeded"
+        return "Interrupted" if record.yields else ""
+
+    # -- the record ----------------------------------------------------------------------------
+
+    def _move(self, secondary: str) -> None:
+        """Moves the job to its next secondary status, unless a stop was requested just now.
+
+        Raises:
+            _Ended: a stop was requested, so only the upload is left.
+            _Superseded: another attempt at the job was asked for.
+        """
+        after = self._store.change(
+            self._name,
+            lambda record: (
+                record.with_transition(secondary) if secondary in states.NEXT.get(record.state.secondary, ()) else None
+            ),
+        )
+        if after is not None and after.state.secondary in _OF_ANOTHER_ATTEMPT:
+            raise _Superseded
+        if after is None or after.state.secondary != secondary:
+            self._why = self._why or "Stopped"
+            raise _Ended
+
+    def _finish(self, secondary: str) -> None:
+        self._save()
+
+        def mark_finished(record: Record) -> Record | None:
+            stopped = record.state.status == "Stopping" and secondary == "Interrupted"
+            return record.with_end("Stopped" if stopped else secondary, yields=False)
+
+        self._store.change(self._name, mark_finished)
+
+    def _fail(self, reason: str) -> None:
+        text = self._redact(reason)
+        with contextlib.suppress(OSError):  # a full disk takes no line, and may take the record
+            self._say(text[:_LONGEST_REASON])
+        self._save()
+        _fail(self._store, self._name, text)
+
+    def _fail_for_room(self, reason: str) -> None:
+        """Fails a job that has filled the disk, after removing its files so that there is room for its record."""
+        leave_nothing(self._home, self._name)
+        shutil.rmtree(self._run_dir / "logs", ignore_errors=True)
+        for stream in self._streams:
+            stream.cut()
+        self._home.reserve.release()
+        self._fail(
+            f"ClientError: the disk of {self._home.path} is full (ENOSPC, {os.strerror(errno.ENOSPC)}). {reason}"
+        )
+
+    def _save(self) -> None:
+        driven = self._job.program is not None and self._job.program.driven and not self._trained
+        epochs = metrics.epochs(self._folders.driven_run_dir(self._job) if driven else self._run_dir)
+        found, values = metrics.progress(epochs), {**self._logged_objective(epochs), **self._metrics.values}
+
+        def change_record(record: Record) -> Record | None:
+            after = dataclasses.replace(record, metrics=values, progress=found or record.progress, modified=time.time())
+            same = (after.metrics, after.progress) == (record.metrics, record.progress)
+            return None if same else after
+
+        self._store.change(self._name, change_record)
+
+    def _logged_objective(self, epochs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+        """Returns a tuning job's objective from Keras's logs if the script does not print it."""
+        name = self._job.hyperparameters.get("_tuning_objective_metric", "")
+        last = epochs[-1] if epochs else {}
+        value = (last.get("logs") or {}).get(name)
+        if (
+            not isinstance(value, int | float)
+            or not math.isfinite(value)
+            or name in self._metrics.diverged
+            or "time" not in last
+        ):
+            return {}
+        return {name: [float(value), last["time"]]}
+
+    def _say(self, text: str) -> None:
+        self._streams[0].write([self._redact(line) for line in text.splitlines()])
+
+
+def _fail(store: Store, name: str, reason: str) -> None:
+    text = reason.replace("\0", "")[:_LONGEST_REASON]  # no database takes a NUL in a text
+    store.change(name, lambda record: record.with_failure(text))
+
+
+def mark(home: Home, name: str) -> str:
+    """Returns the mark in the environment of this job's processes."""
+    return f"{home.path}/{name}"
+
+
+def _credentials(home: Home, access_key: str, secret: str) -> dict[str, str]:
+    """Returns the environment variables with which a script's AWS clients reach the service."""
+    found = {
+        "AWS_ACCESS_KEY_ID": access_key,
+        "AWS_SECRET_ACCESS_KEY": secret,
+        "AWS_REGION": REGION,
+        "AWS_DEFAULT_REGION": REGION,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "SAGEMAKER_REGION": REGION,
+    }
+    url = home.endpoint()
+    if url:
+        found |= {"AWS_ENDPOINT_URL": url, "S3_ENDPOINT_URL": url}
+        certificate = home.certificate()
+        found |= {"AWS_CA_BUNDLE": certificate} if certificate else {}
+    return found
+
+
+def leave_nothing(home: Home, name: str) -> None:
+    """Removes the working files of an attempt: inputs, and outputs that are uploaded. Logs and ledgers stay."""
+    for path in ("instances", "shared", "python"):
+        shutil.rmtree(home.job(name) / path, ignore_errors=True)
+    home.forget_snapshots(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""The command that trains a job, made from the job and its folders.
+
+Instances are hosts of a world, or run unconnected copies of a command.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from syrtos import settings
+from syrtos.errors import ConfigurationError
+from syrtos.jobs.requests.request import Job
+from syrtos.jobs.runner import contract, processes
+from syrtos.jobs.runner.contract import ML, Place
+from syrtos.jobs.runner.enter import Spec
+from syrtos.launch.plan import Group, Plan
+from syrtos.settings import OPTIONS_VARIABLE, Options
+
+_SHARED = ("model", "output/data", "checkpoints")
+_KEPT = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "LD_LIBRARY_PATH", "USER", "TZ")
+_OURS = ("SYRTOS_HOME", "SYRTOS_S3_ENDPOINT")
+
+
+@dataclasses.dataclass(frozen=True)
+class Folders:
+    """The folders of a job's instances.
+
+    Attributes:
+        job: the job's folder.
+        isolated: whether instances have mounts of their own.
+    """
+
+    job: Path
+    isolated: bool
+
+    def ml(self, host: int) -> Path:
+        """Returns the folder that an instance sees as ``/opt/ml``."""
+        return self.job / "instances" / f"algo-{host + 1}" / "ml"
+
+    def code(self, job: Job, host: int) -> Path:
+        """Returns the folder in which an instance has the job's source."""
+        folder = job.program.folder if job.program else f"{ML}/code"
+        return self.ml(host) / folder.removeprefix(f"{ML}/")
+
+    def shared_folder(self, name: str) -> Path:
+        """Returns the folder that all instances of a world share: one of them writes, all may read."""
+        return self.job / "shared" / name
+
+    def seen(self, job: Job, host: int, path: str) -> Path:
+        """Returns the folder that an instance sees at a path; one outside of ``/opt/ml`` needs a mount of its own."""
+        if not path.startswith(f"{ML}/"):
+            return self.job / "instances" / job.hosts[host] / "outside" / path.lstrip("/")
+        for name in () if job.distribution.kind == "copies" else _SHARED:
+            if f"{path}/".startswith(f"{ML}/{name}/"):
+                return self.shared_folder(path.removeprefix(f"{ML}/"))
+        return self.ml(host) / path.removeprefix(f"{ML}/")
+
+    def driven_run_dir(self, job: Job) -> Path:
+        """Returns the run directory of the run that a job's driver has started on its first instance."""
+        return self.outputs(job, "checkpoints")[0] / "syrtos"
+
+    def failure(self, host: int) -> Path:
+        """Returns the file to which a script writes why it has failed."""
+        return self.ml(host) / "output" / "failure"
+
+    def outputs(self, job: Job, name: str) -> list[Path]:
+        """Returns the folders in which the instances leave a kind of output."""
+        if job.distribution.kind == "copies":
+            return [self.ml(host) / name for host in range(len(job.hosts))]
+        return [self.shared_folder(name)]
+
+    def run_dir(self, attempt: int) -> Path:
+        """Returns the run directory of an attempt, with its logs and ledgers."""
+        return self.job / f"attempt-{attempt}"
+
+    def make(self, job: Job) -> None:
+        """Makes the folders and files that a script expects."""
+        for host in range(len(job.hosts)):
+            ml = self.ml(host)
+            for name in ("input/data", "input/config", "code", "output", *_SHARED):
+                (ml / name).mkdir(parents=True, exist_ok=True)
+            if job.distribution.kind != "copies" and not self.isolated:
+                for name in _SHARED:
+                    self.shared_folder(name).mkdir(parents=True, exist_ok=True)
+                    if not (ml / name).is_symlink():
+                        (ml / name).rmdir()
+                        (ml / name).symlink_to(self.shared_folder(name))
+        for name in _SHARED:
+            self.shared_folder(name).mkdir(parents=True, exist_ok=True)
+
+    def place(self, job: Job, host: int, gpus: int) -> Place:
+        """Returns the facts about an instance from its script's point of view."""
+        root = ML if self.isolated else str(self.ml(host))
+        names = job.hosts if self.isolated else tuple(address(job.name, k) for k in range(len(job.hosts)))
+        return Place(root, names, cores(), gpus)
+
+
+def address(job: str, host: int) -> str:
+    """Returns an instance's address on this machine.
+
+    The addresses of 127/8 all belong to this machine, so that two jobs need not share ports.
+    """
+    number = zlib.crc32(job.encode())
+    return f"127.{64 + number % 64}.{number // 64 % 256}.{host + 1}"
+
+
+def hosts_file(job: Job) -> str:
+    """Returns the text of ``/etc/hosts`` of each instance."""
+    lines = ["127.0.0.1 localhost", "::1 localhost", *(f"{address(job.name, k)} {h}" for k, h in enumerate(job.hosts))]
+    return "\n".join(lines) + "\n"
+
+
+def base_environment(env: Mapping[str, str], mark: str) -> dict[str, str]:
+    """Returns the part of the service's environment that a job's processes get: never its secrets."""
+    kept = {
+        name: value
+        for name, value in env.items()
+        if name in _KEPT or (settings.is_harmless(name) and name not in _OURS)
+    }
+    return {**kept, processes.MARK: mark}
+
+
+def make_plan(
+    job: Job, folders: Folders, run_dir: Path, python: Path, env: Mapping[str, str], credentials: Mapping[str, str]
+) -> Plan:
+    """Returns the commands that train; each instance gets a file that says how to enter it.
+
+    Args:
+        run_dir: the folder for logs and ledgers.
+        python: the interpreter of the job's scripts.
+        env: this process's environment.
+        credentials: environment variables with which a script reaches the service.
+    """
+    if not folders.isolated:
+        _check_without_namespaces(job)
+    servers = len(job.hosts) if _wants_servers(job, folders) else 0
+    options = Options(batch=job.batch, run_dir=str(run_dir), servers=servers)
+    here = Path(sys.executable)
+    path = os.pathsep.join([str(python.parent), str(here.parent), env.get("PATH", os.defpath)])
+    groups: list[Group] = []
+    for host in [*range(len(job.hosts)), *range(servers)]:
+        first = groups[-1].ranks.stop if groups else 0
+        count = job.distribution.processes if len(groups) < len(job.hosts) else 1
+        command = _command(job, folders, host, python, {"PATH": path, **credentials}, run_dir)
+        groups.append(Group(command, range(first, first + count)))
+    environment = {OPTIONS_VARIABLE: options.to_json(), "UCX_NET_DEVICES": "lo", "PATH": path}
+    if python != here:  # mpi4py looks for MPI in the environment that it runs in
+        environment["MPI4PY_LIBMPI"] = str(Path(sys.prefix) / "lib" / "libmpi.so.12")
+    spared = frozenset(range(1, job.slots)) if options.asynchronous else frozenset[int]()
+    # all instances are in one namespace of users, so that their processes may share memory: an agent in it starts them
+    network = ("--no-network",) if job.is_offline else ()
+    inside = (
+        str(here),
+        "-m",
+        "syrtos.jobs.runner.enter",
+        "--as-root",
+        *network,
+        str(here),
+        "-P",
+        "-m",
+        "syrtos.launch.remote.agent",
+    )
+    agents = {"": inside} if folders.isolated else {}
+    return Plan(tuple(groups), environment, spared, agents, reports=job.distribution.kind != "copies")
+
+
+def _check_without_namespaces(job: Job) -> None:
+    """Refuses what needs mounts or a network of the instance's own, where the kernel allows neither.
+
+    Raises:
+        ConfigurationError: the job asks for it.
+    """
+    why = "The kernel does not allow user namespaces:"
+    if job.checkpoints and job.checkpoints[1].rstrip("/") != f"{ML}/checkpoints":
+        raise ConfigurationError(
+            f"{why} checkpoints can't be at {job.checkpoints[1]}. Leave CheckpointConfig.LocalPath out."
+        )
+    if job.tensorboard and not job.tensorboard[1].startswith(f"{ML}/"):
+        raise ConfigurationError(
+            f"{why} TensorBoard's files can't be at {job.tensorboard[1]}. Name a folder below {ML} as TensorBoardOutputConfig.LocalPath."
+        )
+    if job.is_offline:
+        raise ConfigurationError(f"{why} the network can't be taken from a job. Leave EnableNetworkIsolation out.")
+    if job.program and job.program.driven:
+        raise ConfigurationError(
+            f"{why} SageMaker's sm_train.sh, which starts the job's driver, finds no {ML}. Leave `distributed` out: the job trains on all instances as well."
+        )
+
+
+def _command(
+    job: Job, folders: Folders, host: int, python: Path, variables: Mapping[str, str], run_dir: Path
+) -> tuple[str, ...]:
+    """Writes an instance's file, and returns the command line of the instance's processes."""
+    copies = job.distribution.kind == "copies"
+    command = _copy(job, folders, host, python) if copies else _worker(job, folders, host, python)
+    spec = _spec(job, folders, host, variables, run_dir if copies else None)
+    file = folders.job / "instances" / f"{job.hosts[host]}.json"
+    file.touch(mode=0o600)  # it holds the job's keys
+    file.write_text(json.dumps(dataclasses.asdict(spec)))
+    return (sys.executable, "-m", "syrtos.jobs.runner.enter", str(file), *command)
+
+
+def _spec(job: Job, folders: Folders, host: int, variables: Mapping[str, str], output: Path | None) -> Spec:
+    place = folders.place(job, host, gpus())
+    mounts = {}
+    if folders.isolated:
+        if job.distribution.kind != "copies":
+            mounts = {f"{ML}/{name}": str(folders.shared_folder(name)) for name in _SHARED}
+        kept = folders.outputs(job, "checkpoints")[host if job.distribution.kind == "copies" else 0]
+        mounts |= {job.checkpoints[1].rstrip("/"): str(kept)} if job.checkpoints else {}
+        if job.tensorboard and not job.tensorboard[1].startswith(f"{ML}/"):
+            mounts[job.tensorboard[1]] = str(folders.seen(job, host, job.tensorboard[1]))
+    fixed = [f"{ML}/input/data/{channel.name}" for channel in job.channels if channel.mode == "FastFile"]
+    code = place.instance_path(job.program.folder) if job.program else ""
+    own = {"PYTHONPATH": code} if code else {}
+    return Spec(
+        name=job.hosts[host],
+        root=str(folders.ml(host)),
+        isolated=folders.isolated,
+        folder=code or place.root,
+        hosts=str(folders.job / "instances" / "hosts"),
+        mounts=mounts,
+        fixed=tuple(fixed) if folders.isolated else (),
+        variables={**variables, **own, **contract.environment(job, host, place)},
+        rank=None if output is None else host,
+        output="" if output is None else str(output / "logs" / f"{job.hosts[host]}.log"),
+    )
+
+
+def _worker(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
+    assert job.program is not None
+    place = folders.place(job, host, 0)
+    script = f"{place.instance_path(job.program.folder)}/{job.program.entry}"
+    return [str(python), "-m", "syrtos.launch.worker.main", script, *arguments(job, place)]
+
+
+def _copy(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
+    program = job.program
+    place = folders.place(job, host, 0)
+    if program is None or program.driven:
+        return [word.replace(ML, place.root) for word in job.command]
+    if program.is_python:
+        return [str(python), program.entry, *arguments(job, place)]
+    return ["/bin/sh", "-c", 'chmod +x "$0" && exec "./$0" "$@"', program.entry, *arguments(job, place)]
+
+
+def arguments(job: Job, place: Place) -> list[str]:
+    """Returns the script's arguments, in which paths below ``/opt/ml`` are replaced by those on this machine."""
+    assert job.program is not None
+    return [place.instance_path(word) for word in job.program.arguments]
+
+
+def gpus() -> int:
+    """Returns the number of GPUs of this machine."""
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+
+
+def cores() -> int:
+    """Returns the number of workers that this machine has room for: the cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def restarts(job: Job, folders: Folders) -> int:
+    """Returns how often a job's workers are started again after they have died.
+
+    Its `RetryStrategy` says so. It is 0 for unconnected copies and with parameter servers, which keep no snapshots.
+    """
+    asked = (job.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", 0)
+    return 0 if job.distribution.kind == "copies" or _wants_servers(job, folders) else asked
+
+
+def _wants_servers(job: Job, folders: Folders) -> bool:
+    """Returns whether a job gets parameter servers: its script uses ParameterServerStrategy.
+
+    SageMaker starts parameter servers for all kinds of scripts, but the other kinds have no use for them and train
+    together.
+    """
+    if job.distribution.kind != "parameter_server" or job.program is None:
+        return False
+    script = folders.code(job, 0) / job.program.entry
+    return "ParameterServerStrategy" in script.read_text(errors="replace")

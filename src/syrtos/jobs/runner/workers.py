@@ -1,0 +1,103 @@
+"""The workers of a job, generation by generation: their commands, the pipes they read, the output they write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
+from pathlib import Path
+
+from syrtos import settings
+from syrtos.jobs.observation import logs
+from syrtos.jobs.requests.request import Job
+from syrtos.jobs.runner import processes, training
+from syrtos.jobs.storage import channels
+from syrtos.jobs.storage.places import Places
+from syrtos.launch.outcome import Outcome
+from syrtos.launch.remote.agents import Agents
+from syrtos.launch.supervise import supervise
+from syrtos.observe.ledger import launching
+
+_GRACE = 120.0  # SageMaker's, from SIGTERM to SIGKILL
+
+Take = Callable[[list[str]], None]
+
+
+class Workers:
+    """The workers of one attempt at a job.
+
+    Args:
+        job: the job as it was requested.
+        folders: the folders of its instances.
+        places: the places that its channels come from.
+        python: the interpreter of its scripts.
+        variables: the environment of all its processes; the mark in it finds those that a script leaves behind.
+        credentials: environment variables with which a script reaches the service.
+        takers: for each instance, the function that gets the lines of its output.
+
+    Attributes:
+        running: whether there are any workers.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        folders: training.Folders,
+        places: Places,
+        python: Path,
+        variables: Mapping[str, str],
+        credentials: Mapping[str, str],
+        takers: Sequence[Take],
+    ) -> None:
+        self._job, self._folders, self._places, self._python = job, folders, places, python
+        self._variables, self._credentials, self._takers = variables, credentials, takers
+        self._pipes: list[channels.Pipe] = []
+        self.running = False
+
+    @property
+    def channel_error(self) -> Exception | None:
+        """The error because of which a channel could not be streamed to its end; None if there is none."""
+        return next((pipe.error for pipe in self._pipes if pipe.error), None)
+
+    def run(self, folder: Path, variables: Mapping[str, str]) -> Outcome:
+        """Trains with a generation of workers, recorded in ``folder``, with variables added to their environment."""
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        plan = training.make_plan(
+            self._job, self._folders, folder, self._python, settings.environment(), self._credentials
+        )
+        self._pipes = self._open_pipes()
+        tail = logs.Tail(self._outputs(folder))
+        self.running = True
+        try:
+            agents = Agents() if plan.agents else None
+            with launching(folder, began=time.time()) as facts, closing(agents) if agents else nullcontext():
+                outcome = supervise(plan, {**self._variables, **variables}, _GRACE, agents=agents)
+                facts |= outcome.facts()
+                return outcome
+        finally:
+            self.running = False
+            processes.end(self._variables[processes.MARK])
+            for pipe in self._pipes:
+                pipe.close()
+            tail.close()
+
+    def _open_pipes(self) -> list[channels.Pipe]:
+        hosts = len(self._job.hosts)
+        found = []
+        for host in range(hosts):
+            folder = self._folders.ml(host) / "input" / "data"
+            for channel in (c for c in self._job.channels if c.mode == "Pipe"):
+                found.append(channels.Pipe(self._places, channel, host, hosts, folder))
+        return found
+
+    def _outputs(self, run_dir: Path) -> list[tuple[Path, Take]]:
+        """Returns the files that processes write their output to, with the functions that get it."""
+        found = []
+        for host, take in enumerate(self._takers):
+            if self._job.distribution.kind == "copies":
+                found.append((run_dir / "logs" / f"{self._job.hosts[host]}.log", take))
+                continue
+            per_host = self._job.distribution.per_host
+            ranks = range(host * per_host, (host + 1) * per_host)
+            found += [(run_dir / "logs" / f"rank-{rank}.log", take) for rank in ranks]
+        return found

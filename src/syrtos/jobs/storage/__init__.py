@@ -1,0 +1,1 @@
+"""The data of jobs: buckets and objects, channels, and archives of results."""

@@ -1,0 +1,184 @@
+"""The results of a job: archives of its output folders, and checkpoints that are copied while it runs.
+
+Archives are checked before they are unpacked.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tarfile
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from syrtos.errors import DataError
+from syrtos.jobs.storage.places import Places, safe_name
+
+_LARGEST = 8 << 30
+
+
+def pack(folders: Sequence[Path], archive: Path) -> int:
+    """Packs the files of all ``folders`` into a ``tar.gz``.
+
+    Where two folders have the same file, the one of the later folder is packed, as on SageMaker.
+
+    Returns:
+        The number of files; with none, no archive is made.
+    """
+    files = _merge_folders(folders)
+    if files:
+        with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+            for name, path in files.items():
+                tar.add(path, name, recursive=False)
+    return len(files)
+
+
+def _merge_folders(folders: Sequence[Path]) -> dict[str, Path]:
+    found = {}
+    for folder in folders:
+        paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        found |= {path.relative_to(folder).as_posix(): path for path in paths}
+    return found
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Extracts an archive into ``folder``, without owners or special modes (PEP 706).
+
+    Files, folders, and links that stay inside are extracted.
+
+    Raises:
+        DataError: it is no archive, names a path outside the folder, holds links out of it or devices, or unpacks to
+            more than 8 GiB.
+    """
+    try:
+        with tarfile.open(archive, "r:*") as tar:
+            members = tar.getmembers()
+            for member in members:
+                _check(member, archive.name)
+            if sum(member.size for member in members) > _LARGEST:
+                raise DataError(f"{archive.name} unpacks to more than {_LARGEST >> 30} GiB.")
+            tar.extractall(folder, members, filter="data")
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise DataError(f"{archive.name} can't be unpacked: {error}") from error
+
+
+def _check(member: tarfile.TarInfo, archive: str) -> None:
+    """Raises DataError unless a member is a file, a folder, or a link that can't lead out of the archive's folder.
+
+    The filter of `tarfile` alone can be got round with chains of links (CVE-2025-4517).
+    """
+    inside = member.issym() and not member.linkname.startswith("/") and ".." not in Path(member.linkname).parts
+    if not (member.isfile() or member.isdir() or inside) or member.size < 0:
+        raise DataError(f"{archive} holds {member.name}, which is no file, folder or link to one beside or below it.")
+
+
+def upload(places: Places, folders: Sequence[Path], uri: str, archive: str | None, scratch: Path) -> bool:
+    """Uploads the files of ``folders`` to ``uri``, as one ``archive`` or one by one.
+
+    Returns:
+        Whether there were any files.
+    """
+    if archive is None:
+        files = _merge_folders(folders)
+        for name, path in files.items():
+            places.upload(path, f"{uri}/{name}")
+        return bool(files)
+    with tempfile.TemporaryDirectory(dir=scratch) as made:
+        path = Path(made) / archive
+        if not pack(folders, path):
+            return False
+        places.upload(path, f"{uri}/{archive}")
+    return True
+
+
+# How files are named that a worker is still writing (`syrtos.keras.files.atomic`).
+_UNFINISHED = re.compile(r"\..+\.partial")
+
+
+class Checkpoints:
+    """Keeps a URI equal to the contents of a job's checkpoint folders.
+
+    A file is copied once it has not changed between two looks, so that half a checkpoint is never uploaded over a
+    whole one.
+    """
+
+    def __init__(self, places: Places, uri: str, folders: Sequence[Path], every: float = 1.0) -> None:
+        self._places, self._uri, self._folders, self._every = places, uri, folders, every
+        self._seen: dict[Path, tuple[int, int]] = {}
+        self._sent: dict[Path, tuple[int, int]] = {}
+        self._names: set[str] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.error: Exception | None = None
+
+    def restore(self) -> int:
+        """Copies the files at the URI into every folder, and returns their number."""
+        if not self._places.exists(self._uri + "/"):
+            return 0
+        found = self._places.under(self._uri + "/")
+        for folder in self._folders:
+            for source in found:
+                path = folder / safe_name(source.name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                source.fetch(path)
+                self._sent[path] = self._seen[path] = _version(path)
+        self._names = {source.name for source in found}
+        return len(found)
+
+    def start(self) -> None:
+        """Begins to copy."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Stops the copying thread and copies the rest; no process may write any more."""
+        self._over.set()
+        self._thread.join()
+        self.copy(settled=False)
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every):
+            try:
+                self.copy()
+                self.error = None
+            except Exception as error:  # tried again; at the end it counts
+                self.error = error
+
+    def copy(self, settled: bool = True) -> None:
+        """Uploads new and changed files, and removes from the URI those that are gone.
+
+        Args:
+            settled: leave out files that have changed since the last look.
+        """
+        names = set()
+        for folder in self._folders:
+            for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+                name = path.relative_to(folder)
+                if any(_UNFINISHED.fullmatch(part) for part in name.parts):
+                    continue
+                names.add(name.as_posix())
+                self._copy_one(folder, path, settled)
+        for name in self._names - names:
+            self._places.remove(f"{self._uri}/{name}")
+        self._names = names
+
+    def _copy_one(self, folder: Path, path: Path, settled: bool) -> None:
+        try:
+            version = _version(path)
+            before, self._seen[path] = self._seen.get(path), version
+            if self._sent.get(path) == version or (settled and before != version):
+                return
+            with tempfile.TemporaryDirectory() as scratch:  # it may begin to change while it is sent
+                copy = shutil.copyfile(path, Path(scratch) / "copy")
+                if _version(path) != version:
+                    return
+                self._places.upload(copy, f"{self._uri}/{path.relative_to(folder).as_posix()}")
+        except FileNotFoundError:
+            return  # it was temporary
+        self._sent[path] = version
+
+
+def _version(path: Path) -> tuple[int, int]:
+    facts = path.stat()
+    return facts.st_mtime_ns, facts.st_size

@@ -1,0 +1,444 @@
+"""Buckets and objects: the part of S3 that jobs need, in a folder of this machine, or in a real S3 behind it.
+
+In the folder, an object is a file that never changes (``blobs``) and a row that names it. A put writes and syncs the
+file first and then the row, so that a killed process leaves the old object or the new one.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import sqlalchemy as sql
+from sqlalchemy import event, exc
+
+from syrtos import settings
+from syrtos.checkpoint.durable import force
+from syrtos.errors import ConfigurationError, DataError
+from syrtos.jobs.store.database import prepare_sqlite
+from syrtos.jobs.store.home import Home
+
+_READ = 1 << 20
+_LONGEST_UPLOAD = 7 * 86400.0
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """The facts about one object.
+
+    Attributes:
+        size: bytes.
+        etag: MD5 of the object's bytes in hex; of one with parts, MD5 of the parts' MD5s, and the number of parts.
+        modified: seconds since 1970.
+        headers: headers of the writer that readers get: ``content-type``, ``x-amz-meta-*``, ``x-amz-checksum-*``.
+        blob: the file that holds the object, in a folder's store.
+    """
+
+    key: str
+    size: int
+    etag: str
+    modified: float
+    headers: dict[str, str] = dataclasses.field(default_factory=dict)
+    blob: str = dataclasses.field(default="", compare=False)
+
+
+class Changed(Exception):
+    """The present object is not the one that was to be replaced."""
+
+
+class ObjectStore(abc.ABC):
+    """Objects by bucket and key.
+
+    Args:
+        folder: the store's folder, for files that may become objects.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "incoming").mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def incoming(self) -> Path:
+        """Returns a new path for a file that may become an object."""
+        return self.folder / "incoming" / secrets.token_hex(16)
+
+    @abc.abstractmethod
+    def buckets(self) -> list[tuple[str, float]]:
+        """Returns the buckets' names, each with the time when it was made, in seconds since 1970."""
+
+    @abc.abstractmethod
+    def make_bucket(self, bucket: str) -> bool:
+        """Makes a bucket; False if it exists."""
+
+    @abc.abstractmethod
+    def remove_bucket(self, bucket: str) -> None:
+        """Removes an empty bucket."""
+
+    @abc.abstractmethod
+    def has_bucket(self, bucket: str) -> bool:
+        """Returns whether there is a bucket of this name."""
+
+    @abc.abstractmethod
+    def head(self, bucket: str, key: str) -> Entry | None:
+        """Returns the facts about the object of this key; None if there is none."""
+
+    @abc.abstractmethod
+    def read(self, bucket: str, entry: Entry, start: int, stop: int) -> Iterator[bytes]:
+        """Returns the bytes from ``start`` to before ``stop`` of an object that `head` or `list` has found, in pieces.
+
+        Raises:
+            DataError: at once, if the object has been replaced or removed since.
+        """
+
+    @abc.abstractmethod
+    def put(
+        self, bucket: str, key: str, file: Path, etag: str, headers: dict[str, str], replaces: str | None = None
+    ) -> None:
+        """Makes ``file``, a path of `incoming`, an object; the path is gone afterwards.
+
+        Args:
+            replaces: the ETag of the object that must be there before; empty: there must be none; None: no condition.
+
+        Raises:
+            Changed: the condition is not met.
+        """
+
+    @abc.abstractmethod
+    def list(self, bucket: str, prefix: str, after: str, limit: int) -> list[Entry]:
+        """Returns the first ``limit`` objects, by key, whose keys begin with ``prefix`` and come after ``after``."""
+
+    @abc.abstractmethod
+    def delete(self, bucket: str, key: str) -> None:
+        """Removes an object if it exists."""
+
+    def local_file(self, entry: Entry) -> Path | None:
+        """Returns a file of this machine that is the object and never changes; None if there is none."""
+        return None
+
+    def all(self, bucket: str, prefix: str) -> Iterator[Entry]:
+        """Yields the objects whose keys begin with ``prefix``, by key."""
+        after = ""
+        while page := self.list(bucket, prefix, after, 1000):
+            yield from page
+            after = page[-1].key
+
+    def fetch(self, bucket: str, entry: Entry, path: Path, start: int = 0, stop: int | None = None) -> None:
+        """Copies an object, or bytes ``start`` to ``stop`` of it, into a file."""
+        with path.open("wb") as file:
+            for piece in self.read(bucket, entry, start, entry.size if stop is None else stop):
+                file.write(piece)
+
+    def upload(self, bucket: str, key: str, path: Path) -> None:
+        """Copies a file into an object."""
+        copy = self.incoming()
+        digest = hashlib.md5(usedforsecurity=False)
+        with path.open("rb") as source, copy.open("wb") as target:
+            while piece := source.read(_READ):
+                digest.update(piece)
+                target.write(piece)
+        self.put(bucket, key, copy, digest.hexdigest(), {})
+
+
+_metadata = sql.MetaData()
+_buckets = sql.Table(
+    "buckets", _metadata, sql.Column("name", sql.Text, primary_key=True), sql.Column("created", sql.Float)
+)
+_objects = sql.Table(
+    "objects",
+    _metadata,
+    sql.Column("bucket", sql.Text, primary_key=True),
+    sql.Column("key", sql.Text, primary_key=True),
+    sql.Column("blob", sql.Text, nullable=False),
+    sql.Column("size", sql.Integer, nullable=False),
+    sql.Column("etag", sql.Text, nullable=False),
+    sql.Column("modified", sql.Float, nullable=False),
+    sql.Column("headers", sql.JSON, nullable=False),
+)
+
+
+class FolderStore(ObjectStore):
+    """Objects in a folder of this machine, which several processes may share."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._engine = sql.create_engine(f"sqlite:///{folder / 'index.sqlite'}")
+        event.listen(self._engine, "connect", prepare_sqlite)
+        _metadata.create_all(self._engine)
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Reads the buckets from the index, by name."""
+        with self._engine.connect() as connection:
+            return [
+                (row.name, row.created) for row in connection.execute(sql.select(_buckets).order_by(_buckets.c.name))
+            ]
+
+    def make_bucket(self, bucket: str) -> bool:
+        """Adds a bucket to the index; False if it exists.
+
+        Raises:
+            ConfigurationError: S3 would not allow the name.
+        """
+        check_bucket(bucket)
+        try:
+            self._write(sql.insert(_buckets).values(name=bucket, created=time.time()))
+        except exc.IntegrityError:
+            return False
+        return True
+
+    def remove_bucket(self, bucket: str) -> None:
+        """Removes a bucket from the index."""
+        self._write(sql.delete(_buckets).where(_buckets.c.name == bucket))
+
+    def has_bucket(self, bucket: str) -> bool:
+        """Returns whether the index has this bucket."""
+        return any(name == bucket for name, _ in self.buckets())
+
+    def head(self, bucket: str, key: str) -> Entry | None:
+        """Reads the facts about an object from the index."""
+        row = self._row(bucket, key)
+        return _entry(row) if row else None
+
+    def read(self, bucket: str, entry: Entry, start: int, stop: int) -> Iterator[bytes]:
+        """Reads a part of an object's file."""
+        try:
+            file = (self.folder / "blobs" / entry.blob).open("rb")
+        except FileNotFoundError as error:
+            raise DataError(f"s3://{bucket}/{entry.key} was replaced or removed while it was read.") from error
+        return _part(file, start, stop)
+
+    def put(
+        self, bucket: str, key: str, file: Path, etag: str, headers: dict[str, str], replaces: str | None = None
+    ) -> None:
+        """Moves ``file`` to the blobs, and then changes the object's row in the index."""
+        blob = f"{file.name[:2]}/{file.name}"
+        path = self.folder / "blobs" / blob
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("rb+") as opened:
+            os.fsync(opened.fileno())
+            size = os.fstat(opened.fileno()).st_size
+        file.chmod(0o444)
+        file.rename(path)
+        force(path.parent)
+        force(path.parent.parent)
+        row = {"blob": blob, "size": size, "etag": etag, "modified": time.time(), "headers": headers}
+        with self._engine.connect() as connection:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            found = connection.execute(sql.select(_objects.c.blob, _objects.c.etag).where(*_is(bucket, key))).first()
+            old, before = found or (None, "")
+            if replaces is not None and replaces != before:
+                path.unlink()
+                raise Changed
+            if old is None:
+                connection.execute(sql.insert(_objects).values(bucket=bucket, key=key, **row))
+            else:
+                connection.execute(sql.update(_objects).where(*_is(bucket, key)).values(**row))
+            connection.commit()
+        self._drop(old)
+
+    def list(self, bucket: str, prefix: str, after: str, limit: int) -> list[Entry]:
+        """Reads a page of objects from the index."""
+        key = _objects.c.key
+        wanted = sql.select(_objects).where(_objects.c.bucket == bucket, key >= prefix, key > after)
+        if prefix:
+            wanted = wanted.where(key < prefix + chr(0x10FFFF))
+        with self._engine.connect() as connection:
+            return [_entry(row) for row in connection.execute(wanted.order_by(key).limit(limit)).mappings()]
+
+    def delete(self, bucket: str, key: str) -> None:
+        """Removes an object's row and its file."""
+        row = self._row(bucket, key)
+        self._write(sql.delete(_objects).where(*_is(bucket, key)))
+        self._drop(row["blob"] if row else None)
+
+    def local_file(self, entry: Entry) -> Path | None:
+        """Returns the object's file."""
+        return self.folder / "blobs" / entry.blob
+
+    def sweep(self, older: float = 3600.0) -> None:
+        """Removes orphaned files and abandoned uploads.
+
+        Args:
+            older: files that no row names are removed if they are older than this, in seconds: killed processes left
+                them. Uploads that were not completed within a week are removed too.
+        """
+        for folder in (self.folder / "uploads").glob("*"):
+            if time.time() - folder.stat().st_mtime > _LONGEST_UPLOAD:
+                shutil.rmtree(folder, ignore_errors=True)
+        with self._engine.connect() as connection:
+            named = set(connection.execute(sql.select(_objects.c.blob)).scalars())
+        for path in [*self.folder.glob("blobs/??/*"), *self.folder.glob("incoming/*")]:
+            orphan = f"{path.parent.name}/{path.name}" not in named
+            if orphan and path.is_file() and time.time() - path.stat().st_ctime > older:
+                path.unlink(missing_ok=True)
+
+    def _row(self, bucket: str, key: str) -> Any:
+        with self._engine.connect() as connection:
+            return connection.execute(sql.select(_objects).where(*_is(bucket, key))).mappings().first()
+
+    def _write(self, statement: Any) -> None:
+        with self._engine.connect() as connection:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            connection.execute(statement)
+            connection.commit()
+
+    def _drop(self, blob: str | None) -> None:
+        if blob is not None:
+            (self.folder / "blobs" / blob).unlink(missing_ok=True)
+
+
+class RemoteStore(ObjectStore):
+    """Objects of a real S3, reached with this process's own AWS credentials.
+
+    Args:
+        folder: a folder for files on their way.
+        endpoint: the address of the S3; empty for Amazon's.
+    """
+
+    def __init__(self, folder: Path, endpoint: str) -> None:
+        super().__init__(folder)
+        self._endpoint = endpoint
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Asks S3 for its buckets."""
+        return [
+            (bucket["Name"], bucket["CreationDate"].timestamp()) for bucket in self._client.list_buckets()["Buckets"]
+        ]
+
+    def make_bucket(self, bucket: str) -> bool:
+        """Makes a bucket in the client's region; False if it exists."""
+        if self.has_bucket(bucket):
+            return False
+        region = self._client.meta.region_name
+        where = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        self._client.create_bucket(Bucket=bucket, **where)
+        return True
+
+    def remove_bucket(self, bucket: str) -> None:
+        """Removes a bucket from S3."""
+        self._client.delete_bucket(Bucket=bucket)
+
+    def has_bucket(self, bucket: str) -> bool:
+        """Asks S3 whether it has a bucket."""
+        return self._if_found(lambda: self._client.head_bucket(Bucket=bucket)) is not None
+
+    def head(self, bucket: str, key: str) -> Entry | None:
+        """Asks S3 for the facts about an object."""
+        found = self._if_found(lambda: self._client.head_object(Bucket=bucket, Key=key))
+        if found is None:
+            return None
+        headers = {"content-type": found["ContentType"]} if "ContentType" in found else {}
+        headers |= {f"x-amz-meta-{name}": value for name, value in found["Metadata"].items()}
+        return Entry(key, found["ContentLength"], found["ETag"].strip('"'), found["LastModified"].timestamp(), headers)
+
+    def read(self, bucket: str, entry: Entry, start: int, stop: int) -> Iterator[bytes]:
+        """Reads a part of an object from S3, provided that its ETag is still the same."""
+        if start >= stop:
+            return iter(())
+        asked = {"Bucket": bucket, "Key": entry.key, "Range": f"bytes={start}-{stop - 1}", "IfMatch": f'"{entry.etag}"'}
+        found = self._if_found(lambda: self._client.get_object(**asked))
+        if found is None:
+            raise DataError(f"s3://{bucket}/{entry.key} was replaced or removed while it was read.")
+        return found["Body"].iter_chunks(_READ)
+
+    def put(
+        self, bucket: str, key: str, file: Path, etag: str, headers: dict[str, str], replaces: str | None = None
+    ) -> None:
+        """Uploads ``file``, and removes it.
+
+        The condition on the object to be replaced is checked before the upload, so that two uploads at once may both
+        succeed.
+        """
+        found = self.head(bucket, key) if replaces is not None else None
+        if replaces is not None and replaces != (found.etag if found else ""):
+            file.unlink()
+            raise Changed
+        extra: dict[str, Any] = {
+            "Metadata": {
+                name.removeprefix("x-amz-meta-"): value
+                for name, value in headers.items()
+                if name.startswith("x-amz-meta-")
+            }
+        }
+        if "content-type" in headers:
+            extra["ContentType"] = headers["content-type"]
+        try:
+            self._client.upload_file(str(file), bucket, key, ExtraArgs=extra)
+        finally:
+            file.unlink()
+
+    def list(self, bucket: str, prefix: str, after: str, limit: int) -> list[Entry]:
+        """Asks S3 for a page of objects; there are none if the bucket does not exist."""
+        asked = {"Bucket": bucket, "Prefix": prefix, "StartAfter": after, "MaxKeys": limit}
+        found = self._if_found(lambda: self._client.list_objects_v2(**asked)) or {}
+        return [
+            Entry(o["Key"], o["Size"], o["ETag"].strip('"'), o["LastModified"].timestamp())
+            for o in found.get("Contents", ())
+        ]
+
+    def delete(self, bucket: str, key: str) -> None:
+        """Removes an object from S3."""
+        self._client.delete_object(Bucket=bucket, Key=key)
+
+    @functools.cached_property
+    def _client(self) -> Any:
+        try:
+            import boto3
+        except ImportError as error:
+            raise ConfigurationError("An S3 of your own needs boto3: `pip install boto3`.") from error
+        return boto3.client("s3", endpoint_url=self._endpoint or None)
+
+    def _if_found(self, ask: Any) -> Any:
+        from botocore.exceptions import ClientError
+
+        try:
+            return ask()
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] in (404, 412):
+                return None
+            raise
+
+
+def check_bucket(name: str) -> None:
+    """Checks that S3 would take a bucket's name.
+
+    Raises:
+        ConfigurationError: it would not.
+    """
+    if not _BUCKET.fullmatch(name) or ".." in name:
+        raise ConfigurationError(
+            f"{name!r} is no name for a bucket: 3 to 63 lower-case letters, digits, dots and hyphens."
+        )
+
+
+def store_of(home: Home) -> ObjectStore:
+    """Returns a service's object store: SYRTOS_S3_ENDPOINT (an address, or ``aws``), or a folder of its own."""
+    endpoint = settings.environment().get("SYRTOS_S3_ENDPOINT")
+    if endpoint:
+        return RemoteStore(home.objects, "" if endpoint == "aws" else endpoint)
+    return FolderStore(home.objects)
+
+
+def _part(file: IO[bytes], start: int, stop: int) -> Iterator[bytes]:
+    with file:
+        file.seek(start)
+        while start < stop and (piece := file.read(min(_READ, stop - start))):
+            start += len(piece)
+            yield piece
+
+
+def _is(bucket: str, key: str) -> Sequence[Any]:
+    return (_objects.c.bucket == bucket, _objects.c.key == key)
+
+
+def _entry(row: Any) -> Entry:
+    return Entry(row["key"], row["size"], row["etag"], row["modified"], dict(row["headers"]), row["blob"])

@@ -1,0 +1,191 @@
+"""The folder of a service: its database, objects, jobs and keys. Only the service's user can read it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import struct
+import tempfile
+from pathlib import Path
+from typing import IO, Any
+
+from syrtos import settings
+from syrtos.jobs.store.backups import Backups
+from syrtos.jobs.store.reserve import Reserve
+
+ACCOUNT = "000000000000"
+REGION = "us-west-2"
+BUCKET = f"sagemaker-{REGION}-{ACCOUNT}"  # as SageMaker's SDKs name it
+
+
+class Home:
+    """A service's folder.
+
+    Args:
+        path: the folder, made when it is missing. Default: SYRTOS_HOME, or ``~/.local/share/syrtos``.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        given = settings.environment().get("SYRTOS_HOME")
+        self.path = (path or Path(given or Path.home() / ".local" / "share" / "syrtos")).resolve()
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self.path.stat().st_mode & 0o077:  # it was there
+            self.path.chmod(0o700)
+
+    @property
+    def jobs(self) -> Path:
+        """The folder that holds a folder for each job."""
+        return self.path / "jobs"
+
+    @property
+    def objects(self) -> Path:
+        """The folder of the embedded object store."""
+        return self.path / "objects"
+
+    @property
+    def database(self) -> str:
+        """The URL of the database of jobs: SYRTOS_DATABASE_URL (Postgres), or SQLite in this folder."""
+        return settings.environment().get(settings.DATABASE_VARIABLE) or f"sqlite:///{self.path / 'jobs.sqlite'}"
+
+    @property
+    def backups(self) -> Backups | None:
+        """The copies of the database; None if it is not a file of this folder."""
+        if settings.environment().get(settings.DATABASE_VARIABLE):
+            return None
+        return Backups(self.path / "jobs.sqlite", self.path / "backups")
+
+    @property
+    def reserve(self) -> Reserve:
+        """Reserved room on this disk, so that a job that has filled the disk can be recorded."""
+        return Reserve(self.path / "reserve")
+
+    @property
+    def place(self) -> str:
+        """The name of this folder that is unique among all machines: host and path."""
+        return f"{socket.gethostname()}:{self.path}"
+
+    def job(self, name: str) -> Path:
+        """Returns the folder of one job. Names have been checked: letters, digits and hyphens."""
+        return self.jobs / name
+
+    def new_snapshot_memory(self, name: str) -> Path:
+        """Makes a new folder in memory for the snapshots of a job's workers."""
+        shared = Path("/dev/shm")
+        return Path(tempfile.mkdtemp(prefix=self._memory_of(name), dir=shared if shared.is_dir() else self.job(name)))
+
+    def forget_snapshots(self, name: str) -> None:
+        """Removes the snapshots of a job whose workers have ended, even those of runners that were killed."""
+        memory, job = self._memory_of(name) + "*", self.job(name)
+        for folder in (*Path("/dev/shm").glob(memory), *job.glob(memory), *job.glob("attempt-*/snapshots")):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _memory_of(self, name: str) -> str:
+        return f"syrtos-{hashlib.sha256(str(self.job(name)).encode()).hexdigest()[:16]}-"
+
+    def keys(self) -> tuple[str, str]:
+        """Returns the access key and the secret key of this service's owner, which are made at first use."""
+        return _keys(self.path / "credentials.json")
+
+    def endpoint(self) -> str | None:
+        """Returns the address at which a running service of this folder answers; None if no service runs."""
+        if not is_locked(self.path / "serving"):
+            return None
+        return self._read_announcement().get("url")
+
+    def certificate(self) -> str | None:
+        """Returns the path of the running service's certificate if it speaks TLS, or None."""
+        return self._read_announcement().get("certificate")
+
+    def files(self) -> list[Path] | None:
+        """Returns the folders that jobs of the last service may name by ``file://``; None: any folder."""
+        found = self._read_announcement().get("files")
+        return None if found is None else [Path(folder) for folder in found]
+
+    def capacity(self) -> int:
+        """Returns the number of workers that the running service may run at the same time."""
+        return self._read_announcement()["capacity"]
+
+    def _read_announcement(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.path / "endpoint.json").read_text())
+        except FileNotFoundError:
+            return {}
+
+    def announce(self, url: str, certificate: str | None, files: list[Path] | None, capacity: int) -> None:
+        """Writes the service's address for other processes of this user, and its limits for its runners."""
+        folders = None if files is None else [str(path) for path in files]
+        facts = {"url": url, "certificate": certificate, "files": folders, "capacity": capacity}
+        write(self.path / "endpoint.json", json.dumps(facts))
+
+
+def write(path: Path, text: str) -> None:
+    """Replaces a file atomically: a reader sees the old text or the new one. Only its owner can read it."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(name, path)
+
+
+def write_new(path: Path, text: str) -> None:
+    """Makes a file that must not exist yet; it is complete from the first moment.
+
+    Raises:
+        FileExistsError: it exists.
+    """
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    try:
+        os.link(name, path)
+    finally:
+        os.unlink(name)
+
+
+def try_lock(path: Path) -> IO[str] | None:
+    """Returns an open file that is locked as long as this process holds it; None if another one holds the lock."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file = path.open("a")
+    try:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_WRLCK))
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
+
+
+def is_locked(path: Path) -> bool:
+    """Returns whether any process holds the lock on a file.
+
+    The query takes no lock: a process that wants the lock at that moment would be refused.
+    """
+    if not path.exists():
+        return False
+    with path.open() as file:
+        found = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
+        return struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK
+
+
+_FLOCK = "@hhqqi4x"  # struct flock of fcntl(2): type, whence, start, length, process
+
+
+def _whole_file(kind: int) -> bytes:
+    return struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)
+
+
+@functools.cache
+def _keys(path: Path) -> tuple[str, str]:
+    if not path.exists():
+        made = {"access_key": "SYRT" + secrets.token_hex(8).upper(), "secret_key": secrets.token_urlsafe(30)}
+        with contextlib.suppress(FileExistsError):
+            write_new(path, json.dumps(made))
+    found = json.loads(path.read_text())
+    return found["access_key"], found["secret_key"]
