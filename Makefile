@@ -17,6 +17,8 @@ READY := .venv/ready-$(subst $(space),-,$(strip $(BACKENDS)))
 # Tests that stand in one file share what they have set up, so they stay in one process; two of those fill two cores.
 JOBS ?= 2
 # Each tier leaves the duration of its tests in build/, which `.ci/run` sums up.
+# Where tests of the slower tiers stand: looking for them in all folders takes each process ten seconds.
+SLOW = tests/contract tests/parity tests/e2e tests/faults tests/conformance
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml build/$@.xml
 
 .PHONY: demo docs environment test test-all test-slow test-timing test-long test-versions conformance sdks check parity chaos upstream bench bench-wire bench-memory bench-simulate examples dist clean
@@ -37,15 +39,15 @@ test: $(READY)
 test-slow test-long: JOBS = 4
 # Then, with nothing beside them, those that judge times.
 test-slow: sdks
-	$(PYTEST) -m "slow and not long and not timing"
+	$(PYTEST) -m "slow and not long and not timing" $(SLOW)
 	$(MAKE) test-timing
 
 test-timing: override JOBS = 0
 test-timing: $(READY)
-	$(PYTEST) -m "timing and not long"
+	$(PYTEST) -m "timing and not long" $(SLOW)
 
 test-long: sdks
-	$(PYTEST) -m long
+	$(PYTEST) -m long $(SLOW)
 
 test-all: test test-slow test-long
 

@@ -105,6 +105,7 @@ def test_multi_worker_mirrored_strategy(service: Service, digits: Path, tmp_path
     assert (unpacked(ran.answer["fetched"][0], tmp_path / "model") / "digits.keras").is_file()
 
 
+@pytest.mark.long  # as with v3
 def test_a_mistake_of_the_script_is_the_sdks_error(service: Service, tmp_path: Path) -> None:
     ran = fit(service, tmp_path, "failing.py", fails=True, arguments={"instance_count": 2})
     assert "there is no digit 'ten'" in ran.answer["error"]

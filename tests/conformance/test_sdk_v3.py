@@ -64,6 +64,7 @@ def test_horovod_over_mpi(service: Service, digits: Path, tmp_path: Path) -> Non
     assert (unpacked(ran.answer["archive"], tmp_path / "model") / "digits.keras").is_file()
 
 
+@pytest.mark.long  # `test_own_hosts` has that driver with a world of two hosts
 def test_a_command_runs_under_the_sdks_own_driver(service: Service, digits: Path, tmp_path: Path) -> None:
     """Its sm_train.sh, unmodified, on each instance; a script that we start ourselves is told the same as by it."""
     driven, ours = tmp_path / "driven", tmp_path / "ours"

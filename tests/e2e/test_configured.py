@@ -12,7 +12,7 @@ SCRIPT = str(Path(__file__).parent / "scripts" / "configured.py")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["native", "gpus", "horovod", "keras2"])
+@pytest.mark.parametrize("first", ["native", "gpus", "horovod", pytest.param("keras2", marks=pytest.mark.long)])
 def test_the_script_configures_tensorflow(tmp_path: Path, first: str) -> None:
     command = [str(Path(sys.executable).parent / "syrtos"), "run", "-n", "2", "--oversubscribe"]
     done = subprocess.run(

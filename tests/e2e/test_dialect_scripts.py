@@ -81,7 +81,7 @@ GROUPS |= {
     "documents, hosts": Group(DOCUMENTS, ("workers_of_tf_config", "no_tpu")),
 }
 QUICK = ("horovod", "horovod, models")
-LONG = ("horovod of Keras 2 on Keras 3", "servers, together", "servers of Keras 2, together")
+LONG = ("horovod of Keras 2 on Keras 3", "servers of Keras 2", "servers, together", "servers of Keras 2, together")
 
 
 def run(folder: Path, checks: str, *flags: str, script: str = SCRIPT) -> subprocess.CompletedProcess[str]:

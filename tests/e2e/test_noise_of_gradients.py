@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "noisy_regression.py"
     ("backend", "optimizer", "off"),
     [
         ("tensorflow", "SGD", 0.2),
-        pytest.param("torch", "SGD", 0.2, marks=pytest.mark.slow),
+        pytest.param("torch", "SGD", 0.2, marks=pytest.mark.long),
         pytest.param("jax", "Adam", 0.35, marks=pytest.mark.slow),  # from its moments
     ],
 )

@@ -64,7 +64,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         return weights(machine)
 
 
-@pytest.mark.parametrize("kind", ["TrainJob", pytest.param("Job", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["TrainJob", "Job"])
 def test_other_kinds_train_the_same(kind: str, machine: pods.Machine, whole: bytes) -> None:
     run = started(machine, kind, fast=True)
     assert run.to_the_end() == [0, 0], run.text()
@@ -84,7 +85,8 @@ def test_a_run_whose_pods_are_all_preempted_goes_on(machine: pods.Machine, whole
     assert weights(machine) == whole
 
 
-@pytest.mark.parametrize("host", [1, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("host", [1, 0])
 def test_a_run_one_of_whose_pods_is_evicted_goes_on(host: int, machine: pods.Machine, whole: bytes) -> None:
     """All end with exit code 75, and the JobSet starts all again without counting it."""
     run = started(machine, "JobSet", fast=False)

@@ -112,6 +112,7 @@ def assert_equal_results(first: Path, second: Path) -> None:
         np.testing.assert_allclose(one[name], other[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long  # the next test has a result of the cluster too
 def test_the_result_is_that_of_this_machine(cluster: RayCluster, here: Path, tmp_path: Path) -> None:
     code, said = ended(on(cluster, tmp_path, *training(tmp_path)))
     assert code == 0, said
@@ -129,6 +130,7 @@ def test_a_lost_node_s_worker_runs_on_the_others(cluster: RayCluster, here: Path
     assert_equal_results(here, tmp_path)
 
 
+@pytest.mark.long  # membership is that of `test_elastic`
 def test_an_elastic_run_takes_a_node_that_comes_later(cluster: RayCluster, tmp_path: Path) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()
@@ -164,7 +166,9 @@ def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
     assert "No Ray cluster was found at 127.0.0.1:1" in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
+)
 def test_nothing_is_left_when_the_launcher_ends(cluster: RayCluster, tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -58,7 +58,7 @@ def test_it_trains_saves_and_loads_as_one_process_does(tmp_path: Path, alone: tu
         pytest.param("tensorflow", "plain", (), marks=pytest.mark.long),
         pytest.param("tensorflow", "each", (), marks=pytest.mark.long),
         pytest.param("torch", "plain", (), marks=pytest.mark.long),
-        ("torch", "each", ()),
+        pytest.param("torch", "each", (), marks=pytest.mark.long),
         pytest.param("torch", "each", ("--exchange", "framework"), marks=pytest.mark.long),  # which sums all
     ],
 )

@@ -21,7 +21,6 @@ WAYS = {
     "--compress powersgd:2": 1.25,
     "--sync-every 8": 1.25,
 }
-BACKENDS = ["tensorflow", "torch"]
 SOME = ["tensorflow", pytest.param("torch", marks=pytest.mark.long)]
 ENV = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
 pytestmark = pytest.mark.slow
@@ -44,7 +43,7 @@ def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.long) if "16" in way else way for way in WAYS])
+@pytest.mark.parametrize("way", [way if "sync" in way else pytest.param(way, marks=pytest.mark.long) for way in WAYS])
 def test_as_much_is_learnt(tmp_path: Path, learnt: tuple[str, list[float]], way: str) -> None:
     """In the mean of three seeds."""
     backend, exact = learnt
@@ -78,7 +77,7 @@ def test_metrics_count_all_samples_once(tmp_path: Path, backend: str) -> None:
         assert apart[name] == pytest.approx(plain[name], rel=1e-6), name
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SOME)
 def test_a_loop_of_the_scripts_own_exchanges_in_each_step(tmp_path: Path, backend: str) -> None:
     """Also where it has a list of callbacks, and after a `fit`, in which the optimizers became different."""
     command = forking.syrtos_run(tmp_path, 2, SCRIPT, "own_loop", flags=["--sync-every", "4"])
@@ -98,7 +97,7 @@ def test_all_stop_at_the_next_meeting(tmp_path: Path, backend: str) -> None:
     ("mode", "backend", "says"),
     [
         ("on_batch", "tensorflow", "calls `train_on_batch`"),
-        ("on_batch", "torch", "calls `train_on_batch`"),
+        pytest.param("on_batch", "torch", "calls `train_on_batch`", marks=pytest.mark.long),
         pytest.param("stopped", "jax", "on TensorFlow and torch", marks=pytest.mark.long),
     ],
 )  # fmt: skip
@@ -111,17 +110,16 @@ def test_what_can_t_train_alone_is_refused(tmp_path: Path, mode: str, backend: s
 
 @pytest.mark.timeout(400)
 def test_fewer_bytes_are_sent() -> None:
-    """32 steps of 1M numbers between two hosts."""
+    """32 steps of 1M numbers of four bytes between two hosts."""
+    exact = 32 * 4
     sent = {}
     with netns.two_hosts_or_skip(None) as hosts:
-        for way in ("", "--compress bf16", "--compress powersgd:4", "--sync-every 8"):
+        for way in ("--compress bf16", "--compress powersgd:4", "--sync-every 8"):
             before = hosts.sent_bytes(0)
             options = [*hosts.flags(1), *way.split(), "--max-restarts", "0", "--check-every", "0"]
             done = hosts.run([str(SYRTOS), "run", *options, str(SCRIPT), "large"], env=ENV)
             assert done.returncode == 0, done.stderr
             sent[way] = (hosts.sent_bytes(0) - before) / 1e6
-    exact = sent[""]
-    assert exact > 32 * 4 * 0.9
-    assert sent["--compress bf16"] < 0.55 * exact
+    assert 0.45 * exact < sent["--compress bf16"] < 0.55 * exact
     assert sent["--compress powersgd:4"] < 0.1 * exact
     assert sent["--sync-every 8"] < 0.2 * exact

@@ -77,6 +77,7 @@ def test_an_allocation_whose_node_is_lost(cluster: slurm.Slurm, tmp_path: Path, 
     assert pauses.weights_of(said) == expected
 
 
+@pytest.mark.long  # it ends and is requeued as one that is preempted
 def test_a_batch_job_before_its_time_limit_goes_back_into_the_queue(
     cluster: slurm.Slurm, tmp_path: Path, expected: str
 ) -> None:

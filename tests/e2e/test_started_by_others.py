@@ -69,7 +69,7 @@ def test_two_hosts_train_like_one_process(hosts: netns.Hosts, alone: dict[str, A
 @pytest.mark.parametrize(
     ("backend", "flags"),
     [
-        ("jax", ()),
+        pytest.param("jax", (), marks=pytest.mark.long),
         pytest.param("torch", (), marks=pytest.mark.long),
         pytest.param("torch", ("--exchange", "framework"), marks=pytest.mark.long),
     ],
@@ -107,7 +107,7 @@ def test_a_killed_worker_ends_the_other_host_where_the_framework_exchanges(
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("slots", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.timing)])
 def test_exchange_fills_the_link(hosts: netns.Hosts, slots: int, tmp_path: Path) -> None:
     """At least 90 % of line rate; measured again if something else was busy, and not judged where sockets don't reach it either."""
     reached = 0.0

@@ -52,7 +52,7 @@ def check(folder: Path, size: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("code", ["0", "3"])
+@pytest.mark.parametrize("code", [pytest.param("0", marks=pytest.mark.long), "3"])
 def test_three_tasks_of_one_host(tmp_path: Path, code: str) -> None:
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
     own = [{"CUDA_VISIBLE_DEVICES": str(5 + rank), "OF_THIS_TASK": f"= {rank}\nof 3"} for rank in range(3)]

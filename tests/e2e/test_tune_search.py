@@ -162,7 +162,7 @@ def test_beside_a_service_the_search_outlives_the_command(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("results", [True, False])
+@pytest.mark.parametrize("results", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_search_whose_next_trial_can_not_be_created_keeps_its_results(tmp_path: Path, results: bool) -> None:
     """The second trial finds its data, and removes it: the third can't be created."""
     data, began = tmp_path / "data", tmp_path / ".began"

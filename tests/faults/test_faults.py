@@ -278,7 +278,7 @@ _NOT_FINITE = {
 
 @pytest.mark.parametrize(
     "backend",
-    ["tensorflow", pytest.param("torch", marks=pytest.mark.slow), pytest.param("jax", marks=pytest.mark.long)],
+    ["tensorflow", pytest.param("torch", marks=pytest.mark.long), pytest.param("jax", marks=pytest.mark.long)],
 )
 def test_a_gradient_that_is_not_finite_is_not_applied(tmp_path: Path, backend: str) -> None:
     cases = [case for case in _NOT_FINITE if (backend, case) not in (("torch", "eagerly"), ("jax", "rows"))]

@@ -70,7 +70,7 @@ OTHERS_END = ("SIGABRT:0:47",)
             for data in ("planned", "pipeline", "filtered", "generator")
         ),
         ("jax", "arrays"),
-        ("torch", "arrays"),
+        pytest.param("torch", "arrays", marks=pytest.mark.long),
         pytest.param("keras 2", "arrays", marks=pytest.mark.long),
         pytest.param("keras 2", "pipeline", marks=pytest.mark.long),
     ],

@@ -112,7 +112,7 @@ def test_rank_0_ends_the_run(tmp_path: Path, what: str, code: int, flags: tuple[
     ended.check_nothing_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_ctrl_c(tmp_path: Path) -> None:
     flags = ("-n", "2", "--oversubscribe", "--ps", "1")

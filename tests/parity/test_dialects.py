@@ -1,6 +1,6 @@
 """Scripts of old APIs on workers, and what they mean in one process: the same weights, on all workers.
 
-All on two workers; on three and on four one of four, since worlds need time; `make test-long` has all.
+All on two workers; half of the groups on three, the others on four, one case of four there, since worlds need time; `make test-long` has all.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from table import HERE, ONE_THREAD
 
 import forking
 
+# Each is slow on one number of workers more.
+ON_THREE, ON_FOUR = ("manual", "accumulating"), ("strategies", "estimator")
 LEGACY = [group for group in registry.GROUPS if group not in registry.GROUPS_OF_KERAS3]
 Trained = Callable[[str, int], Path]
 
@@ -55,7 +57,12 @@ def _compare(trained: Trained, group: str, name: str, workers: int) -> None:
 
 def _cases(groups: list[str], *worlds: int, quick: tuple[str, ...] = (), of_two: slice = slice(None)) -> list[Any]:
     """Group by group, so that those who wait for the same training stand together."""
-    slow = {2: of_two, 3: slice(0, None, 4), 4: slice(1, None, 4)}
+
+    def slow(group: str, workers: int) -> slice:
+        if workers == 2:
+            return of_two
+        return slice(workers - 3, None, 4) if group in (ON_THREE if workers == 3 else ON_FOUR) else slice(0)
+
     return [
         pytest.param(group, workers, *case.values, marks=case.marks)
         for group in groups
@@ -63,7 +70,7 @@ def _cases(groups: list[str], *worlds: int, quick: tuple[str, ...] = (), of_two:
         for case in registry.in_tiers(
             registry.GROUPS[group],
             registry.GROUPS[group] if workers == 2 and group in quick else (),
-            registry.GROUPS[group][slow[workers]],
+            registry.GROUPS[group][slow(group, workers)],
         )
     ]
 

@@ -1,4 +1,4 @@
-"""Every case that Keras 2 has, as in `test_parity`, a third of them in `make test-slow`; servers get those that differ in the optimizer."""
+"""Every case that Keras 2 has, as in `test_parity`, a third of them in `make test-slow`; servers get some in `make test-long`."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def test_keras_2(rows: table.Rows, name: str) -> None:
     table.check(rows, name)
 
 
-@pytest.mark.parametrize("name", registry.in_tiers(SERVED, slow=SERVED[::4]))
+@pytest.mark.parametrize("name", registry.in_tiers(SERVED, slow=()))
 def test_keras_2_on_two_parameter_servers(served_rows: table.Rows, name: str) -> None:
     table.check(served_rows, name)
