@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 from syrtos.errors import ConfigurationError
 from syrtos.launch import generations
 from syrtos.report import forecast
@@ -21,13 +22,13 @@ def add_to(commands: Any) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "forecast",
-        usage="syrtos forecast RUN_DIR [-n N ...] [--per-host M] [--gbit G ...] [--latency US] [--json]",
+        usage="syrtos forecast [RUN_DIR] [-n N ...] [--per-host M] [--gbit G ...] [--latency US] [--json]",
         help="what a step of a finished run would take with more workers",
         description="Forecast the time of a step, from a finished run of two workers or more on one host. Each worker keeps its number of samples: N workers "
         "train N times the samples of one in a step.",
         epilog="Example: syrtos forecast runs/20261124-101500-1a2b -n 8 64 --per-host 8 --gbit 10 100",
     )
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="its run directory")
+    add_run_dir(parser)
     parser.add_argument(
         "-n",
         type=int,
@@ -68,7 +69,7 @@ def main(chosen: argparse.Namespace) -> int:
     for name, values in given.items():
         if wrong := [value for value in values if not 0 < value < math.inf]:  # NaN too
             raise ConfigurationError(f"`{name}` must be more than 0, and finite. Received: {wrong[0]}.")
-    step = forecast.measured_step(_last_trained_folder(chosen.run_dir.resolve()))
+    step = forecast.measured_step(_last_trained_folder(find_run_dir(chosen.run_dir)))
     rows = [
         _row(step, workers, chosen.per_host or step.workers, Link(chosen.latency * 1e-6, gbit * 1e9 / 8), gbit)
         for gbit in dict.fromkeys(chosen.gbit)

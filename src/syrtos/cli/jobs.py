@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from syrtos.cli import placing
+from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 
 if TYPE_CHECKING:
     from syrtos.jobs.api.service import Service
     from syrtos.jobs.store.job_store import Record
 
+_NEWEST = "the name of a job, or a run directory (default: the newest in `runs`)"
 _COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
@@ -33,16 +35,16 @@ def add_to(commands: Any) -> None:
     parser.add_argument("name")
     parser = commands.add_parser("status", help="say how a run is that was submitted with --detach or --on")
     parser.set_defaults(main=_status_of_run)
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    add_run_dir(parser)
     parser = commands.add_parser("logs", help="print the output of a training job, or of a run that was submitted")
     parser.set_defaults(main=_logs)
     parser.add_argument("-f", "--follow", action="store_true", help="follow the output until its end")
-    parser.add_argument("name", metavar="JOB|RUN_DIR")
+    parser.add_argument("name", nargs="?", metavar="JOB|RUN_DIR", help=_NEWEST)
     parser = commands.add_parser(
         "stop", help="stop a training job (SIGTERM, SIGKILL after two minutes), or a run that was submitted"
     )
     parser.set_defaults(main=_stop)
-    parser.add_argument("name", metavar="JOB|RUN_DIR")
+    parser.add_argument("name", nargs="?", metavar="JOB|RUN_DIR", help=_NEWEST)
 
 
 def _list(chosen: argparse.Namespace) -> int:
@@ -82,12 +84,12 @@ def _describe(chosen: argparse.Namespace) -> int:
 
 
 def _status_of_run(chosen: argparse.Namespace) -> int:
-    return placing.print_status(chosen.run_dir.resolve())
+    return placing.print_status(find_run_dir(chosen.run_dir))
 
 
 def _logs(chosen: argparse.Namespace) -> int:
-    if Path(chosen.name).is_dir():
-        return placing.print_output(Path(chosen.name).resolve(), chosen.follow)
+    if chosen.name is None or Path(chosen.name).is_dir():
+        return placing.print_output(_run_dir_of(chosen), chosen.follow)
     from syrtos.jobs.client import local
 
     service = _service()
@@ -106,6 +108,10 @@ def _logs(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def _run_dir_of(chosen: argparse.Namespace) -> Path:
+    return find_run_dir(None if chosen.name is None else Path(chosen.name))
+
+
 def _service() -> Service:
     from syrtos.jobs.client import local
     from syrtos.jobs.store.home import Home
@@ -118,8 +124,8 @@ def _instances(service: Service, name: str) -> int:
 
 
 def _stop(chosen: argparse.Namespace) -> int:
-    if Path(chosen.name).is_dir():
-        return placing.stop(Path(chosen.name).resolve())
+    if chosen.name is None or Path(chosen.name).is_dir():
+        return placing.stop(_run_dir_of(chosen))
     from syrtos.jobs.client import local
 
     local.ask_to_stop(_service(), chosen.name)

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from syrtos.checkpoint import durable
 from syrtos.cli.execution import is_going_on
+from syrtos.cli.run_dirs import find_run_dir
 from syrtos.errors import ConfigurationError
 from syrtos.report import compare, facts, page, text
 from syrtos.report.read import Run, load
@@ -33,7 +34,13 @@ def add_to(commands: Any) -> None:
         description="Write a report about a run as one HTML file, RUN_DIR/report.html, and print what it recommends. Two run directories are compared.",
         epilog="Example: syrtos report runs/20261124-101500-1a2b",
     )
-    parser.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="a run directory, or two to compare")
+    parser.add_argument(
+        "run_dirs",
+        type=Path,
+        nargs="*",
+        metavar="RUN_DIR",
+        help="a run directory, or two to compare (default: the newest in `runs`)",
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -62,7 +69,7 @@ def main(chosen: argparse.Namespace) -> int:
         raise ConfigurationError(
             f"`syrtos report` takes one run directory, or two to compare. Received: {len(chosen.run_dirs)}."
         )
-    run_dirs = [path.resolve() for path in chosen.run_dirs]
+    run_dirs = [find_run_dir(path) for path in chosen.run_dirs or [None]]
     output = (chosen.output or run_dirs[-1] / ("compare.html" if len(run_dirs) > 1 else "report.html")).resolve()
     console = Console(highlight=False, soft_wrap=True, markup=False)
     runs: list[Run] = []

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from syrtos.cli.execution import is_going_on, read_request
 from syrtos.cli.run import check_may_resize
+from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 from syrtos.errors import ConfigurationError
 from syrtos.launch.membership import ask_for
 
@@ -22,7 +22,7 @@ def add_to(commands: Any) -> None:
         description="Give a run that is going on another number of workers: they start again, and go on from the last committed step with the same global "
         "batch. An elastic run has at most so many from then on.",
     )
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="its run directory")
+    add_run_dir(parser)
     parser.add_argument("-n", type=int, dest="workers", metavar="N", required=True, help="number of workers")
     parser.set_defaults(main=main)
 
@@ -33,7 +33,7 @@ def main(chosen: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: nothing runs in the folder, or its launcher refuses.
     """
-    run_dir = chosen.run_dir.resolve()
+    run_dir = find_run_dir(chosen.run_dir)
     spec = read_request(run_dir).spec
     options, at_most = spec.options, "at most " * (spec.elastic is not None)
     check_may_resize(options, "`syrtos resize`")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 from syrtos import settings
 from syrtos.cli.execution import execute, read_request, request_changes, this_machine
 from syrtos.cli.run import check_may_resize
+from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 from syrtos.errors import ConfigurationError
 from syrtos.launch.plan import make_plan
 from syrtos.launch.spec import Spec, parse_hosts
@@ -23,7 +23,7 @@ def add_to(commands: Any) -> None:
         description="Go on with a run that was stopped, or whose launcher or machine was lost, from its last snapshot: the same script, arguments and "
         "options, in the folder in which it was begun.",
     )
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="its run directory")
+    add_run_dir(parser)
     parser.add_argument("-n", type=int, dest="workers", metavar="N", help="another number of workers than before")
     parser.add_argument("--hosts", metavar="A:2,B:2", help="other hosts than before")
     parser.set_defaults(main=main)
@@ -31,7 +31,7 @@ def add_to(commands: Any) -> None:
 
 def main(chosen: argparse.Namespace) -> int:
     """Resumes the run, and returns its exit code."""
-    run_dir = chosen.run_dir.resolve()
+    run_dir = find_run_dir(chosen.run_dir)
     request = read_request(run_dir)
     spec = _resized_spec(request.spec, chosen)
     make_plan(spec, this_machine(spec.hosts), settings.environment())  # refused before anything is written

@@ -13,6 +13,9 @@ from syrtos.errors import ConfigurationError
 from syrtos.launch.program import Program
 from syrtos.settings import Options
 
+# Where runs that were given no run directory have theirs, and how these are named.
+_RUNS, _RUN_NAME = Path("runs"), re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
+
 
 @dataclasses.dataclass(frozen=True)
 class Host:
@@ -89,7 +92,13 @@ class Spec:
 
 def new_run_dir() -> Path:
     """Returns a folder for a run that was given none: under ``runs``, named by the time."""
-    return Path("runs") / (time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2))
+    return _RUNS / (time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2))
+
+
+def newest_run_dir() -> Path | None:
+    """Returns the newest of the folders that `new_run_dir` has named; None if there is none."""
+    found = (path for path in _RUNS.glob("*") if _RUN_NAME.fullmatch(path.name) and path.is_dir())
+    return max(found, key=lambda path: path.name, default=None)
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:

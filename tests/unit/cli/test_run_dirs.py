@@ -1,0 +1,36 @@
+"""The run directory of a command that was given none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from syrtos import cli
+from syrtos.cli.run_dirs import find_run_dir
+from syrtos.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_newest_is_taken_and_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("20261124-101500-1a2b", "20261125-090000-0001", "20261125-085959-ffff", "my-job"):
+        (folder / "runs" / name).mkdir(parents=True)
+    assert find_run_dir(None) == folder / "runs" / "20261125-090000-0001"
+    assert "the newest run, runs/20261125-090000-0001" in capsys.readouterr().err
+    assert find_run_dir(Path("runs/my-job")) == folder / "runs" / "my-job"
+
+
+def test_without_any_run_an_error_says_what_to_name(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"No run directory was named, and .*runs holds none"):
+        find_run_dir(None)
+
+
+@pytest.mark.parametrize("command", ["report", "status", "logs", "stop", "resume", "resize -n 2", "forecast"])
+def test_commands_need_no_run_directory(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(command.split()) == 2
+    assert "No run directory was named" in capsys.readouterr().err
