@@ -19,8 +19,9 @@ from syrtos.comm import world
 from syrtos.keras.jax import distribution
 from syrtos.keras.jax.variables import whole
 from syrtos.keras.replica import state
-from syrtos.keras.split import first_batch
-from syrtos.keras.split.first_batch import Plan, Row, Verifying
+from syrtos.keras.split import comparison, trial_step
+from syrtos.keras.split.plan import Plan, Row
+from syrtos.keras.split.verdicts import Verifying
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -66,7 +67,7 @@ def _compare(model: Any, raw: Step, before: Any, data: Any) -> None:
         session,
         model.name,
         raw.__name__,
-        first_batch.bound_of(min(map(_precision, jax.tree.leaves(one)))),
+        comparison.bound_of(min(map(_precision, jax.tree.leaves(one)))),
     )
 
 
@@ -118,13 +119,13 @@ def _rows(model: Any, name: str, before: Any, one: Any, together: Any) -> Iterat
     """
     trained = [state.name_of(variable) for variable in model.trainable_variables]
     for index, (a, b) in enumerate(zip(one[2], together[2], strict=True)):
-        yield first_batch.compare_values(
+        yield comparison.compare_values(
             "gradient", trained[index] if index < len(trained) else f"gradient {index + 1}", a, b
         )
     logs = jax.tree.leaves(one[0])
-    names = first_batch.names_of(one[0], logs)
+    names = trial_step.names_of(one[0], logs)
     for key, a, b in zip(names, logs, jax.tree.leaves(together[0]), strict=True):
-        yield first_batch.compare_values("log" if name != "predict_step" else "output", key, a, b)
+        yield comparison.compare_values("log" if name != "predict_step" else "output", key, a, b)
     groups = [model.trainable_variables, model.non_trainable_variables]
     groups += [model.optimizer.variables] if name == "train_step" else []
     groups += [model.metrics_variables] if name != "predict_step" else []
@@ -133,7 +134,7 @@ def _rows(model: Any, name: str, before: Any, one: Any, together: Any) -> Iterat
             if not np.array_equal(start, a, equal_nan=start.dtype.kind == "f") and not _follows(
                 variable, model, one[2]
             ):
-                yield first_batch.compare_values("variable", state.name_of(variable), a, b, start)
+                yield comparison.compare_values("variable", state.name_of(variable), a, b, start)
 
 
 def _follows(variable: Any, model: Any, gradients: Sequence[Any]) -> bool:

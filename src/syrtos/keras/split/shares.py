@@ -11,7 +11,7 @@ from syrtos.comm import world
 from syrtos.keras import backend
 from syrtos.keras.features import finite
 from syrtos.keras.patching import Method
-from syrtos.keras.split import first_batch
+from syrtos.keras.split import trial_step
 
 # Far apart, so that counters that seeds are mixed with don't meet.
 SEED_STRIDE = 0x9E3779
@@ -91,7 +91,7 @@ def updating(original: Method) -> Method:
     """
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        note = first_batch.noting()
+        note = trial_step.noting()
         if note is not None:
             given, *rest = [*args, *kwargs.values()]
             pairs = list(given)

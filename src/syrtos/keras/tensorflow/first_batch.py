@@ -17,10 +17,11 @@ from syrtos.keras import keras_internals
 from syrtos.keras.features import local_steps
 from syrtos.keras.patching import Method
 from syrtos.keras.replica import state
-from syrtos.keras.split import first_batch
+from syrtos.keras.split import comparison, first_batch, known_parts, trial_step, verdicts
 from syrtos.keras.split.checks import Checks
-from syrtos.keras.split.first_batch import Assigned, Outcome, Plan
+from syrtos.keras.split.plan import Plan
 from syrtos.keras.split.python_state import Change, keeping_python_state
+from syrtos.keras.split.trial_step import Assigned, Outcome
 from syrtos.keras.tensorflow import gathering, models, tf_internals, tf_internals_random
 from syrtos.keras.tensorflow.gradients import Reduction
 from syrtos.keras.tensorflow.input import Share, count_rows, cut, has_rows
@@ -49,9 +50,9 @@ class Function:
         self._model, self._session, self._step, self._stock = model, session, step, stock
         self._name = name
         alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
-        self.plan = Plan(decided=not first_batch.is_split(session) or alone)
-        self.plan.whole = "" if self.plan.decided else first_batch.fixed_batch(model)
-        self.verifying = first_batch.Verifying(model, session)
+        self.plan = Plan(decided=not verdicts.is_split(session) or alone)
+        self.plan.whole = "" if self.plan.decided else known_parts.fixed_batch(model)
+        self.verifying = verdicts.Verifying(model, session)
         self.checks = Checks()
         self._make: Callable[[], Method] | None = None
         self.function: Method = step
@@ -95,7 +96,7 @@ class Function:
             self.plan.whole, self.plan.unproven = self.plan.unproven, ""
             self.checks.end()
             self._make_anew()
-            first_batch.tell(self.plan, self._session, self._what())
+            verdicts.tell(self.plan, self._session, self._what())
             return self.function(batches)
 
     def is_due(self) -> bool:
@@ -114,7 +115,7 @@ class Function:
         self.plan.decided = True
         if not self.plan.whole and _has_unequal_leaves(self._session, first):
             self.plan.whole = "its tensors have unequal numbers of rows"
-        parts = first_batch.unknown_parts(self._model, self._stock, self._name)
+        parts = known_parts.unknown_parts(self._model, self._stock, self._name)
         asked = self._session.options.verify
         is_tried = not self.plan.whole and asked != "off"
         trial = self._trial(first) if is_tried else None
@@ -128,15 +129,15 @@ class Function:
                 self._by(trial, self.plan)
             self.checks.note_check(self._session.comm, time.monotonic() - began, few)
         if asked == "only":
-            bound = first_batch.bound_of(_precision(self._model))
-            first_batch.Verifying.note(self.plan, self._session, self._model.name, self._name, bound)
+            bound = comparison.bound_of(_precision(self._model))
+            verdicts.Verifying.note(self.plan, self._session, self._model.name, self._name, bound)
         if self.plan.whole or not self._is_compared:
             self.checks.end()
         if (
             self.plan.whole
         ):  # nothing is averaged: they must begin equal, as a model may not that is built by its first step
             state.broadcast(self._session.comm, state.of_model(self._model))
-        first_batch.tell(self.plan, self._session, self._what())
+        verdicts.tell(self.plan, self._session, self._what())
 
     def _by(self, trial: _Trial, plan: Plan) -> None:
         decide = first_batch.decide_outputs if self._name == "predict_step" else first_batch.decide
@@ -154,7 +155,7 @@ class Function:
             self._by(trial, self.plan)
             if not self.plan.is_like(before):
                 self._make_anew()
-            first_batch.tell(self.plan, self._session, self._what())
+            verdicts.tell(self.plan, self._session, self._what())
         elif not few and not first_batch.confirm(self.plan, trial, self._session):
             other = Plan(decided=True, known=self.plan.known, scale=self.plan.scale, log_scales=self.plan.log_scales)
             self._by(trial, other)
@@ -170,8 +171,8 @@ class Function:
         self.plan.adopt(other)
         state.broadcast(self._session.comm, state.of_model(self._model))
         self._make_anew()
-        first_batch.tell_change(self.plan, self._session, self._what(), self.checks.steps + 1)
-        first_batch.tell(self.plan, self._session, self._what())
+        verdicts.tell_change(self.plan, self._session, self._what(), self.checks.steps + 1)
+        verdicts.tell(self.plan, self._session, self._what())
         if self.plan.whole:
             self.checks.end()
 
@@ -189,10 +190,10 @@ class Function:
 
 def _known_variables(model: Any) -> set[int]:
     """Ids of the variables of which it is known what workers' values become: of metrics, of Keras's own layers, and where the script says so."""
-    layers = [layer for layer in keras_internals.layers_of(model) if first_batch.is_known_layer(layer)]
+    layers = [layer for layer in keras_internals.layers_of(model) if known_parts.is_known_layer(layer)]
     found = [variable for part in [*layers, *model.metrics] for variable in part.variables]
     found += [variable for variable in state.of_model(model) if _says_aggregation(variable)]
-    found += first_batch.copies_of_weights(model)
+    found += known_parts.copies_of_weights(model)
     return {id(getattr(variable, "value", variable)) for variable in found}
 
 
@@ -230,7 +231,7 @@ def _precision(model: Any) -> int:
 
 
 class _Trial:
-    """A trial of a step on some rows of the first batch: see `syrtos.keras.split.first_batch.Trial`."""
+    """A trial of a step on some rows of the first batch: see `syrtos.keras.split.trial_step.Trial`."""
 
     def __init__(self, model: Any, session: Session, step: Method, first: Share) -> None:
         self._model, self._session, self._step = model, session, step
@@ -310,7 +311,7 @@ class _Trial:
             try:
                 logs = run(outcome)
                 found = self._looked_at(logs)
-                outcome.logs, outcome.log_names = [np.asarray(v) for v in found], first_batch.names_of(logs, found)
+                outcome.logs, outcome.log_names = [np.asarray(v) for v in found], trial_step.names_of(logs, found)
             except Exception as error:
                 outcome.error = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         return outcome
@@ -335,7 +336,7 @@ class _PredictingTrial(_Trial):
 def _some_rows(share: Share, session: Session) -> Share:
     """Picks rows from all over the share; one more on rank 0, so that the workers' numbers of rows differ."""
     total = int(share.samples)
-    each = first_batch.rows_to_take(session.comm, total)
+    each = trial_step.rows_to_take(session.comm, total)
     if total <= each:
         return share
     chosen = np.unique(np.linspace(0, total - 1, each).astype(np.int64))
@@ -377,7 +378,7 @@ def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = Tr
                 outcome.gradients.append(np.asarray(tf.convert_to_tensor(gradient)))
                 outcome.gradient_names.append(names[index] if index < len(names) else f"gradient {index + 1}")
 
-    watching, noting = tf_internals.watching_assignments(about_to_assign), first_batch.noting_gradients(keep_gradients)
+    watching, noting = tf_internals.watching_assignments(about_to_assign), trial_step.noting_gradients(keep_gradients)
     try:
         # A step that is traced draws nothing in Python, and a data set's threads may draw meanwhile.
         puts_python_back = puts_generators_back and bool(getattr(model, "run_eagerly", False))
@@ -385,7 +386,7 @@ def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = Tr
             yield
     finally:
         if getattr(model, "run_eagerly", False):  # else Python runs when a step is traced, and not in each
-            first_batch.add_python_changes(outcome, changes)
+            trial_step.add_python_changes(outcome, changes)
         known = [*state.of_model(model), *(found for metric in model.metrics for found in metric.variables)]
         names = {id(getattr(found, "value", found)): state.name_of(found) for found in known}
         for key, (variable, value) in before.items():

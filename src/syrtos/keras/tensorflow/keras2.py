@@ -21,7 +21,7 @@ from syrtos.keras.features import asynchronous, finite
 from syrtos.keras.files import write_once
 from syrtos.keras.patching import Method, Patch, install
 from syrtos.keras.split import shares, whole_batch
-from syrtos.keras.split.first_batch import naming_split
+from syrtos.keras.split.verdicts import naming_split
 from syrtos.keras.tensorflow import first_batch, gradients, keras2_data, models
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.input import are_whole

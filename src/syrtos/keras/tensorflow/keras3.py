@@ -21,7 +21,7 @@ from syrtos.keras.datasets.planned import PlannedDataset, Stream
 from syrtos.keras.features import asynchronous, finite, local_steps, sharding
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.split import share_patches, whole_batch
-from syrtos.keras.split.first_batch import naming_split
+from syrtos.keras.split.verdicts import naming_split
 from syrtos.keras.tensorflow import (
     compiled_update,
     first_batch,

@@ -8,8 +8,8 @@ from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import keras_internals
-from syrtos.keras.split import first_batch, shares, whole_batch
-from syrtos.keras.split.first_batch import Plan
+from syrtos.keras.split import known_parts, shares, verdicts, whole_batch
+from syrtos.keras.split.plan import Plan
 from syrtos.keras.tensorflow import tf_internals
 from syrtos.keras.tensorflow.input import is_own_shard
 from syrtos.keras.tensorflow.strategy import Strategy
@@ -96,11 +96,11 @@ def takes_whole_batches(model: Any, method: str, session: Session) -> bool:
         session: the workers.
     """
     making = _MAKING[method]
-    if whole_batch.is_of_keras(first_batch.owner_of(type(model), making)) or not first_batch.is_split(session):
+    if whole_batch.is_of_keras(known_parts.owner_of(type(model), making)) or not verdicts.is_split(session):
         return False
     if not vars(model).get(_TOLD):
         object.__setattr__(model, _TOLD, True)
-        first_batch.tell(Plan(whole=f"its `{making}` is the script's own"), session, f"`{method}` of {model.name}")
+        verdicts.tell(Plan(whole=f"its `{making}` is the script's own"), session, f"`{method}` of {model.name}")
     return True
 
 

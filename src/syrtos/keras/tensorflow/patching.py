@@ -14,7 +14,7 @@ from syrtos.comm.communicator import Communicator
 from syrtos.keras.features import asynchronous
 from syrtos.keras.files import temporary, write_once
 from syrtos.keras.patching import Method, replace, replace_everywhere
-from syrtos.keras.split.first_batch import Plan
+from syrtos.keras.split.plan import Plan
 from syrtos.keras.tensorflow import files as tf_files
 from syrtos.keras.tensorflow import gradients, models, ops, reproducible, tf_internals, tf_internals_random
 from syrtos.keras.tensorflow import step as step_module

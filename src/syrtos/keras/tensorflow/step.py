@@ -25,9 +25,10 @@ import tensorflow as tf
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.world import Session
 from syrtos.keras.features import local_steps
-from syrtos.keras.split import first_batch
-from syrtos.keras.split.first_batch import Outcome, Plan, Rule, Unproven
+from syrtos.keras.split import verdicts
+from syrtos.keras.split.plan import Plan, Rule, Unproven
 from syrtos.keras.split.shares import Assignments
+from syrtos.keras.split.trial_step import Outcome
 from syrtos.keras.tensorflow import gathering, ops, tf_internals, tf_internals_graphs
 from syrtos.keras.tensorflow.input import Share, count_rows, has_rows
 from syrtos.keras.trainer.timing import clock, computing
@@ -290,7 +291,7 @@ class StepScope(_Watcher):
     @property
     def splits_batch(self) -> bool:
         """Returns whether this worker has a part of a batch, and not one of its own."""
-        return first_batch.is_split(self.session)
+        return verdicts.is_split(self.session)
 
     def whole_batch(self) -> contextlib.AbstractContextManager[None]:
         """Context manager: code inside computes the whole batch, as the function `whole_batch` says."""

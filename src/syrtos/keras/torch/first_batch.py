@@ -16,10 +16,11 @@ from syrtos.keras import keras_internals
 from syrtos.keras.features import local_steps
 from syrtos.keras.patching import Method
 from syrtos.keras.replica import state
-from syrtos.keras.split import first_batch
+from syrtos.keras.split import comparison, first_batch, known_parts, trial_step, verdicts
 from syrtos.keras.split.checks import Checks
-from syrtos.keras.split.first_batch import Assigned, Outcome, Plan
+from syrtos.keras.split.plan import Plan
 from syrtos.keras.split.python_state import keeping_python_state
+from syrtos.keras.split.trial_step import Assigned, Outcome
 from syrtos.keras.torch import gathering, ops, torch_internals
 from syrtos.keras.torch.rows import Share
 from syrtos.keras.torch.step import (
@@ -54,9 +55,9 @@ class Function:
         """
         self.model, self._session, self._name, self._stock = model, session, name, stock
         alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
-        self.plan = Plan(decided=not first_batch.is_split(session) or alone)
-        self.plan.whole = "" if self.plan.decided else first_batch.fixed_batch(model)
-        self.verifying = first_batch.Verifying(model, session)
+        self.plan = Plan(decided=not verdicts.is_split(session) or alone)
+        self.plan.whole = "" if self.plan.decided else known_parts.fixed_batch(model)
+        self.verifying = verdicts.Verifying(model, session)
         self.checks = Checks()
         if self.plan.decided:
             self.checks.end()
@@ -76,7 +77,7 @@ class Function:
         self.plan.decided = True
         if first.is_uneven:
             self.plan.whole = self.plan.whole or "its tensors have unequal numbers of rows"
-        parts = first_batch.unknown_parts(self.model, self._stock, self._name)
+        parts = known_parts.unknown_parts(self.model, self._stock, self._name)
         parts += torch_internals.hooks_of(self.model)
         asked = self._session.options.verify
         is_compared = not self.plan.whole and asked != "off" and bool(parts or asked == "only")
@@ -89,15 +90,15 @@ class Function:
                 self._by(trial, self.plan)
             self.checks.note_check(self._session.comm, time.monotonic() - began, few)
         if asked == "only":
-            bound = first_batch.bound_of(_precision(self.model))
-            first_batch.Verifying.note(self.plan, self._session, self.model.name, self._name, bound)
+            bound = comparison.bound_of(_precision(self.model))
+            verdicts.Verifying.note(self.plan, self._session, self.model.name, self._name, bound)
         if self.plan.whole or not is_compared:
             self.checks.end()
         if (
             self.plan.whole
         ):  # nothing is averaged: they must begin equal, as a model may not that is built by its first step
             state.broadcast(self._session.comm, state.of_model(self.model))
-        first_batch.tell(self.plan, self._session, self._what())
+        verdicts.tell(self.plan, self._session, self._what())
 
     def _check(self, batch: Share) -> None:
         """Computes rows of a later batch both ways."""
@@ -105,15 +106,15 @@ class Function:
         few = batch.is_uneven or trial.has_few_rows()
         if not few and not self.plan.tried:  # the batches before had too few rows
             self._by(trial, self.plan)
-            first_batch.tell(self.plan, self._session, self._what())
+            verdicts.tell(self.plan, self._session, self._what())
         elif not few and not first_batch.confirm(self.plan, trial, self._session):
             other = Plan(decided=True, known=self.plan.known, scale=self.plan.scale, log_scales=self.plan.log_scales)
             self._by(trial, other)
             if not other.is_like(self.plan):
                 self.plan.adopt(other)
                 state.broadcast(self._session.comm, state.of_model(self.model))
-                first_batch.tell_change(self.plan, self._session, self._what(), steps + 1)
-                first_batch.tell(self.plan, self._session, self._what())
+                verdicts.tell_change(self.plan, self._session, self._what(), steps + 1)
+                verdicts.tell(self.plan, self._session, self._what())
         self.checks.note_check(self._session.comm, time.monotonic() - began, few)
         if self.plan.whole:
             self.checks.end()
@@ -132,14 +133,14 @@ class Function:
 
 def _known_variables(model: Any) -> set[int]:
     """Ids of the variables of which it is known what workers' values become: of metrics, of Keras's own layers, and where the script says so."""
-    layers = [layer for layer in keras_internals.layers_of(model) if first_batch.is_known_layer(layer)]
+    layers = [layer for layer in keras_internals.layers_of(model) if known_parts.is_known_layer(layer)]
     found = [variable for part in [*layers, *model.metrics] for variable in part.variables]
     said = [
         variable
         for variable in state.variables_in(model)
         if getattr(variable, "aggregation", None) not in (None, "none")
     ]
-    return {id(variable) for variable in [*found, *said, *first_batch.copies_of_weights(model)]}
+    return {id(variable) for variable in [*found, *said, *known_parts.copies_of_weights(model)]}
 
 
 def _precision(model: Any) -> int:
@@ -148,7 +149,7 @@ def _precision(model: Any) -> int:
 
 
 class _Trial:
-    """A trial of a step on some rows of the first batch: see `syrtos.keras.split.first_batch.Trial`."""
+    """A trial of a step on some rows of the first batch: see `syrtos.keras.split.trial_step.Trial`."""
 
     def __init__(self, model: Any, session: Session, step: Method, first: Share) -> None:
         self._model, self._session, self._step = model, session, step
@@ -212,7 +213,7 @@ class _Trial:
             try:
                 logs = run(outcome)
                 found = self._looked_at(logs)
-                outcome.logs, outcome.log_names = [number_as_array(v) for v in found], first_batch.names_of(logs, found)
+                outcome.logs, outcome.log_names = [number_as_array(v) for v in found], trial_step.names_of(logs, found)
             except Exception as error:
                 outcome.error = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         self._precision = min([self._precision, *entered])
@@ -237,7 +238,7 @@ class _PredictingTrial(_Trial):
 
 def _some_rows(share: Share, session: Session) -> Share:
     """Picks rows from all over the share; one more on rank 0, so that the workers' numbers of rows differ."""
-    each = first_batch.rows_to_take(session.comm, share.samples)
+    each = trial_step.rows_to_take(session.comm, share.samples)
     if share.samples <= each:
         return share
     chosen = np.unique(np.linspace(0, share.samples - 1, each).astype(np.int64))
@@ -284,7 +285,7 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
 
     with keeping_python_state(model) as changes:  # what it restores is compared first
         try:
-            with noting_assignments(about_to_assign), first_batch.noting_gradients(keep_gradients):
+            with noting_assignments(about_to_assign), trial_step.noting_gradients(keep_gradients):
                 yield
         finally:
             for key, (variable, value) in before.items():
@@ -308,4 +309,4 @@ def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
                     if held:
                         held[0].copy_(held[1])
             Drawn.steps = steps
-    first_batch.add_python_changes(outcome, changes)
+    trial_step.add_python_changes(outcome, changes)

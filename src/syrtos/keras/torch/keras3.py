@@ -17,7 +17,7 @@ from syrtos.keras.features import finite, local_steps, sharding
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.recovery import replay
 from syrtos.keras.split import share_patches, shares, whole_batch
-from syrtos.keras.split.first_batch import naming_split
+from syrtos.keras.split.verdicts import naming_split
 from syrtos.keras.torch import batchnorm, first_batch, gradients, rows, sharded_update, step
 from syrtos.keras.torch.variables import Torch
 from syrtos.keras.trainer import methods

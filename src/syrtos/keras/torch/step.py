@@ -20,9 +20,10 @@ import torch
 
 from syrtos.comm.world import Session
 from syrtos.keras.features import local_steps
-from syrtos.keras.split import first_batch
-from syrtos.keras.split.first_batch import Outcome, Plan, Rule
+from syrtos.keras.split import trial_step, verdicts
+from syrtos.keras.split.plan import Plan, Rule
 from syrtos.keras.split.shares import SEED_STRIDE, Assignments
+from syrtos.keras.split.trial_step import Outcome
 from syrtos.keras.torch import gathering
 from syrtos.keras.torch.overlap import Overlap
 
@@ -159,7 +160,7 @@ class StepScope(Assignments):
     @property
     def splits_batch(self) -> bool:
         """Returns whether this worker has a part of a batch, and not one of its own."""
-        return first_batch.is_split(self.session)
+        return verdicts.is_split(self.session)
 
     def whole_batch(self) -> contextlib.AbstractContextManager[None]:
         """Context manager: code inside computes the whole batch, as the function `whole_batch` says."""
@@ -241,7 +242,7 @@ class StepScope(Assignments):
         changes = [_wide(value) - _wide(base) for value, base in sums]
         weighted = [_wide(value) * self.samples for value in [*(value for value, _ in means), *scalars]]
         rows = [_wide(value if self.samples else base) for value, base, _ in extremes]
-        rows = [first_batch.in_own_row(row, self.session.comm.rank, self.session.comm.size) for row in rows]
+        rows = [trial_step.in_own_row(row, self.session.comm.rank, self.session.comm.size) for row in rows]
         total, *added = self._sum_over_workers([np.asarray(float(self.samples)), *changes, *weighted], rows)
         averages = [part / max(float(total), 1.0) for part in added[len(sums) : len(sums) + len(weighted)]]
         with torch.no_grad():

@@ -13,8 +13,9 @@ import pytest
 from syrtos.comm.communicator import ReduceOp
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import OutOfStepError
-from syrtos.keras.split import first_batch
-from syrtos.keras.split.first_batch import Assigned, Outcome, Plan
+from syrtos.keras.split import first_batch, known_parts, verdicts
+from syrtos.keras.split.plan import Plan
+from syrtos.keras.split.trial_step import Assigned, Outcome
 
 ROWS = np.asarray([[1.0, 2.0], [3.0, 5.0], [4.0, 0.5]])
 KEY = 7
@@ -153,8 +154,8 @@ def test_a_step_that_fails_on_one_worker_alone_leaves_nobody_waiting(together: C
 def test_stateful_layers() -> None:
     layer = SimpleNamespace(name="lstm", stateful=True, reset_state=lambda: None)
     model = SimpleNamespace(_flatten_layers=lambda: [layer], inputs=[])
-    assert "`lstm` is stateful" in first_batch.fixed_batch(model)
-    assert first_batch.fixed_batch(SimpleNamespace(_flatten_layers=list)) == ""
+    assert "`lstm` is stateful" in known_parts.fixed_batch(model)
+    assert known_parts.fixed_batch(SimpleNamespace(_flatten_layers=list)) == ""
 
 
 def test_errors_of_a_step_say_that_its_batch_is_split() -> None:
@@ -162,14 +163,14 @@ def test_errors_of_a_step_say_that_its_batch_is_split() -> None:
         raise error
 
     session: Any = SimpleNamespace(world=SimpleNamespace(size=2), options=SimpleNamespace(batch="global"))
-    step = first_batch.naming_split(Plan(), session, first_batch.naming_split(Plan(), session, fails))
+    step = verdicts.naming_split(Plan(), session, verdicts.naming_split(Plan(), session, fails))
     with pytest.raises(ValueError, match="shape") as raised:
         step(ValueError("shape"))
     (note,) = raised.value.__notes__
     assert "split over 2 workers" in note
     for error, plan in ((StopIteration(), Plan()), (OutOfStepError("x"), Plan()), (ValueError("x"), Plan(whole="why"))):
         with pytest.raises(type(error)) as raised:
-            first_batch.naming_split(plan, session, fails)(error)
+            verdicts.naming_split(plan, session, fails)(error)
         assert not getattr(raised.value, "__notes__", [])
 
 

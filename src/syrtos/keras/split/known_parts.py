@@ -1,0 +1,86 @@
+"""The parts of a model and its step that are Keras's own: they are known to be right on a share of the rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from syrtos.keras import keras_internals
+from syrtos.keras.split import whole_batch
+
+
+def fixed_batch(model: Any) -> str:
+    """Returns why a model's batches can't be split: it keeps a state for each row. Empty where they can."""
+    for layer in keras_internals.layers_of(model):
+        if getattr(layer, "stateful", False) and hasattr(layer, "reset_state") | hasattr(layer, "reset_states"):
+            return f"the layer `{layer.name}` is stateful: it keeps a state for each row of the batch"
+    return ""
+
+
+def unknown_parts(model: Any, stock: bool, name: str) -> list[str]:
+    """Returns the parts of a step that are not Keras's own, by names for a person.
+
+    ``stock``: whether the step itself is Keras's own.
+    """
+    parts = [] if stock else [f"{type(model).__name__}.{name}"]
+    own = (method for method in _METHODS if not whole_batch.is_of_keras(owner_of(type(model), method)))
+    parts += [f"{type(model).__name__}.{method}" for method in own]
+    shapes = [getattr(tensor, "shape", (None,)) for tensor in getattr(model, "inputs", None) or ()]
+    parts += [f"the input of {shape[0]} rows" for shape in shapes if len(shape) and shape[0] is not None]
+    layers = [layer for layer in keras_internals.layers_of(model) if layer is not model]
+    parts += [f"the layer `{x.name}`" for x in layers if not is_known_layer(x)]
+    operations = getattr(model, "operations", None) or ()
+    known = {id(layer) for layer in layers}
+    parts += [f"the operation `{x.name}`" for x in operations if id(x) not in known and not _is_known_operation(x)]
+    optimizer = getattr(model, "optimizer", None)
+    if name == "train_step" and optimizer is not None and not whole_batch.is_of_keras(type(optimizer)):
+        parts.append(f"the optimizer {type(optimizer).__name__}")
+    return parts
+
+
+# The methods of a model in which a script may compute something of its own.
+_METHODS = ("call", "compute_loss", "compute_metrics")
+
+
+def owner_of(kind: type, name: str) -> type:
+    """Returns the class that a method comes from."""
+    return next((base for base in kind.__mro__ if name in vars(base)), kind)
+
+
+def copies_of_weights(model: Any) -> list[Any]:
+    """Returns variables that nothing trains and that have the shape of weights, as averages of them have: zeros among these may stay as they are."""
+    shapes = {tuple(variable.shape) for variable in model.trainable_variables}
+    return [v for v in model.non_trainable_variables if len(v.shape) and tuple(v.shape) in shapes]
+
+
+def is_known_layer(layer: Any) -> bool:
+    """Returns whether a layer is Keras's own, with nothing of the script's in it."""
+    kind = type(layer)
+    if not whole_batch.is_of_keras(kind) or kind.__name__ in ("Lambda", "TorchModuleWrapper", "TFSMLayer", "JaxLayer"):
+        return False
+    axes = getattr(layer, "axis", None)
+    if axes == 0 or (isinstance(axes, list | tuple) and 0 in axes):
+        return False
+    return all(map(_is_known_value, (value for name, value in vars(layer).items() if not name.startswith("_"))))
+
+
+def _is_known_value(value: Any) -> bool:
+    """Returns whether an attribute of a layer is known: no function or object of the script's own.
+
+    Such an attribute may be e.g. an activation or a regularizer.
+    """
+    if not callable(value) or isinstance(value, type):
+        return True
+    return whole_batch.is_of_keras(value) or whole_batch.is_of_keras(type(value))
+
+
+def _is_known_operation(operation: Any) -> bool:
+    return hasattr(operation, "stateful") or type(operation).__name__ in _BY_ELEMENT
+
+
+# Operations of functional models that leave rows apart (seen in Keras 3.15.1).
+_BY_ELEMENT = frozenset(
+    {
+        "Absolute", "Add", "Cast", "Clip", "Divide", "Exp", "Log", "Maximum", "Minimum", "Multiply", "Negative", "Power", "Relu", "Sigmoid", "Softplus",
+        "Sqrt", "Square", "Subtract", "Tanh", "TrueDivide",
+    }
+)  # fmt: skip

@@ -1,0 +1,90 @@
+"""The way in which the steps of one function of a model are split."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+Rule = Literal["equal", "sum", "mean", "max", "min"]
+
+
+@dataclasses.dataclass
+class Row:
+    """A number, gradient or variable of the first batch, computed both ways.
+
+    Attributes:
+        kind: ``gradient``, ``log``, ``output`` or ``variable``.
+        name: a name for a person.
+        whole, split: its value, or its norm, computed from some rows together and from parts of them.
+        difference: the relative difference of the two, once the rule is applied.
+        rule: the rule that makes both equal; empty for Keras's own way.
+    """
+
+    kind: str
+    name: str
+    whole: float
+    split: float
+    difference: float
+    rule: str = ""
+
+
+@dataclasses.dataclass
+class Plan:
+    """The way in which the steps of one function of a model are split.
+
+    Attributes:
+        decided: whether the first batch has been looked at.
+        whole: why every worker computes the whole batch; empty where the step is split.
+        gradients: what the workers' gradients become: their mean by samples, or their sum, where they are made;
+            ``late``: their mean where an optimizer gets them.
+        variables: how the workers' values of an assigned variable become one, by the variable's id; others have the
+            rule of their kind.
+        logs: how the workers' numbers that a step returns become one, by their place among them.
+        difference: the largest relative difference between both ways; None where all parts are Keras's own.
+        rows: everything that was compared.
+        tried: whether it was made by a comparison, and shows what becomes of every variable that the step assigns.
+        unproven: what `Unproven` said while the step was traced; autograph may raise it as another error.
+        known: ids of variables of which no comparison is needed: of metrics, and of Keras's own layers.
+        shown: ids of variables whose change was compared.
+        scale: the norm of all gradients in the first comparison, and the size of each log: later ones may be near zero, where rounding is all that differs.
+    """
+
+    decided: bool = False
+    whole: str = ""
+    gradients: Literal["mean", "sum", "late"] = "mean"
+    variables: dict[int, Rule] = dataclasses.field(default_factory=dict)
+    logs: dict[int, Rule] = dataclasses.field(default_factory=dict)
+    difference: float | None = None
+    rows: list[Row] = dataclasses.field(default_factory=list)
+    tried: bool = False
+    unproven: str = ""
+    known: set[int] = dataclasses.field(default_factory=set)
+    shown: set[int] = dataclasses.field(default_factory=set)
+    scale: float = 0.0
+    log_scales: list[float] = dataclasses.field(default_factory=list)
+
+    def shows(self, key: int) -> bool:
+        """Returns whether it is known what the workers' values of a variable become."""
+        return not self.tried or self.shows_now(key)
+
+    def shows_now(self, key: int) -> bool:
+        """Returns the same while the comparison that makes the plan is going on."""
+        return key in self.known or key in self.shown or key in self.variables
+
+    def adopt(self, other: Plan) -> None:
+        """Takes over what a later comparison has shown; the functions that use this plan must be made anew."""
+        self.whole, self.gradients = other.whole, other.gradients
+        self.variables, self.logs, self.rows = other.variables, other.logs, other.rows
+        self.shown |= other.shown
+
+    def is_like(self, other: Plan) -> bool:
+        """Returns whether both split steps alike."""
+        same = self.whole == other.whole and self.gradients == other.gradients
+        return same and self.variables == other.variables and self.logs == other.logs
+
+
+class Unproven(Exception):
+    """A step that is being traced assigns a variable of which no comparison has shown what becomes of the workers' values."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no comparison of rows has shown what becomes of `{name}`, which it assigns in some steps")

@@ -1,0 +1,139 @@
+"""A step on some rows of a batch, which leaves no trace, and the values that it computes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from syrtos.comm.communicator import Communicator
+from syrtos.keras.split.plan import Plan
+from syrtos.keras.split.python_state import Change
+
+Array = npt.NDArray[Any]
+Note = Callable[[Sequence[Any], Sequence[Any]], None]
+# Rows of all workers that are computed both ways, and at least so many of each worker.
+ROWS, ROWS_OF_EACH = 8, 2
+
+
+@dataclasses.dataclass
+class Assigned:
+    """A variable that a step has assigned.
+
+    Attributes:
+        name: a name for a person.
+        before, after: its values.
+    """
+
+    name: str
+    before: Array
+    after: Array
+
+
+@dataclasses.dataclass
+class Outcome:
+    """The values that a step has computed.
+
+    Attributes:
+        gradients: those that optimizers were given, in order, with the names of their variables in ``gradient_names``.
+        logs: the numbers that the step returned, in order, with their names in ``log_names``, and this worker's own in
+            ``own_logs``.
+        assigned: the assigned variables by their ids, in the order of the first assignments.
+        own: by the variable's id, its value on this worker before the workers exchanged it.
+        error: why the step did not come to its end; empty if it did.
+    """
+
+    gradients: list[Array] = dataclasses.field(default_factory=list)
+    gradient_names: list[str] = dataclasses.field(default_factory=list)
+    logs: list[Array] = dataclasses.field(default_factory=list)
+    log_names: list[str] = dataclasses.field(default_factory=list)
+    own_logs: list[Array] = dataclasses.field(default_factory=list)
+    assigned: dict[int, Assigned] = dataclasses.field(default_factory=dict)
+    own: dict[int, Array] = dataclasses.field(default_factory=dict)
+    error: str = ""
+
+
+class Trial(Protocol):
+    """A step on some rows of the first batch, which leaves no trace."""
+
+    def whole(self, all_rows: bool) -> Outcome:
+        """Computes the step on each worker as one process does, on some rows, or on ``all_rows`` of the batch."""
+        ...
+
+    def split(self, plan: Plan) -> Outcome:
+        """Computes the step as the workers do together."""
+        ...
+
+    def backwards(self) -> Trial:
+        """Returns the same step on the same rows, from the last to the first."""
+        ...
+
+    def precision(self) -> int:
+        """Returns the bytes of the least precise dtype that the step has computed with so far."""
+        ...
+
+
+def add_python_changes(outcome: Outcome, changes: Sequence[Change]) -> None:
+    """Counts numbers that Python code has changed as variables that were assigned, for which there is no rule but to be equal."""
+    for index, change in enumerate(changes):
+        key = (
+            -1 - zlib.crc32(change.name.encode()) - (index << 32)
+        )  # no identity of an object, and the same on all workers
+        outcome.assigned[key] = Assigned(change.name, change.before, change.after)
+
+
+def rows_to_take(comm: Communicator, count: int) -> int:
+    """Returns how many rows of this worker are computed both ways: at most some, and not equally many on all workers, where a sum and a mean look alike.
+
+    Args:
+        comm: the workers.
+        count: rows that this worker has.
+    """
+    each = max(ROWS // comm.size, ROWS_OF_EACH)
+    counts = comm.agree("rows of each worker", float(count))
+    taken = [int(min(have, each + (rank == 0))) for rank, have in enumerate(counts)]
+    if len(set(taken)) == 1 and taken[0] > 1:
+        taken[-1] -= 1
+    return taken[comm.rank]
+
+
+def in_own_row(value: Array, rank: int, size: int) -> Array:
+    """Returns a row for each worker, with zeros in all but this worker's.
+
+    The result has the shape ``(size, *value.shape)``; its sum over the workers has the values of all.
+    """
+    rows = np.zeros((size, *np.shape(value)), np.asarray(value).dtype)
+    rows[rank] = value
+    return rows
+
+
+class _Noting:
+    """The function that notes the gradients given to optimizers, in place of an update; None: they make updates."""
+
+    to: Note | None = None
+
+
+@contextlib.contextmanager
+def noting_gradients(note: Note) -> Iterator[None]:
+    """Context manager: optimizers make no update; ``note`` is called with their gradients and variables."""
+    _Noting.to = note
+    try:
+        yield
+    finally:
+        _Noting.to = None
+
+
+def noting() -> Note | None:
+    """Returns the function that notes the gradients that optimizers are given; None if they make updates."""
+    return _Noting.to
+
+
+def names_of(logs: Any, numbers: Sequence[Any]) -> list[str]:
+    """Returns the keys under which a step returns its numbers; others are numbered from 1."""
+    keys = {id(value): str(name) for name, value in logs.items()} if isinstance(logs, dict) else {}
+    return [keys.get(id(number), str(index + 1)) for index, number in enumerate(numbers)]

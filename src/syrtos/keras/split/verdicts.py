@@ -1,0 +1,128 @@
+"""What a user is told about how a step is split: lines, notes on errors, the record of the run and of `syrtos verify`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from syrtos.comm.world import Session
+from syrtos.errors import SyrtosError
+from syrtos.keras.split.plan import Plan
+from syrtos.observe.ledger import verified_path
+
+
+def is_split(session: Session) -> bool:
+    """Returns whether each worker gets a part of each batch.
+
+    With `--batch per-worker` it has batches of its own, whose losses are averaged.
+    """
+    return session.world.size > 1 and session.options.batch != "per-worker"
+
+
+def naming_split(plan: Plan, session: Session, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function of steps: where batches are split, its errors say so.
+
+    A later batch than the first may have a form that the step refuses.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (StopIteration, SyrtosError):
+            raise
+        except Exception as error:
+            told = getattr(error, "__notes__", [])
+            if (
+                is_split(session)
+                and not plan.whole
+                and type(error).__name__ != "OutOfRangeError"
+                and not any(note.startswith(_SPLIT[:30]) for note in told)
+            ):
+                error.add_note(_SPLIT.format(workers=session.world.size))
+            raise
+
+    return call
+
+
+_SPLIT = (
+    "syrtos: batches are split over {workers} workers here, and this step had one worker's share of the rows. If it needs all rows of a batch, or one number "
+    "of them, make that so from the first batch on (`drop_remainder=True`), on which it is tried; `syrtos verify` shows what was found out."
+)
+
+
+class Verifying:
+    """Ends what `syrtos verify` runs after some batches, and writes down what was compared."""
+
+    CALLS = 2  # of each function; then its data counts as at its end
+
+    def __init__(self, model: Any, session: Session) -> None:
+        """
+        Args:
+            model: whose function's calls are counted.
+            session: the workers; in runs that are not of `syrtos verify` nothing is ended.
+        """
+        self._model, self._calls = model, 0
+        self._is_asked = session.options.verify == "only"
+
+    def count_call(self) -> None:
+        """Counts a call with a batch of a data set.
+
+        After `CALLS` calls the loop that makes them ends as after its last batch, by the flags that callbacks can set.
+        """
+        self._calls += 1
+        if self._is_asked and self._calls >= self.CALLS:
+            self._model.stop_training = self._model.stop_evaluating = self._model.stop_predicting = True
+
+    @staticmethod
+    def note(plan: Plan, session: Session, model: str, step: str, bound: float) -> None:
+        """Adds a line about the plan to a file of the run directory, on rank 0."""
+        if session.world.rank == 0 and session.options.run_dir:
+            found = {
+                "model": model,
+                "step": step,
+                "whole": plan.whole,
+                "bound": bound,
+                "rows": [dataclasses.asdict(row) for row in plan.rows],
+            }
+            with verified_path(Path(session.options.run_dir)).open("a") as file:
+                file.write(json.dumps(found) + "\n")
+
+
+def tell_change(plan: Plan, session: Session, what: str, step: int) -> None:
+    """Says that a later batch has changed how a step is split; the record of the run has it too."""
+    session.ledger.say(changed_at=step)
+    if not (plan.whole or plan.variables or plan.gradients != "mean"):
+        return  # a number that it returns becomes a sum, or no sum any more
+    if session.world.rank == 0:
+        how = (
+            f"is not split any more: {plan.whole}. Each worker computes the whole batch"
+            if plan.whole
+            else "is split in another way"
+        )
+        print(
+            f"syrtos: from step {step:,} on {what} {how}: in this batch the workers would compute something else than one process. Earlier steps that did, "
+            "between two comparisons, may differ from those of one process.",
+            file=sys.stderr,
+        )
+
+
+def tell(plan: Plan, session: Session, what: str) -> None:
+    """Says once that a step is not split, and why.
+
+    The record of the run has that too, or else the largest difference between both ways.
+    """
+    if plan.difference is not None and not plan.whole:
+        session.ledger.say(first_batch=plan.difference)
+    if not plan.whole:
+        return
+    session.ledger.say(not_split=plan.whole)
+    if session.world.rank == 0:
+        print(
+            f"syrtos: {what} is not split over the workers: {plan.whole}. Each worker computes the whole batch, so the results are those of one process, "
+            f"and {session.world.size} workers are no faster than one.",
+            file=sys.stderr,
+        )
