@@ -154,6 +154,19 @@ def stateful_layer() -> tuple[Any, Logs]:
     return model, {**logs, "predicted": model.predict(x, batch_size=8, verbose=0).ravel().tolist()}
 
 
+@keras3
+def stateful_layer_of_one_row() -> tuple[Any, Logs]:
+    """TensorFlow traces its loop for the static number of rows alone."""
+    keras.utils.set_random_seed(17)
+    x = np.sin(np.linspace(0, 40, 60 * 5)).reshape(60, 5, 1).astype("float32")
+    model = keras.Sequential(
+        [keras.Input(batch_shape=(1, 5, 1)), keras.layers.LSTM(6, stateful=True), keras.layers.Dense(1)]
+    )
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model, logs = fit(model, x, x[:, ::-1][:, 0], batch_size=1, epochs=1)
+    return model, {**logs, "predicted": model.predict(x, batch_size=1, verbose=0).ravel().tolist()}
+
+
 class Stepping(keras.Model):
     """A model with a step of its own, for TensorFlow."""
 

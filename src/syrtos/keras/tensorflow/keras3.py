@@ -121,7 +121,7 @@ def _make_function(original: Method) -> Method:
             own, share = local_steps.of_step(session, training), cut(data, session.input_comm)
             with StepScope(own, share, training, reduces_early, of_first.plan).as_current_step() as scope:
                 undo = _Undo(self) if training and finite.leaves_out() else None
-                logs = scope.finish(scope.run(step_function), logs_are_global=stock)
+                logs = scope.finish(scope.run(step_function, data), logs_are_global=stock)
                 return undo.if_left_out(scope, logs) if undo else logs
 
         of_first.bind(lambda: naming_split(of_first.plan, session, original(self, step)))

@@ -30,7 +30,7 @@ from syrtos.keras.split.plan import Plan, Rule, Unproven
 from syrtos.keras.split.shares import Assignments
 from syrtos.keras.split.trial_step import Outcome
 from syrtos.keras.tensorflow import gathering, ops, tf_internals, tf_internals_graphs
-from syrtos.keras.tensorflow.input import Share, count_rows, has_rows
+from syrtos.keras.tensorflow.input import Numbered, Share, count_rows, has_rows
 from syrtos.keras.trainer.timing import clock, computing
 
 _local = threading.local()
@@ -312,11 +312,19 @@ class StepScope(_Watcher):
 
     # -- making state equal --------------------------------------------------------------------
 
-    def run(self, step: Callable[[Any], Any]) -> Any:
-        """Returns the outputs of a step on this worker's share or, if it is not split, on the rows of all workers."""
+    def run(self, step: Callable[[Any], Any], batch: Any = None) -> Any:
+        """Returns the outputs of a step on this worker's share or, if it is not split, on the rows of all workers.
+
+        Those have the static shapes of ``batch``, out of which the share was cut: a stateful layer of one row can't be
+        traced without.
+        """
         if not self.plan.whole:
             return step(self.data)
         rows = self.rows_of_all(self.data)
+        if isinstance(batch, Numbered) and self.splits_batch:
+            for leaf, like in zip(tf.nest.flatten(rows), tf.nest.flatten(batch.data), strict=True):
+                if isinstance(like, tf.Tensor):
+                    leaf.set_shape(like.shape)
         with whole_batch():
             return step(rows)
 
