@@ -122,6 +122,41 @@ def term_of_each_third_step() -> tuple[Any, Logs]:
 
 
 @case
+def numbers_in_variables_that_count_as_trainable() -> tuple[Any, Logs]:
+    """Numbers of the batch in variables that nobody called untrainable; on the rows of the first batches they stay 0."""
+
+    class Adapting(Stepping):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain = tf.Variable(tf.zeros(()))
+            self.of_keras = self.add_weight(shape=(), initializer="zeros", name="of_keras")
+
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+            weights = [*self.first.trainable_variables, *self.second.trainable_variables]
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            for variable in (self.plain, self.of_keras):
+                variable.assign(tf.maximum(variable + 0.1 * tf.reduce_mean(x[:, 0]), 0.0))
+            return {"loss": loss}
+
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append([float(np.asarray(v)) for v in (self.model.plain, self.model.of_keras)])
+
+    seen: list[list[float]] = []
+    keras.utils.set_random_seed(49)
+    x, y = data()
+    x[: 5 * 32, 0] = -np.abs(x[: 5 * 32, 0]) - 1.0
+    model = Adapting()
+    model.compile(keras.optimizers.SGD(0.05))
+    model, logs = fit(model, x, y, callbacks=[Note()])
+    plain, of_keras = zip(*seen, strict=True)
+    return model, {**logs, "plain": list(plain), "of_keras": list(of_keras)}
+
+
+@case
 def first_batch_of_one_row() -> tuple[Any, Logs]:
     """One row shows nothing of a step that mixes rows: those after it do."""
 

@@ -134,7 +134,9 @@ class _Extended(tf_internals.OneDeviceExtended):
         if asynchronous.asynchronous_servers():
             asynchronous.remember(variable)
             return variable
-        watched = not variable.trainable and (variable.dtype.is_floating or variable.dtype.is_integer)
+        # Many a script keeps a number of its steps in a variable that it forgot to call untrainable.
+        may_be_state = not variable.trainable or kwargs.get("trainable") is None or variable.shape.rank == 0
+        watched = may_be_state and (variable.dtype.is_floating or variable.dtype.is_integer)
         return track_variable(variable) if watched else variable
 
     # -- running and reducing ------------------------------------------------------------------
