@@ -46,6 +46,26 @@ def loss_and_metric_of_one_number() -> tuple[Any, Logs]:
 
 
 @keras3
+def loss_class_with_a_call_of_its_own() -> tuple[Any, Logs]:
+    """As losses of keras.io's examples on contrastive learning: `Loss.__call__` is never called."""
+    keras.utils.set_random_seed(24)
+    x, kinds = classes()
+
+    class Contrast(keras.losses.Loss):
+        def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            del sample_weight
+            kinds = ops.reshape(y_true, (-1, 1))
+            alike = ops.cast(ops.equal(kinds, ops.transpose(kinds)), y_pred.dtype)
+            alike /= ops.sum(alike, axis=1, keepdims=True)
+            scores = ops.matmul(y_pred, ops.transpose(y_pred))
+            return ops.mean(keras.losses.categorical_crossentropy(alike, scores, from_logits=True))
+
+    model = mlp(4)
+    model.compile(keras.optimizers.SGD(0.05), Contrast())
+    return fit(model, x, kinds.astype("float32"), validation_data=(x[:50], kinds[:50].astype("float32")))
+
+
+@keras3
 def losses_of_keras_that_mix_rows() -> tuple[Any, Logs]:
     logs: Logs = {}
     model = None

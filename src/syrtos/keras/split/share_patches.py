@@ -114,6 +114,7 @@ LOSSES_AND_SEEDS = [
     Patch(f"{_METRICS}:Mean", "update_state", shares.counting_share, _VALUE),
     Patch(f"{_METRICS}:Sum", "update_state", shares.counting_share, _VALUE),
     Patch(f"{_LOSS}:Loss", "__call__", whole_batch.of_all_rows, "A function that mixes rows is wrong on a share of them."),
+    Patch(f"{_LOSS}:Loss", "__init__", whole_batch.adapting_loss, "The same of a loss whose class has a `__call__` of its own."),
     Patch(f"{_METRICS}:MeanMetricWrapper", "update_state", whole_batch.mean_of_all_rows, "The same of a function as a metric."),
     Patch("keras.src.metrics.metric:Metric", "__init__", whole_batch.adapting_class, "The same of a metric of the script's own."),
     Patch("keras.src.random.seed_generator:SeedGenerator", "next", _seed_by_rank, "Seeds are equal on all workers; what a training step draws is not."),

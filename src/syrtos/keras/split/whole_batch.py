@@ -8,6 +8,7 @@ returns what one process would have got. Gradients flow back to the rows that a 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from typing import Any
 
@@ -93,7 +94,18 @@ def adapting_class(original: Method) -> Method:
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        _adapt(type(self))
+        _adapt_metric(type(self))
+        original(self, *args, **kwargs)
+
+    return init
+
+
+def adapting_loss(original: Method) -> Method:
+    """Wraps `Loss.__init__`: a `__call__` of a script's own class, which `of_all_rows` does not wrap, is given the rows of all workers."""
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        _adapt(type(self), "__call__")
         original(self, *args, **kwargs)
 
     return init
@@ -103,20 +115,25 @@ def adapting_new(original: Method) -> Method:
     """Wraps `Metric.__new__` of Keras 2: an `update_state` of a script's own class is given the rows of all workers."""
 
     def new(kind: type, *args: Any, **kwargs: Any) -> Any:
-        _adapt(kind)
+        _adapt_metric(kind)
         return original(kind, *args, **kwargs)
 
     return new
 
 
-def _adapt(kind: type) -> None:
+def _adapt_metric(kind: type) -> None:
     _tell_where_workers_train_alone(kind)
+    _adapt(kind, "update_state")
+
+
+def _adapt(kind: type, method: str) -> None:
+    """Wraps the method of each of the script's own classes that ``kind`` is made of, once."""
     for owner in kind.__mro__:
-        own = vars(owner).get("update_state")
-        if own is not None and not is_of_keras(owner) and not hasattr(own, _ADAPTED):
+        own = vars(owner).get(method)
+        if inspect.isfunction(own) and not is_of_keras(owner) and not hasattr(own, _ADAPTED):
             adapted = _on_all_rows(own)
             setattr(adapted, _ADAPTED, True)
-            setattr(owner, "update_state", adapted)  # noqa: B010 - pyright knows no such attribute of a type
+            setattr(owner, method, adapted)
 
 
 def _tell_where_workers_train_alone(kind: type) -> None:
@@ -138,7 +155,7 @@ def _tell_where_workers_train_alone(kind: type) -> None:
 
 def _on_all_rows(original: Method) -> Method:
     @functools.wraps(original)
-    def update_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         step = backend.active().current_step()
         if step is None or not step.splits_batch:
             return original(self, *args, **kwargs)
@@ -146,4 +163,4 @@ def _on_all_rows(original: Method) -> Method:
         with step.whole_batch():
             return original(self, *args, **kwargs)
 
-    return update_state
+    return method

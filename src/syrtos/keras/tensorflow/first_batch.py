@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from syrtos.comm.world import Session
+from syrtos.errors import SyrtosError
 from syrtos.keras import keras_internals
 from syrtos.keras.features import local_steps
 from syrtos.keras.patching import Method
@@ -56,7 +57,7 @@ class Function:
         self.checks = Checks()
         self._make: Callable[[], Method] | None = None
         self.function: Method = step
-        self._is_compared = False
+        self._is_compared = self._was_called = False
         if self.plan.decided:
             self.checks.end()
 
@@ -88,16 +89,34 @@ class Function:
             batches = list(iterator)
         self.checks.count(steps)
         try:
-            return self.function(batches)
-        except Exception:
-            if not self.plan.unproven:
+            outputs = self.function(batches)
+        except Exception as error:
+            why = self.plan.unproven or self._refusal_of_tracing(error)
+            if not why:
                 raise
             # While the function is traced no step is made, and no batch taken.
-            self.plan.whole, self.plan.unproven = self.plan.unproven, ""
+            self.plan.whole, self.plan.unproven = why, ""
             self.checks.end()
             self._make_anew()
             verdicts.tell(self.plan, self._session, self._what())
-            return self.function(batches)
+            outputs = self.function(batches)
+        self._was_called = True
+        return outputs
+
+    def _refusal_of_tracing(self, error: Exception) -> str:
+        """Returns why the step can't be traced for a share, e.g. where it takes a number of rows from a static shape. Empty where no trace has failed.
+
+        Errors of operations, and of any call after the first that came to its end, are of steps that may have changed
+        something.
+        """
+        runs = self._was_called or getattr(self._model, "run_eagerly", False)
+        if runs or self.plan.whole or not verdicts.is_split(self._session):
+            return ""
+        if isinstance(error, StopIteration | SyrtosError | tf.errors.OpError):
+            return ""
+        return f"it can't be traced for a part of the batch: {type(error).__name__}: {error}".splitlines()[0][
+            :300
+        ].rstrip(".")
 
     def is_due(self) -> bool:
         """Returns whether the next batch is to be looked at before it counts."""
@@ -283,12 +302,14 @@ class _Trial:
     def build(self) -> None:
         """Runs the step once for what a model makes in its first call.
 
-        Random numbers that are drawn for that stay drawn, as in one process.
+        Random numbers that weights are made of stay drawn, as in one process, where nothing else is drawn meanwhile: its
+        first call is traced.
         """
         scope = StepScope(self._session, self._some, False)
         rows = gathering.rows_of_all(scope, scope.data)
         with (
-            _without_trace(self._model, Outcome(), puts_generators_back=False),
+            _without_trace(self._model, Outcome(), keeps_draws_of_weights=True),
+            tf_internals_random.noting_weights(),
             contextlib.suppress(Exception),
             whole_batch(),
         ):
@@ -355,16 +376,19 @@ def _some_rows(share: Share, session: Session) -> Share:
 
 
 @contextlib.contextmanager
-def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = True) -> Iterator[None]:
+def _without_trace(model: Any, outcome: Outcome, keeps_draws_of_weights: bool = False) -> Iterator[None]:
     """Makes optimizers note gradients instead of updating, within the context, and undoes everything at its end.
 
-    Afterwards all variables, generators and Python's numbers are as before. Without ``puts_generators_back`` generators
-    keep their new states.
+    Afterwards all variables, generators and Python's numbers are as before. With ``keeps_draws_of_weights`` Python's
+    generators and those that have drawn weights keep their new states.
     """
+    of_weights: set[int] = set()
     before: dict[int, tuple[Any, tf.Tensor]] = {}
     changes: list[Change] = []
 
     def about_to_assign(variable: Any) -> None:
+        if keeps_draws_of_weights and _is_seed(variable) and tf_internals_random.is_drawing_weights():
+            of_weights.add(id(variable))
         if id(variable) not in before and bool(variable.is_initialized()):
             before[id(variable)] = variable, tf_internals.value_of(variable)
 
@@ -381,7 +405,7 @@ def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = Tr
     watching, noting = tf_internals.watching_assignments(about_to_assign), trial_step.noting_gradients(keep_gradients)
     try:
         # A step that is traced draws nothing in Python, and a data set's threads may draw meanwhile.
-        puts_python_back = puts_generators_back and bool(getattr(model, "run_eagerly", False))
+        puts_python_back = not keeps_draws_of_weights and bool(getattr(model, "run_eagerly", False))
         with keeping_python_state(model, puts_python_back) as changes, watching, noting:
             yield
     finally:
@@ -394,7 +418,7 @@ def _without_trace(model: Any, outcome: Outcome, puts_generators_back: bool = Tr
             if variable.dtype.is_floating or variable.dtype.is_integer or variable.dtype.is_bool:
                 name = names.get(key) or state.name_of(variable)
                 outcome.assigned[key] = Assigned(name, value.numpy(), after.numpy())
-            if puts_generators_back or not _is_seed(variable):
+            if key not in of_weights:
                 tf_internals.set_value(variable, value)
 
 

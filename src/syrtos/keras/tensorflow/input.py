@@ -93,6 +93,18 @@ def cut(batch: Any, comm: Communicator) -> Any:
         return _share(tf.nest.map_structure(_same, batch.data), comm)
 
 
+def numbered_by_hand(batch: Any) -> Numbered:
+    """Returns a batch that a script gives to `train_on_batch` and its like, for a step that cuts its share.
+
+    Its number is one of which nothing is compared: the workers' weights are.
+    """
+    return Numbered(tf.constant(1, tf.int32), tf.nest.map_structure(_as_tensor, batch))
+
+
+def _as_tensor(leaf: Any) -> Any:
+    return tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
 def spec_of_share(spec: Any, comm: Communicator) -> Any:
     """Returns the spec of what `cut` makes of a `Numbered` batch, without the number of samples."""
     if not isinstance(spec, Numbered):
@@ -269,16 +281,6 @@ def share_of_tensors(batch: Any, comm: Communicator) -> Share:
     """Returns this worker's share of a batch of a graph's tensors, of which each run of the graph has one."""
     with tf.control_dependencies([_compare_batches(tf.constant(0, tf.int64), batch, comm)]):
         return _share(tf.nest.map_structure(_same, batch), comm)
-
-
-def share_of_arrays(batch: Any, comm: Communicator) -> Share:
-    """Returns this worker's share of arrays or tensors that a script gives to `train_on_batch` and its like."""
-    leaves = [leaf for leaf in tf.nest.flatten(batch) if getattr(leaf, "shape", ())]
-    start, stop = share_of(leaves[0].shape[0], comm.rank, comm.size) if leaves else (0, 1)
-    # A worker without rows computes with the first one, which does not count.
-    first, last = (0, 1) if start == stop else (start, stop)
-    mine = tf.nest.map_structure(lambda leaf: leaf[first:last] if getattr(leaf, "shape", ()) else leaf, batch)
-    return Share(tf.constant(stop - start, tf.int64), mine)
 
 
 _policy_counts = False

@@ -297,6 +297,7 @@ LOSSES = [
     Patch(f"{_METRIC}:Mean", "update_state", shares.counting_share, _NUMBER),
     Patch(f"{_METRIC}:Sum", "update_state", shares.counting_share, _NUMBER),
     Patch("tf_keras.src.losses:Loss", "__call__", whole_batch.of_all_rows, _MIXES),
+    Patch("tf_keras.src.losses:Loss", "__init__", whole_batch.adapting_loss, _MIXES),
     Patch(f"{_METRIC}:MeanMetricWrapper", "update_state", whole_batch.mean_of_all_rows, _MIXES),
     Patch(
         f"{_METRIC}:Metric",

@@ -40,7 +40,7 @@ from syrtos.keras.tensorflow.input import (
     cut,
     cut_by_steps,
     is_own_shard,
-    share_of_arrays,
+    numbered_by_hand,
     spec_of_share,
 )
 from syrtos.keras.tensorflow.parameter_server import remote_optimizer
@@ -195,12 +195,8 @@ def _make_predict_function(original: Method) -> Method:
                 return naming_split(of_first.plan, session, predicts)
 
             def of_shares(batches: Any) -> Any:
-                shares = [_sharing(session, batch) for batch in batches]
-                if of_first.is_due():
-                    of_first.decide(shares[0])
-                of_first.checks.count(len(shares))
                 of_first.verifying.count_call()
-                return of_first.function(shares)
+                return of_first.call((_sharing(session, batch) for batch in batches), None, len(batches))
 
             of_first.bind(make)
             return of_shares
@@ -249,9 +245,9 @@ def _splits_batches(session: world.Session) -> bool:
 
 
 def _sharing(session: world.Session, batch: Any) -> Any:
-    """Returns this worker's share of a batch that the script gave by hand; batches of a pipeline are shares already."""
+    """Returns a batch that the script gave by hand for steps that cut it; those of a pipeline are prepared already."""
     is_of_pipeline = isinstance(batch, Share | Numbered) or not _splits_batches(session)
-    return batch if is_of_pipeline else share_of_arrays(batch, session.comm)
+    return batch if is_of_pipeline else numbered_by_hand(batch)
 
 
 def _epoch_iterator(original: Method) -> Method:

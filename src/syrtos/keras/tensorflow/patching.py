@@ -35,6 +35,7 @@ def patch_tensorflow() -> None:
     tf_internals.watch_tracing(timing.tracing)
     replace(tf.data.Dataset, "__iter__", iterating)
     replace(tf.data.Dataset, "map", reproducible.drawn_by_record)
+    tf_internals_random.draw_from_given_seeds(reproducible.is_seed_of_run)
     tf_internals_random.draw_by_rank(TensorFlow().rank_to_seed)
     replace(tf.data.Dataset, "cache", tf_files.kept_apart("filename"))
     replace(tf.data.Dataset, "snapshot", tf_files.kept_apart("path"))

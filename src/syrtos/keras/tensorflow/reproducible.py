@@ -159,6 +159,12 @@ def _is_ours(parallel: bool, draws: _Draws) -> bool:
         return False
     if parallel and not world.explicit():
         return True
-    # If the script says what is exchanged, the seed of each worker is the common one plus its rank.
-    seeds = settings.common_seed(), (settings.common_seed() + world.current().world.rank) % 2**31
-    return draws.unseeded and tf_internals.global_seed() in seeds
+    return draws.unseeded and is_seed_of_run(tf_internals.global_seed())
+
+
+def is_seed_of_run(seed: int | None) -> bool:
+    """Returns whether a global seed is the one that syrtos sets for a script that sets none.
+
+    Where the script says what is exchanged, that of each worker is the common one plus its rank.
+    """
+    return seed in (settings.common_seed(), (settings.common_seed() + world.current().world.rank) % 2**31)

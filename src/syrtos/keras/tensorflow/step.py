@@ -315,16 +315,12 @@ class StepScope(_Watcher):
     def run(self, step: Callable[[Any], Any], batch: Any = None) -> Any:
         """Returns the outputs of a step on this worker's share or, if it is not split, on the rows of all workers.
 
-        Those have the static shapes of ``batch``, out of which the share was cut: a stateful layer of one row can't be
-        traced without.
+        Where the share was cut out of ``batch``, these are there already.
         """
         if not self.plan.whole:
             return step(self.data)
-        rows = self.rows_of_all(self.data)
-        if isinstance(batch, Numbered) and self.splits_batch:
-            for leaf, like in zip(tf.nest.flatten(rows), tf.nest.flatten(batch.data), strict=True):
-                if isinstance(like, tf.Tensor):
-                    leaf.set_shape(like.shape)
+        cut_out = isinstance(batch, Numbered) and self.splits_batch
+        rows = batch.data if cut_out else self.rows_of_all(self.data)
         with whole_batch():
             return step(rows)
 

@@ -107,12 +107,25 @@ def without_draws() -> Iterator[None]:
         _replace(
             stack, tf.random.Generator, "_preprocess_key", lambda _: lambda self, key: key
         )  # which adds the replica's number
-        if keras := sys.modules.get("keras"):
-            _replace(stack, keras.Variable, "__init__", _drawing)
+        stack.enter_context(noting_weights())
         yield
 
 
 _drawn_for_weights = threading.local()
+
+
+def is_drawing_weights() -> bool:
+    """Returns whether this thread makes a variable of Keras, within `without_draws` or `noting_weights`."""
+    return getattr(_drawn_for_weights, "now", False)
+
+
+@contextlib.contextmanager
+def noting_weights() -> Iterator[None]:
+    """Context manager: `is_drawing_weights` says when a variable of Keras is made."""
+    with contextlib.ExitStack() as stack:
+        if keras := sys.modules.get("keras"):
+            _replace(stack, keras.Variable, "__init__", _drawing)
+        yield
 
 
 def _drawing(original: Original) -> Original:
@@ -128,7 +141,7 @@ def _drawing(original: Original) -> Original:
 
 def _of_one_row(original: Original) -> Original:
     def draw(shape: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(_drawn_for_weights, "now", False):
+        if is_drawing_weights():
             return original(shape, *args, **kwargs)
         shape = tf.cast(shape, tf.int32)
         if not int(tf.size(shape)):
@@ -143,7 +156,7 @@ def _from_seed(draw: Callable[[Any, Arguments], Any], seed: Any) -> Callable[[Or
         signature = inspect.signature(original)
 
         def draw_seeded(*args: Any, **kwargs: Any) -> Any:
-            if getattr(_drawn_for_weights, "now", False):
+            if is_drawing_weights():
                 return original(*args, **kwargs)
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
@@ -242,6 +255,25 @@ def draw_by_rank(rank: Callable[[], int]) -> None:
 
     replace(random_seed, "get_seed", seeds_by_rank)
     replace(tf.random.Generator, "_preprocess_key", keys_by_rank)
+
+
+@functools.cache
+def draw_from_given_seeds(is_ours: Callable[[int], bool]) -> None:
+    """Makes an operation that has a seed of the script's draw what it draws where no global seed is set.
+
+    Without this the global seed that syrtos sets would change what e.g. ``shuffle(n, seed=3)`` means. ``is_ours`` says
+    of a global seed whether it is one of those.
+    """
+
+    def wrapper(original: Original) -> Original:
+        def get_seed(op_seed: Any) -> Any:
+            seed, of_operation = original(op_seed)
+            replaced = op_seed is not None and seed is not None and is_ours(seed)
+            return random_seed.DEFAULT_GRAPH_SEED if replaced else seed, of_operation
+
+        return get_seed
+
+    replace(random_seed, "get_seed", wrapper)
 
 
 def seed_of(generator: Any) -> int | None:
