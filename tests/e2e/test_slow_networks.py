@@ -120,6 +120,6 @@ def test_fewer_bytes_are_sent() -> None:
             done = hosts.run([str(SYRTOS), "run", *options, str(SCRIPT), "large"], env=ENV)
             assert done.returncode == 0, done.stderr
             sent[way] = (hosts.sent_bytes(0) - before) / 1e6
-    assert 0.45 * exact < sent["--compress bf16"] < 0.55 * exact
+    assert 0.45 * exact < sent["--compress bf16"] < 0.6 * exact  # with what MPI and TCP add
     assert sent["--compress powersgd:4"] < 0.1 * exact
     assert sent["--sync-every 8"] < 0.2 * exact

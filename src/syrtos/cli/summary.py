@@ -126,7 +126,8 @@ def _table(summary: Summary, against_one: str) -> Table:
     if "input" in summary.facts:
         table.add_row("data", _WAYS[summary.facts["input"]])
     if "first_batch" in summary.facts:
-        table.add_row("first batch", f"equal to one process: {max(summary.facts['first_batch'], 1e-8):.0e}")
+        aside = ", BatchNormalization aside" * ("own_statistics" in summary.facts)
+        table.add_row("first batch", f"equal to one process{aside}: {max(summary.facts['first_batch'], 1e-8):.0e}")
     if "not_split" in summary.facts:
         table.add_row("[yellow]not split[/]", f"{summary.facts['not_split']}; each worker computes the whole batch")
     if summary.steps:

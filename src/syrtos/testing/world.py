@@ -26,7 +26,7 @@ import importlib.util, json, sys
 from pathlib import Path
 import syrtos
 from syrtos.comm import world
-from syrtos.launch import leftovers
+from syrtos.launch.processes import leftovers
 syrtos.init()
 leftovers.unlink_early(world.current())
 module, function, folder, argument, dialects = sys.argv[1:]

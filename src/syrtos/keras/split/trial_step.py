@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -85,6 +86,15 @@ def add_python_changes(outcome: Outcome, changes: Sequence[Change]) -> None:
             -1 - zlib.crc32(change.name.encode()) - (index << 32)
         )  # no identity of an object, and the same on all workers
         outcome.assigned[key] = Assigned(change.name, change.before, change.after)
+
+
+# What TensorFlow puts into its messages for its own tools.
+_NODE = re.compile(r"\{\{[^{}]*\}\} ?")
+
+
+def describe_error(error: Exception) -> str:
+    """Returns the class of an error and the first line of its message."""
+    return _NODE.sub("", f"{type(error).__name__}: {error}").splitlines()[0][:300].rstrip(".")
 
 
 def rows_to_take(comm: Communicator, count: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from syrtos.comm.world import Session
 from syrtos.errors import SyrtosError
+from syrtos.keras import keras_internals
 from syrtos.keras.split.plan import Plan
 from syrtos.observe.ledger import verified_path
 
@@ -108,6 +109,34 @@ def tell_change(plan: Plan, session: Session, what: str, step: int) -> None:
             "between two comparisons, may differ from those of one process.",
             file=sys.stderr,
         )
+
+
+def tell_own_statistics(plan: Plan, model: Any, session: Session) -> None:
+    """Says once that BatchNormalization normalizes by the shares of workers, where a training step is split."""
+    if (
+        plan.whole
+        or session.options.sync_batchnorm
+        or not is_split(session)
+        or session.ledger.told.get("own_statistics")
+    ):
+        return
+    found = [layer for layer in keras_internals.layers_of(model) if _normalizes_by_share(layer)]
+    if not found:
+        return
+    session.ledger.say(own_statistics=found[0].name)
+    if session.world.rank == 0:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        print(
+            f"syrtos: `{found[0].name}`{more} (BatchNormalization) uses mean and variance of each worker's share of a batch while it trains, so the results "
+            "differ from those of one process. `--sync-batchnorm` computes them over the whole batch.",
+            file=sys.stderr,
+        )
+
+
+def _normalizes_by_share(layer: Any) -> bool:
+    return (
+        type(layer).__name__ == "BatchNormalization" and layer.trainable and not getattr(layer, "synchronized", False)
+    )
 
 
 def tell(plan: Plan, session: Session, what: str) -> None:

@@ -114,9 +114,7 @@ class Function:
             return ""
         if isinstance(error, StopIteration | SyrtosError | tf.errors.OpError):
             return ""
-        return f"it can't be traced for a part of the batch: {type(error).__name__}: {error}".splitlines()[0][
-            :300
-        ].rstrip(".")
+        return f"it can't be traced for a part of the batch: {trial_step.describe_error(error)}"
 
     def is_due(self) -> bool:
         """Returns whether the next batch is to be looked at before it counts."""
@@ -157,6 +155,8 @@ class Function:
         ):  # nothing is averaged: they must begin equal, as a model may not that is built by its first step
             state.broadcast(self._session.comm, state.of_model(self._model))
         verdicts.tell(self.plan, self._session, self._what())
+        if self._name == "train_step":
+            verdicts.tell_own_statistics(self.plan, self._model, self._session)
 
     def _by(self, trial: _Trial, plan: Plan) -> None:
         decide = first_batch.decide_outputs if self._name == "predict_step" else first_batch.decide
@@ -334,7 +334,7 @@ class _Trial:
                 found = self._looked_at(logs)
                 outcome.logs, outcome.log_names = [np.asarray(v) for v in found], trial_step.names_of(logs, found)
             except Exception as error:
-                outcome.error = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+                outcome.error = trial_step.describe_error(error)
         return outcome
 
 

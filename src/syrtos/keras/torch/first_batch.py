@@ -99,6 +99,8 @@ class Function:
         ):  # nothing is averaged: they must begin equal, as a model may not that is built by its first step
             state.broadcast(self._session.comm, state.of_model(self.model))
         verdicts.tell(self.plan, self._session, self._what())
+        if self._name == "train_step":
+            verdicts.tell_own_statistics(self.plan, self.model, self._session)
 
     def _check(self, batch: Share) -> None:
         """Computes rows of a later batch both ways."""
@@ -215,7 +217,7 @@ class _Trial:
                 found = self._looked_at(logs)
                 outcome.logs, outcome.log_names = [number_as_array(v) for v in found], trial_step.names_of(logs, found)
             except Exception as error:
-                outcome.error = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+                outcome.error = trial_step.describe_error(error)
         self._precision = min([self._precision, *entered])
         return outcome
 
