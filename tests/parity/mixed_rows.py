@@ -123,6 +123,58 @@ def layer_that_centers_a_batch() -> tuple[Any, Logs]:
 
 
 @keras3
+def step_that_takes_its_rows_from_a_static_shape() -> tuple[Any, Logs]:
+    """It can be computed on a part of a batch, but not traced for one: 31 rows are 16 and 15."""
+
+    class Static(keras.Model):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(y=y, y_pred=self(x, training=True)) + ops.mean(ops.zeros((x.shape[0], 1)))
+            self.optimizer.apply_gradients(
+                zip(tape.gradient(loss, self.trainable_weights), self.trainable_weights, strict=True)
+            )
+            return {"loss": loss}
+
+    keras.utils.set_random_seed(25)
+    x, y = data()
+    inputs = keras.Input((12,))
+    model = Static(inputs, keras.layers.Dense(1)(inputs))
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    history = model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(31, drop_remainder=True), epochs=6, verbose=0)
+    return model, dict(history.history)
+
+
+@keras3
+def step_that_draws_and_mixes_rows() -> tuple[Any, Logs]:
+    """A model that its first batch builds; what is drawn to look at that batch must not be missing afterwards."""
+
+    class Denoising(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = keras.layers.Dense(12)
+            self.generator = keras.random.SeedGenerator(3)
+
+        def call(self, x: Any) -> Any:
+            return self.net(x)
+
+        def train_step(self, x: Any) -> Any:
+            noise = keras.random.normal(ops.shape(x), seed=self.generator) + keras.random.normal(ops.shape(x))
+            with tf.GradientTape() as tape:
+                loss = ops.mean(ops.square(self.net(x + noise) - noise)) + ops.max(ops.sum(x))
+            self.optimizer.apply_gradients(
+                zip(tape.gradient(loss, self.trainable_weights), self.trainable_weights, strict=True)
+            )
+            return {"loss": loss}
+
+    keras.utils.set_random_seed(26)
+    model = Denoising()
+    model.compile(keras.optimizers.SGD(0.05))
+    history = model.fit(data()[0], batch_size=32, epochs=6, verbose=0)
+    return model, dict(history.history)
+
+
+@keras3
 def layers_that_count_and_remember() -> tuple[Any, Logs]:
     """The rows that were seen (a sum), the largest number of them (a maximum), and a moving average of sums (neither)."""
 

@@ -12,10 +12,12 @@ import tensorflow as tf
 
 from syrtos import settings
 from syrtos.comm import world
-from syrtos.keras.tensorflow import tf_internals_pipelines
-from syrtos.keras.tensorflow.reproducible import drawn_by_record
+from syrtos.keras.tensorflow import tf_internals_pipelines, tf_internals_random
+from syrtos.keras.tensorflow.reproducible import drawn_by_record, is_seed_of_run
 
 COUNT = 400
+# What TensorFlow takes for a global seed where an operation has a seed and a script sets no global one.
+NO_GLOBAL_SEED = 87654321
 GENERATOR = tf.random.Generator.from_seed(1)
 SEEDS = keras.random.SeedGenerator(1)
 DRAWS: dict[str, Callable[[Any], Any]] = {
@@ -197,3 +199,13 @@ def test_a_function_may_name_its_argument_as_keras_does(caplog: pytest.LogCaptur
     """TensorFlow makes graphs of functions whose arguments it can't name, and warns of it."""
     epoch(mapped(lambda _: tf.random.uniform([3])))
     assert "valid node name" not in caplog.text
+
+
+def test_a_seed_of_an_operation_means_what_it_means_without_a_global_seed() -> None:
+    """The global seed that syrtos sets for a script that sets none does not count beside it; one of the script's does."""
+    tf_internals_random.draw_from_given_seeds(is_seed_of_run)
+    wanted = tf.raw_ops.RandomUniform(shape=[4], dtype=tf.float32, seed=NO_GLOBAL_SEED, seed2=3).numpy()
+    tf.random.set_seed(settings.common_seed())
+    assert tf.random.uniform([4], seed=3).numpy().tolist() == wanted.tolist()
+    tf.random.set_seed(settings.common_seed() + 12345)
+    assert tf.random.uniform([4], seed=3).numpy().tolist() != wanted.tolist()
