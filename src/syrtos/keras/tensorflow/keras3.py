@@ -46,6 +46,7 @@ from syrtos.keras.tensorflow.input import (
 from syrtos.keras.tensorflow.parameter_server import remote_optimizer
 from syrtos.keras.tensorflow.step import StepScope
 from syrtos.keras.tensorflow.step import whole_batch as computing_whole_batch
+from syrtos.keras.tensorflow.strategy import Strategy
 from syrtos.keras.trainer import interrupts, replicas, timing
 
 
@@ -207,6 +208,8 @@ def _make_predict_function(original: Method) -> Method:
 
 def _build_from_spec(original: Method) -> Method:
     def maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        if Strategy.chosen and iterator is not None:
+            _draw_an_order(iterator)
         predict_step = getattr(self, "_syrtos_predict_step", self.predict_step)
         steps = [(self.train_step, "train_step"), (self.test_step, "test_step"), (predict_step, "predict_step")]
         options = world.current().options
@@ -224,6 +227,16 @@ def _build_from_spec(original: Method) -> Method:
             self._symbolic_build(data_batch=batch)
 
     return maybe_symbolic_build
+
+
+def _draw_an_order(iterator: Any) -> None:
+    """Begins to read the data: a model of a strategy's scope is built from a first batch in one process.
+
+    So its `fit` begins with the second order of a data set that is shuffled for each iterator.
+    """
+    dataset = iterator._distributed_dataset
+    if isinstance(dataset, tf.data.Dataset) and keras_internals.stream_of(iterator) is None:
+        next(iter(dataset), None)
 
 
 def _on_batch(original: Method) -> Method:
