@@ -373,6 +373,18 @@ def _open_streams() -> None:
             new.reconfigure(line_buffering=lines, write_through=old.write_through)
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
+        _log_to(new, old)
+
+
+def _log_to(new: Any, old: Any) -> None:
+    """Gives handlers of `logging` that frameworks made when they were imported the new stream.
+
+    absl closes what is not `sys.stderr` at the end, and what is logged after it would be a traceback.
+    """
+    for reference in getattr(logging, "_handlerList", ()):  # all of them; seen in Python 3.11 to 3.13
+        handler = reference()
+        if isinstance(handler, logging.StreamHandler) and handler.stream is old:
+            handler.setStream(new)
 
 
 def _take(descriptors: list[int]) -> None:

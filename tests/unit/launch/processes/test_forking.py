@@ -139,6 +139,24 @@ atexit.register(lambda: print(sys.modules["__main__"].__file__))
     assert (tmp_path / "circle").read_text() == (tmp_path / "function").read_text() == "abcd"
 
 
+def test_what_is_logged_at_the_end_is_no_traceback(tmp_path: Path) -> None:
+    """absl's handler closes its stream at the end, unless it is `sys.stderr`; TensorFlow's has the same stream."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import logging, sys\nfrom absl import logging as absl\n"
+        "handler = absl.get_absl_handler().python_handler\n"
+        "print(handler.stream is sys.stderr, file=open('said', 'w'))\n"
+    )
+    found = Zygote({"absl.logging": ""}, ENV)
+    found.wait()
+    try:
+        ended = Forked(found.path, Command((str(script),), ENV, str(tmp_path)), (0, 1, 2))
+        assert ended.wait(60) == 0
+    finally:
+        found.close()
+    assert (tmp_path / "said").read_text() == "True\n"
+
+
 def test_standard_input_can_be_sought_as_in_a_new_interpreter(empty: Zygote, tmp_path: Path) -> None:
     script = "import sys; sys.stdin.read(); sys.stdin.seek(0); print(sys.stdin.read())"
     assert written_by(empty, tmp_path, script, b"hello") == "hello\n"
