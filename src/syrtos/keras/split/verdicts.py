@@ -148,7 +148,8 @@ def tell(plan: Plan, session: Session, what: str) -> None:
         session.ledger.say(first_batch=plan.difference)
     if not plan.whole:
         return
-    session.ledger.say(not_split=plan.whole)
+    before, found = str(session.ledger.told.get("not_split", "")), f"{what}: {plan.whole}"
+    session.ledger.say(not_split=before if found in before else "; ".join(filter(None, (before, found))))
     if session.world.rank == 0:
         print(
             f"syrtos: {what} is not split over the workers: {plan.whole}. Each worker computes the whole batch, so the results are those of one process, "
