@@ -27,6 +27,7 @@ from syrtos.data.records import Records
 from syrtos.data.tfrecord import TFRecord
 from syrtos.keras.datasets.parsing import each
 from syrtos.keras.datasets.planned import Stream
+from syrtos.keras.tensorflow.planned_input import pipeline_of
 
 BATCH, FILES, PER_FILE = 256, 8, 12_500
 FEATURES = {"x": tf.io.FixedLenFeature([250], tf.float32), "y": tf.io.FixedLenFeature([], tf.int64)}
@@ -83,7 +84,7 @@ def planned(files: Iterable[str] | str, kept: cache.Cache, reader: str) -> tuple
     dataset: Any = from_source(
         source, objects if raw else each(parse), batch_size=BATCH, shuffle="shuffled" in reader, seed=1
     )
-    return Stream(dataset, lambda batch: batch).pipeline(), source
+    return pipeline_of(Stream(dataset, lambda batch: batch)), source
 
 
 def objects(records: list[bytes]) -> Any:
@@ -160,7 +161,7 @@ def resume() -> dict[str, Any]:
         dataset: Any = from_arrays(np.zeros((1_000_000, 8), np.float32), batch_size=BATCH, shuffle=True, seed=place)
         dataset.position = Position(3, place)
         started = time.perf_counter()
-        next(iter(Stream(dataset, lambda batch: batch).pipeline()))
+        next(iter(pipeline_of(Stream(dataset, lambda batch: batch))))
         times.append((time.perf_counter() - started) * 1e3)
     return {"median_ms": round(times[1], 1), "at_the_beginning_ms": round(times[0], 1)}
 
