@@ -16,9 +16,9 @@ READY := .venv/ready-$(subst $(space),-,$(strip $(BACKENDS)))
 
 # Tests that stand in one file share what they have set up, so they stay in one process; two of those fill two cores.
 JOBS ?= 2
-# Each tier leaves the duration of its tests in build/, which `.ci/run` sums up.
 # Where tests of the slower tiers stand: looking for them in all folders takes each process ten seconds.
 SLOW = tests/contract tests/parity tests/e2e tests/faults tests/conformance
+# Each tier leaves the duration of its tests in build/, which `.ci/run` sums up.
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml build/$@.xml
 
 .PHONY: demo docs environment test test-all test-slow test-timing test-long test-versions conformance sdks check parity chaos upstream bench bench-wire bench-memory bench-simulate examples dist clean

@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE.parent / "tests" / "e2e"))
 import netns  # noqa: E402 - it is found by the line above
 
 from syrtos.report import forecast  # noqa: E402
-from syrtos.report.forecast import Link, Place  # noqa: E402
+from syrtos.report.forecast import Layout, Link  # noqa: E402
 from syrtos.report.summary import summarize  # noqa: E402
 
 SYRTOS = str(Path(sys.executable).parent / "syrtos")
@@ -41,7 +41,7 @@ def script(model: str) -> list[str]:
     return [str(HERE / "wire_fit.py"), model, "--steps", str(STEPS[model])]
 
 
-def on_one_host(model: str, workers: int, run_dir: str) -> forecast.Step:
+def on_one_host(model: str, workers: int, run_dir: str) -> forecast.MeasuredStep:
     command = [SYRTOS, "run", "-n", str(workers), "--oversubscribe", *PLAIN, "--run-dir", run_dir, *script(model)]
     subprocess.run(command, env={**os.environ, **ONE_THREAD}, check=True, capture_output=True)
     return forecast.measured_step(Path(run_dir))
@@ -66,7 +66,7 @@ def link_between(hosts: netns.Hosts, folder: str) -> Link:
 def compare(hosts: netns.Hosts, link: Link, model: str, workers: int, folder: str) -> Line:
     step = on_one_host(model, workers, f"{folder}/one-{model}-{workers}")
     on_hosts(hosts, workers, f"{folder}/two-{model}-{workers}", *script(model))
-    expected = 1e3 * forecast.hierarchical(step, Place(workers, 2, link))
+    expected = 1e3 * forecast.hierarchical(step, Layout(workers, 2, link))
     found = summarize(Path(f"{folder}/two-{model}-{workers}")).step_ms
     one = 1e3 * (step.own + step.inside)
     return {

@@ -21,7 +21,7 @@ from syrtos.launch.spec import new_run_dir
 from syrtos.notebook import launcher, parcel
 
 if TYPE_CHECKING:
-    from syrtos.engines.ray.places import Places
+    from syrtos.engines.ray.places import WorkerPlaces
 
 _EVERY = 1.0  # seconds between two looks for epochs that have ended
 
@@ -39,8 +39,9 @@ def run(
     """Calls ``function(*args)`` on several workers that Ray places on its nodes, and returns rank 0's result.
 
     The function trains like a script under `syrtos run`: plain `model.fit` needs no change. It travels as that of
-    `syrtos.notebook_launcher` does, and its result comes back alike. Inside a trial of Ray Tune, workers take the bundles
-    of the trial's placement group from the second on. Where a session of Ray Tune or Ray Train is active, the logs of
+    `syrtos.notebook_launcher` does, and its result comes back alike. Inside a trial of Ray Tune, workers take the
+    bundles of the trial's placement group from the second on. Where a session of Ray Tune or Ray Train is active, the
+    logs of
     each epoch are reported to it.
 
     Usage::
@@ -108,7 +109,7 @@ def _pack(function: Callable[..., object], args: Sequence[object]) -> bytes:
         return file.read()
 
 
-def _places(asked: Asked, packed: bytes) -> contextlib.closing[Places]:
+def _places(asked: Asked, packed: bytes) -> contextlib.closing[WorkerPlaces]:
     """Returns a context manager of the places, which Ray has reserved.
 
     Raises:
@@ -116,19 +117,19 @@ def _places(asked: Asked, packed: bytes) -> contextlib.closing[Places]:
         LaunchError: Ray has no places.
     """
     try:
-        from syrtos.engines.ray.places import Places
+        from syrtos.engines.ray.places import WorkerPlaces
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"`syrtos.ray.run` needs the package {error.name}: `pip install 'syrtos[ray]'`."
         ) from error
-    return contextlib.closing(Places(asked, parcel=packed))
+    return contextlib.closing(WorkerPlaces(asked, parcel=packed))
 
 
 # -- metrics ------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def reporting(places: Places, run_dir: str) -> Iterator[None]:
+def reporting(places: WorkerPlaces, run_dir: str) -> Iterator[None]:
     """Context manager: the logs of epochs are reported to the session of Ray Tune or Ray Train that is active here."""
     report = _report_of_session()
     if report is None:

@@ -29,19 +29,22 @@ _STEPS = re.compile(r"steps=(\d{1,12}):(\d{1,12})")
 OPTIONS_VARIABLE = "SYRTOS_OPTIONS"
 SEED_VARIABLE = "SYRTOS_SEED"
 
-# Further variables of the launcher for workers: that it reads their reports, the place of their standard input, the processes of TF_CONFIG's tasks,
-# and where they keep snapshots.
+# Further variables of the launcher for workers: that it reads their reports, the place of their standard input, the
+# processes of TF_CONFIG's tasks, and where they keep snapshots.
 SUPERVISED_VARIABLE = "SYRTOS_SUPERVISED"
 INPUT_VARIABLE = "SYRTOS_INPUT"
 TASKS_VARIABLE = "SYRTOS_TASKS"
 SNAPSHOTS_VARIABLE = "SYRTOS_SNAPSHOTS"
 TRIAL_VARIABLE = "SYRTOS_TRIAL"
-# Where workers find a function that they are to call, and leave its result: two files in the memory of a process of this user, and their name there.
+# Where workers find a function that they are to call, and leave its result: two files in the memory of a process of
+# this user, and their name there.
 CALL_VARIABLE = "SYRTOS_CALL"
 CALL_NAME = "syrtos-notebook"
-# When a process began to import the frameworks from which this one is forked, and when it had, in seconds since the epoch.
+# When a process began to import the frameworks from which this one is forked, and when it had, in seconds since the
+# epoch.
 IMPORTED_VARIABLE = "SYRTOS_IMPORTED"
-# "1": each worker is a new interpreter, and imports by itself. "first", which the launcher sets: those are that are started before any has imported.
+# "1": each worker is a new interpreter, and imports by itself. "first", which the launcher sets: those are that are
+# started before any has imported.
 NEW_INTERPRETERS_VARIABLE = "SYRTOS_NEW_INTERPRETERS"
 FOR_WORKERS = (
     OPTIONS_VARIABLE,
@@ -81,7 +84,8 @@ HARMLESS = (
 # Begin like harmless ones, and are none: never shown, sent to other hosts, or given to scripts.
 SECRET_VARIABLE = "SYRTOS_SECRET"
 DATABASE_VARIABLE = "SYRTOS_DATABASE_URL"
-# Set by Kubeflow Trainer, 2.2 and later: where the progress of a TrainJob is reported to, and the files with the authority and the token for it.
+# Set by Kubeflow Trainer, 2.2 and later: where the progress of a TrainJob is reported to, and the files with the
+# authority and the token for it.
 KUBEFLOW_VARIABLES = ("KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_CA_CERT", "KUBEFLOW_TRAINER_SERVER_TOKEN")
 
 
@@ -106,7 +110,8 @@ class Options:
             collectives of Keras's backend; ``"auto"``: the framework's where gradients are on GPUs, and with JAX, MPI
             elsewhere.
         on_nan: the treatment of a gradient that is NaN or infinite, before it is applied: ``"stop"``: the run ends;
-            ``"skip"``: the batch is left out; ``"warn"``: it is applied, and a loss that is not finite is reported once.
+            ``"skip"``: the batch is left out; ``"warn"``: it is applied, and a loss that is not finite is reported
+            once.
         on_divergence: the treatment of replicas that differ: ``"stop"``: the run ends; ``"repair"``: it goes on from
             the last snapshot, before each of which the replicas are compared.
         sync_every: in `fit`, steps that each worker trains alone before the workers exchange the change of their
@@ -262,7 +267,7 @@ class Options:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Trial:
+class TuneTrial:
     """The work of the first `fit` of a script for `syrtos tune`, in place of its own training.
 
     Attributes:
@@ -284,10 +289,10 @@ class Trial:
         return json.dumps(dataclasses.asdict(self))
 
 
-def trial_from(env: Mapping[str, str]) -> Trial | None:
+def trial_from(env: Mapping[str, str]) -> TuneTrial | None:
     """Returns the trial that this process is; None for a run of its own."""
     text = env.get(TRIAL_VARIABLE)
-    return Trial(**json.loads(text)) if text else None
+    return TuneTrial(**json.loads(text)) if text else None
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

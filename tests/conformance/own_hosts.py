@@ -17,7 +17,7 @@ from typing import Any
 
 import netns
 
-from syrtos.jobs.runner.enter import Spec
+from syrtos.jobs.runner.enter import InstanceSpec
 
 HOSTS = ("algo-1", "algo-2")
 _ENTRYPOINT = ("/bin/bash", "-c", "chmod +x {0}/sm_train.sh && {0}/sm_train.sh".format("/opt/ml/input/data/sm_drivers"))
@@ -62,7 +62,7 @@ class Job:
         self._fill(host)
         home = self.folder / HOSTS[host] / "home"
         home.mkdir(exist_ok=True)
-        spec = Spec(
+        spec = InstanceSpec(
             name=f"ip-{hosts.first_pids[host]}",
             root=str(self.ml(host)),
             isolated=True,

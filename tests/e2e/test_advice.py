@@ -45,7 +45,7 @@ def train(run_dir: Path, way: str, backend: str = "tensorflow") -> Any:
     return findings(run_dir)
 
 
-def findings(run_dir: Path) -> list[advice.Finding]:
+def findings(run_dir: Path) -> list[advice.Recommendation]:
     found = situation.of(load(run_dir))
     assert found is not None
     return advice.findings(found)

@@ -54,8 +54,8 @@ class Run:
         self._segments: set[str] = set()
         self.commands: set[str] = set()
         self.pids: set[int] = set()
-        self._strangers: set[int] = set()  # processes that were there before, which need no look at their environment
-        self._strangers.update(psutil.pids())
+        # Processes that were there before need no look at their environment.
+        self._strangers = {process.pid: process.create_time() for process in psutil.process_iter()}
         self._next_look = 0.0
         self._since = time.monotonic()
         self.seconds = 0.0
@@ -85,8 +85,8 @@ class Run:
             if time.monotonic() > self._next_look:
                 began_to_look = time.monotonic()
                 self._watch()
-                # Looking takes a tenth of a core at most: beside it run the processes that are looked at.
-                self._next_look = time.monotonic() + max(0.3, 10 * (time.monotonic() - began_to_look))
+                # Looking takes a quarter of a core at most: beside it run the processes that are looked at.
+                self._next_look = time.monotonic() + max(0.2, 3 * (time.monotonic() - began_to_look))
             time.sleep(0.05)
 
     def until_exist(self, *names: str, within: float = 60.0) -> None:
@@ -134,9 +134,9 @@ class Run:
 
     def _members(self) -> Iterator[psutil.Process]:
         for process in psutil.process_iter():
-            if process.pid in self._strangers:
-                continue
             with contextlib.suppress(psutil.Error):
+                if self._strangers.get(process.pid) == process.create_time():
+                    continue
                 ours = process.environ().get(_MARK) == self._mark or process.cwd() == str(self._folder)
                 if ours and process.status() != psutil.STATUS_ZOMBIE:
                     yield process

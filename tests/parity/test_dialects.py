@@ -17,7 +17,7 @@ from table import HERE, ONE_THREAD
 
 import forking
 
-# Each is slow on one number of workers more.
+# Groups whose cases on three workers, or on four, are in `make test-slow`; on the other number in `make test-long`.
 ON_THREE, ON_FOUR = ("manual", "accumulating"), ("strategies", "estimator")
 LEGACY = [group for group in registry.GROUPS if group not in registry.GROUPS_OF_KERAS3]
 Trained = Callable[[str, int], Path]

@@ -21,7 +21,7 @@ from syrtos.errors import SnapshotError
 _KEPT = 2
 
 
-class Slots(Protocol):
+class SnapshotFolders(Protocol):
     """The place of snapshots before they are in files.
 
     It is `syrtos.checkpoint.slots.Slots`, or the memory of other hosts.
@@ -47,7 +47,7 @@ class Slots(Protocol):
 _PREFIX, _MANIFEST = "snapshot-", "manifest.json"
 
 
-def save(slots: Slots, folder: Path) -> int:
+def save(slots: SnapshotFolders, folder: Path) -> int:
     """Writes the newest committed snapshot into ``folder``, unless it is there.
 
     Workers may go on: nothing waits for this.
@@ -79,7 +79,7 @@ def save(slots: Slots, folder: Path) -> int:
     return number
 
 
-def load(folder: Path, slots: Slots) -> tuple[int, list[str]]:
+def load(folder: Path, slots: SnapshotFolders) -> tuple[int, list[str]]:
     """Puts the newest undamaged snapshot of ``folder`` into the slots, as if workers had committed it.
 
     Damaged ones are renamed.
@@ -121,7 +121,7 @@ def _parts(place: Path) -> Iterator[bytes]:
         yield data
 
 
-def _copy(slots: Slots, part: int, number: int, path: Path) -> str:
+def _copy(slots: SnapshotFolders, part: int, number: int, path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for piece in slots.pieces(part, number):

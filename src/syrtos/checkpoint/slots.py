@@ -18,12 +18,13 @@ from pathlib import Path
 
 Places = Sequence[tuple[str, str]]
 
-# Number of the snapshot, 0 while there is none or it is being written; how many parts it has; the length of this one in bytes.
+# Number of the snapshot, 0 while there is none or it is being written; how many parts it has; the length of this one
+# in bytes.
 _HEAD = struct.Struct("<QQQ")
 _PIECE = 1 << 24
 
 
-class Memory:
+class SlotsInMemory:
     """The slots of one host, as long as this process lives (memfd_create(2)).
 
     Args:

@@ -12,7 +12,8 @@ from syrtos import __version__
 from syrtos.cli.parsing import Parser, refuse_unknown_command
 from syrtos.errors import SyrtosError
 
-# The commands in groups, and the file of each: only that of the one that is asked for is imported, which takes half of the time.
+# The commands in groups, and the file of each: only that of the one that is asked for is imported, which takes half
+# of the time.
 _GROUPS = {
     "train": {"init": "init", "run": "run", "resume": "resume", "resize": "resize", "status": "jobs", "logs": "jobs", "stop": "jobs"},
     "look before and after": {

@@ -14,7 +14,8 @@ from syrtos.jobs.store.home import ACCOUNT, BUCKET, REGION, Home
 # Seconds that a service may take to start.
 _STARTING = 15.0
 
-# The SDKs' own settings: no telemetry to Amazon, and a default bucket, without which they ask Amazon's STS for the account's number.
+# The SDKs' own settings: no telemetry to Amazon, and a default bucket, without which they ask Amazon's STS for the
+# account's number.
 _SDK = f"""\
 SchemaVersion: '1.0'
 SageMaker:

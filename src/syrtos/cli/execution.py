@@ -29,7 +29,7 @@ from syrtos.launch import generations, losses
 from syrtos.launch.membership import Membership
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.plan import Machine, Plan, make_plan
-from syrtos.launch.policy import Policy
+from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.processes.standard_input import has_data, input_descriptor
 from syrtos.launch.processes.standby import Standby
 from syrtos.launch.program import Program
@@ -50,7 +50,8 @@ _REQUEST = "run.json"
 _LOCK = ".lock"
 # The end of a run that a scheduler has stopped.
 _BY_SCHEDULER = [End.STOPPED.name, 128 + signal.SIGTERM]
-# Seconds before a process is made ready to fork the next generation, where no person has asked for restarts: short runs are spared it.
+# Seconds before a process is made ready to fork the next generation, where no person has asked for restarts: short
+# runs are spared it.
 _STANDBY_AFTER = 10.0
 
 
@@ -70,7 +71,7 @@ class Met:
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class RunRequest:
     """A run as it was asked for.
 
     Attributes:
@@ -82,7 +83,7 @@ class Request:
     """
 
     spec: Spec
-    policy: Policy
+    policy: RestartPolicy
     seed: int
     track: tuple[str, ...] = ()
     metrics_port: int | None = None
@@ -136,7 +137,7 @@ def _digest(script: str) -> str:
     return hashlib.sha256(Path(script).read_bytes()).hexdigest() if os.path.isfile(script) else ""
 
 
-def read_request(run_dir: Path) -> Request:
+def read_request(run_dir: Path) -> RunRequest:
     """Reads the request that `Request.write` has written, and changes to the folder in which the run was begun.
 
     If the script has changed since, a line says so.
@@ -146,7 +147,7 @@ def read_request(run_dir: Path) -> Request:
     """
     try:
         found: dict[str, Any] = json.loads((run_dir / _REQUEST).read_text())
-        policy = Policy(**found["policy"])
+        policy = RestartPolicy(**found["policy"])
         program = {
             **found["program"],
             "arguments": tuple(found["program"]["arguments"]),
@@ -180,11 +181,11 @@ def read_request(run_dir: Path) -> Request:
         raise ConfigurationError(f"The run in {run_dir} has finished: there is nothing to resume.")
     if _digest(spec.program.name) != found.get("sha256", ""):
         print(f"syrtos: {spec.program.name} has changed since the run was begun.", file=sys.stderr)
-    return Request(spec, policy, seed, tuple(found.get("track") or ()), found.get("metrics_port"))
+    return RunRequest(spec, policy, seed, tuple(found.get("track") or ()), found.get("metrics_port"))
 
 
 def execute(
-    request: Request,
+    request: RunRequest,
     run_dir: Path,
     resume: bool = False,
     met: Met | None = None,
@@ -192,7 +193,8 @@ def execute(
 ) -> int:
     """Runs a request, prints what a person wants to know, and returns the exit code.
 
-    ``changes`` of what was asked for are written down, so that the run is also resumed with them: see `request_changes`.
+    ``changes`` of what was asked for are written down, so that the run is also resumed with them: see
+    `request_changes`.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -224,7 +226,7 @@ def execute(
             return _execute(request, run_dir, resume, met)
 
 
-def _on_new_hosts(kept: Request, asked: Spec) -> Request:
+def _on_new_hosts(kept: RunRequest, asked: Spec) -> RunRequest:
     """Returns a request that was kept, on the hosts that an engine has chosen this time."""
     if not asked.placed:
         return kept
@@ -232,7 +234,7 @@ def _on_new_hosts(kept: Request, asked: Spec) -> Request:
     return dataclasses.replace(kept, spec=dataclasses.replace(kept.spec, **hosts))
 
 
-def _goes_on(request: Request, run_dir: Path) -> bool:
+def _goes_on(request: RunRequest, run_dir: Path) -> bool:
     """Returns whether a run in this folder goes on by the same command, without `syrtos resume`.
 
     It does if the same script, options and arguments ran here until a scheduler stopped the launcher, or its machine
@@ -244,7 +246,7 @@ def _goes_on(request: Request, run_dir: Path) -> bool:
     return found.get("end") in (None, _BY_SCHEDULER) or generations.is_of_script(run_dir)
 
 
-def _why_not(request: Request, run_dir: Path) -> str:
+def _why_not(request: RunRequest, run_dir: Path) -> str:
     """Returns why the same command does not go on with an unfinished run, as the end of a sentence about it."""
     found = document(run_dir / _REQUEST)
     if not found:
@@ -254,7 +256,7 @@ def _why_not(request: Request, run_dir: Path) -> str:
     return f"ended by itself or was stopped by a person ({End[found['end'][0]].value})"
 
 
-def _may_be_forgotten(request: Request, run_dir: Path) -> bool:
+def _may_be_forgotten(request: RunRequest, run_dir: Path) -> bool:
     """Returns whether the snapshot in this folder is one that no person has asked for."""
     asked = document(run_dir / _REQUEST).get("policy", {}).get("asked", True)
     return not (request.policy.asked or asked or generations.is_of_script(run_dir))
@@ -298,7 +300,7 @@ def is_going_on(run_dir: Path) -> bool:
     return False
 
 
-def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> int:
+def _execute(request: RunRequest, run_dir: Path, resume: bool, met: Met | None) -> int:
     spec, policy, began = request.spec, request.policy, time.time() - process_age()
     verifies = spec.options.verify == "only"  # `syrtos verify` prints a table in place of all that is printed of a run
     if not verifies:
@@ -353,7 +355,7 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
             ended = generations.run(start, snapshots, run_dir, policy, request.seed, resume, gather=members.gather)
         else:
             generations.forget(run_dir)
-            ended = generations.Ended(start(run_dir, lambda workers: {}), run_dir)
+            ended = generations.RunEnd(start(run_dir, lambda workers: {}), run_dir)
     _note(run_dir, end=[ended.outcome.end.name, ended.outcome.code])
     if ended.outcome.end is not End.FINISHED:
         return _print_failed(ended, run_dir, policy.asked)
@@ -362,7 +364,7 @@ def _execute(request: Request, run_dir: Path, resume: bool, met: Met | None) -> 
     return ended.outcome.code
 
 
-def _print_failed(ended: generations.Ended, run_dir: Path, restarts_asked: bool) -> int:
+def _print_failed(ended: generations.RunEnd, run_dir: Path, restarts_asked: bool) -> int:
     """Prints how a run ended that has not finished, and whether it can go on; returns the exit code."""
     print_table(run_dir)
     print_failure(ended.outcome, ended.folder)

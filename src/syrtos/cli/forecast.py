@@ -13,7 +13,7 @@ from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 from syrtos.errors import ConfigurationError
 from syrtos.launch import generations
 from syrtos.report import forecast
-from syrtos.report.forecast import WAYS, Link, Place, Step
+from syrtos.report.forecast import WAYS, Layout, Link, MeasuredStep
 
 _OURS = next(iter(WAYS))
 
@@ -89,8 +89,8 @@ def _last_trained_folder(run_dir: Path) -> Path:
     return next((folder for folder in reversed(folders) if forecast.is_measured(folder)), run_dir)
 
 
-def _row(step: Step, workers: int, per_host: int, link: Link, gbit: float) -> dict[str, Any]:
-    place = Place(workers, -(-workers // per_host), link)
+def _row(step: MeasuredStep, workers: int, per_host: int, link: Link, gbit: float) -> dict[str, Any]:
+    place = Layout(workers, -(-workers // per_host), link)
     seconds = {name: way(step, place) for name, way in WAYS.items()}
     return {
         "gbit": gbit,
@@ -102,7 +102,7 @@ def _row(step: Step, workers: int, per_host: int, link: Link, gbit: float) -> di
     }
 
 
-def _print(step: Step, rows: list[dict[str, Any]]) -> None:
+def _print(step: MeasuredStep, rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 

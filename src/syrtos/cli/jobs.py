@@ -44,7 +44,7 @@ def add_to(commands: Any) -> None:
         "stop", help="stop a training job (SIGTERM, SIGKILL after two minutes), or a run that was submitted"
     )
     parser.set_defaults(main=_stop)
-    parser.add_argument("name", nargs="?", metavar="JOB|RUN_DIR", help=_NEWEST)
+    parser.add_argument("name", metavar="JOB|RUN_DIR")
 
 
 def _list(chosen: argparse.Namespace) -> int:
@@ -89,7 +89,7 @@ def _status_of_run(chosen: argparse.Namespace) -> int:
 
 def _logs(chosen: argparse.Namespace) -> int:
     if chosen.name is None or Path(chosen.name).is_dir():
-        return placing.print_output(_run_dir_of(chosen), chosen.follow)
+        return placing.print_output(find_run_dir(chosen.name and Path(chosen.name)), chosen.follow)
     from syrtos.jobs.client import local
 
     service = _service()
@@ -108,10 +108,6 @@ def _logs(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _run_dir_of(chosen: argparse.Namespace) -> Path:
-    return find_run_dir(None if chosen.name is None else Path(chosen.name))
-
-
 def _service() -> Service:
     from syrtos.jobs.client import local
     from syrtos.jobs.store.home import Home
@@ -124,8 +120,8 @@ def _instances(service: Service, name: str) -> int:
 
 
 def _stop(chosen: argparse.Namespace) -> int:
-    if chosen.name is None or Path(chosen.name).is_dir():
-        return placing.stop(_run_dir_of(chosen))
+    if Path(chosen.name).is_dir():
+        return placing.stop(Path(chosen.name).resolve())
     from syrtos.jobs.client import local
 
     local.ask_to_stop(_service(), chosen.name)

@@ -57,7 +57,8 @@ def _lead(cluster: Cluster, patience: float, chosen: argparse.Namespace, launch:
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: meeting.close(code))
         meeting.wait()
-        # From here on the launcher answers it; one that another host passes on after the end of the run changes no exit code.
+        # From here on the launcher answers it; one that another host passes on after the end of the run changes no
+        # exit code.
         signal.signal(signal.SIGTERM, lambda *_: None)
         chosen.are_placed = True
         chosen.hosts = ",".join(f"{host}:{count}" for host, count in meeting.slots.items())

@@ -12,13 +12,13 @@ from typing import Any, get_args
 
 from syrtos import settings
 from syrtos.cli import placing
-from syrtos.cli.execution import Met, Request, execute, this_machine
+from syrtos.cli.execution import Met, RunRequest, execute, this_machine
 from syrtos.cli.parsing import Help
 from syrtos.cli.watching import TRACKERS, all_trackers, check
 from syrtos.errors import ConfigurationError
 from syrtos.launch.membership import listed_by
 from syrtos.launch.plan import make_plan
-from syrtos.launch.policy import Policy
+from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.program import parse
 from syrtos.launch.spec import Elastic, Host, Spec, new_run_dir, parse_hosts, read_hostfile
 from syrtos.settings import BatchMode, CompileUpdate, Exchange, OnDivergence, OnNaN, Options, ScaleLR, Verify
@@ -197,10 +197,10 @@ def _launch(chosen: argparse.Namespace, run_dir: Path, met: Met | None) -> int:
         return 0
     _warn_of_one_worker(chosen, spec)
     seed = random.SystemRandom().randrange(2**31)
-    return execute(Request(spec, policy, seed, track, chosen.metrics_port), run_dir, met=met)
+    return execute(RunRequest(spec, policy, seed, track, chosen.metrics_port), run_dir, met=met)
 
 
-def _policy(chosen: argparse.Namespace, spec: Spec) -> Policy:
+def _policy(chosen: argparse.Namespace, spec: Spec) -> RestartPolicy:
     """Returns the rules by which workers are started again.
 
     Raises:
@@ -210,10 +210,10 @@ def _policy(chosen: argparse.Namespace, spec: Spec) -> Policy:
     repair = spec.options.on_divergence == "repair"
     if given is None:
         if spec.elastic is not None:
-            return Policy(
+            return RestartPolicy(
                 sys.maxsize, repair=repair
             )  # hosts may be lost again and again; those that commit nothing end the run
-        return Policy(0 if spec.options.servers else _RESTARTS, asked=False, repair=repair)
+        return RestartPolicy(0 if spec.options.servers else _RESTARTS, asked=False, repair=repair)
     if given < 0:
         raise ConfigurationError(f"`--max-restarts` must be 0 or more. Received: {given}.")
     if not given and (spec.elastic or repair):
@@ -225,7 +225,7 @@ def _policy(chosen: argparse.Namespace, spec: Spec) -> Policy:
             f"`--max-restarts {given}` was given with parameter servers (--ps): snapshots are of workers that hold the whole state. Leave it out; scripts "
             "go on from checkpoints of their own (`keras.callbacks.BackupAndRestore`)."
         )
-    return Policy(given, repair=repair)
+    return RestartPolicy(given, repair=repair)
 
 
 def _elastic(chosen: argparse.Namespace) -> Elastic | None:

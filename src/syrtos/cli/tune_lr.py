@@ -12,7 +12,7 @@ from syrtos.cli import tuning
 from syrtos.cli.execution import this_machine
 from syrtos.errors import ConfigurationError
 from syrtos.launch.terminal import output
-from syrtos.settings import Trial
+from syrtos.settings import TuneTrial
 from syrtos.tune import rates, runner, text
 from syrtos.tune.rates import Rates
 from syrtos.tune.runner import TrialError
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
             f"Received: {chosen.first}, {chosen.last} and {chosen.steps}."
         )
     spec, run_dir = tuning.spec_of(chosen), tuning.run_dir_of(chosen)
-    trial = Trial(kind="lr", steps=chosen.steps, first_rate=chosen.first, last_rate=chosen.last)
+    trial = TuneTrial(kind="lr", steps=chosen.steps, first_rate=chosen.first, last_rate=chosen.last)
     output.say(
         f"the trial runs {spec.program.name} up to its first `fit`, and {chosen.steps} batches of it; results in {run_dir}"
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from syrtos.jobs.client.search_file import SearchFile
     from syrtos.jobs.store.tunings import TuningRecord
     from syrtos.jobs.tuning.search import Search
-    from syrtos.jobs.tuning.trials import Trial
+    from syrtos.jobs.tuning.trials import SearchTrial
 
 _LOOK = 0.5
 _SHOWN = 8  # trials, while they run
@@ -155,7 +155,7 @@ def _watch(service: Service, name: str) -> TuningRecord:
             time.sleep(_LOOK)
 
 
-def _look(service: Service, name: str) -> tuple[TuningRecord, Search, list[Trial]]:
+def _look(service: Service, name: str) -> tuple[TuningRecord, Search, list[SearchTrial]]:
     from syrtos.jobs.tuning.found import trials_of
     from syrtos.jobs.tuning.operations import search_of
 
@@ -166,7 +166,7 @@ def _look(service: Service, name: str) -> tuple[TuningRecord, Search, list[Trial
     return record, search, trials_of(service.store, search, record)
 
 
-def _picture(record: TuningRecord, search: Search, trials: Sequence[Trial]) -> Group:
+def _picture(record: TuningRecord, search: Search, trials: Sequence[SearchTrial]) -> Group:
     ended = sum(not trial.active for trial in trials)
     most = f" of {search.trials}"
     head = f"{search.strategy} search {record.name}: {ended}{most} trials, {len(trials) - ended} running"
@@ -174,7 +174,7 @@ def _picture(record: TuningRecord, search: Search, trials: Sequence[Trial]) -> G
     return Group(Text(head, style="bold"), Text(_best(search, trials)), _table(search, latest))
 
 
-def _tell(search: Search, trials: Sequence[Trial], told: set[str]) -> None:
+def _tell(search: Search, trials: Sequence[SearchTrial], told: set[str]) -> None:
     for trial in trials:
         if not trial.active and trial.name not in told:
             told.add(trial.name)
@@ -183,14 +183,14 @@ def _tell(search: Search, trials: Sequence[Trial], told: set[str]) -> None:
             _say(f"trial {trial.number} of {search.trials}: {value}, {_values(trial)}{more}")
 
 
-def _best(search: Search, trials: Sequence[Trial]) -> str:
+def _best(search: Search, trials: Sequence[SearchTrial]) -> str:
     from syrtos.jobs.tuning.trials import best
 
     found = best(search, trials)
     return f"best so far: {search.metric} {_number(found.objective)}, {_values(found)}" if found else "no result yet"
 
 
-def _table(search: Search, trials: Sequence[Trial]) -> Table:
+def _table(search: Search, trials: Sequence[SearchTrial]) -> Table:
     names = [parameter.name for parameter in search.space]
     table = Table("trial", "status", search.metric, *names, "seconds", box=None, pad_edge=False, header_style="bold")
     for trial in trials:
@@ -199,14 +199,14 @@ def _table(search: Search, trials: Sequence[Trial]) -> Table:
     return table
 
 
-def _status(trial: Trial) -> str:
+def _status(trial: SearchTrial) -> str:
     """Returns the status of a trial in a colour, as markup; a trial that was stopped early counts with what it had."""
     if trial.status == "InProgress":
         return "[cyan]Running[/]" if trial.started else "Waiting"
     return f"[{ {'Completed': 'green', 'Failed': 'red'}.get(trial.status, 'yellow') }]{trial.status}[/]"
 
 
-def _seconds(trial: Trial) -> str:
+def _seconds(trial: SearchTrial) -> str:
     return f"{(trial.ended or time.time()) - trial.started:.0f}" if trial.started else ""
 
 
@@ -214,7 +214,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
-def _values(trial: Trial) -> str:
+def _values(trial: SearchTrial) -> str:
     return ", ".join(f"{name}={_plain(text)}" for name, text in trial.tuned.items())
 
 
@@ -252,7 +252,7 @@ def _show_results(service: Service, asked: SearchFile) -> None:
         out.print(f"train with them:  syrtos submit {path}", soft_wrap=True)
 
 
-def _write_best(asked: SearchFile, found: Trial) -> Path:
+def _write_best(asked: SearchFile, found: SearchTrial) -> Path:
     """Writes the job with the best hyperparameters, as a file for `syrtos submit`, and returns its path."""
     import yaml
 

@@ -16,9 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from syrtos import settings
-from syrtos.cli.execution import Request, execute, this_machine
+from syrtos.cli.execution import RunRequest, execute, this_machine
 from syrtos.launch.plan import make_plan
-from syrtos.launch.policy import Policy
+from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.program import parse
 from syrtos.launch.spec import Spec
 from syrtos.observe.ledger import verified_path
@@ -55,7 +55,7 @@ def main(chosen: argparse.Namespace) -> int:
             oversubscribe=True,
         )
         make_plan(spec, this_machine(spec.hosts), settings.environment())  # refused before anything is started
-        code = execute(Request(spec, Policy(0), 0), run_dir)
+        code = execute(RunRequest(spec, RestartPolicy(0), 0), run_dir)
         functions = list(_functions(run_dir))
     if chosen.json:
         for function in functions:

@@ -36,7 +36,7 @@ _PROBES = 3
 
 
 @dataclasses.dataclass
-class Memory:
+class ErrorMemory:
     """The state that is kept for one variable from one exchange to the next.
 
     Attributes:
@@ -53,7 +53,7 @@ class Memory:
 Kind = Literal["gradient", "change"]
 
 # By what is exchanged, and by the variable.
-_memories: dict[tuple[Kind, int], Memory] = {}
+_memories: dict[tuple[Kind, int], ErrorMemory] = {}
 
 
 def weighted_mean(
@@ -148,10 +148,10 @@ def put_back(variables: Sequence[Any], stored: dict[str, Array]) -> None:
             memory.basis = basis.view(np.float32).reshape(memory.residual.size // _rows(memory.residual), -1).copy()
 
 
-def _memory_of(kind: Kind, variable: Any, array: Array) -> Memory:
+def _memory_of(kind: Kind, variable: Any, array: Array) -> ErrorMemory:
     key = kind, id(variable)
     if key not in _memories:
-        _memories[key] = Memory(np.zeros_like(array))
+        _memories[key] = ErrorMemory(np.zeros_like(array))
         weakref.finalize(variable, _memories.pop, key, None)
     return _memories[key]
 
@@ -164,7 +164,7 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def mean(
-        self, comm: Communicator, arrays: Sequence[Array], weight: float, memories: Sequence[Memory]
+        self, comm: Communicator, arrays: Sequence[Array], weight: float, memories: Sequence[ErrorMemory]
     ) -> list[Array]:
         """Returns the average over the workers by ``weight``, equal on all of them, in any shape of as many numbers."""
 
@@ -176,7 +176,7 @@ class Half(Codec):
         self._dtype = np.dtype(dtype)
 
     def mean(
-        self, comm: Communicator, arrays: Sequence[Array], weight: float, memories: Sequence[Memory]
+        self, comm: Communicator, arrays: Sequence[Array], weight: float, memories: Sequence[ErrorMemory]
     ) -> list[Array]:
         sent = []
         for array, memory in zip(arrays, memories, strict=True):
@@ -208,7 +208,7 @@ class PowerSGD(Codec):
         self._rank = rank
 
     def mean(
-        self, comm: Communicator, arrays: Sequence[Array], weight: float, memories: Sequence[Memory]
+        self, comm: Communicator, arrays: Sequence[Array], weight: float, memories: Sequence[ErrorMemory]
     ) -> list[Array]:
         low = [self._is_smaller(array) for array in arrays]
         wanted = [
@@ -234,7 +234,7 @@ class PowerSGD(Codec):
         rows = _rows(array)
         return array.ndim > 1 and self._rank * (rows + array.size // rows) < array.size
 
-    def _basis(self, memory: Memory, matrix: Array) -> Array:
+    def _basis(self, memory: ErrorMemory, matrix: Array) -> Array:
         """Returns the basis of the last exchange; at first random numbers, the same on all workers."""
         if memory.basis is None or memory.basis.shape != (matrix.shape[1], self._rank):
             memory.basis = np.random.default_rng(0).normal(size=(matrix.shape[1], self._rank)).astype(np.float32)
@@ -310,7 +310,7 @@ def _measure_codec(session: world.Session) -> Codec | None:
         reason = "all workers share the memory of one host"
         chosen = None
     else:
-        array, memory = np.ones(_PROBE, np.float32), Memory(np.zeros(_PROBE, np.float32))
+        array, memory = np.ones(_PROBE, np.float32), ErrorMemory(np.zeros(_PROBE, np.float32))
         plain = _seconds(session.comm, lambda: session.comm.weighted_sum([array], 1.0))
         coded = _seconds(session.comm, lambda: codec.mean(session.comm, [array], 1.0, [memory]))
         reason = f"4 MB take {1e3 * plain:.1f} ms, and {1e3 * coded:.1f} ms as bf16"

@@ -22,7 +22,8 @@ _OPS = {
 # Over a 1 Gbit/s link one long call reached 87-95 % of what pieces in flight do: the wire idles while it adds.
 PIECE = 4 << 20
 IN_FLIGHT = 4
-# Bytes that go to each worker at once where each gets others: over 1 Gbit/s, 100 MB between two took 445 ms so, and 1.7-2 s in pieces of 2 MB.
+# Bytes that go to each worker at once where each gets others: over 1 Gbit/s, 100 MB between two took 445 ms so, and
+# 1.7-2 s in pieces of 2 MB.
 _TO_EACH = 128 << 10
 
 

@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 from syrtos.errors import StalledError
 
-# Seconds. A wait this short is cheaper awake than asleep; a longer one would take the core from other threads. MPI moves
-# data over the network only while it is asked, so naps stay short: with 0.2 ms a 1 Gbit/s link is full, at a tenth of a core.
+# Seconds. A wait this short is cheaper awake than asleep; a longer one would take the core from other threads. MPI
+# moves data over the network only while it is asked, so naps stay short: with 0.2 ms a 1 Gbit/s link is full, at a
+# tenth of
+# a core.
 _AWAKE = 200e-6
 _NAP = 20e-6
 _LONGEST_NAP = 2e-4

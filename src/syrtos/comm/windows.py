@@ -57,7 +57,8 @@ class Windows:
         self._comm, self._meet = comm, meet
         self._windows: list[_Window] = []
         self._taken = 0
-        # For each worker which windows are free at it, in two tables that are used in turn: all workers have read one before it is written to again.
+        # For each worker which windows are free at it, in two tables that are used in turn: all workers have read one
+        # before it is written to again.
         self._free = np.frombuffer(segments.create(comm, 2 * comm.Get_size() * _MOST), np.uint8).reshape(2, -1, _MOST)
         self.nbytes = 0
         self._budget = comm.bcast(int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _BUDGET))

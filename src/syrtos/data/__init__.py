@@ -24,11 +24,11 @@ import numpy.typing as npt
 from syrtos import settings
 from syrtos.comm import world
 from syrtos.data import cache
-from syrtos.data.bad import OnBadRecord, Policy
+from syrtos.data.bad import BadRecords, OnBadRecord
 from syrtos.data.files import File
 from syrtos.data.find import Patterns, find
 from syrtos.data.folder import IMAGES, Folder
-from syrtos.data.lines import Lines, are_numbers, check_columns, csv_rows
+from syrtos.data.lines import LineRecords, are_numbers, check_columns, csv_rows
 from syrtos.data.loader import MEMORY, Loader, Position
 from syrtos.data.parquet import Parquet
 from syrtos.data.plan import Plan
@@ -123,7 +123,7 @@ def from_jsonl(
         options: see `from_source`.
     """
     row = functools.partial(_row, json.loads, parse_fn, label)
-    return from_source(_records(*_find_files(pattern), Lines()), _each(row), **options)
+    return from_source(_records(*_find_files(pattern), LineRecords()), _each(row), **options)
 
 
 def from_csv(
@@ -143,7 +143,7 @@ def from_csv(
         options: see `from_source`.
     """
     found, kept = _find_files(pattern)
-    source = _records(found, kept, Lines(quotes=True, header=True))
+    source = _records(found, kept, LineRecords(quotes=True, header=True))
     columns = check_columns(found)
     if label is not None and label not in columns:
         raise DataError(f"There is no column {label!r}: the first line names {columns}.")
@@ -246,7 +246,7 @@ def from_source(
         )
     _check_same(source)
     memory = MEMORY if isinstance(shuffle, bool) else shuffle
-    policy = Policy(on_bad_record, bad_budget, len(source))
+    policy = BadRecords(on_bad_record, bad_budget, len(source))
     loader = Loader(source, parse, batch_size, seed if shuffle else None, policy, memory)
     return importlib.import_module("syrtos.keras.datasets.planned").PlannedDataset(loader)
 
@@ -303,6 +303,7 @@ def _same(batch: Any) -> Any:
     return batch
 
 
-# A model may be loaded before there is a data set. Where our own room for Keras is what imports this one, it comes first.
+# A model may be loaded before there is a data set. Where our own room for Keras is what imports this one, it comes
+# first.
 if "keras" in sys.modules and "syrtos.keras" not in sys.modules:
     importlib.import_module("syrtos.keras.datasets.planned").prepare()

@@ -15,7 +15,7 @@ OnBadRecord = Literal["fail", "skip", "quarantine"]
 
 
 @dataclasses.dataclass
-class Policy:
+class BadRecords:
     """Decides about bad records of one data set on one worker, and remembers them.
 
     The plan does not change: a batch with a bad record has one sample fewer.

@@ -9,7 +9,7 @@ from syrtos.data.cache import Cache
 from syrtos.data.files import File
 from syrtos.data.find import find
 from syrtos.data.folder import IMAGES, Folder
-from syrtos.data.lines import Lines, check_columns
+from syrtos.data.lines import LineRecords, check_columns
 from syrtos.data.parquet import Parquet
 from syrtos.data.plan import Plan
 from syrtos.data.records import Records
@@ -85,8 +85,8 @@ def _open_source(files: list[File], cache: Cache) -> tuple[str, Source]:
         return kind, Parquet(files, None, cache)
     if kind == "CSV":
         check_columns(files)
-        return kind, Records(files, Lines(quotes=True, header=True), cache)
-    return kind, Records(files, Lines() if kind == "lines" else TFRecord(), cache)
+        return kind, Records(files, LineRecords(quotes=True, header=True), cache)
+    return kind, Records(files, LineRecords() if kind == "lines" else TFRecord(), cache)
 
 
 def _kind(file: File) -> str:

@@ -17,7 +17,7 @@ from syrtos.errors import DataError
 _NEWLINE, _RETURN, _QUOTE = 10, 13, 34
 
 
-class Lines(Format):
+class LineRecords(Format):
     """A format whose records are lines that are not empty, without their line breaks (LF or CR LF).
 
     In CSV a line break inside quotes ends no record.

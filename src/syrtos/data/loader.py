@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from syrtos.data.bad import Policy
+from syrtos.data.bad import BadRecords
 from syrtos.data.plan import Indices, Plan, block_records
 from syrtos.data.sources import BadRecord, Source, map_arrays
 from syrtos.errors import DataError, SyrtosError
@@ -38,7 +38,7 @@ class Position:
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class RecordShare:
     """The records of one worker in a global batch.
 
     Attributes:
@@ -71,7 +71,7 @@ class Chunk:
             shares.
     """
 
-    shares: list[Share]
+    shares: list[RecordShare]
     data: Any
     splits: Indices
 
@@ -95,7 +95,7 @@ class Loader:
     parse: Callable[[Any], Any]
     batch: int
     seed: int | None
-    policy: Policy
+    policy: BadRecords
     memory: int = MEMORY
     contiguous: bool = False
 
@@ -131,7 +131,7 @@ class Loader:
         data, used = self._read(wanted)
         counts = [len(share) if len(used) == len(indices) else int(np.isin(share, used).sum()) for share in shares]
         facts = zip(steps, shares, counts, strict=True)
-        told = [Share(plan, step, share, len(share) - count) for step, share, count in facts]
+        told = [RecordShare(plan, step, share, len(share) - count) for step, share, count in facts]
         return Chunk(told, data, np.cumsum([0, *counts], dtype=np.int64))
 
     def chunks(self, plan: Plan, rank: int = 0, size: int = 1) -> Iterator[Chunk]:

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from syrtos.data.loader import Position, Share
+from syrtos.data.loader import Position, RecordShare
 from syrtos.data.plan import Plan, sum_of_records
 from syrtos.errors import DataError
 
@@ -50,7 +50,7 @@ class SampleLedger:
         order = {"records": plan.records, "seed": plan.seed, "block": plan.block, "fingerprint": plan.fingerprint}
         self._write({"from": dataclasses.asdict(position), "generation": generation, **order})
 
-    def add(self, share: Share) -> None:
+    def add(self, share: RecordShare) -> None:
         """Notes that this worker has read its share of a step, and is about to train on it.
 
         After `end` it does nothing.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from syrtos.doctor.finding import Finding
-from syrtos.doctor.program import Program
+from syrtos.doctor.program import ScriptProgram
 from syrtos.doctor.rules import data, files, horovod, loops, names, needs, rates, undefined, whole_batches
 
-RULES: Sequence[Callable[[Program], Iterator[Finding]]] = (
+RULES: Sequence[Callable[[ScriptProgram], Iterator[Finding]]] = (
     files.files, data.own_randomness, data.seeded_by_rank, data.same_batches, data.uneven_batches, rates.rates,
     rates.steps, horovod.find_unwrapped, horovod.broadcast,
     horovod.wrapped_twice, horovod.one_rank_alone, horovod.old_callbacks, horovod.other_frameworks, loops.own_loop, loops.compiled_updates,
@@ -19,7 +19,7 @@ RULES: Sequence[Callable[[Program], Iterator[Finding]]] = (
 )  # fmt: skip
 
 
-def findings(program: Program) -> list[Finding]:
+def findings(program: ScriptProgram) -> list[Finding]:
     """Returns the findings of all rules, the most severe first; equal ones in the same line appear once."""
     found = {(each.path, each.line, each.rule, each.says): each for rule in RULES for each in rule(program)}
     return sorted(found.values())

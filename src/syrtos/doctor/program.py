@@ -22,7 +22,7 @@ _TRAINING = frozenset({"fit", "fit_generator", "train_on_batch", "apply_gradient
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class ScriptProgram:
     """The code that is to run on workers, and how it will be run.
 
     Attributes:
@@ -64,13 +64,13 @@ class Program:
         )
 
 
-def load(path: Path, workers: int = 2, batch: str = "global", scaled: bool = False) -> Program:
+def load(path: Path, workers: int = 2, batch: str = "global", scaled: bool = False) -> ScriptProgram:
     """Parses a script and its local modules.
 
     Raises:
         ConfigurationError: the script can't be read or parsed.
     """
-    return Program(with_local_modules(read(path)), workers, batch, scaled)
+    return ScriptProgram(with_local_modules(read(path)), workers, batch, scaled)
 
 
 def is_rank(script: Script, node: ast.AST, *names: str) -> bool:
@@ -170,7 +170,7 @@ def _leaves(statement: ast.stmt) -> bool:
     )
 
 
-def trains(program: Program) -> bool:
+def trains(program: ScriptProgram) -> bool:
     """Returns whether any file calls a method that trains."""
     return any(method(call) in _TRAINING for _, call in program.calls())
 

@@ -7,7 +7,8 @@ An engine is reached, or a run is submitted to it, or both:
 - **submitted**: the engine runs `syrtos run` itself, on machines of its own (`Engine.files`, `Engine.submit`). This
   process only follows what becomes of it (`Submitted`), and may end before.
 
-To add an engine: a package whose module has ``ENGINE``, an instance of a subclass, in a folder here or named by an entry
+To add an engine: a package whose module has ``ENGINE``, an instance of a subclass, in a folder here or named by an
+entry
 point of the group ``syrtos.engines``.
 """
 
@@ -28,7 +29,8 @@ from syrtos.launch.outcome import End
 from syrtos.launch.spec import Host
 
 Phase = Literal["waiting", "running", "finished", "failed", "stopped"]
-# The exit code of a launcher that a scheduler has stopped, and whose run goes on when it is started again (EX_TEMPFAIL of sysexits.h).
+# The exit code of a launcher that a scheduler has stopped, and whose run goes on when it is started again
+# (EX_TEMPFAIL of sysexits.h).
 STOPPED = 75
 _EVERY = 0.5  # seconds between two looks at a file that grows
 
@@ -78,8 +80,8 @@ class Reached:
     Attributes:
         hosts: the hosts, and the number of workers that each takes.
         command: the words before a host's name and a command that is to run there, as `--ssh` has them.
-        discover: a command that prints the hosts of the moment, for runs that follow them (`--min-workers`); empty: they
-            stay as they are.
+        discover: a command that prints the hosts of the moment, for runs that follow them (`--min-workers`); empty:
+            they stay as they are.
         is_for_all: whether the command also starts the agent of a host that is this machine.
     """
 
@@ -90,7 +92,7 @@ class Reached:
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
+class RunState:
     """The state of a run that an engine has taken.
 
     Attributes:
@@ -113,7 +115,7 @@ class Submitted(ABC):
     """A run that an engine has taken."""
 
     @abstractmethod
-    def state(self) -> State:
+    def state(self) -> RunState:
         """Asks the engine for the run's state."""
 
     @abstractmethod
@@ -180,7 +182,7 @@ def growing(path: Path, submitted: Submitted, follow: bool) -> Iterator[bytes]:
             time.sleep(_EVERY)
 
 
-def read_end(run_dir: Path) -> State | None:
+def read_end(run_dir: Path) -> RunState | None:
     """Returns how the run in a folder has ended, by what its launcher has written; None if it has not ended."""
     try:
         found = json.loads((run_dir / "run.json").read_text()).get("end")
@@ -191,4 +193,4 @@ def read_end(run_dir: Path) -> State | None:
     name, code = found
     phases: dict[str, Phase] = {End.FINISHED.name: "finished", End.STOPPED.name: "stopped"}
     phase = phases.get(name, "failed")
-    return State(phase, "" if phase == "finished" else f"`syrtos report {run_dir}` says what happened.", int(code))
+    return RunState(phase, "" if phase == "finished" else f"`syrtos report {run_dir}` says what happened.", int(code))

@@ -37,8 +37,8 @@ class Place:
         first: the address of host 0, at which all meet.
         port: the port there.
         workers: workers on this host; 0: one for each of its GPUs, or one.
-        name: the name of this host in the run; empty: that of the machine. Where machines are replaced, and a run goes on
-            on others, it must not be theirs.
+        name: the name of this host in the run; empty: that of the machine. Where machines are replaced, and a run
+            goes on on others, it must not be theirs.
     """
 
     engine: str

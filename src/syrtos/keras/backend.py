@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.errors import ConfigurationError
-from syrtos.observe.trace import Event
+from syrtos.observe.trace import ProfiledEvent
 
 
 class Step(Protocol):
@@ -159,7 +159,7 @@ class Backend(abc.ABC):
         """
         return 0
 
-    def start_profiler(self, folder: Path) -> Callable[[], Sequence[Event]]:
+    def start_profiler(self, folder: Path) -> Callable[[], Sequence[ProfiledEvent]]:
         """Starts the framework's profiler, which may write into ``folder``.
 
         Returns:

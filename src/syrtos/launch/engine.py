@@ -12,7 +12,7 @@ from syrtos.launch import events
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class ProcessEnd:
     """A worker's process that is gone.
 
     Attributes:
@@ -55,14 +55,14 @@ def look(pid: int) -> Vitals | None:
         return Vitals(stat[0], used, "")
 
 
-class Engine(ABC):
+class ProcessEngine(ABC):
     """An interface to the processes of a run, from their start on."""
 
     outputs: dict[int, Outputs]
     """The pipes, by rank."""
 
     @abstractmethod
-    def wait(self, seconds: float) -> list[Ended]:
+    def wait(self, seconds: float) -> list[ProcessEnd]:
         """Waits until processes end, at most ``seconds``, and returns their ends in order.
 
         It is to be called often: it also starts what is still to be started.

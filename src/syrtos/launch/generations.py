@@ -17,7 +17,7 @@ from pathlib import Path
 
 from syrtos.checkpoint import folders, head
 from syrtos.launch.outcome import End, Outcome
-from syrtos.launch.policy import Attempt, Decision, Policy, decide
+from syrtos.launch.policy import Attempt, Decision, RestartPolicy, decide
 from syrtos.launch.processes import signalling
 from syrtos.launch.snapshots import Snapshots
 from syrtos.launch.terminal import output
@@ -33,7 +33,7 @@ Start = Callable[[Path, Callable[[int], Mapping[str, str]]], Outcome]
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class RunEnd:
     """The end of a run.
 
     Attributes:
@@ -55,14 +55,14 @@ def run(
     start: Start,
     snapshots: Snapshots,
     run_dir: Path,
-    policy: Policy,
+    policy: RestartPolicy,
     seed: int,
     resume: bool = False,
     *,
     durable: bool = True,
     gather: Callable[[Callable[[], bool]], None] = lambda over: None,
     say: Callable[[str], None] = output.say,
-) -> Ended:
+) -> RunEnd:
     """Runs generations of workers until one has finished, or the policy ends the run.
 
     Args:
@@ -114,7 +114,7 @@ def run(
     if outcome.end is End.FINISHED or not durable:
         folders.forget(kept)
     before = str(attempts[-2].outcome) if len(attempts) > 1 else ""
-    return Ended(outcome, folder, decision.reason, place, before)
+    return RunEnd(outcome, folder, decision.reason, place, before)
 
 
 def _settle(snapshots: Snapshots, folder: Path | None) -> int:

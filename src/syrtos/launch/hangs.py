@@ -11,7 +11,8 @@ from syrtos.launch.worker import heartbeat
 
 # Seconds after which a worker hangs that others wait for and in which nothing runs.
 _HANGS = 29.0
-# Seconds between two looks. A longer time between them is this process's own standstill, and says nothing of the workers.
+# Seconds between two looks. A longer time between them is this process's own standstill, and says nothing of the
+# workers.
 _LOOK = 1.0
 # Part of one processor that threads of libraries use which wait for nothing in particular.
 _IDLE = 0.05

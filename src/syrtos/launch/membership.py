@@ -35,8 +35,8 @@ _RESIZE, _TAKEN = "resize.json", ".resize.json"
 _LOOK = 0.5  # seconds
 # Seconds between two times that the list of hosts is read, and for its command.
 _LIST_EVERY, _LONGEST_LIST = 5.0, 10.0
-# Seconds in which a host that was lost may come back before a generation begins without it; after which one that refuses is asked again,
-# and while a generation runs.
+# Seconds in which a host that was lost may come back before a generation begins without it; after which one that
+# refuses is asked again, and while a generation runs.
 _HOSTS_COME_BACK, _TRY_AGAIN, _TRY_LATER = 10.0, 3.0, 30.0
 # Seconds in which hosts may come where there are too few for the run.
 _ENOUGH_COME = 600.0

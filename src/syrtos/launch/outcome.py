@@ -12,7 +12,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from syrtos.launch.engine import Ended
+from syrtos.launch.engine import ProcessEnd
 
 
 class End(enum.Enum):
@@ -54,8 +54,8 @@ class Facts:
     interrupted: list[int] = dataclasses.field(default_factory=list)
     failures: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     workers: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    fatal: Ended | None = None
-    lost: dict[int, Ended] = dataclasses.field(default_factory=dict)
+    fatal: ProcessEnd | None = None
+    lost: dict[int, ProcessEnd] = dataclasses.field(default_factory=dict)
     hung: dict[int, str] = dataclasses.field(default_factory=dict)
     replaced: str = ""
 
@@ -92,7 +92,7 @@ class Outcome:
     unfinished: tuple[int, ...] = ()
     failures: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     workers: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    lost: dict[int, Ended] = dataclasses.field(default_factory=dict)
+    lost: dict[int, ProcessEnd] = dataclasses.field(default_factory=dict)
     hung: dict[int, str] = dataclasses.field(default_factory=dict)
     otherwise: str = ""
 
@@ -207,13 +207,13 @@ def _verdict(facts: Facts) -> Outcome:
             return Outcome(End.HUNG, int(first.get("code", 1)) or 1, min(facts.hung))
         return Outcome(End.FAILED, int(first.get("code", 1)) or 1, first["rank"])
     if facts.interrupted:
-        return _outcome_of(Ended(facts.interrupted[0], -signal.SIGINT))
+        return _outcome_of(ProcessEnd(facts.interrupted[0], -signal.SIGINT))
     if facts.unfinished:
         return Outcome(End.LOST, 1, facts.unfinished[0] if len(facts.unfinished) == 1 else None)
     return Outcome()
 
 
-def _outcome_of(first: Ended, end: End | None = None) -> Outcome:
+def _outcome_of(first: ProcessEnd, end: End | None = None) -> Outcome:
     end = end or (End.CRASHED if first.code is not None and first.code < 0 else End.LOST)
     return Outcome(end, _exit_code(first.code) or 1, first.rank, first.code, first.why)
 

@@ -23,7 +23,7 @@ _FINAL = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Policy:
+class RestartPolicy:
     """The rules by which workers are started again.
 
     Attributes:
@@ -68,7 +68,7 @@ class Decision:
     wait: float = 0.0
 
 
-def decide(policy: Policy, attempts: Sequence[Attempt]) -> Decision:
+def decide(policy: RestartPolicy, attempts: Sequence[Attempt]) -> Decision:
     """Decides whether workers are started again after the last of ``attempts``; the first of these was no restart."""
     last = attempts[-1].outcome
     if last.end is End.REPLACED:
@@ -94,7 +94,7 @@ def decide(policy: Policy, attempts: Sequence[Attempt]) -> Decision:
     return Decision(True, wait=min(2.0 ** (stuck - 1), _LONGEST_WAIT) if stuck > 1 else 0.0)
 
 
-def _may_go_well(policy: Policy, attempt: Attempt) -> bool:
+def _may_go_well(policy: RestartPolicy, attempt: Attempt) -> bool:
     """Returns whether the next generation may go better than an attempt with such an end."""
     end, goes_on = attempt.outcome.end, attempt.reached > 0
     if end is End.NOT_STARTED:

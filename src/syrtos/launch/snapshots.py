@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from syrtos.checkpoint import folders
-from syrtos.checkpoint.slots import Memory, Slots
+from syrtos.checkpoint.slots import Slots, SlotsInMemory
 
 if TYPE_CHECKING:
     from syrtos.launch.remote.agents import Agent, Agents
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _PIECE = 1 << 24
 
 
-class Snapshots(folders.Slots, Protocol):
+class Snapshots(folders.SnapshotFolders, Protocol):
     """Snapshots that workers have committed; each is of one part or several."""
 
     def facts_for_writers(self, parts: int) -> dict[str, object]:
@@ -41,8 +41,8 @@ class Here(Slots):
     """The snapshots of a run of this machine alone."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Makes the memory, which `Memory` describes, for snapshots of one part."""
-        self._memory = Memory(1, folder)
+        """Makes the memory, which `SlotsInMemory` describes, for snapshots of one part."""
+        self._memory = SlotsInMemory(1, folder)
         super().__init__(self._memory.places)
 
     def facts_for_writers(self, parts: int) -> dict[str, object]:

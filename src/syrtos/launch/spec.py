@@ -96,9 +96,14 @@ def new_run_dir() -> Path:
 
 
 def newest_run_dir() -> Path | None:
-    """Returns the newest of the folders that `new_run_dir` has named; None if there is none."""
-    found = (path for path in _RUNS.glob("*") if _RUN_NAME.fullmatch(path.name) and path.is_dir())
-    return max(found, key=lambda path: path.name, default=None)
+    """Returns the folder under ``runs`` of the run that began or ended last; None if there is none."""
+    found = (path for path in _RUNS.glob("*") if _RUN_NAME.fullmatch(path.name) or (path / "run.json").exists())
+
+    def changed(path: Path) -> float:
+        record = path / "run.json"
+        return (record if record.exists() else path).stat().st_mtime
+
+    return max(filter(Path.is_dir, found), key=changed, default=None)
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from syrtos.launch.engine import Ended, Engine
+from syrtos.launch.engine import ProcessEnd, ProcessEngine
 from syrtos.launch.hangs import STOPPED, TRACED, Hangs
 from syrtos.launch.outcome import Facts, Outcome, how, judge
 from syrtos.launch.plan import Plan
@@ -90,7 +90,7 @@ class _Supervisor:
     def __init__(
         self,
         plan: Plan,
-        engine: Engine,
+        engine: ProcessEngine,
         env: Mapping[str, str],
         grace: float,
         prepare: Callable[[Imports], None],
@@ -105,7 +105,7 @@ class _Supervisor:
         self._kill_at: float | None = None
         self._stopped_at = 0.0
         self._same_stop = same_stop
-        self._ended: list[Ended] = []  # processes whose last words are still passed on
+        self._ended: list[ProcessEnd] = []  # processes whose last words are still passed on
         self._over: set[int] = set()  # ranks whose processes have ended, or are about to
         self._waits = Waits()
         self._hangs = Hangs(self._waits, engine.look)
@@ -162,11 +162,11 @@ class _Supervisor:
             if self._kill_at and time.monotonic() > self._kill_at:
                 return
 
-    def _is_heard(self, ended: Ended) -> bool:
+    def _is_heard(self, ended: ProcessEnd) -> bool:
         """Returns whether all that a worker has said before its end is known."""
         return all(pump.is_drained() for pump in self._pumps[ended.rank])
 
-    def _on_end(self, ended: Ended) -> None:
+    def _on_end(self, ended: ProcessEnd) -> None:
         """Deals with the end of a worker.
 
         The first worker that ends otherwise than by its script's end is the reason why the others are ended.
@@ -183,7 +183,7 @@ class _Supervisor:
         self._blame(ended)
         self._end_soon(self._grace if ended.code == 0 else 0.0)
 
-    def _blame(self, ended: Ended) -> None:
+    def _blame(self, ended: ProcessEnd) -> None:
         """Takes a worker's end for the cause of the run's end, unless another end or a report came first."""
         # The others may report too what follows from the first end, as broken connections.
         facts = self._facts
@@ -191,7 +191,7 @@ class _Supervisor:
         if facts.fatal is None and not reported and ended.rank not in facts.interrupted:
             facts.fatal = ended
 
-    def _on_loss(self, ended: Ended) -> None:
+    def _on_loss(self, ended: ProcessEnd) -> None:
         """Records the death of a worker that the others go on without."""
         if self._kill_at is not None:
             return  # of what the run's end has done to it
@@ -302,7 +302,7 @@ class _Supervisor:
         if rank in facts.spared or rank in facts.finished or facts.stopped_by is not None:
             return
         self._over.add(rank)
-        self._blame(Ended(rank, code))
+        self._blame(ProcessEnd(rank, code))
         self._end_soon(_LAST_REPORTS if code else self._grace)
 
 

@@ -8,7 +8,8 @@ import sys
 _BUILD = "Build it inside the function: each worker makes its own, and syrtos keeps them equal."
 _OPEN = "Open it inside the function, by its name."
 
-# By the package and the name of a class; the classes of a value are looked up from its own to the most general one. Frameworks are not imported for this.
+# By the package and the name of a class; the classes of a value are looked up from its own to the most general one.
+# Frameworks are not imported for this.
 _KINDS: dict[tuple[str, str], tuple[str, str]] = {
     ("keras", "Model"): ("a Keras model", _BUILD),
     ("tf_keras", "Model"): ("a Keras model", _BUILD),
@@ -36,7 +37,7 @@ _KINDS: dict[tuple[str, str], tuple[str, str]] = {
 _STANDARD = ("stdin", "stdout", "stderr")
 
 
-class Refused(Exception):
+class CannotTravel(Exception):
     """A value can't travel.
 
     Attributes:
@@ -53,18 +54,18 @@ def check(value: object) -> None:
     """Raises Refused for a value of a kind that does not travel, even if it could be pickled."""
     if isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO):
         if not any(value is getattr(sys, name) for name in _STANDARD):
-            raise Refused(f"an open file ({getattr(value, 'name', 'without a name')})", _OPEN)
+            raise CannotTravel(f"an open file ({getattr(value, 'name', 'without a name')})", _OPEN)
         return
     for kind in type(value).__mro__:
         if found := _KINDS.get((kind.__module__.partition(".")[0], kind.__name__)):
-            raise Refused(*found)
+            raise CannotTravel(*found)
 
 
-def of(error: Exception) -> Refused:
+def of(error: Exception) -> CannotTravel:
     """Returns the refusal of a value that pickle has failed on."""
-    if isinstance(error, Refused):
+    if isinstance(error, CannotTravel):
         return error
-    return Refused(
+    return CannotTravel(
         f"something that can't be copied to another process ({type(error).__name__}: {error})",
         "Make it inside the function, from values that can: numbers, texts, arrays, lists, dicts.",
     )

@@ -21,7 +21,7 @@ KINDS: tuple[Kind, ...] = (
 Phase = Literal["script", "loop", "fit", "train", "test", "predict"]
 
 
-class Part:
+class ClockPart:
     """A part of a run that has its own records, e.g. a step.
 
     Attributes:
@@ -51,7 +51,7 @@ class Part:
         self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
         self.wall += seconds
 
-    def take(self, other: Part) -> None:
+    def take(self, other: ClockPart) -> None:
         """Adds the time and samples of another part, which will not be recorded itself."""
         for kind, seconds in other.seconds.items():
             self.add(kind, seconds)
@@ -73,10 +73,10 @@ class Clock:
         self._marked: float | None = None
         self._lock = threading.RLock()  # a signal handler of the script may save a model in the middle of a tick
         self._home = self._thread = threading.get_ident()
-        self.parts = [Part("script", "start")]
+        self.parts = [ClockPart("script", "start")]
 
     @property
-    def top(self) -> Part:
+    def top(self) -> ClockPart:
         """The part that time goes to now."""
         return self.parts[-1]
 
@@ -134,7 +134,7 @@ class Clock:
         """Returns the seconds since the last change that `spend` has not counted."""
         return self._now() - self._since - self._moved
 
-    def begin(self, phase: Phase, kind: Kind, is_step: bool = False) -> Part | None:
+    def begin(self, phase: Phase, kind: Kind, is_step: bool = False) -> ClockPart | None:
         """Opens a part on top of the others, which stand still until it is closed.
 
         Returns:
@@ -145,11 +145,11 @@ class Clock:
         elif not self.is_mine:
             return None
         self.tick()
-        part = Part(phase, kind, is_step)
+        part = ClockPart(phase, kind, is_step)
         self.parts.append(part)
         return part
 
-    def unwind(self, part: Part) -> None:
+    def unwind(self, part: ClockPart) -> None:
         """Closes parts that are still open above ``part``, and adds their time to it.
 
         Such a part is, for example, a step that found the data exhausted.
@@ -159,7 +159,7 @@ class Clock:
             above = self.parts.pop()
             self.parts[-1].take(above)
 
-    def end(self, part: Part) -> None:
+    def end(self, part: ClockPart) -> None:
         """Closes a part, whose seconds then are complete."""
         self.unwind(part)
         if self.parts[-1] is part:  # else another thread has closed it with what was below

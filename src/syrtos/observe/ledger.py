@@ -18,13 +18,13 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO
 
-from syrtos.observe.clock import Clock, Kind, Part, Phase, process_age
+from syrtos.observe.clock import Clock, ClockPart, Kind, Phase, process_age
 from syrtos.observe.gradient_norms import GradientNorms
 
 # Seconds outside of steps that are worth a line before the next step.
 _WORTH_A_LINE = 0.1
-# Seconds between two points of a curve, and between samples of a machine: at least so many, and so many parts of the time so far. A record of any length
-# then has some thousand.
+# Seconds between two points of a curve, and between samples of a machine: at least so many, and so many parts of the
+# time so far. A record of any length then has some thousand.
 _POINT, _POINTS = 0.2, 2000
 # The squared norms of a step's gradients in its line: this worker's, and that of the mean over all.
 NORMS = ("own_square", "mean_square")
@@ -288,11 +288,11 @@ class Ledger:
             self._file.close()
             self._file = None
 
-    def _close(self, part: Part, **facts: float) -> None:
+    def _close(self, part: ClockPart, **facts: float) -> None:
         self.clock.end(part)
         self._record(part, **facts)
 
-    def _record(self, part: Part, **facts: float) -> None:
+    def _record(self, part: ClockPart, **facts: float) -> None:
         """Records a part's time since its last line."""
         if self._file is not None and (part.wall or facts):
             line: dict[str, object] = {"phase": "script" if part.phase == "loop" and not facts else part.phase, **facts}
@@ -305,7 +305,7 @@ class Ledger:
             self._write(line)
         part.clear()
 
-    def _is_in_fit(self, part: Part) -> bool:
+    def _is_in_fit(self, part: ClockPart) -> bool:
         """Returns whether `fit` is below the part, which is open or was closed just now."""
         around = itertools.takewhile(lambda open_part: open_part is not part, self.clock.parts)
         return any(outer.phase == "fit" for outer in around)

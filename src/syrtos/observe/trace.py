@@ -31,7 +31,7 @@ class Span:
 
 
 @dataclasses.dataclass(frozen=True)
-class Event:
+class ProfiledEvent:
     """An event that a framework's profiler saw.
 
     Attributes:
@@ -47,7 +47,7 @@ class Event:
     seconds: float
 
 
-class Recorder:
+class SpanRecorder:
     """A record of spans, from any thread: the first 200,000, some 30 MB.
 
     Attributes:
@@ -79,7 +79,7 @@ class Recorder:
 class _State:
     """The recorder of this process, while a profile is made."""
 
-    recorder: Recorder | None = None
+    recorder: SpanRecorder | None = None
 
 
 state = _State()

@@ -16,7 +16,8 @@ from typing import Any
 
 from syrtos.observe.ledger import pause, usage_path
 
-# Seconds between samples, at least; and before the first, so that importing psutil does not delay a script's first lines.
+# Seconds between samples, at least; and before the first, so that importing psutil does not delay a script's first
+# lines.
 _EVERY, _FIRST = 1.0, 1.0
 
 

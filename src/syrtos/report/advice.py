@@ -22,7 +22,8 @@ from syrtos.report.summary import SHARES
 
 # What is worth a word: seconds, and a part of the time of training.
 _WORTH_SECONDS, _WORTH_SHARE = 1.0, 0.05
-# One worker is slow whose own time in a step is so many times that of the median worker; shards are skewed by this factor of samples.
+# One worker is slow whose own time in a step is so many times that of the median worker; shards are skewed by this
+# factor of samples.
 _SLOW, _SKEWED = 1.15, 1.15
 # So many pauses of a worker say nothing of its other steps.
 _PAUSES = 2
@@ -35,7 +36,7 @@ _OUR_CALLBACKS = frozenset({"BeforeUsers", "AfterUsers"})
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class Recommendation:
     """Something that costs time.
 
     Attributes:
@@ -73,15 +74,15 @@ class Finding:
         }
 
 
-def findings(situation: Situation) -> list[Finding]:
+def findings(situation: Situation) -> list[Recommendation]:
     """Returns the findings of all rules that are worth a word, the greatest saving first."""
     found = [finding for rule in RULES if (finding := rule(situation)) is not None]
     worth = [f for f in found if f.saved >= max(_WORTH_SECONDS, _WORTH_SHARE * f.training)]
     return sorted(worth, key=lambda finding: -finding.saved)
 
 
-def _finding(situation: Situation, rule: str, cost: str, action: str, saved: float) -> Finding:
-    return Finding(rule, cost, action, min(saved, situation.training), situation.training)
+def _finding(situation: Situation, rule: str, cost: str, action: str, saved: float) -> Recommendation:
+    return Recommendation(rule, cost, action, min(saved, situation.training), situation.training)
 
 
 def _share(situation: Situation, seconds: float) -> str:
@@ -100,7 +101,7 @@ _READING = {
 }
 
 
-def slow_input(situation: Situation) -> Finding | None:
+def slow_input(situation: Situation) -> Recommendation | None:
     """Checks whether all workers wait for their data."""
     by_rank = [each["input"] for each in situation.by_rank]
     seconds = min(by_rank)  # what one worker waits more than the others is that worker's: `slow_worker`
@@ -114,7 +115,7 @@ def slow_input(situation: Situation) -> Finding | None:
     return _finding(situation, "slow input", f"input takes {_share(situation, seconds)}", _READING[way], saved)
 
 
-def slow_worker(situation: Situation) -> Finding | None:
+def slow_worker(situation: Situation) -> Recommendation | None:
     """Checks whether the others wait for one worker, or for the workers of one host."""
     if situation.workers < 2:
         return None
@@ -150,7 +151,7 @@ def _median_of_others(values: Sequence[float], rank: int) -> float:
     return median([value for other, value in enumerate(values) if other != rank])
 
 
-def _of_cause(situation: Situation, slowest: int, cause: str, cost: str, saved: float) -> Finding | None:
+def _of_cause(situation: Situation, slowest: int, cause: str, cost: str, saved: float) -> Recommendation | None:
     """Returns the finding about one slow worker, with the change that suits the cause.
 
     None for causes that have rules of their own.
@@ -182,7 +183,7 @@ def _of_cause(situation: Situation, slowest: int, cause: str, cost: str, saved: 
     return _finding(situation, "slow worker", cost, action, saved)
 
 
-def tiny_batches(situation: Situation) -> Finding | None:
+def tiny_batches(situation: Situation) -> Recommendation | None:
     """Checks whether one worker alone would be faster.
 
     It would be if it computed all samples of a step in less time than the workers take to compute a part each, to
@@ -214,7 +215,7 @@ def tiny_batches(situation: Situation) -> Finding | None:
     return _finding(situation, "tiny batches", cost, action, (wall - alone) * situation.count)
 
 
-def exchange_bound(situation: Situation) -> Finding | None:
+def exchange_bound(situation: Situation) -> Recommendation | None:
     """Checks whether workers on several hosts wait for their network."""
     options = {"compress", "sync_every"} & situation.facts.keys()
     if situation.hosts < 2 or options:
@@ -230,7 +231,7 @@ def exchange_bound(situation: Situation) -> Finding | None:
     return _finding(situation, "exchange-bound", cost, "`--compress bf16` sends half the bytes", seconds / 2)
 
 
-def update_bound(situation: Situation) -> Finding | None:
+def update_bound(situation: Situation) -> Recommendation | None:
     """Checks whether each worker updates all weights, while it could update a part."""
     facts = situation.facts
     if not facts.get("optimizer_state") or situation.workers < 2 or situation.hosts > 1:
@@ -244,7 +245,7 @@ def update_bound(situation: Situation) -> Finding | None:
     )
 
 
-def slow_callback(situation: Situation) -> Finding | None:
+def slow_callback(situation: Situation) -> Recommendation | None:
     """Checks whether the others wait while a callback of rank 0 works, or a callback works on all of them."""
     of_each = [each["callbacks"] for each in situation.by_rank]
     told = situation.ranks[0].facts.get("callback_seconds") or {}
@@ -260,7 +261,7 @@ def slow_callback(situation: Situation) -> Finding | None:
     return _finding(situation, "slow callback", cost, action, seconds)
 
 
-def frequent_checkpoints(situation: Situation) -> Finding | None:
+def frequent_checkpoints(situation: Situation) -> Recommendation | None:
     """Checks whether the script saves often; snapshots for restarts are not counted."""
     # snapshots for restarts are made more rarely the more they cost
     snapshots = [sum((rank.facts.get("snapshot_seconds") or {}).values()) for rank in situation.ranks]
@@ -270,7 +271,7 @@ def frequent_checkpoints(situation: Situation) -> Finding | None:
     return _finding(situation, "frequent checkpoints", cost, action, 0.8 * seconds)
 
 
-def retracing(situation: Situation) -> Finding | None:
+def retracing(situation: Situation) -> Recommendation | None:
     """Checks whether one `tf.function` is made a graph again and again.
 
     A graph for each of several functions, or of several models, is as it must be.
@@ -288,7 +289,7 @@ def retracing(situation: Situation) -> Finding | None:
     return _finding(situation, "retracing", cost, action, seconds)
 
 
-def frequent_evaluation(situation: Situation) -> Finding | None:
+def frequent_evaluation(situation: Situation) -> Recommendation | None:
     """Checks whether `evaluate`, `predict` and validation take much of the time beside training."""
     each = [float(rank.lines.wall[rank.lines.evaluates].sum()) for rank in situation.ranks]
     seconds, whole = float(np.mean(each)), situation.training + float(np.mean(each))
@@ -296,10 +297,10 @@ def frequent_evaluation(situation: Situation) -> Finding | None:
     action = (
         "evaluate less often (`validation_freq=5`), on fewer samples, or in larger batches (`validation_batch_size`)"
     )
-    return Finding("frequent evaluation", cost, action, 0.8 * seconds, whole)
+    return Recommendation("frequent evaluation", cost, action, 0.8 * seconds, whole)
 
 
-RULES: Sequence[Callable[[Situation], Finding | None]] = (
+RULES: Sequence[Callable[[Situation], Recommendation | None]] = (
     slow_input, slow_worker, tiny_batches, exchange_bound, update_bound, slow_callback, frequent_checkpoints, retracing,
     frequent_evaluation,
 )  # fmt: skip

@@ -122,7 +122,8 @@ def _split(run: Run) -> str:
     if why := run.facts.get("not_split"):
         return f"Not split: {why}. Each worker computes the whole batch."
     difference = run.facts.get("first_batch")
-    return "" if difference is None else f"First batch: equal to one process within {max(difference, 1e-8):.0e}."
+    aside = ", BatchNormalization aside," * ("own_statistics" in run.facts)
+    return "" if difference is None else f"First batch: equal to one process{aside} within {max(difference, 1e-8):.0e}."
 
 
 def _data(run: Run) -> Facts:

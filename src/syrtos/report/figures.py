@@ -20,7 +20,7 @@ _RECENT = 100
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class FiguresPoint:
     """Numbers at one moment, by name.
 
     Metrics have the names that Keras gives them, those of an epoch's end with `epoch/` before; figures of the system
@@ -94,9 +94,9 @@ class Figures:
         ]
         return sum(rates) if rates else None
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[FiguresPoint]:
         """Returns the points that are new since the last call, in order of time."""
-        found: list[Point] = []
+        found: list[FiguresPoint] = []
         folders = all_folders(self._run_dir)
         for folder in folders[folders.index(self._folder) :]:
             if folder != self._folder:
@@ -123,7 +123,7 @@ class Figures:
                     worker.steps += line["steps"]
                     worker.recent.append((line["wall"] / line["steps"], line.get("samples", 0.0) / line["steps"]))
 
-    def _of_curves(self, folder: Path) -> Iterator[Point]:
+    def _of_curves(self, folder: Path) -> Iterator[FiguresPoint]:
         for path, prefix in ((curve_path(folder), ""), (epochs_path(folder), "epoch/")):
             for line in self._lines(path):
                 end = line.get("fit", 0), line.get("epoch")
@@ -135,15 +135,15 @@ class Figures:
                 values = {f"{prefix}{name}": value for name, value in (line.get("logs") or {}).items()}
                 if line.get("learning_rate") is not None:
                     self.learning_rate = values[f"{prefix}learning_rate"] = line["learning_rate"]
-                yield Point(line["time"], self.trained_before + int(line.get("trained", 0)), values)
+                yield FiguresPoint(line["time"], self.trained_before + int(line.get("trained", 0)), values)
 
-    def _of_usage(self, folder: Path) -> Iterator[Point]:
+    def _of_usage(self, folder: Path) -> Iterator[FiguresPoint]:
         for path in (folder / "ledger").glob("usage-*.jsonl"):
             for line in self._lines(path):
                 rank = int(line.get("rank", 0))
                 self.workers.setdefault(rank, _Worker()).usage = line
                 step = self.trained_before + int(line.get("trained", 0))
-                yield Point(
+                yield FiguresPoint(
                     line["time"], step, {name: value for name, value in _of_system(line, rank) if value is not None}
                 )
 

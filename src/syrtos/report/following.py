@@ -12,7 +12,7 @@ from typing import Any
 from syrtos.checkpoint import durable
 from syrtos.errors import ConfigurationError
 from syrtos.report import facts, page, trackers
-from syrtos.report.figures import Figures, Point
+from syrtos.report.figures import Figures, FiguresPoint
 from syrtos.report.json_files import document
 from syrtos.report.read import load
 from syrtos.report.trackers import About, Ended, Tracker
@@ -65,7 +65,7 @@ def follow(run_dir: Path, words: Sequence[str], goes_on: Callable[[], bool]) -> 
         raise ConfigurationError(f"The run was not logged to {', '.join(word for word in words if word not in used)}.")
 
 
-def _log(tracker: Tracker, points: Sequence[Point]) -> None:
+def _log(tracker: Tracker, points: Sequence[FiguresPoint]) -> None:
     tracker.log([point for point in points if point.values])
 
 

@@ -21,7 +21,8 @@ from syrtos.report.read import lines
 
 # Steps that are measured: those before it trace, compile and touch memory for the first time.
 _FIRST = 2
-# What `--shard-update` takes longer, inside a host, for each byte of the weights: their parts are gathered, and passed over once more (docs/performance.md).
+# What `--shard-update` takes longer, inside a host, for each byte of the weights: their parts are gathered, and
+# passed over once more (docs/performance.md).
 SHARDING = 2.4e-10
 
 
@@ -39,7 +40,7 @@ class Link:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class MeasuredStep:
     """The median training step of a run on one host.
 
     Attributes:
@@ -64,7 +65,7 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Layout:
     """The machines that make the step: ``hosts`` hosts with ``workers`` workers in all, joined by a link."""
 
     workers: int
@@ -81,7 +82,7 @@ class Place:
         return 2 * (self.hosts - 1) / self.hosts * size / self.link.bandwidth
 
 
-def hierarchical(step: Step, place: Place) -> float:
+def hierarchical(step: MeasuredStep, place: Layout) -> float:
     """Returns the seconds of a step as syrtos makes it.
 
     Exchanges go through memory inside a host, and between hosts by all local ranks at once.
@@ -90,17 +91,17 @@ def hierarchical(step: Step, place: Place) -> float:
     return _beside_wire(step, place) + place.wire(step.gradients) + rounds * place.link.latency
 
 
-def ring(step: Step, place: Place) -> float:
+def ring(step: MeasuredStep, place: Layout) -> float:
     """Returns the seconds of a step whose sums go around one ring of all workers."""
     rounds = step.meetings * place.rounds + (2 * (place.workers - 1) * step.sums if place.hosts > 1 else 0)
     return _beside_wire(step, place) + place.wire(step.gradients) + rounds * place.link.latency
 
 
-def _beside_wire(step: Step, place: Place) -> float:
+def _beside_wire(step: MeasuredStep, place: Layout) -> float:
     return step.own + (step.inside if place.workers > 1 else 0.0)
 
 
-def sharded_step(step: Step, place: Place) -> float:
+def sharded_step(step: MeasuredStep, place: Layout) -> float:
     """Returns the seconds of a step with `--shard-update`: each worker updates its part, and the parts are gathered.
 
     Between hosts as many bytes travel as without it.
@@ -108,12 +109,12 @@ def sharded_step(step: Step, place: Place) -> float:
     return hierarchical(step, place) - step.update * (1 - 1 / place.workers) + SHARDING * step.gradients
 
 
-def local(step: Step, place: Place, every: int = 32) -> float:
+def local(step: MeasuredStep, place: Layout, every: int = 32) -> float:
     """Returns the mean seconds of a step with `--sync-every`."""
     return step.own + (hierarchical(step, place) - step.own) / every
 
 
-WAYS: Mapping[str, Callable[[Step, Place], float]] = {
+WAYS: Mapping[str, Callable[[MeasuredStep, Layout], float]] = {
     "each step": hierarchical,
     "ring": ring,
     "sharded": sharded_step,
@@ -121,7 +122,7 @@ WAYS: Mapping[str, Callable[[Step, Place], float]] = {
 }
 
 
-def measured_step(run_dir: Path) -> Step:
+def measured_step(run_dir: Path) -> MeasuredStep:
     """Returns the step of a finished run, or of one generation of its workers.
 
     Raises:
@@ -132,7 +133,7 @@ def measured_step(run_dir: Path) -> Step:
     if problem := _problem(run_dir, steps, facts):
         raise ConfigurationError(problem)
     exchange, update = (statistics.fmean(_median(lines, kind) for lines in steps) for kind in ("exchange", "update"))
-    return Step(
+    return MeasuredStep(
         workers=len(steps),
         samples=statistics.fmean(_median(lines, "samples") for lines in steps),
         own=statistics.fmean(_median(lines, "wall") for lines in steps) - exchange,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 _ENOUGH = 3
 
 
-class Machine(NamedTuple):
+class MachineLoad(NamedTuple):
     """A machine of a run.
 
     Attributes:
@@ -25,7 +25,7 @@ class Machine(NamedTuple):
     busy: float
 
 
-def machines(folder: Path) -> list[Machine]:
+def machines(folder: Path) -> list[MachineLoad]:
     """Returns the machines of a generation that were sampled often enough while it trained.
 
     Args:
@@ -35,7 +35,7 @@ def machines(folder: Path) -> list[Machine]:
     for sample in _while_training(folder):
         found.setdefault(int(sample["number"]), []).append(sample)
     return [
-        Machine(number, int(samples[-1]["cores"]), sum(sample["cpu"] for sample in samples) / len(samples) / 100)
+        MachineLoad(number, int(samples[-1]["cores"]), sum(sample["cpu"] for sample in samples) / len(samples) / 100)
         for number, samples in sorted(found.items())
         if len(samples) >= _ENOUGH
     ]

@@ -29,7 +29,7 @@ _PART = 50_000  # lines that become columns at once: as dictionaries they take f
 
 
 @dataclasses.dataclass(frozen=True)
-class Lines:
+class LedgerLines:
     """The lines of a ledger as columns, with one row for each line.
 
     Attributes:
@@ -95,7 +95,7 @@ class Rank:
 
     rank: int
     facts: Mapping[str, Any]
-    lines: Lines
+    lines: LedgerLines
     offset: float
 
     @property
@@ -288,8 +288,8 @@ def _rank(rank: int, path: Path, began: float, missing: list[str]) -> Rank:
             f"{path} does not begin as this version writes ledgers: when its worker was started is not known."
         )
     offset = max(facts.get("began", began) - began, 0.0) if began else 0.0
-    whole = Lines(
-        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(Lines))
+    whole = LedgerLines(
+        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(LedgerLines))
     )
     start = np.cumsum(whole.wall) - whole.wall
     return Rank(rank, facts, dataclasses.replace(whole, start=start), offset)
@@ -304,13 +304,13 @@ def _telling(found: Iterator[dict[str, Any]], facts: dict[str, Any]) -> Iterator
             facts.update({name: value for name, value in line.items() if name != "phase"})
 
 
-def _columns(records: Sequence[Mapping[str, Any]]) -> Lines:
+def _columns(records: Sequence[Mapping[str, Any]]) -> LedgerLines:
     def column(name: str) -> Floats:
         values = (record.get(name) for record in records)
         return np.array([value if isinstance(value, int | float) else 0.0 for value in values], np.float64)
 
     wall = column("wall")
-    return Lines(
+    return LedgerLines(
         phase=np.array([str(record.get("phase", "")) for record in records], np.str_),
         start=np.cumsum(wall) - wall,
         wall=wall,

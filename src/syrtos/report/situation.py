@@ -15,7 +15,7 @@ import numpy as np
 from syrtos.observe.clock import KINDS
 from syrtos.report import steps
 from syrtos.report.read import Rank, Run
-from syrtos.report.steps import Steps, median
+from syrtos.report.steps import WorkerSteps, median
 
 FIRST = 2  # steps that trace, compile and touch memory for the first time
 
@@ -32,7 +32,7 @@ class Situation:
 
     run: Run
     ranks: Sequence[Rank]
-    steps: Sequence[Steps]
+    steps: Sequence[WorkerSteps]
 
     @property
     def facts(self) -> Mapping[str, Any]:

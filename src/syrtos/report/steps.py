@@ -26,7 +26,7 @@ def median(values: Sequence[float] | Floats) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Steps:
+class WorkerSteps:
     """The training steps of one worker over all generations, with a row for each line of its ledgers.
 
     A line may be of several steps that were executed as one.
@@ -63,12 +63,12 @@ class Steps:
         """The median seconds of a step, by kind."""
         return np.median(self.seconds, axis=0)
 
-    def rows(self, count: int) -> Steps:
+    def rows(self, count: int) -> WorkerSteps:
         """Returns the first rows."""
-        return Steps(*(getattr(self, field.name)[:count] for field in dataclasses.fields(self)))
+        return WorkerSteps(*(getattr(self, field.name)[:count] for field in dataclasses.fields(self)))
 
 
-def of_rank(run: Run, rank: int) -> Steps:
+def of_rank(run: Run, rank: int) -> WorkerSteps:
     """Returns the steps of the worker with this rank; of steps that were made again the second time counts."""
     parts = [
         _of_lines(each, generation, number, run.step_kept(number))
@@ -79,7 +79,7 @@ def of_rank(run: Run, rank: int) -> Steps:
     return _join_steps(parts)
 
 
-def of_ranks(run: Run, number: int | None = None) -> list[Steps]:
+def of_ranks(run: Run, number: int | None = None) -> list[WorkerSteps]:
     """Returns the steps of each worker of a generation, as far as all workers have made them.
 
     ``number`` is the generation's index; by default it is the last that has trained.
@@ -91,22 +91,22 @@ def of_ranks(run: Run, number: int | None = None) -> list[Steps]:
     return [steps.rows(common) for steps in found]
 
 
-def _of_lines(rank: Rank, generation: Generation, index: int, kept: int | None) -> Steps:
+def _of_lines(rank: Rank, generation: Generation, index: int, kept: int | None) -> WorkerSteps:
     lines, chosen = rank.lines, rank.lines.trains
     count = lines.steps[chosen]
     number = generation.trained_before + np.cumsum(count)
     at = (generation.offset + rank.offset + lines.start + lines.wall)[chosen]
     each = (lines.wall[chosen] / count, lines.samples[chosen] / count, lines.seconds[chosen] / count[:, None])
-    found = Steps(at, number, *each, count, np.full(len(count), float(index)))
+    found = WorkerSteps(at, number, *each, count, np.full(len(count), float(index)))
     return found.rows(len(number) if kept is None else int(np.searchsorted(number, kept, "right")))
 
 
-def _join_steps(parts: Sequence[Steps]) -> Steps:
+def _join_steps(parts: Sequence[WorkerSteps]) -> WorkerSteps:
     if not parts:
         empty = np.zeros(0)
-        return Steps(empty, empty, empty, empty, np.zeros((0, len(KINDS))), empty, empty)
-    return Steps(
-        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(Steps))
+        return WorkerSteps(empty, empty, empty, empty, np.zeros((0, len(KINDS))), empty, empty)
+    return WorkerSteps(
+        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(WorkerSteps))
     )
 
 
@@ -134,7 +134,7 @@ def describe_steps(run: Run) -> dict[str, Any]:
     }
 
 
-def _outliers(run: Run, steps: Steps) -> list[dict[str, Any]]:
+def _outliers(run: Run, steps: WorkerSteps) -> list[dict[str, Any]]:
     """Returns the steps that took longest beyond the usual time, with the cause."""
     if len(steps.wall) < 4:
         return []
@@ -155,7 +155,7 @@ def _outliers(run: Run, steps: Steps) -> list[dict[str, Any]]:
     ]
 
 
-def _why(run: Run, steps: Steps, row: int, others: Sequence[Steps]) -> str:
+def _why(run: Run, steps: WorkerSteps, row: int, others: Sequence[WorkerSteps]) -> str:
     """Returns the kind of time that a step had more of than usual, in words; of waiting, also the worker waited for.
 
     ``others``: the steps of all workers of its generation.
@@ -174,7 +174,7 @@ def _why(run: Run, steps: Steps, row: int, others: Sequence[Steps]) -> str:
     return words
 
 
-def _most_beyond(steps: Steps, row: int) -> tuple[str, float]:
+def _most_beyond(steps: WorkerSteps, row: int) -> tuple[str, float]:
     """Returns the kind with the most seconds beyond the usual, and these, of all steps that were executed as one."""
     beyond = (steps.seconds[row] - steps.usual) * steps.count[row]
     k = int(beyond.argmax())

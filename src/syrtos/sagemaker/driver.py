@@ -19,7 +19,8 @@ from typing import Any
 
 # Beside this file: the job's secret, and wheels to install.
 SECRET, WHEELS = "secret", "wheels"
-# SageMaker copies this folder to CheckpointConfig.S3Uri all the time, and back before a job goes on that was interrupted.
+# SageMaker copies this folder to CheckpointConfig.S3Uri all the time, and back before a job goes on that was
+# interrupted.
 RUN_DIR = "/opt/ml/checkpoints/syrtos"
 _FAILURE = "/opt/ml/output/failure"
 _LONGEST_FAILURE = 1000  # characters: SageMaker shows 1024

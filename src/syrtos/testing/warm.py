@@ -11,7 +11,8 @@ from syrtos import settings
 from syrtos.launch.processes import local
 from syrtos.launch.processes.forking import Command, Forked, Zygote
 
-# Variables that frameworks read when they are imported: a process gets a zygote that has imported them with the same values.
+# Variables that frameworks read when they are imported: a process gets a zygote that has imported them with the same
+# values.
 _READ_AT_IMPORT = ("JAX_", "KERAS_", "TF_USE_", "TF_ENABLE_", "TF_XLA_", "XLA_", "CUDA_", "LD_", "PYTHON")
 # One thread for NumPy: a fork keeps none of the others. The hashes of strings are those of all workers.
 _OF_ZYGOTES = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONHASHSEED": "0"}

@@ -12,10 +12,10 @@ from typing import Any
 from syrtos.launch.outcome import End
 from syrtos.launch.plan import Machine
 from syrtos.launch.spec import Spec
-from syrtos.settings import Trial
+from syrtos.settings import TuneTrial
 from syrtos.tune import memory, runner
 from syrtos.tune.ends import out_of_memory
-from syrtos.tune.memory import Memory, Point, size
+from syrtos.tune.memory import MachineMemory, TrialMemory, size
 from syrtos.tune.runner import Ran, TrialError
 from syrtos.tune.search import Found, Tried, conclude, doubtful, following
 
@@ -122,7 +122,7 @@ class _Trying:
 
         The forecast is made from the memory that the tried batches have needed.
         """
-        points = [Point(one.batch, sum(one.before), sum(one.peak)) for one in self.result.tried if not one.failed]
+        points = [TrialMemory(one.batch, sum(one.before), sum(one.peak)) for one in self.result.tried if not one.failed]
         if not points or not batch:
             return None
         needs, has = memory.forecast(points, batch), memory.now()
@@ -131,7 +131,7 @@ class _Trying:
         return Tried(batch, failed=f"would need about {size(needs)}; {_available(has)}", for_memory=True)
 
     def _ran(self, batch: int, more: str = "") -> Tried:
-        trial = Trial(kind="batch", steps=self._steps, batch=batch)
+        trial = TuneTrial(kind="batch", steps=self._steps, batch=batch)
         ran = runner.run(self._spec, self._machine, trial, self._run_dir / f"batch-{batch or 'own'}{more}", _guard())
         self.result.own, self.result.rows = self.result.own or ran.own, self.result.rows or ran.rows
         if not self._has_failed(ran):
@@ -160,7 +160,7 @@ class _Trying:
         return Tried(found["batch"], tuple(found["seconds"]), before, peak, device, found["note"])
 
 
-def _available(has: Memory) -> str:
+def _available(has: MachineMemory) -> str:
     return f"{size(has.available)} of {size(has.total)} are free, and a tenth of that is kept back"
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import psutil
 
 _CGROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# No trial begins that needs more than this part of what is available; one is ended when less than this part of the whole is left.
+# No trial begins that needs more than this part of what is available; one is ended when less than this part of the
+# whole is left.
 _USABLE, _LEAST_LEFT = 0.9, 0.03
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
+class MachineMemory:
     """The memory of this machine, or of the container that this process is in.
 
     Attributes:
@@ -37,7 +38,7 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class TrialMemory:
     """The memory of one trial, over all of its workers on this machine, in bytes.
 
     Attributes:
@@ -51,18 +52,18 @@ class Point:
     peak: int
 
 
-def now(cgroups: Path = _CGROUPS, own: Path = _OWN) -> Memory:
+def now(cgroups: Path = _CGROUPS, own: Path = _OWN) -> MachineMemory:
     """Returns the memory that is available at the moment.
 
     It is the least of what the machine has and what is left within the limits of this process's control groups
     (cgroups(7), versions 1 and 2).
     """
     machine = psutil.virtual_memory()
-    limits = [Memory(machine.available, machine.total), *_limits(cgroups, own)]
-    return Memory(min(each.available for each in limits), min(each.total for each in limits))
+    limits = [MachineMemory(machine.available, machine.total), *_limits(cgroups, own)]
+    return MachineMemory(min(each.available for each in limits), min(each.total for each in limits))
 
 
-def _limits(cgroups: Path, own: Path) -> Iterator[Memory]:
+def _limits(cgroups: Path, own: Path) -> Iterator[MachineMemory]:
     """Yields the memory within the limits of this process's control groups, and of the groups around them."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
@@ -77,14 +78,14 @@ def _limits(cgroups: Path, own: Path) -> Iterator[Memory]:
             )
 
 
-def _along(root: Path, place: str, limit: str, usage: str, cache: str) -> Iterator[Memory]:
+def _along(root: Path, place: str, limit: str, usage: str, cache: str) -> Iterator[MachineMemory]:
     folder = root / place.lstrip("/")
     for each in [folder, *folder.parents]:
         if not each.is_relative_to(root):
             return
         if (most := _number(each / limit)) is not None and most < 2**60:  # version 1 has no word for "no limit"
             free = most - (_number(each / usage) or 0) + _in_cache(each / "memory.stat", cache)
-            yield Memory(max(free, 0), most)
+            yield MachineMemory(max(free, 0), most)
 
 
 def _number(path: Path) -> int | None:
@@ -104,7 +105,7 @@ def _in_cache(path: Path, name: str) -> int:
         return 0
 
 
-def forecast(points: Sequence[Point], batch: int) -> int:
+def forecast(points: Sequence[TrialMemory], batch: int) -> int:
     """Returns the bytes that a trial with a larger ``batch`` will need, on the line through the two largest batches.
 
     After the first trial, all memory that `fit` has added, even that of weights and compiled code, is taken to grow

@@ -21,7 +21,7 @@ from syrtos.launch.plan import Machine, make_plan
 from syrtos.launch.spec import Spec
 from syrtos.launch.supervise import supervise
 from syrtos.observe.ledger import forget, launching
-from syrtos.settings import TRIAL_VARIABLE, Trial
+from syrtos.settings import TRIAL_VARIABLE, TuneTrial
 
 _BEGAN, _RESULT, _CALLED = "began.json", "trial.json", "called.json"  # as `syrtos.keras.trials.trial` writes them
 _OUTPUT = "output.txt"
@@ -71,7 +71,7 @@ class TrialError(LaunchError):
         self.ran = ran
 
 
-def run(spec: Spec, machine: Machine, trial: Trial, folder: Path, changed: Callable[[], str] = lambda: "") -> Ran:
+def run(spec: Spec, machine: Machine, trial: TuneTrial, folder: Path, changed: Callable[[], str] = lambda: "") -> Ran:
     """Runs ``spec`` as ``trial``, recorded in ``folder``, until it ends.
 
     Args:

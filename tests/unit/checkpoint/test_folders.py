@@ -9,12 +9,12 @@ import pytest
 
 from syrtos.checkpoint import folders
 from syrtos.checkpoint.encoding import pack
-from syrtos.checkpoint.slots import Memory, Slots
+from syrtos.checkpoint.slots import Slots, SlotsInMemory
 
 
 @pytest.fixture
 def slots() -> Iterator[Slots]:
-    memory = Memory(2)
+    memory = SlotsInMemory(2)
     slots = Slots(memory.places)
     yield slots
     slots.close()

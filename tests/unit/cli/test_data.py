@@ -10,7 +10,7 @@ import pytest
 
 from framing import framed
 from syrtos.cli import main
-from syrtos.data.bad import Policy
+from syrtos.data.bad import BadRecords
 from syrtos.data.loader import Loader, Position
 from syrtos.data.proof import SampleLedger
 from syrtos.data.sources import Arrays
@@ -133,7 +133,7 @@ def test_verify_of_workers_that_were_killed_at_once(tmp_path: Path, capsys: pyte
 
 
 def test_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    loader = Loader(Arrays(np.arange(20)), lambda rows: rows, 6, 1, Policy("fail", 0, 20))
+    loader = Loader(Arrays(np.arange(20)), lambda rows: rows, 6, 1, BadRecords("fail", 0, 20))
     ledger = SampleLedger(str(tmp_path), "numbers", 0, 1)
     ledger.begin(loader.plan(), Position(), 0)
     for chunk in loader.chunks(loader.plan()):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from syrtos.checkpoint.encoding import pack
-from syrtos.cli.execution import Request, _goes_on, _may_be_forgotten, _run_lock, execute, read_request, this_machine
+from syrtos.cli.execution import RunRequest, _goes_on, _may_be_forgotten, _run_lock, execute, read_request, this_machine
 from syrtos.errors import ConfigurationError
-from syrtos.launch.policy import Policy
+from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.program import parse
 from syrtos.launch.spec import Elastic, Host, Spec
 from syrtos.settings import Options
@@ -25,11 +25,11 @@ def test_a_folder_in_which_a_run_is_going_on_takes_no_other(tmp_path: Path) -> N
 
 
 @pytest.fixture
-def request_in(tmp_path: Path) -> Request:
+def request_in(tmp_path: Path) -> RunRequest:
     """Of a run that was stopped in ``tmp_path``, and left a snapshot."""
     script = tmp_path / "train.py"
     script.write_text("import keras")
-    found = Request(Spec(program=parse([str(script)]), workers=2, options=Options()), Policy(3), seed=7)
+    found = RunRequest(Spec(program=parse([str(script)]), workers=2, options=Options()), RestartPolicy(3), seed=7)
     found.write(tmp_path)
     snapshot = tmp_path / "snapshots" / "snapshot-12"
     snapshot.mkdir(parents=True)
@@ -37,7 +37,7 @@ def request_in(tmp_path: Path) -> Request:
     return found
 
 
-def test_the_same_command_goes_on_with_what_goes_on(tmp_path: Path, request_in: Request) -> None:
+def test_the_same_command_goes_on_with_what_goes_on(tmp_path: Path, request_in: RunRequest) -> None:
     again = dataclasses.replace(request_in, seed=8)
     assert _goes_on(again, tmp_path)
     for end, expected in ((["STOPPED", 143], True), (["STOPPED", 130], False), (["FAILED", 1], False), (None, True)):
@@ -46,15 +46,15 @@ def test_the_same_command_goes_on_with_what_goes_on(tmp_path: Path, request_in: 
         assert _goes_on(again, tmp_path) == expected
 
 
-def test_another_command_begins_anew(tmp_path: Path, request_in: Request) -> None:
+def test_another_command_begins_anew(tmp_path: Path, request_in: RunRequest) -> None:
     assert not _goes_on(request_in, tmp_path / "other")
     spec = dataclasses.replace(request_in.spec, workers=3)
     assert not _goes_on(dataclasses.replace(request_in, spec=spec), tmp_path)
-    assert not _goes_on(dataclasses.replace(request_in, policy=Policy(0)), tmp_path)
+    assert not _goes_on(dataclasses.replace(request_in, policy=RestartPolicy(0)), tmp_path)
 
 
-def test_what_nobody_has_asked_to_keep_is_no_reason_to_refuse(tmp_path: Path, request_in: Request) -> None:
-    by_default = dataclasses.replace(request_in, policy=Policy(3, asked=False))
+def test_what_nobody_has_asked_to_keep_is_no_reason_to_refuse(tmp_path: Path, request_in: RunRequest) -> None:
+    by_default = dataclasses.replace(request_in, policy=RestartPolicy(3, asked=False))
     assert not _may_be_forgotten(by_default, tmp_path)
     by_default.write(tmp_path)
     assert _may_be_forgotten(by_default, tmp_path)
@@ -64,7 +64,7 @@ def test_what_nobody_has_asked_to_keep_is_no_reason_to_refuse(tmp_path: Path, re
     assert not _may_be_forgotten(by_default, tmp_path)
 
 
-def test_it_is_told_what_differs(tmp_path: Path, request_in: Request) -> None:
+def test_it_is_told_what_differs(tmp_path: Path, request_in: RunRequest) -> None:
     found = json.loads((tmp_path / "run.json").read_text())
     options = Options(timeout=9.0)
     assert request_in.differences(found) == []
@@ -78,7 +78,7 @@ def test_it_is_told_what_differs(tmp_path: Path, request_in: Request) -> None:
     assert dataclasses.replace(request_in, spec=placed).differences(found) == []
 
 
-def test_no_snapshot_is_removed_without_a_word(tmp_path: Path, request_in: Request) -> None:
+def test_no_snapshot_is_removed_without_a_word(tmp_path: Path, request_in: RunRequest) -> None:
     (tmp_path / "train.py").write_text("import keras  # with another learning rate")
     with pytest.raises(
         ConfigurationError, match=r"other values of: the script's file, and.*`syrtos resume .*remove that folder"
@@ -88,7 +88,7 @@ def test_no_snapshot_is_removed_without_a_word(tmp_path: Path, request_in: Reque
 
 
 def test_a_run_is_resumed_with_a_changed_script_and_a_word(
-    tmp_path: Path, request_in: Request, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, request_in: RunRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert read_request(tmp_path).seed == 7
@@ -98,7 +98,7 @@ def test_a_run_is_resumed_with_a_changed_script_and_a_word(
     assert capsys.readouterr().err == f"syrtos: {tmp_path / 'train.py'} has changed since the run was begun.\n"
 
 
-def test_a_script_that_was_changed_begins_anew(tmp_path: Path, request_in: Request) -> None:
+def test_a_script_that_was_changed_begins_anew(tmp_path: Path, request_in: RunRequest) -> None:
     (tmp_path / "train.py").write_text("import keras  # with another learning rate")
     assert not _goes_on(request_in, tmp_path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_newest_is_taken_and_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("20261124-101500-1a2b", "20261125-090000-0001", "20261125-085959-ffff", "my-job"):
+    for second, name in enumerate(("20261124-101500-1a2b", "20261125-090000-0001", "digits", "no run")):
         (folder / "runs" / name).mkdir(parents=True)
-    assert find_run_dir(None) == folder / "runs" / "20261125-090000-0001"
-    assert "the newest run, runs/20261125-090000-0001" in capsys.readouterr().err
-    assert find_run_dir(Path("runs/my-job")) == folder / "runs" / "my-job"
+        if name != "no run":
+            (folder / "runs" / name / "run.json").touch()
+            os.utime(folder / "runs" / name / "run.json", (second, second))
+    assert find_run_dir(None) == folder / "runs" / "digits"
+    assert "the newest run, runs/digits" in capsys.readouterr().err
+    assert find_run_dir(Path("runs/no run")) == folder / "runs" / "no run"
 
 
 def test_without_any_run_an_error_says_what_to_name(folder: Path) -> None:
@@ -30,7 +34,7 @@ def test_without_any_run_an_error_says_what_to_name(folder: Path) -> None:
         find_run_dir(None)
 
 
-@pytest.mark.parametrize("command", ["report", "status", "logs", "stop", "resume", "resize -n 2", "forecast"])
+@pytest.mark.parametrize("command", ["report", "status", "logs", "resume", "resize -n 2", "forecast"])
 def test_commands_need_no_run_directory(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(command.split()) == 2
     assert "No run directory was named" in capsys.readouterr().err

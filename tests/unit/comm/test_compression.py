@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from syrtos.comm.communicator import Array
-from syrtos.comm.compression import Codec, Memory, codec_of
+from syrtos.comm.compression import Codec, ErrorMemory, codec_of
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import ConfigurationError
 from syrtos.settings import Options
@@ -30,8 +30,8 @@ def gradients(rank: int, step: int) -> list[Array]:
     return [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
 
 
-def train(comm: InProcessCommunicator, name: str, weights: list[float]) -> tuple[list[list[Array]], list[Memory]]:
-    memories = [Memory(np.zeros(shape, np.float32)) for shape in SHAPES]
+def train(comm: InProcessCommunicator, name: str, weights: list[float]) -> tuple[list[list[Array]], list[ErrorMemory]]:
+    memories = [ErrorMemory(np.zeros(shape, np.float32)) for shape in SHAPES]
     found = []
     for step in range(STEPS):
         means = codec(name).mean(comm, gradients(comm.rank, step), weights[comm.rank], memories)
@@ -68,7 +68,7 @@ def test_all_workers_get_the_same(together: Any, name: str) -> None:
 @pytest.mark.parametrize("name", CODECS)
 def test_a_worker_without_samples_adds_nothing_and_keeps_what_it_has(together: Any, name: str) -> None:
     def play(comm: InProcessCommunicator) -> tuple[Any, Any]:
-        memories = [Memory(np.zeros(shape, np.float32)) for shape in SHAPES]
+        memories = [ErrorMemory(np.zeros(shape, np.float32)) for shape in SHAPES]
         idle = comm.rank == 1
         given = [np.full_like(g, np.nan) if idle else g for g in gradients(0, 0)]
         means = codec(name).mean(comm, given, 0.0 if idle else 2.0, memories)
@@ -83,7 +83,7 @@ def test_a_worker_without_samples_adds_nothing_and_keeps_what_it_has(together: A
 @pytest.mark.parametrize("name", CODECS)
 def test_what_is_not_finite_is_seen_and_not_kept(together: Any, name: str) -> None:
     def play(comm: InProcessCommunicator) -> tuple[bool, bool]:
-        memories = [Memory(np.zeros(shape, np.float32)) for shape in SHAPES]
+        memories = [ErrorMemory(np.zeros(shape, np.float32)) for shape in SHAPES]
         wrong = gradients(comm.rank, 0)
         wrong[0][3, 4] = np.nan
         with np.errstate(invalid="ignore"):
@@ -96,7 +96,7 @@ def test_what_is_not_finite_is_seen_and_not_kept(together: Any, name: str) -> No
 
 def test_what_16_bits_can_t_hold_comes_in_parts_and_infinity_at_once(together: Any) -> None:
     def play(comm: InProcessCommunicator) -> list[list[float]]:
-        memory = Memory(np.zeros(2, np.float32))
+        memory = ErrorMemory(np.zeros(2, np.float32))
         given = [np.array(pair, np.float32) for pair in ((1e5, 1.0), (0.0, np.inf), (0.0, 1.0))]
         with np.errstate(over="ignore", invalid="ignore"):
             return [codec("fp16").mean(comm, [pair], 1.0, [memory])[0].tolist() for pair in given]
@@ -108,7 +108,7 @@ def test_powersgd_is_exact_where_the_rank_is_enough(together: Any) -> None:
     left, right = np.random.default_rng(1).normal(size=(2, 40, 2)).astype(np.float32)
 
     def play(comm: InProcessCommunicator) -> Array:
-        memories = [Memory(np.zeros((40, 40), np.float32))]
+        memories = [ErrorMemory(np.zeros((40, 40), np.float32))]
         return codec("powersgd:2").mean(comm, [left @ right.T], 1.0, memories)[0]
 
     for mean in together(2, play):

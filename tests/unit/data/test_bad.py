@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from syrtos.data.bad import Policy, bad_list, left_out
+from syrtos.data.bad import BadRecords, bad_list, left_out
 from syrtos.data.sources import BadRecord
 
 
 def note(run_dir: Path, *indices: int) -> None:
-    policy = Policy("skip", 10, 100)
+    policy = BadRecords("skip", 10, 100)
     policy.write_to(str(run_dir), 0)
     for index in indices:
         policy.leave_out(BadRecord(index, "file", index, "bad"))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from syrtos.data.bad import Policy, left_out
+from syrtos.data.bad import BadRecords, left_out
 from syrtos.data.loader import Loader
 from syrtos.data.plan import Indices
 from syrtos.data.sources import Arrays, BadRecord, stack_records
@@ -34,7 +34,7 @@ def parse(records: list[bytes]) -> np.ndarray:
 
 
 def loader(source: Arrays, on_bad_record: Any, budget: float = 0.5, seed: int | None = 1) -> Loader:
-    return Loader(source, parse, 8, seed, Policy(on_bad_record, budget, len(source)))
+    return Loader(source, parse, 8, seed, BadRecords(on_bad_record, budget, len(source)))
 
 
 def batches(data: Loader, rank: int, size: int) -> list[Any]:
@@ -96,13 +96,13 @@ def test_an_error_that_is_no_records_fault_is_raised() -> None:
             raise RuntimeError("of the batch")
         return parse(records)
 
-    data = Loader(Numbers(50, set(), set()), wrong, 8, None, Policy("skip", 0.5, 50))
+    data = Loader(Numbers(50, set(), set()), wrong, 8, None, BadRecords("skip", 0.5, 50))
     with pytest.raises(RuntimeError, match="of the batch"):
         rows(data, 1)
 
 
 def test_what_can_not_be_asked_for() -> None:
     with pytest.raises(ConfigurationError, match="on_bad_record"):
-        Policy("ignore", 0, 1)  # type: ignore[arg-type]
+        BadRecords("ignore", 0, 1)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="bad_budget"):
-        Policy("skip", -1, 1)
+        BadRecords("skip", -1, 1)

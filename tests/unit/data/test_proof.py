@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syrtos.data.bad import Policy
-from syrtos.data.loader import Loader, Position, Share
+from syrtos.data.bad import BadRecords
+from syrtos.data.loader import Loader, Position, RecordShare
 from syrtos.data.proof import SampleLedger, next_generation, verify
 from syrtos.data.sources import Arrays
 from syrtos.errors import DataError
@@ -20,10 +20,10 @@ NAME = "digits-0"
 
 
 def loader(batch: int = 7) -> Loader:
-    return Loader(Arrays(np.arange(50)), lambda rows: rows, batch, 3, Policy("fail", 0, 50))
+    return Loader(Arrays(np.arange(50)), lambda rows: rows, batch, 3, BadRecords("fail", 0, 50))
 
 
-def shares(data: Loader, position: Position, rank: int, size: int) -> Iterator[Share]:
+def shares(data: Loader, position: Position, rank: int, size: int) -> Iterator[RecordShare]:
     return (share for chunk in data.chunks(data.plan(position), rank, size) for share in chunk.shares)
 
 

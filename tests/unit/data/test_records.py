@@ -17,11 +17,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # workers import this file b
 
 from framing import framed
 from syrtos.comm import world
-from syrtos.data.bad import Policy
+from syrtos.data.bad import BadRecords
 from syrtos.data.cache import Cache
 from syrtos.data.files import CachedFile, LocalFile
 from syrtos.data.find import find
-from syrtos.data.lines import Lines, are_numbers, check_columns, csv_rows
+from syrtos.data.lines import LineRecords, are_numbers, check_columns, csv_rows
 from syrtos.data.loader import Loader
 from syrtos.data.records import Format, Records
 from syrtos.data.sources import BadRecord
@@ -127,12 +127,12 @@ def test_the_fingerprint_tells_data_sets_apart_but_not_folders(tmp_path: Path) -
 
 
 def test_lines(tmp_path: Path) -> None:
-    source = records_of(tmp_path, b"one\ntwo\n\nthree", b"", b"four\n", layout=Lines())
+    source = records_of(tmp_path, b"one\ntwo\n\nthree", b"", b"four\n", layout=LineRecords())
     assert everything(source) == [b"one", b"two", b"three", b"four"]
 
 
 def test_csv_rows_may_span_lines(tmp_path: Path) -> None:
-    source = records_of(tmp_path, b'a,b\n1,"x\ny"\n,"say ""hi"""\n', layout=Lines(quotes=True, header=True))
+    source = records_of(tmp_path, b'a,b\n1,"x\ny"\n,"say ""hi"""\n', layout=LineRecords(quotes=True, header=True))
     lines = everything(source)
     assert are_numbers(lines, ["a", "b"]) == [True, False]
     rows = [csv_rows(["a", "b"], [True, False])(line) for line in lines]
@@ -144,7 +144,7 @@ def test_csv_rows_may_span_lines(tmp_path: Path) -> None:
 def test_lines_end_in_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
     windows = LocalFile.windows
     monkeypatch.setattr(LocalFile, "windows", lambda self: windows(self, window))
-    source = records_of(tmp_path, b"one\r\n\r\ntwo\n\r\nth\rree\r\n", layout=Lines())
+    source = records_of(tmp_path, b"one\r\n\r\ntwo\n\r\nth\rree\r\n", layout=LineRecords())
     assert everything(source) == [b"one", b"two", b"th\rree"]
 
 
@@ -187,7 +187,7 @@ def read(folder: str) -> list[str]:
     comm, place = world.current().comm, Path(folder)
     cache = Cache(place / f"cache-{comm.rank}")
     source = Records(find([place / name for name in ("ab", "bc")[comm.rank]], cache), TFRecord(), cache, comm)
-    loader = Loader(source, lambda records: np.asarray(records), 4, 5, Policy("fail", 0, len(source)))
+    loader = Loader(source, lambda records: np.asarray(records), 4, 5, BadRecords("fail", 0, len(source)))
     rows = [row for chunk in loader.chunks(loader.plan(), comm.rank, comm.size) for row in chunk.data.tolist()]
     return [source.fingerprint, *(row.decode() for row in rows)]
 

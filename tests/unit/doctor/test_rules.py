@@ -312,10 +312,10 @@ def test_every_rule_has_a_case() -> None:
     assert told == table
 
 
-def _parsed(text: str) -> program.Program:
+def _parsed(text: str) -> program.ScriptProgram:
     from syrtos.doctor.script import parse
 
-    return program.Program([parse(Path("train.py"), text)])
+    return program.ScriptProgram([parse(Path("train.py"), text)])
 
 
 def test_options_of_the_run_change_what_is_found(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from syrtos.launch.engine import Ended
+from syrtos.launch.engine import ProcessEnd
 from syrtos.launch.outcome import End, Facts, Outcome, judge
 
 WORKERS = {rank: {"rank": rank, "host": "a", "pid": 100 + rank} for rank in range(3)}
@@ -22,24 +22,24 @@ def test_all_have_said_so() -> None:
 
 
 def test_an_exit_code_of_0_is_no_end() -> None:
-    outcome = judged(fatal=Ended(1, 0), finished={0})
+    outcome = judged(fatal=ProcessEnd(1, 0), finished={0})
     assert (outcome.end, outcome.rank, outcome.status, outcome.code) == (End.LOST, 1, 0, 1)
     assert "rank 1 on a ended first: its process (number 101) ended with exit code 0 before its script" in str(outcome)
 
 
 @pytest.mark.parametrize(("status", "end", "code"), [(3, End.LOST, 3), (-6, End.CRASHED, 134), (-9, End.CRASHED, 137)])
 def test_the_first_end_is_the_runs(status: int, end: End, code: int) -> None:
-    outcome = judged(fatal=Ended(2, status))
+    outcome = judged(fatal=ProcessEnd(2, status))
     assert (outcome.end, outcome.rank, outcome.status, outcome.code) == (end, 2, status, code)
 
 
 def test_the_signal_is_named() -> None:
-    text = str(judged(fatal=Ended(1, -6)))
+    text = str(judged(fatal=ProcessEnd(1, -6)))
     assert text == "rank 1 on a ended first: its process (number 101) was ended by SIGABRT (signal 6)."
 
 
 def test_a_host_that_is_lost_is_the_reason() -> None:
-    outcome = judged(fatal=Ended(1, None, "was on b, which has not been heard of for 10 s"))
+    outcome = judged(fatal=ProcessEnd(1, None, "was on b, which has not been heard of for 10 s"))
     assert (outcome.end, outcome.rank, outcome.status, outcome.code) == (End.LOST, 1, None, 1)
     assert str(outcome).endswith("its process (number 101) was on b, which has not been heard of for 10 s.")
 
@@ -47,7 +47,7 @@ def test_a_host_that_is_lost_is_the_reason() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_only_a_signal_to_the_launcher_is_a_stop(number: signal.Signals) -> None:
     stopped = judged(stopped_by=number)
-    crashed = judged(fatal=Ended(1, -number))
+    crashed = judged(fatal=ProcessEnd(1, -number))
     assert (stopped.end, stopped.code) == (End.STOPPED, 128 + number)
     assert (crashed.end, crashed.rank, crashed.code) == (End.CRASHED, 1, 128 + number)
 
@@ -59,14 +59,14 @@ def test_a_script_that_was_interrupted_by_itself_is_no_stop() -> None:
 
 def test_an_end_before_all_reports_is_the_reason_for_them() -> None:
     """The others saw a broken connection, and said so before they were ended."""
-    outcome = judged(fatal=Ended(1, -9), failures=[{"rank": 0, "text": "ConnectionError", "code": 1}])
+    outcome = judged(fatal=ProcessEnd(1, -9), failures=[{"rank": 0, "text": "ConnectionError", "code": 1}])
     assert (outcome.end, outcome.rank, outcome.code) == (End.CRASHED, 1, 137)
 
 
 def test_a_program_that_is_no_worker_has_not_started() -> None:
-    outcome = judged(workers={}, fatal=Ended(1, 4))
+    outcome = judged(workers={}, fatal=ProcessEnd(1, 4))
     assert (outcome.end, outcome.code) == (End.NOT_STARTED, 4)
-    assert judged(workers={}, fatal=Ended(1, None, "could not be started")).why == "could not be started"
+    assert judged(workers={}, fatal=ProcessEnd(1, None, "could not be started")).why == "could not be started"
 
 
 def test_the_first_report_counts() -> None:
@@ -83,16 +83,16 @@ def test_ranks_that_said_nothing_are_no_success() -> None:
 
 
 def test_a_crash_after_the_end_is_one() -> None:
-    outcome = judged(finished={0, 1, 2}, fatal=Ended(2, -11))
+    outcome = judged(finished={0, 1, 2}, fatal=ProcessEnd(2, -11))
     assert (outcome.end, outcome.rank, outcome.code) == (End.CRASHED, 2, 139)
-    late = judged(finished={0, 1, 2}, fatal=Ended(1, 2))
+    late = judged(finished={0, 1, 2}, fatal=ProcessEnd(1, 2))
     assert str(late).endswith("ended with exit code 2, after its script had come to its end.")
 
 
 def test_over_servers_rank_0_decides() -> None:
     spared = frozenset({1})
-    assert judged(spared=spared, finished={0}, lost={1: Ended(1, 0)}).end is End.FINISHED
-    outcome = judged(spared=spared, fatal=Ended(0, 0), lost={1: Ended(1, -9)})
+    assert judged(spared=spared, finished={0}, lost={1: ProcessEnd(1, 0)}).end is End.FINISHED
+    outcome = judged(spared=spared, fatal=ProcessEnd(0, 0), lost={1: ProcessEnd(1, -9)})
     assert (outcome.end, outcome.rank, outcome.code) == (End.LOST, 0, 1)
 
 

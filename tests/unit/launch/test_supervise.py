@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from syrtos.launch.engine import Ended
+from syrtos.launch.engine import ProcessEnd
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.plan import Group, Plan
 from syrtos.launch.supervise import supervise
@@ -233,7 +233,7 @@ def test_the_death_of_a_worker_that_is_spared_is_noted(tmp_path: Path, capfd: py
     variables = {OPTIONS_VARIABLE: Options(run_dir=str(tmp_path)).to_json()}
     outcome = supervise(Plan((group,), variables, spared=frozenset({1})), os.environ, LONG)
     assert outcome.end is End.FINISHED
-    assert outcome.lost == {1: Ended(1, -9)}
+    assert outcome.lost == {1: ProcessEnd(1, -9)}
     assert "rank 1 was ended by SIGKILL (signal 9) before its script had come to its end" in capfd.readouterr().err
 
 

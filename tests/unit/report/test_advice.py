@@ -9,13 +9,13 @@ import pytest
 from recorded import Line, generation, step
 
 from syrtos.report import advice, facts, situation
-from syrtos.report.advice import Finding
+from syrtos.report.advice import Recommendation
 from syrtos.report.read import load
 
 BEFORE: list[Line] = [{"phase": "script", "wall": 1.0, "start": 1.0}]
 
 
-def findings(folder: Path, *ranks: list[Line], **said: Any) -> list[Finding]:
+def findings(folder: Path, *ranks: list[Line], **said: Any) -> list[Recommendation]:
     generation(folder, 0.0, 60.0, [BEFORE + lines for lines in ranks], facts=said)
     found = situation.of(load(folder))
     assert found is not None

@@ -11,9 +11,9 @@ import pytest
 from syrtos.cli import main
 from syrtos.observe.ledger import ledger_path
 from syrtos.report import forecast
-from syrtos.report.forecast import Link, Place, Step
+from syrtos.report.forecast import Layout, Link, MeasuredStep
 
-STEP = Step(workers=2, samples=32.0, own=0.1, update=0.02, inside=0.01, gradients=1e8, sums=5.0, meetings=8.0)
+STEP = MeasuredStep(workers=2, samples=32.0, own=0.1, update=0.02, inside=0.01, gradients=1e8, sums=5.0, meetings=8.0)
 LINK = Link(latency=1e-4, bandwidth=1e9)
 
 
@@ -42,32 +42,32 @@ def test_a_run_is_measured_by_its_median_step(tmp_path: Path) -> None:
 
 
 def test_on_one_host_a_step_is_what_it_was() -> None:
-    assert forecast.hierarchical(STEP, Place(2, 1, LINK)) == pytest.approx(0.11)
-    assert forecast.ring(STEP, Place(2, 1, LINK)) == pytest.approx(0.11)
+    assert forecast.hierarchical(STEP, Layout(2, 1, LINK)) == pytest.approx(0.11)
+    assert forecast.ring(STEP, Layout(2, 1, LINK)) == pytest.approx(0.11)
 
 
 def test_one_worker_exchanges_nothing() -> None:
-    assert forecast.hierarchical(STEP, Place(1, 1, LINK)) == pytest.approx(0.1)
+    assert forecast.hierarchical(STEP, Layout(1, 1, LINK)) == pytest.approx(0.1)
 
 
 def test_between_two_hosts_all_bytes_travel_once() -> None:
     rounds = 8 + 2 * 5
-    assert forecast.hierarchical(STEP, Place(4, 2, LINK)) == pytest.approx(0.11 + 0.1 + rounds * 1e-4)
+    assert forecast.hierarchical(STEP, Layout(4, 2, LINK)) == pytest.approx(0.11 + 0.1 + rounds * 1e-4)
 
 
 def test_a_ring_of_many_waits_for_its_rounds() -> None:
-    place = Place(64, 16, LINK)
+    place = Layout(64, 16, LINK)
     more = forecast.ring(STEP, place) - forecast.hierarchical(STEP, place)
     assert more == pytest.approx((2 * 63 - 2 * 4) * 5 * 1e-4)
 
 
 def test_workers_that_meet_rarely_pay_their_part() -> None:
-    place = Place(4, 2, LINK)
+    place = Layout(4, 2, LINK)
     assert forecast.local(STEP, place) == pytest.approx(0.1 + (forecast.hierarchical(STEP, place) - 0.1) / 32)
 
 
 def test_a_sharded_update_is_divided() -> None:
-    place = Place(4, 2, LINK)
+    place = Layout(4, 2, LINK)
     assert forecast.sharded_step(STEP, place) == pytest.approx(forecast.hierarchical(STEP, place) - 0.015 + 0.024)
 
 

@@ -10,20 +10,20 @@ import pytest
 from syrtos.launch.outcome import End, Outcome
 from syrtos.tune import memory
 from syrtos.tune.ends import out_of_memory
-from syrtos.tune.memory import Memory, Point, forecast
+from syrtos.tune.memory import MachineMemory, TrialMemory, forecast
 
 
 def test_the_first_forecast_takes_all_growth_for_the_batchs() -> None:
-    assert forecast([Point(64, 1000, 1640)], 128) == 1000 + 2 * 640
+    assert forecast([TrialMemory(64, 1000, 1640)], 128) == 1000 + 2 * 640
 
 
 def test_later_forecasts_follow_the_two_largest_batches() -> None:
-    points = [Point(256, 1000, 3000), Point(64, 1000, 1900), Point(128, 1000, 2000)]
+    points = [TrialMemory(256, 1000, 3000), TrialMemory(64, 1000, 1900), TrialMemory(128, 1000, 2000)]
     assert forecast(points, 512) == 3000 + (3000 - 2000) * 2
 
 
 def test_a_peak_that_did_not_grow_is_not_forecast_to_shrink() -> None:
-    assert forecast([Point(64, 1000, 2000), Point(128, 1000, 1900)], 256) == 1900
+    assert forecast([TrialMemory(64, 1000, 2000), TrialMemory(128, 1000, 1900)], 256) == 1900
 
 
 def test_a_container_of_version_2_has_less_than_the_machine(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_container_of_version_2_has_less_than_the_machine(tmp_path: Path) -> N
     (group.parent / "memory.current").write_text("150000000\n")
     (group.parent / "memory.stat").write_text("anon 1\ninactive_file 30000000\n")
     (tmp_path / "own").write_text("0::/user/job\n")
-    assert memory.now(tmp_path / "cgroup", tmp_path / "own") == Memory(80_000_000, 200_000_000)
+    assert memory.now(tmp_path / "cgroup", tmp_path / "own") == MachineMemory(80_000_000, 200_000_000)
 
 
 def test_a_container_of_version_1_has_less_than_the_machine(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_container_of_version_1_has_less_than_the_machine(tmp_path: Path) -> N
     (group / "memory.limit_in_bytes").write_text("200000000\n")
     (group / "memory.usage_in_bytes").write_text("50000000\n")
     (tmp_path / "own").write_text("4:memory:/elsewhere\n3:cpu:/\n")
-    assert memory.now(tmp_path / "cgroup", tmp_path / "own") == Memory(150_000_000, 200_000_000)
+    assert memory.now(tmp_path / "cgroup", tmp_path / "own") == MachineMemory(150_000_000, 200_000_000)
 
 
 def test_a_machine_without_limits_is_known_by_itself(tmp_path: Path) -> None:
@@ -51,9 +51,9 @@ def test_a_machine_without_limits_is_known_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_little_is_left_for_others() -> None:
-    assert Memory(1000, 10_000).usable == 900
-    assert Memory(200, 10_000).is_short
-    assert not Memory(2000, 10_000).is_short
+    assert MachineMemory(1000, 10_000).usable == 900
+    assert MachineMemory(200, 10_000).is_short
+    assert not MachineMemory(2000, 10_000).is_short
 
 
 @pytest.mark.parametrize(

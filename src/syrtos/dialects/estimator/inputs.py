@@ -14,8 +14,8 @@ from syrtos.comm import world
 from syrtos.keras.tensorflow import input as pipelines
 from syrtos.keras.tensorflow import tf_internals
 
-# What a worker takes: its rows of each batch; whole batches, each of them one worker's, as under a strategy given to the Estimator;
-# or everything.
+# What a worker takes: its rows of each batch; whole batches, each of them one worker's, as under a strategy given to
+# the Estimator; or everything.
 How = Literal["share", "own", "all"]
 SHARE, OWN, ALL = get_args(How)
 

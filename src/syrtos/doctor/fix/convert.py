@@ -22,7 +22,7 @@ from syrtos.doctor.fix.multi_gpu import MultiGpu
 from syrtos.doctor.fix.per_worker import PerWorker
 from syrtos.doctor.fix.spellings import Spellings
 from syrtos.doctor.fix.transformer import Conversion, code, convert
-from syrtos.doctor.program import Program
+from syrtos.doctor.program import ScriptProgram
 from syrtos.doctor.script import NotParsed, parse, read, with_local_modules
 from syrtos.errors import ConfigurationError
 
@@ -130,7 +130,7 @@ def _remaining(path: Path, before: str, after: str) -> list[tuple[int, str]]:
     ]
     worst = [
         each
-        for each in diagnosis.findings(Program([script]))
+        for each in diagnosis.findings(ScriptProgram([script]))
         if each.severity is Severity.BREAKS and each.rule not in _OTHER_TROUBLES
     ]
     return found + [(0, f"line {each.line} of the converted script: {each.says}: {each.fix}") for each in worst]

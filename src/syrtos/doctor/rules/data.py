@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from syrtos.doctor.finding import Finding, Severity, at
-from syrtos.doctor.program import Program, depends_on
+from syrtos.doctor.program import ScriptProgram, depends_on
 from syrtos.doctor.script import Script, argument, method
 
 _SEEDERS = re.compile(
@@ -47,7 +47,7 @@ _SPLITTING = ("fit", "fit_generator", "train_on_batch", "experimental_distribute
 _BATCHES = {"fit": ("batch_size", 2), "batch": ("batch_size", 0)}
 
 
-def own_randomness(program: Program) -> Iterator[Finding]:
+def own_randomness(program: ScriptProgram) -> Iterator[Finding]:
     """Finds random numbers that syrtos can't make equal on all workers.
 
     They come from the clock, the number of the process or the operating system.
@@ -84,7 +84,7 @@ def _from_clock(script: Script, node: ast.AST) -> bool:
     return any(_CLOCKS.search(ast.unparse(each)) for each in (node, *named))
 
 
-def seeded_by_rank(program: Program) -> Iterator[Finding]:
+def seeded_by_rank(program: ScriptProgram) -> Iterator[Finding]:
     """Finds seeds that differ by rank in plain scripts, whose batches `fit` splits."""
     # there all workers must read the same batches, of which each takes its rows; a loop may give each its own
     if program.dialect or program.batch == "per-worker" or not program.uses(*_SPLITTING):
@@ -104,7 +104,7 @@ def seeded_by_rank(program: Program) -> Iterator[Finding]:
             )
 
 
-def same_batches(program: Program) -> Iterator[Finding]:
+def same_batches(program: ScriptProgram) -> Iterator[Finding]:
     """Finds equal seeds in scripts of Horovod or SMDDP without divided data: all workers draw the same batches."""
     if not program.dialect or program.uses("shard", "steps_per_worker", "from_sharded") or divides(program):
         return
@@ -128,7 +128,7 @@ def same_batches(program: Program) -> Iterator[Finding]:
             yield _same(script, call, program, "all workers have this seed, and no worker takes a part of the data")
 
 
-def _same(script: Script, call: ast.Call, program: Program, why: str) -> Finding:
+def _same(script: Script, call: ast.Call, program: ScriptProgram, why: str) -> Finding:
     says = f"{why}: under {program.dialect} all workers draw the same batches, so more workers add nothing"
     return at(
         script,
@@ -140,7 +140,7 @@ def _same(script: Script, call: ast.Call, program: Program, why: str) -> Finding
     )
 
 
-def divides(program: Program) -> bool:
+def divides(program: ScriptProgram) -> bool:
     """Returns whether the rank appears in an index or an argument (a seed, say), where it may choose data."""
     for script in program.scripts:
         for node in ast.walk(script.tree):
@@ -159,7 +159,7 @@ def divides(program: Program) -> bool:
     return False
 
 
-def uneven_batches(program: Program) -> Iterator[Finding]:
+def uneven_batches(program: ScriptProgram) -> Iterator[Finding]:
     """Finds batches of which one worker computes more samples than the others, or some workers none."""
     if program.dialect or program.batch == "per-worker" or program.workers < 2:
         return
@@ -189,7 +189,7 @@ def uneven_batches(program: Program) -> Iterator[Finding]:
         )
 
 
-def _feeds_fit(program: Program) -> bool:
+def _feeds_fit(program: ScriptProgram) -> bool:
     """Returns whether `fit` splits batches in this program."""
     # with a strategy in its RunConfig, an Estimator has a batch for each worker
     return program.uses("fit") and not program.uses("RunConfig")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from syrtos.doctor.finding import Finding, Severity, at
-from syrtos.doctor.program import Program, depends_on, on_one_rank
+from syrtos.doctor.program import ScriptProgram, depends_on, on_one_rank
 from syrtos.doctor.script import Script, argument, method
 
 RULE = "file-on-every-rank"
@@ -66,7 +66,7 @@ _CHANGES = re.compile(r"\b(tar|unzip|wget|curl|rm|mv|cp|mkdir|git clone|aws s3|g
 _FOLDER = frozenset({"os.makedirs", "os.mkdir"})
 
 
-def files(program: Program) -> Iterator[Finding]:
+def files(program: ScriptProgram) -> Iterator[Finding]:
     """Finds files and folders that every worker would write, remove or unpack."""
     for script, call in program.calls():
         if (
@@ -77,7 +77,7 @@ def files(program: Program) -> Iterator[Finding]:
             yield dataclasses.replace(found, fix=f"{_together(call)}{found.fix}")
 
 
-def _check_write(program: Program, script: Script, call: ast.Call) -> Finding | None:
+def _check_write(program: ScriptProgram, script: Script, call: ast.Call) -> Finding | None:
     path, name = script.meaning(call.func), method(call)
     if (isinstance(call.func, ast.Name) and name == "open" and name not in script.imported_paths) or path in (
         "io.open",

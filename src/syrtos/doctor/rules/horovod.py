@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from syrtos.doctor.finding import Finding, Severity, at
-from syrtos.doctor.program import Program, of_optimizer, on_one_rank, trains
+from syrtos.doctor.program import ScriptProgram, of_optimizer, on_one_rank, trains
 from syrtos.doctor.script import Script, argument, method
 
 _WRAPPERS = (
@@ -41,7 +41,7 @@ _COLLECTIVE = frozenset(
 )
 
 
-def find_unwrapped(program: Program) -> Iterator[Finding]:
+def find_unwrapped(program: ScriptProgram) -> Iterator[Finding]:
     """Finds scripts that wrap no optimizer and no tape: their workers train apart, and never exchange gradients."""
     if (
         not program.dialect
@@ -62,7 +62,7 @@ def find_unwrapped(program: Program) -> Iterator[Finding]:
             return
 
 
-def broadcast(program: Program) -> Iterator[Finding]:
+def broadcast(program: ScriptProgram) -> Iterator[Finding]:
     """Finds scripts in which nothing gives all workers the weights of rank 0."""
     if not program.dialect or not trains(program) or program.uses(*_BEGIN):
         return
@@ -83,7 +83,7 @@ def broadcast(program: Program) -> Iterator[Finding]:
             return
 
 
-def wrapped_twice(program: Program) -> Iterator[Finding]:
+def wrapped_twice(program: ScriptProgram) -> Iterator[Finding]:
     """Finds optimizers that reduce gradients which another wrapper has reduced."""
     if not program.dialect:
         return
@@ -159,7 +159,7 @@ def _applies(script: Script, call: ast.Call) -> bool:
     )
 
 
-def old_callbacks(program: Program) -> Iterator[Finding]:
+def old_callbacks(program: ScriptProgram) -> Iterator[Finding]:
     """Finds callbacks that are called as before Horovod 0.20, without ``initial_lr``."""
     for script, call in program.calls():
         if (
@@ -177,7 +177,7 @@ def old_callbacks(program: Program) -> Iterator[Finding]:
             )
 
 
-def other_frameworks(program: Program) -> Iterator[Finding]:
+def other_frameworks(program: ScriptProgram) -> Iterator[Finding]:
     """Finds imports of parts of Horovod that syrtos does not serve."""
     for script in program.scripts:
         for node in ast.walk(script.tree):
@@ -195,7 +195,7 @@ def other_frameworks(program: Program) -> Iterator[Finding]:
                 )
 
 
-def one_rank_alone(program: Program) -> Iterator[Finding]:
+def one_rank_alone(program: ScriptProgram) -> Iterator[Finding]:
     """Finds functions that all workers must call together, and that only some of them call."""
     for script, call in program.calls():
         path = script.written_path(call.func) or ""

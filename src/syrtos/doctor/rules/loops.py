@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from syrtos.doctor.finding import Finding, Severity, at
-from syrtos.doctor.program import Program, depends_on, on_one_rank
+from syrtos.doctor.program import ScriptProgram, depends_on, on_one_rank
 from syrtos.doctor.script import Script, argument, method
 
 _SPLITS = (
@@ -30,7 +30,7 @@ _SERVERS = (
 )
 
 
-def own_loop(program: Program) -> Iterator[Finding]:
+def own_loop(program: ScriptProgram) -> Iterator[Finding]:
     """Finds a loop with a tape in which nothing splits the batches."""
     if program.dialect or program.rank_aware or program.uses(*_SPLITS) or _runs_on_strategy(program):
         return
@@ -51,7 +51,7 @@ def own_loop(program: Program) -> Iterator[Finding]:
         return
 
 
-def compiled_updates(program: Program) -> Iterator[Finding]:
+def compiled_updates(program: ScriptProgram) -> Iterator[Finding]:
     """Finds updates by optimizers in functions that XLA compiles, which can't contain an exchange."""
     for script in program.scripts:
         for function in script.functions.values():
@@ -76,7 +76,7 @@ def compiled_updates(program: Program) -> Iterator[Finding]:
                 )
 
 
-def servers(program: Program) -> Iterator[Finding]:
+def servers(program: ScriptProgram) -> Iterator[Finding]:
     """Finds a strategy that needs parameter servers."""
     for script, call in program.calls():
         if method(call) == "ParameterServerStrategy" and "tensorflow" in (script.written_path(call.func) or ""):
@@ -91,7 +91,7 @@ def servers(program: Program) -> Iterator[Finding]:
             return
 
 
-def _runs_on_strategy(program: Program) -> bool:
+def _runs_on_strategy(program: ScriptProgram) -> bool:
     return any(
         method(call) == "run"
         and isinstance(call.func, ast.Attribute)
@@ -119,7 +119,7 @@ def _is_applied(script: Script, call: ast.Call) -> bool:
     )
 
 
-def processes(program: Program) -> Iterator[Finding]:
+def processes(program: ScriptProgram) -> Iterator[Finding]:
     """Finds inputs, trackers, ports and devices of which all workers of a machine share one."""
     for script, call in program.calls():
         path = script.meaning(call.func)
@@ -180,7 +180,7 @@ def _tpu(script: Script, call: ast.Call) -> Iterator[Finding]:
         )
 
 
-def _one_device(program: Program, script: Script, call: ast.Call) -> Finding | None:
+def _one_device(program: ScriptProgram, script: Script, call: ast.Call) -> Finding | None:
     chosen = call.args[0]
     if not isinstance(chosen, ast.Subscript) or not program.uses("fit", "apply_gradients", "apply"):
         return None
@@ -205,7 +205,7 @@ def _one_device(program: Program, script: Script, call: ast.Call) -> Finding | N
     return None
 
 
-def inputs(program: Program) -> Iterator[Finding]:
+def inputs(program: ScriptProgram) -> Iterator[Finding]:
     """Finds an input pipeline that every worker runs whole."""
     if program.dialect:
         return

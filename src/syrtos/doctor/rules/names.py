@@ -11,7 +11,7 @@ from importlib import resources
 
 from syrtos.doctor import installed_words, public_names
 from syrtos.doctor.finding import Finding, Severity, at
-from syrtos.doctor.program import Program, of_optimizer
+from syrtos.doctor.program import ScriptProgram, of_optimizer
 from syrtos.doctor.script import Script, argument, canonical, method
 
 _RULE, _OLD = "dead-api", "tf1-session"
@@ -75,19 +75,19 @@ def instead(path: str) -> str | None:
     return None
 
 
-def speaks_keras_2(program: Program) -> bool:
+def speaks_keras_2(program: ScriptProgram) -> bool:
     """Returns whether syrtos teaches Keras 3 the spellings of Keras 2 for this script."""
     return bool(program.dialect) or program.uses(*_ASKS)
 
 
-def is_legacy(program: Program) -> bool:
+def is_legacy(program: ScriptProgram) -> bool:
     """Returns whether the script trains with Keras 2 itself."""
     return any(
         path.split(".")[0] == "tf_keras" for script in program.scripts for path in script.imported_paths.values()
     ) or any("TF_USE_LEGACY_KERAS" in script.text for script in program.scripts)
 
 
-def dead_names(program: Program) -> Iterator[Finding]:
+def dead_names(program: ScriptProgram) -> Iterator[Finding]:
     """Finds names of modules, functions and classes that are gone, each once for every file."""
     legacy, spells = is_legacy(program), speaks_keras_2(program)
     for script in program.scripts:
@@ -201,7 +201,7 @@ def _catches(handler: ast.ExceptHandler) -> bool:
     return any(word in caught for word in ("ImportError", "ModuleNotFoundError", "AttributeError", "Exception"))
 
 
-def old_words(program: Program) -> Iterator[Finding]:
+def old_words(program: ScriptProgram) -> Iterator[Finding]:
     """Finds methods and arguments that are gone."""
     if is_legacy(program):
         return
@@ -272,7 +272,7 @@ def _on_model(call: ast.Call, name: str) -> bool:
     return isinstance(call.func, ast.Attribute) and "tuner" not in ast.unparse(call.func.value).lower()
 
 
-def unsupported_values(program: Program) -> Iterator[Finding]:
+def unsupported_values(program: ScriptProgram) -> Iterator[Finding]:
     """Finds file names that Keras 3 refuses, the empty `keras.optimizers.legacy`, and `decay`, which is ignored."""
     if is_legacy(program):
         return
@@ -407,7 +407,7 @@ def _expand(script: Script, node: ast.expr) -> str:
     return " ".join(ast.unparse(each) for each in (node, *named))
 
 
-def sessions(program: Program) -> Iterator[Finding]:
+def sessions(program: ScriptProgram) -> Iterator[Finding]:
     """Finds training in sessions of TensorFlow 1, in which nothing is exchanged."""
     for script, call in program.calls():
         if (script.written_path(call.func) or "") in _SESSIONS and program.uses("minimize", "apply_gradients"):
@@ -422,7 +422,7 @@ def sessions(program: Program) -> Iterator[Finding]:
             return
 
 
-def refused_estimators(program: Program) -> Iterator[Finding]:
+def refused_estimators(program: ScriptProgram) -> Iterator[Finding]:
     """Finds Estimators with models of their own, which syrtos does not serve."""
     for script, call in program.calls():
         if found := _REFUSED.search(
@@ -438,7 +438,7 @@ def refused_estimators(program: Program) -> Iterator[Finding]:
             )
 
 
-def renamed_metrics(program: Program) -> Iterator[Finding]:
+def renamed_metrics(program: ScriptProgram) -> Iterator[Finding]:
     """Finds uses of `acc`, the former name of `accuracy` in the logs."""
     named = {
         value.value

@@ -15,7 +15,7 @@ from syrtos import settings
 from syrtos.doctor import machine_packages
 from syrtos.doctor.finding import Finding, Severity, at
 from syrtos.doctor.packages import is_installed
-from syrtos.doctor.program import Program
+from syrtos.doctor.program import ScriptProgram
 from syrtos.doctor.rules.names import is_tried
 from syrtos.doctor.script import Script, argument, method
 from syrtos.launch.spelling import closest_name
@@ -38,7 +38,7 @@ def _table() -> Mapping[str, Mapping[str, Any]]:
     return tomllib.loads(resources.files("syrtos.doctor").joinpath("needs.toml").read_text())
 
 
-def missing_imports(program: Program) -> Iterator[Finding]:
+def missing_imports(program: ScriptProgram) -> Iterator[Finding]:
     """Finds imports of packages that are neither installed nor beside the script, each once for every file."""
     folders = {Path.cwd(), *(script.path.resolve().parent for script in program.scripts)}
     for script in program.scripts:
@@ -61,7 +61,7 @@ def _imported_roots(script: Script) -> Iterator[tuple[ast.stmt, str]]:
             yield node, node.module.partition(".")[0]
 
 
-def hidden_needs(program: Program) -> Iterator[Finding]:
+def hidden_needs(program: ScriptProgram) -> Iterator[Finding]:
     """Finds calls that import a package which is not installed, each once for every file."""
     for script in program.scripts:
         seen: set[str] = set()
@@ -78,7 +78,7 @@ def hidden_needs(program: Program) -> Iterator[Finding]:
                     )
 
 
-def _describe_missing(program: Program, script: Script, node: ast.AST, says: str, root: str) -> Finding:
+def _describe_missing(program: ScriptProgram, script: Script, node: ast.AST, says: str, root: str) -> Finding:
     severity = Severity.BREAKS if _is_reached(program, script, node) else Severity.NOTE
     says += ", which is not installed" * ("not installed" not in says)
     if instead := _table()["moved"].get(root):
@@ -102,7 +102,7 @@ def _head(statement: ast.With | ast.If) -> ast.expr:
     return statement.test if isinstance(statement, ast.If) else statement.items[0].context_expr
 
 
-def _is_reached(program: Program, script: Script, node: ast.AST) -> bool:
+def _is_reached(program: ScriptProgram, script: Script, node: ast.AST) -> bool:
     """Returns whether a line runs for sure, as far as its conditions and its function's name tell."""
     if any(isinstance(o, ast.If) and "__name__" not in ast.unparse(o.test) for o in script.around(node)):
         return False
@@ -110,7 +110,7 @@ def _is_reached(program: Program, script: Script, node: ast.AST) -> bool:
     return function is None or any(method(call) == function.name for _, call in program.calls())
 
 
-def absent_backend(program: Program) -> Iterator[Finding]:
+def absent_backend(program: ScriptProgram) -> Iterator[Finding]:
     """Finds the import of Keras on TensorFlow where only another backend is installed."""
     # Keras writes its default into `keras.json`: a backend there need not have been chosen
     name, by = machine_packages.chosen_backend(settings.environment())

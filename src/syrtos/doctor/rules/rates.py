@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator
 
 from syrtos.doctor.finding import Finding, Severity, at
-from syrtos.doctor.program import Program, depends_on, of_optimizer, trains
+from syrtos.doctor.program import ScriptProgram, depends_on, of_optimizer, trains
 from syrtos.doctor.rules.data import divides
 from syrtos.doctor.script import Script, argument, method
 
@@ -19,7 +19,7 @@ _ALL_DATA = "each worker trains on all of the data in each epoch: N workers take
 _SHARDS = ("shard", "experimental_distribute_dataset", "distribute_datasets_from_function")
 
 
-def rates(program: Program) -> Iterator[Finding]:
+def rates(program: ScriptProgram) -> Iterator[Finding]:
     """Finds learning rates that are not scaled with the number of workers, or scaled twice."""
     # only a batch of each worker's own makes the global batch grow with the number of workers
     if not trains(program) or not (program.dialect or program.batch == "per-worker") or program.scaled:
@@ -58,7 +58,7 @@ def rates(program: Program) -> Iterator[Finding]:
             yield _not_scaled(program, script, call)
 
 
-def _not_scaled(program: Program, script: Script, call: ast.Call) -> Finding:
+def _not_scaled(program: ScriptProgram, script: Script, call: ast.Call) -> Finding:
     says = f"the learning rate stays as it is while {program.workers} workers train on {program.workers} times the samples in a step"
     if not program.dialect:
         return at(
@@ -88,7 +88,7 @@ def _products(script: Script, rate: ast.expr) -> Iterator[ast.expr]:
         yield from script.assigned_values.get(rate.id, [])
 
 
-def _scaled_elsewhere(program: Program) -> bool:
+def _scaled_elsewhere(program: ScriptProgram) -> bool:
     """Returns whether a callback or a schedule sets learning rates, or a rate depends on the number of workers.
 
     Assignments and keyword arguments count if their names are those of a rate.
@@ -113,7 +113,7 @@ def _scaled_elsewhere(program: Program) -> bool:
     return False
 
 
-def steps(program: Program) -> Iterator[Finding]:
+def steps(program: ScriptProgram) -> Iterator[Finding]:
     """Finds epochs of which each of N workers makes all steps, so that they train on N times the samples."""
     if (
         not program.dialect

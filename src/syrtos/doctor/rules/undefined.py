@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pyflakes import checker, messages
 
 from syrtos.doctor.finding import Finding, Severity, at
-from syrtos.doctor.program import Program
+from syrtos.doctor.program import ScriptProgram
 from syrtos.doctor.rules.names import is_tried
 from syrtos.doctor.script import Script
 from syrtos.launch.spelling import closest_name
@@ -35,7 +35,7 @@ _USUAL = {
 }
 
 
-def undefined_names(program: Program) -> Iterator[Finding]:
+def undefined_names(program: ScriptProgram) -> Iterator[Finding]:
     """Finds names that are surely not defined where they are read, each once for every file."""
     for script in program.scripts:
         if _UNSEEN.search(script.text):

@@ -9,14 +9,14 @@ import ast
 from collections.abc import Iterator
 
 from syrtos.doctor.finding import Finding, Severity, at
-from syrtos.doctor.program import Program
+from syrtos.doctor.program import ScriptProgram
 from syrtos.doctor.script import Script, argument, method
 
 # Losses of Keras whose value is no mean over rows, in lower case.
 _MIXING = frozenset({"dice", "tversky", "circle"})
 
 
-def stateful_layers(program: Program) -> Iterator[Finding]:
+def stateful_layers(program: ScriptProgram) -> Iterator[Finding]:
     """Finds layers that keep a state for each row of a batch, and models for batches of one size."""
     if not _is_split(program):
         return
@@ -43,7 +43,7 @@ def stateful_layers(program: Program) -> Iterator[Finding]:
             )
 
 
-def mixing_losses(program: Program) -> Iterator[Finding]:
+def mixing_losses(program: ScriptProgram) -> Iterator[Finding]:
     """Finds losses and metrics that mix the rows of a batch, and functions of the script's own that may."""
     if not _is_split(program):
         return
@@ -56,7 +56,7 @@ def mixing_losses(program: Program) -> Iterator[Finding]:
                     yield at(script, each, "gathered", Severity.NOTE, says, _PROVE)
 
 
-def assigned_states(program: Program) -> Iterator[Finding]:
+def assigned_states(program: ScriptProgram) -> Iterator[Finding]:
     """Finds variables that a layer or a `train_step` assigns: counts, moving averages, codebooks."""
     if not _is_split(program):
         return
@@ -135,5 +135,5 @@ def _is_of_keras(script: Script, call: ast.Call) -> bool:
     return script.meaning(call.func).startswith("keras.")
 
 
-def _is_split(program: Program) -> bool:
+def _is_split(program: ScriptProgram) -> bool:
     return not program.dialect and program.batch != "per-worker"

@@ -7,14 +7,14 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from syrtos.engines.engine import Engine, State, Submitted, Wanted, growing, read_end
+from syrtos.engines.engine import Engine, RunState, Submitted, Wanted, growing, read_end
 from syrtos.launch import events
 from syrtos.launch.processes import signalling
 
 _OUTPUT = "output.log"
 
 
-class Background(Engine):
+class BackgroundEngine(Engine):
     """Runs `syrtos run` in a session of its own; its output goes into the run directory."""
 
     name = "background"
@@ -43,10 +43,10 @@ class _Process(Submitted):
     def __init__(self, facts: Mapping[str, str]) -> None:
         self._facts, self._run_dir = facts, Path(facts["run_dir"])
 
-    def state(self) -> State:
+    def state(self) -> RunState:
         if self._runs():
-            return State("running")
-        return read_end(self._run_dir) or State(
+            return RunState("running")
+        return read_end(self._run_dir) or RunState(
             "failed", f"The launcher is gone without a word: {self._run_dir / _OUTPUT} may say why."
         )
 
@@ -65,4 +65,4 @@ class _Process(Submitted):
             signalling.to_process(int(self._facts["pid"]), signal.SIGKILL if at_once else signal.SIGTERM)
 
 
-ENGINE = Background()
+ENGINE = BackgroundEngine()

@@ -7,15 +7,15 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from syrtos.engines.engine import Engine, State, Submitted, Wanted
+from syrtos.engines.engine import Engine, RunState, Submitted, Wanted
 from syrtos.engines.kubernetes import manifests
 from syrtos.engines.kubernetes.diagnosis import state_of
-from syrtos.engines.kubernetes.request import SETTINGS, Kind, Request, request_of
+from syrtos.engines.kubernetes.request import SETTINGS, Kind, KubernetesRun, request_of
 from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.launch.terminal import output
 
 if TYPE_CHECKING:
-    from syrtos.engines.kubernetes.cluster import Cluster
+    from syrtos.engines.kubernetes.cluster import KubernetesNamespace
 
 _FILE = "run.yaml"
 # Seconds in which an ended run's objects must be gone before those of the next have their names.
@@ -60,17 +60,19 @@ class Kubernetes(Engine):
         return _Run(cluster, cast("Kind", facts["kind"]), facts["name"], int(facts["pods"]))
 
 
-def _cluster(context: str, namespace: str) -> Cluster:
+def _cluster(context: str, namespace: str) -> KubernetesNamespace:
     try:
-        from syrtos.engines.kubernetes.cluster import Cluster  # only here: it takes a second, and --dry-run needs none
+        from syrtos.engines.kubernetes.cluster import (
+            KubernetesNamespace,  # only here: it takes a second, and --dry-run needs none
+        )
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"`--on kubernetes` needs the package {error.name}: `pip install 'syrtos[kubernetes]'`."
         ) from error
-    return Cluster(context, namespace)
+    return KubernetesNamespace(context, namespace)
 
 
-def _make_room(cluster: Cluster, request: Request) -> None:
+def _make_room(cluster: KubernetesNamespace, request: KubernetesRun) -> None:
     """Deletes the objects of an ended run of the same name.
 
     Raises:
@@ -95,7 +97,7 @@ def _make_room(cluster: Cluster, request: Request) -> None:
         time.sleep(1.0)
 
 
-def _create(cluster: Cluster, request: Request) -> None:
+def _create(cluster: KubernetesNamespace, request: KubernetesRun) -> None:
     """Creates all objects of a run, or none.
 
     Raises:
@@ -113,7 +115,7 @@ def _create(cluster: Cluster, request: Request) -> None:
     cluster.own(owner, [each["kind"] for each in beside])
 
 
-def _delete(cluster: Cluster, kind: Kind, name: str) -> None:
+def _delete(cluster: KubernetesNamespace, kind: Kind, name: str) -> None:
     for each in (kind, *_BESIDE):
         cluster.delete(each, name)
 
@@ -121,21 +123,21 @@ def _delete(cluster: Cluster, kind: Kind, name: str) -> None:
 class _Run(Submitted):
     """A run, by the name of its objects."""
 
-    def __init__(self, cluster: Cluster, kind: Kind, name: str, pods: int) -> None:
+    def __init__(self, cluster: KubernetesNamespace, kind: Kind, name: str, pods: int) -> None:
         self._cluster, self._name, self._pods = cluster, name, pods
         self._kind: Kind = kind
 
-    def state(self) -> State:
+    def state(self) -> RunState:
         return self._look()[1]
 
-    def _look(self) -> tuple[list[Mapping[str, Any]], State]:
+    def _look(self) -> tuple[list[Mapping[str, Any]], RunState]:
         seen = self._cluster.look(self._kind, self._name)
         return list(seen.pods), state_of(seen)
 
     def output(self, follow: bool) -> Iterator[bytes]:
-        from syrtos.engines.kubernetes.logs import Logs
+        from syrtos.engines.kubernetes.logs import PodLogs
 
-        logs = Logs(self._cluster, self._pods > 1)
+        logs = PodLogs(self._cluster, self._pods > 1)
         if not follow:
             return logs.so_far(self._look()[0])
 

@@ -34,7 +34,7 @@ _SECONDS = 30.0  # for one answer
 _ATTEMPTS = 3
 
 
-class Cluster:
+class KubernetesNamespace:
     """A namespace of a cluster.
 
     Attributes:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from syrtos.engines.engine import STOPPED, State
+from syrtos.engines.engine import STOPPED, RunState
 from syrtos.engines.kubernetes.pods import CONTAINER, INDEX
 from syrtos.engines.kubernetes.request import Kind
 
@@ -72,23 +72,23 @@ def host_of(pod: Object) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def state_of(seen: Seen) -> State:
+def state_of(seen: Seen) -> RunState:
     """Returns the state of a run."""
     if seen.owner is None:
-        return State("stopped", f"the cluster has no {seen.kind} {seen.name} (any more). {_GOES_ON}", STOPPED)
+        return RunState("stopped", f"the cluster has no {seen.kind} {seen.name} (any more). {_GOES_ON}", STOPPED)
     conditions = {each["type"]: each for each in _status(seen.owner).get("conditions", ()) if each["status"] == "True"}
     if "Complete" in conditions or "Completed" in conditions:
-        return State("finished", code=0)
+        return RunState("finished", code=0)
     if "Failed" in conditions:
         return _state_of_failure(seen, conditions["Failed"])
     if "deletionTimestamp" in seen.owner["metadata"]:
-        return State("running")  # its pods have their time to save their state
+        return RunState("running")  # its pods have their time to save their state
     if "Suspended" in conditions:
-        return State("waiting", _suspended(seen, conditions["Suspended"]))
+        return RunState("waiting", _suspended(seen, conditions["Suspended"]))
     if why := next(_troubles(seen), ""):
-        return State("waiting", why)
+        return RunState("waiting", why)
     phases = [_status(pod).get("phase") for pod in seen.pods]
-    return State("running" if any(phase in ("Running", "Succeeded", "Failed") for phase in phases) else "waiting")
+    return RunState("running" if any(phase in ("Running", "Succeeded", "Failed") for phase in phases) else "waiting")
 
 
 def _status(thing: Object) -> Object:
@@ -189,24 +189,28 @@ def describe_refusal(message: str) -> str:
 # -- runs that have failed -----------------------------------------------------------------------------------
 
 
-def _state_of_failure(seen: Seen, condition: Object) -> State:
+def _state_of_failure(seen: Seen, condition: Object) -> RunState:
     """Returns the state of a run that has failed, with the cause that a person can do something about."""
     pods = sorted(seen.pods, key=host_of)
     codes = [code for pod in pods if (code := _exit_code(pod))]
     code = codes[0] if codes else 1
     if why := next((why for pod in pods if (why := _died(pod))), ""):
-        return State("failed", why, code)
+        return RunState("failed", why, code)
     if condition.get("reason") == "DeadlineExceeded":
-        return State("failed", f"{seen.kind} {seen.name} has run for longer than its deadline allows. {_GOES_ON}", code)
+        return RunState(
+            "failed", f"{seen.kind} {seen.name} has run for longer than its deadline allows. {_GOES_ON}", code
+        )
     if why := next((why for pod in pods if (why := _disrupted(pod))), ""):
-        return State("stopped", f"{why} {_GOES_ON}", code)
+        return RunState("stopped", f"{why} {_GOES_ON}", code)
     if codes and set(codes) == {STOPPED}:
-        return State("stopped", f"its state is saved. {_GOES_ON}", STOPPED)
+        return RunState("stopped", f"its state is saved. {_GOES_ON}", STOPPED)
     if not codes:
-        return State("failed", f"{seen.kind} {seen.name} has failed: {_sentence(condition.get('message', ''))}", code)
+        return RunState(
+            "failed", f"{seen.kind} {seen.name} has failed: {_sentence(condition.get('message', ''))}", code
+        )
     first = min((pod for pod in pods if _exit_code(pod)), key=_end)
     name = first["metadata"]["name"]
-    return State(
+    return RunState(
         "failed", f"pod {name} has ended first, with exit code {_exit_code(first)}: its output says why.", code
     )
 

@@ -17,7 +17,7 @@ _EVERY = 1.0  # seconds between two looks at the pods
 _PATIENCE = 120  # looks in a row that may fail, as while the control plane is upgraded
 
 
-class Source(Protocol):
+class LogSource(Protocol):
     """A place that logs are read from."""
 
     def log(self, pod: str, follow: bool) -> Iterator[bytes]:
@@ -25,10 +25,10 @@ class Source(Protocol):
         ...
 
 
-class Logs:
+class PodLogs:
     """The lines of a run's pods, each with the number of its host before it where there are several."""
 
-    def __init__(self, source: Source, several: bool) -> None:
+    def __init__(self, source: LogSource, several: bool) -> None:
         self._source, self._several = source, several
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._phases: dict[str, str] = {}

@@ -13,9 +13,10 @@ import yaml
 from syrtos.engines.engine import STOPPED
 from syrtos.engines.kubernetes import pods
 from syrtos.engines.kubernetes.pods import CONTAINER, SECRET_KEY, Object
-from syrtos.engines.kubernetes.request import Request
+from syrtos.engines.kubernetes.request import KubernetesRun
 
-# In place of the secret in YAML that is printed: a person puts one of their own there, since what is printed may be kept in git.
+# In place of the secret in YAML that is printed: a person puts one of their own there, since what is printed may be
+# kept in git.
 PLACEHOLDER = "PUT-A-RANDOM-SECRET-HERE"
 QUEUE = "kueue.x-k8s.io/queue-name"
 INSTANCE = "app.kubernetes.io/instance"
@@ -29,7 +30,7 @@ _REPLICATED = "node"  # the name of a JobSet's only Job, and of that of Kubeflow
 _DAY = 24 * 3600
 
 
-def objects(request: Request, secret: str) -> list[Object]:
+def objects(request: KubernetesRun, secret: str) -> list[Object]:
     """Returns the objects in the order in which they are created; the last owns the pods."""
     made = [_secret(request, secret)]
     if request.script:
@@ -41,7 +42,7 @@ def objects(request: Request, secret: str) -> list[Object]:
     return made
 
 
-def text(request: Request) -> str:
+def text(request: KubernetesRun) -> str:
     """Returns the objects as YAML for `kubectl apply -f -`, without a secret."""
     names = ", ".join(f"{each['kind']} {request.name}" for each in objects(request, PLACEHOLDER))
     replace = f'sed "s/{PLACEHOLDER}/$(openssl rand -hex 32)/"'
@@ -54,7 +55,7 @@ def text(request: Request) -> str:
     return "\n".join(lines) + "\n---\n" + "---\n".join(documents)
 
 
-def notes(request: Request) -> list[str]:
+def notes(request: KubernetesRun) -> list[str]:
     """Returns sentences about what a person may not expect of the run."""
     found: list[str] = []
     if not request.is_kept:
@@ -93,19 +94,19 @@ _Dumper.add_representer(str, _represented)
 # -- what pods need --------------------------------------------------------------------------------------
 
 
-def _metadata(request: Request) -> Object:
+def _metadata(request: KubernetesRun) -> Object:
     found: Object = {"name": request.name, "labels": labels(request)}
     if namespace := request.values.get("namespace"):
         found["namespace"] = namespace
     return found
 
 
-def labels(request: Request) -> dict[str, str]:
+def labels(request: KubernetesRun) -> dict[str, str]:
     """Returns the labels of all objects of the run."""
     return {"app.kubernetes.io/name": "syrtos", INSTANCE: request.name}
 
 
-def _queued(request: Request) -> Object:
+def _queued(request: KubernetesRun) -> Object:
     """Returns the metadata of an object that Kueue admits where a queue is named."""
     found = _metadata(request)
     if queue := request.values.get("queue"):
@@ -113,15 +114,15 @@ def _queued(request: Request) -> Object:
     return found
 
 
-def _secret(request: Request, secret: str) -> Object:
+def _secret(request: KubernetesRun, secret: str) -> Object:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(request), "stringData": {SECRET_KEY: secret}}
 
 
-def _config_map(request: Request, name: str, script: str) -> Object:
+def _config_map(request: KubernetesRun, name: str, script: str) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(request), "data": {name: script}}
 
 
-def _service(request: Request) -> Object:
+def _service(request: KubernetesRun) -> Object:
     """Returns the headless service that gives the pods of a Job names; before they are ready, since they meet to become it."""
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {INSTANCE: request.name}}
     return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(request), "spec": spec}
@@ -130,9 +131,10 @@ def _service(request: Request) -> Object:
 # -- what owns pods --------------------------------------------------------------------------------------
 
 
-def _job_spec(request: Request, pod: Object) -> Object:
+def _job_spec(request: KubernetesRun, pod: Object) -> Object:
     """Returns the spec of an Indexed Job that ends as a whole when a pod does, and tells preemptions from failures."""
-    # The first rule that matches counts. Both end the Job with the reason PodFailurePolicy, which a JobSet's rule knows.
+    # The first rule that matches counts. Both end the Job with the reason PodFailurePolicy, which a JobSet's rule
+    # knows.
     rules = [
         {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {
@@ -151,13 +153,13 @@ def _job_spec(request: Request, pod: Object) -> Object:
     }
 
 
-def _job(request: Request) -> Object:
+def _job(request: KubernetesRun) -> Object:
     pod = pods.template(request, f"{request.name}-0.{request.name}") | {"subdomain": request.name}
     spec = _job_spec(request, pod) | {"ttlSecondsAfterFinished": request.number("ttl", _DAY)}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _queued(request), "spec": spec}
 
 
-def _job_set(request: Request) -> Object:
+def _job_set(request: KubernetesRun) -> Object:
     pod = pods.template(request, f"{request.name}-{_REPLICATED}-0-0.{request.name}")
     rule = {
         "name": "stopped",
@@ -178,7 +180,7 @@ def _job_set(request: Request) -> Object:
     return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _queued(request), "spec": spec}
 
 
-def _train_job(request: Request) -> Object:
+def _train_job(request: KubernetesRun) -> Object:
     """Returns a TrainJob, whose runtime gives the pods names, and the variables of torchrun (PET_*)."""
     # A patch can't set the container's working folder.
     there = ["env", f"--chdir={request.workdir}"] if request.workdir else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from syrtos.engines.kubernetes.request import PORT, SCRATCH, SCRIPT_FOLDER, Request
+from syrtos.engines.kubernetes.request import PORT, SCRATCH, SCRIPT_FOLDER, KubernetesRun
 
 Object = dict[str, Any]
 
@@ -16,7 +16,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 SECRET_KEY = "secret"
 
 
-def template(request: Request, first: str) -> Object:
+def template(request: KubernetesRun, first: str) -> Object:
     """Returns the spec of a pod.
 
     Args:
@@ -47,7 +47,7 @@ def template(request: Request, first: str) -> Object:
     }
 
 
-def environment(request: Request, first: str = "") -> list[Object]:
+def environment(request: KubernetesRun, first: str = "") -> list[Object]:
     """Returns the variables of the container; without ``first`` only those that do not say where it is among the others."""
     source = {"secretKeyRef": {"name": request.name, "key": SECRET_KEY}}
     env: list[Object] = [{"name": "SYRTOS_SECRET", "valueFrom": source}]
@@ -62,7 +62,7 @@ def environment(request: Request, first: str = "") -> list[Object]:
     return env + [{"name": name, "value": value} for name, value in request.variables().items()]
 
 
-def resources(request: Request) -> Object:
+def resources(request: KubernetesRun) -> Object:
     """Returns what a pod asks for. Processors have no limit, since one throttles; GPUs and memory must have the same."""
     memory = request.quantity("memory")
     limits = {"memory": memory} if memory else {}
@@ -72,7 +72,7 @@ def resources(request: Request) -> Object:
     return found | ({"limits": limits} if limits else {})
 
 
-def volumes(request: Request) -> list[Object]:
+def volumes(request: KubernetesRun) -> list[Object]:
     """Returns the volumes: shared memory, claims, the script, and a folder to write into where there is no claim."""
     shm: Object = {"medium": "Memory"}  # of a container's own 64 MiB, snapshots and the exchange would fill more
     if size := request.quantity("shm"):
@@ -87,12 +87,13 @@ def volumes(request: Request) -> list[Object]:
     return found
 
 
-def volume_mounts(request: Request) -> list[Object]:
+def volume_mounts(request: KubernetesRun) -> list[Object]:
     """Returns where the container sees the volumes."""
     found: list[Object] = [{"name": "shm", "mountPath": "/dev/shm"}]
     found += [{"name": f"claim-{n}", "mountPath": mount.path} for n, mount in enumerate(request.mounts)]
     if request.script:
-        # By subPath: else the file is a link to a folder named after the moment, and each start of the pods would look like another script.
+        # By subPath: else the file is a link to a folder named after the moment, and each start of the pods would
+        # look like another script.
         name = request.script[0]
         found.append({"name": "script", "mountPath": f"{SCRIPT_FOLDER}/{name}", "subPath": name, "readOnly": True})
     if _needs_scratch(request):
@@ -100,7 +101,7 @@ def volume_mounts(request: Request) -> list[Object]:
     return found
 
 
-def _needs_scratch(request: Request) -> bool:
+def _needs_scratch(request: KubernetesRun) -> bool:
     return any(folder.startswith(SCRATCH) for folder in (request.run_dir, request.workdir))
 
 
@@ -109,7 +110,7 @@ def rights() -> Object:
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-def user(request: Request) -> Object:
+def user(request: KubernetesRun) -> Object:
     """Returns the user that the pods run as; nothing where the image says it."""
     if "user" not in request.values:
         return {}
@@ -122,7 +123,7 @@ def user(request: Request) -> Object:
     }
 
 
-def placement(request: Request) -> Object:
+def placement(request: KubernetesRun) -> Object:
     """Returns where pods may run, as whom, and by what secret their image is pulled."""
     found: Object = {}
     if account := request.values.get("service-account"):

@@ -47,7 +47,8 @@ PORT = 29500
 SCRIPT_FOLDER, SCRATCH = "/syrtos/script", "/syrtos/work"
 # A ConfigMap holds 1 MiB (Kubernetes, "ConfigMaps"), with its names and its encoding.
 _MOST_BYTES = 900_000
-# With it, JobSet's names of pods stay below the 63 characters of a host's name: NAME-node-0-INDEX, and 6 that the Job adds.
+# With it, JobSet's names of pods stay below the 63 characters of a host's name: NAME-node-0-INDEX, and 6 that the Job
+# adds.
 _MOST_LETTERS = 40
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|[KMGTPE]i?)?")
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -62,7 +63,7 @@ class Mount:
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class KubernetesRun:
     """A run, as objects are made of it.
 
     Attributes:
@@ -142,7 +143,7 @@ class Request:
         return self.pairs("env", _VARIABLE)
 
 
-def request_of(wanted: Wanted) -> Request:
+def request_of(wanted: Wanted) -> KubernetesRun:
     """Returns what a run asks Kubernetes for.
 
     Raises:
@@ -161,7 +162,7 @@ def request_of(wanted: Wanted) -> Request:
     run_dir = _run_dir(wanted.run_dir, mounts)
     many = ("--on", "placed") if pods > 1 else ()
     number = () if wanted.workers else ("-n", str(slots))
-    return Request(
+    return KubernetesRun(
         name=_name_of(values.pop("name", ""), wanted.run_dir.name),
         kind=kind,
         pods=pods,

@@ -1,6 +1,7 @@
 """A socket of this machine at which commands of a run ask for hosts, and for agents on them.
 
-The socket is in a folder that only this user may enter. A question is a line of JSON; the answer is a line of text, with
+The socket is in a folder that only this user may enter. A question is a line of JSON; the answer is a line of text,
+with
 two descriptors where an agent was started: its standard input and output, and what it complains of.
 """
 

@@ -35,7 +35,7 @@ class Call:
             return file.read()
 
 
-class Place:
+class WorkerPlace:
     """A worker's place. Ray makes it anew on another node when its own is lost."""
 
     def __init__(self) -> None:

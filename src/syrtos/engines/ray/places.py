@@ -15,7 +15,7 @@ from typing import Any
 from syrtos.engines.ray.asked import Asked, free_bundles, why_never, why_unfit, why_waiting
 from syrtos.engines.ray.links import Links
 from syrtos.engines.ray.nodes import Nodes, Spot, gpus_of
-from syrtos.engines.ray.place import Place
+from syrtos.engines.ray.place import WorkerPlace
 from syrtos.errors import LaunchError
 from syrtos.launch.spec import Host
 from syrtos.launch.terminal import output
@@ -34,11 +34,11 @@ _CURRENT = Path("/tmp/ray/ray_current_cluster")
 _OF_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
-class Places:
+class WorkerPlaces:
     """The places of a run.
 
-    Inside of a placement group, such as that of a trial of Ray Tune, it takes bundles of that one; else it makes a group
-    of its own, which Ray removes when this process ends.
+    Inside of a placement group, such as that of a trial of Ray Tune, it takes bundles of that one; else it makes a
+    group of its own, which Ray removes when this process ends.
     """
 
     def __init__(self, asked: Asked, is_over: Callable[[], bool] = lambda: False, parcel: bytes = b"") -> None:
@@ -104,7 +104,7 @@ class Places:
     def _actor(self, group: Any, bundle: int) -> Any:
         strategy = _strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
         actor = (
-            ray.remote(Place)
+            ray.remote(WorkerPlace)
             .options(
                 num_cpus=self._asked.cpus,
                 num_gpus=self._asked.gpus,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from syrtos.engines.engine import STOPPED, Engine, Reached, State, Submitted, Wanted, growing, read_end
+from syrtos.engines.engine import STOPPED, Engine, Reached, RunState, Submitted, Wanted, growing, read_end
 from syrtos.engines.slurm import allocation, batch
 from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.settings import environment
@@ -74,41 +74,41 @@ class _Job(Submitted):
 
     def __init__(self, number: str, run_dir: Path) -> None:
         self._number, self._run_dir = number, run_dir
-        self._state = State("waiting")
+        self._state = RunState("waiting")
         self._asked: float | None = None
 
-    def state(self) -> State:
+    def state(self) -> RunState:
         if self._asked is None or time.monotonic() - self._asked > _EVERY:
             self._state, self._asked = self._look(), time.monotonic()
         return self._state
 
-    def _look(self) -> State:
+    def _look(self) -> RunState:
         facts = self._facts()
         if facts is None:  # the controller does not answer for a moment
             return self._state
         word, reason = facts.get("JobState", ""), facts.get("Reason", "None")
         if word in ("RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED"):
-            return State("running")
+            return RunState("running")
         if word in ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESIZING"):
             why = _NEVER.get(reason, "")
             told = "" if reason in ("None", "") else f"job {self._number} waits: {reason}"
-            return State("waiting", f"{told}: {why}" if why else told)
+            return RunState("waiting", f"{told}: {why}" if why else told)
         if word == "COMPLETED":
-            return State("finished", code=0)
+            return RunState("finished", code=0)
         code = int(facts.get("ExitCode", "1:0").partition(":")[0]) or 1
         if word in ("CANCELLED", "PREEMPTED"):
-            return State("stopped", f"job {self._number} was cancelled.", code)
+            return RunState("stopped", f"job {self._number} was cancelled.", code)
         if code == STOPPED:
-            return State(
+            return RunState(
                 "stopped", f"its state is saved: the same command with --run-dir {self._run_dir} goes on from it.", code
             )
         if word in _FAILED:
-            return State("failed", f"job {self._number}: {_FAILED[word]}", code)
+            return RunState("failed", f"job {self._number}: {_FAILED[word]}", code)
         if word:
-            return State("failed", f"job {self._number} ended with exit code {code}.", code)
+            return RunState("failed", f"job {self._number} ended with exit code {code}.", code)
         if ended := read_end(self._run_dir):
             return ended
-        return State("failed", f"Slurm knows nothing of job {self._number} any more: {self._log()} is its output.")
+        return RunState("failed", f"Slurm knows nothing of job {self._number} any more: {self._log()} is its output.")
 
     def _facts(self) -> dict[str, str] | None:
         """Returns what Slurm keeps of the job until some minutes after its end (scontrol(1), MinJobAge of slurm.conf(5)).
@@ -127,7 +127,8 @@ class _Job(Submitted):
         return self._run_dir / f"slurm-{self._number}.log"
 
     def stop(self, at_once: bool = False) -> None:
-        # The batch script alone passes the signal on to the launcher, so that agents are there until the state is saved.
+        # The batch script alone passes the signal on to the launcher, so that agents are there until the state is
+        # saved.
         soft = not at_once and self._look().phase == "running"
         _run_command(["scancel", *(["--batch", "--signal=TERM"] if soft else []), self._number])
 
@@ -139,7 +140,8 @@ def _run_command(command: list[str], folder: Path | None = None) -> subprocess.C
         ConfigurationError: this machine has no Slurm.
     """
     try:
-        # Variables of an allocation around this one would count as options of the new job (sbatch(1), "INPUT ENVIRONMENT VARIABLES").
+        # Variables of an allocation around this one would count as options of the new job (sbatch(1), "INPUT
+        # ENVIRONMENT VARIABLES").
         env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_JOB")}
         return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, check=False)
     except FileNotFoundError as error:

@@ -10,9 +10,10 @@ from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.launch.remote.here import is_here
 from syrtos.launch.spec import Host
 
-# How an agent is started on a node: without what the job asks for each of its tasks, since its step has all GPUs of the node.
-# `srun` passes on whole lines only, unless --unbuffered; an agent's messages are none.
-# With --overlap the step shares the nodes with that of the batch script, and without --exact it has all that the job has there.
+# How an agent is started on a node: without what the job asks for each of its tasks, since its step has all GPUs of
+# the node. `srun` passes on whole lines only, unless --unbuffered; an agent's messages are none.
+# With --overlap the step shares the nodes with that of the batch script, and without --exact it has all that the job
+# has there.
 SRUN = (
     "env -u SLURM_GPUS_PER_TASK -u SLURM_TRES_PER_TASK -u SLURM_EXACT "
     "srun --unbuffered --overlap --mpi=none --nodes=1 --ntasks=1 --kill-on-bad-exit=0 --wait=0 --quiet --export=ALL -w"

@@ -19,7 +19,7 @@ from syrtos.errors import ConfigurationError, DataError
 from syrtos.jobs.credentials import new_access_key
 from syrtos.jobs.observation import logs, metrics
 from syrtos.jobs.requests import states
-from syrtos.jobs.requests.request import Channel, Job, read, source_of
+from syrtos.jobs.requests.request import InputChannel, Job, read, source_of
 from syrtos.jobs.requests.secrecy import redact
 from syrtos.jobs.runner import enter, training
 from syrtos.jobs.runner.programs import drivers_of
@@ -209,7 +209,7 @@ class Service:
         else:
             self.store.change(record.name, lambda r: dataclasses.replace(r, tags=how(r.tags)))
 
-    def _check_folders(self, channels: Sequence[Channel]) -> None:
+    def _check_folders(self, channels: Sequence[InputChannel]) -> None:
         """Raises DataError for a file or folder of this machine that does not exist: it will not come."""
         for channel in channels:
             if channel.uri.startswith("file://") and not self.places.exists(channel.uri):

@@ -18,7 +18,7 @@ from syrtos.jobs.store.home import Home, is_locked
 from syrtos.jobs.store.job_store import Record, Store
 from syrtos.jobs.tuning.found import trials_of
 from syrtos.jobs.tuning.operations import Operations, search_of
-from syrtos.jobs.tuning.trials import Trial
+from syrtos.jobs.tuning.trials import SearchTrial
 
 _PATIENCE = 10.0  # seconds that scripts have to end after Ctrl-C
 
@@ -109,7 +109,7 @@ def _ask_search_to_stop(service: Service, name: str) -> None:
         service.tunings.change(name, lambda record: dataclasses.replace(record, status="Stopped", ended=time.time()))
 
 
-def trials(service: Service, name: str) -> list[Trial]:
+def trials(service: Service, name: str) -> list[SearchTrial]:
     """Returns the trials of a tuning job.
 
     Raises:

@@ -20,12 +20,12 @@ from syrtos.jobs.api.service import ApiError, Service
 from syrtos.jobs.credentials import Caller, caller_of
 from syrtos.jobs.http import bodies, identity, model, protocols, refusals, s3, signing, unserved
 from syrtos.jobs.http.bodies import TooLarge
-from syrtos.jobs.http.cloudwatch import Logs
-from syrtos.jobs.http.cloudwatch_metrics import Metrics
+from syrtos.jobs.http.cloudwatch import LogsService
+from syrtos.jobs.http.cloudwatch_metrics import MetricsService
 from syrtos.jobs.http.exposition import Exposition
 from syrtos.jobs.http.page import Page
 from syrtos.jobs.http.s3 import S3, S3Error
-from syrtos.jobs.http.signing import Refused
+from syrtos.jobs.http.signing import UnsignedRequest
 from syrtos.jobs.storage.objects import Changed
 from syrtos.jobs.tuning.operations import Operations
 
@@ -54,14 +54,14 @@ class App:
         self._service = service
         self._changed = changed
         self._s3 = S3(service.objects)
-        self._metrics = Metrics(service)
+        self._metrics = MetricsService(service)
         self._unsigned = (Page(service, changed), Exposition(service))  # they have keys of their own
         self._operations = {
             "sagemaker": {
                 **{name: getattr(service, _snake(name)) for name in _TRAINING},
                 **{name: getattr(Operations(service), _snake(name)) for name in _TUNING},
             },
-            "logs": {name: getattr(Logs(service), _snake(name)) for name in _LOGS},
+            "logs": {name: getattr(LogsService(service), _snake(name)) for name in _LOGS},
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,7 +93,7 @@ class App:
             return _last(_error(request, service, "EntityTooLarge", text, 413))
         except UnicodeDecodeError:
             return _error(request, service, "InvalidURI", "Couldn't parse the specified URI.", 400)
-        except Refused as error:
+        except UnsignedRequest as error:
             code = _NAMES.get(service, {}).get(error.code, error.code)
             return _last(_error(request, service, code, str(error), 400 if error.code in _MALFORMED else 403))
         except Changed:
@@ -113,7 +113,7 @@ class App:
     async def _answer_signed(self, request: Request, url: str, headers: dict[str, str], service: str) -> Response:
         who = functools.partial(caller_of, self._service.home, self._service.store)
         if service != "s3" and who(signing.claimed_key(headers)) is None:
-            raise Refused("InvalidClientTokenId", "The security token included in the request is invalid.")
+            raise UnsignedRequest("InvalidClientTokenId", "The security token included in the request is invalid.")
         body = b"" if service == "s3" else await bodies.whole(request)
         payload = headers.get("x-amz-content-sha256", signing.UNSIGNED)
         if service != "s3":
@@ -121,7 +121,7 @@ class App:
         now = datetime.datetime.now(datetime.UTC)
         signed = signing.check(request.method, url, headers, payload, who, now)
         if signed.service != service:
-            raise Refused("SignatureDoesNotMatch", "The request was signed for another service.")
+            raise UnsignedRequest("SignatureDoesNotMatch", "The request was signed for another service.")
         if service == "s3":
             return await self._s3.answer(request, signed)
         if service in ("sts", "iam"):

@@ -15,7 +15,7 @@ import google_crc32c
 from starlette.requests import Request
 
 from syrtos.jobs.http import signing
-from syrtos.jobs.http.signing import Refused, Signed
+from syrtos.jobs.http.signing import Signed, UnsignedRequest
 
 PATIENCE = 30.0  # seconds between two pieces of a body
 _LARGEST_JSON = 2 << 20
@@ -46,7 +46,7 @@ async def pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
         except StopAsyncIteration:
             return
         except TimeoutError as error:
-            raise Refused("RequestTimeout", "The body did not go on for 30 seconds.") from error
+            raise UnsignedRequest("RequestTimeout", "The body did not go on for 30 seconds.") from error
         size += len(piece)
         if size > limit:
             raise TooLarge
@@ -64,7 +64,7 @@ async def whole(request: Request, limit: int = _LARGEST_JSON) -> bytes:
         async with asyncio.timeout(PATIENCE):
             return b"".join([piece async for piece in pieces(request, limit)])
     except TimeoutError as error:
-        raise Refused("RequestTimeout", "The body did not come in 30 seconds.") from error
+        raise UnsignedRequest("RequestTimeout", "The body did not come in 30 seconds.") from error
 
 
 async def read_checked(request: Request, signed: Signed) -> bytes:
@@ -75,7 +75,7 @@ async def read_checked(request: Request, signed: Signed) -> bytes:
     """
     body = await whole(request)
     if signed.payload not in (signing.UNSIGNED, hashlib.sha256(body).hexdigest()):
-        raise Refused(
+        raise UnsignedRequest(
             "XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' header does not match what was computed."
         )
     _compare(dict(request.headers), "content-md5", hashlib.md5(body, usedforsecurity=False))
@@ -121,7 +121,9 @@ async def save(request: Request, signed: Signed, path: Path) -> tuple[str, dict[
     plain = pieces(request, _LARGEST_OBJECT)
     streamed = signed.payload in signing.STREAMS
     if not streamed and signed.payload != signing.UNSIGNED and not _SHA256.fullmatch(signed.payload):
-        raise Refused("InvalidRequest", "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, a stream's name or a SHA-256.")
+        raise UnsignedRequest(
+            "InvalidRequest", "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, a stream's name or a SHA-256."
+        )
     announced = [name.strip() for name in headers.get("x-amz-trailer", "").lower().split(",")] if streamed else []
     checksums: dict[str, _Digest] = {
         name: _CHECKSUMS[name]() for name in _CHECKSUMS if name in announced or name in headers
@@ -136,21 +138,21 @@ async def save(request: Request, signed: Signed, path: Path) -> tuple[str, dict[
                 checksum.update(piece)
             file.write(piece)
     if not streamed and signed.payload not in (signing.UNSIGNED, sha256.hexdigest()):
-        raise Refused(
+        raise UnsignedRequest(
             "XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' header does not match what was computed."
         )
     sent = {**headers, **trailers}
     _compare(sent, "content-md5", md5)
     for name, checksum in checksums.items():
         if name not in sent:
-            raise Refused("MalformedTrailerError", f"The trailer {name} was announced, and did not come.")
+            raise UnsignedRequest("MalformedTrailerError", f"The trailer {name} was announced, and did not come.")
         _compare(sent, name, checksum)
     return md5.hexdigest(), {name: sent[name] for name in checksums}
 
 
 def _compare(headers: Mapping[str, str], name: str, computed: _Digest) -> None:
     if name in headers and headers[name] != base64.b64encode(computed.digest()).decode():
-        raise Refused("BadDigest", f"The {name} that was sent does not match what was received.")
+        raise UnsignedRequest("BadDigest", f"The {name} that was sent does not match what was received.")
 
 
 async def _remove_chunks(
@@ -162,7 +164,7 @@ async def _remove_chunks(
     while True:
         size, _, rest = (await reader.line()).partition(b";")
         if not _SIZE.fullmatch(size):
-            raise Refused("InvalidRequest", "The body is not in aws-chunked encoding.")
+            raise UnsignedRequest("InvalidRequest", "The body is not in aws-chunked encoding.")
         length = int(size, 16)
         data = await reader.read_exactly(length)
         if checked:
@@ -188,7 +190,7 @@ class _Reader:
             if len(self._held) > _LONGEST_LINE or not await self._more():
                 if last and not self._held:
                     return b""
-                raise Refused("IncompleteBody", "The body ended inside a chunk.")
+                raise UnsignedRequest("IncompleteBody", "The body ended inside a chunk.")
         line = bytes(self._held[:end])
         del self._held[: end + 2]
         return line
@@ -198,7 +200,7 @@ class _Reader:
             raise TooLarge
         while len(self._held) < count:
             if not await self._more():
-                raise Refused("IncompleteBody", "The body ended inside a chunk.")
+                raise UnsignedRequest("IncompleteBody", "The body ended inside a chunk.")
         data = bytes(self._held[:count])
         del self._held[:count]
         return data

@@ -15,13 +15,13 @@ from typing import Any
 
 from syrtos.jobs.api.service import ApiError, Service
 from syrtos.jobs.observation import logs
-from syrtos.jobs.observation.logs import Event, Stream
+from syrtos.jobs.observation.logs import LogEvent, LogStream
 from syrtos.jobs.store.home import ACCOUNT, REGION
 
 _MOST = 10_000
 
 
-class Logs:
+class LogsService:
     """Answers from the streams of a service's jobs."""
 
     def __init__(self, service: Service) -> None:
@@ -76,7 +76,7 @@ class Logs:
         wanted, limit = _terms(request.get("filterPattern") or ""), request.get("limit") or _MOST
         offsets = _offsets(request.get("nextToken"))
 
-        def choose_events(stream: Stream) -> Iterator[tuple[Event, Stream]]:
+        def choose_events(stream: LogStream) -> Iterator[tuple[LogEvent, LogStream]]:
             for event in stream.all(offsets.get(stream.name, 0)):
                 if _in_time(event, request) and all(term in event.text for term in wanted):
                     yield event, stream
@@ -92,7 +92,7 @@ class Logs:
         ]
         return {"events": events, **({"nextToken": json.dumps(offsets)} if len(found) > limit else {})}
 
-    def _streams(self, prefix: str) -> Iterator[Stream]:
+    def _streams(self, prefix: str) -> Iterator[LogStream]:
         job, slash, _ = prefix.partition("/")
         if slash:
             folders = [self._service.home.job(job)] if re.fullmatch(r"[A-Za-z0-9-]+", job) else []
@@ -101,7 +101,7 @@ class Logs:
         for folder in folders:
             yield from (stream for stream in logs.of(folder / "logs") if stream.name.startswith(prefix))
 
-    def _stream(self, name: str) -> Stream:
+    def _stream(self, name: str) -> LogStream:
         found = next((stream for stream in self._streams(name) if stream.name == name), None)
         if found is None:
             raise ApiError("ResourceNotFoundException", "The specified log stream does not exist.")
@@ -126,7 +126,7 @@ def _arn() -> str:
     return f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:{logs.GROUP}"
 
 
-def _describe_stream(stream: Stream) -> dict[str, Any]:
+def _describe_stream(stream: LogStream) -> dict[str, Any]:
     began = int(stream.name.rpartition("-")[2]) * 1000
     facts = {"logStreamName": stream.name, "creationTime": began, "arn": f"{_arn()}:log-stream:{stream.name}"}
     first = stream.read(0, 1)
@@ -136,15 +136,15 @@ def _describe_stream(stream: Stream) -> dict[str, Any]:
     return facts | {"uploadSequenceToken": "0", "storedBytes": 0}
 
 
-def _describe_event(event: Event) -> dict[str, Any]:
+def _describe_event(event: LogEvent) -> dict[str, Any]:
     return {"timestamp": event.time, "message": event.text or " ", "ingestionTime": event.time}  # none may be empty
 
 
-def _in_time(event: Event, request: dict[str, Any]) -> bool:
+def _in_time(event: LogEvent, request: dict[str, Any]) -> bool:
     return request.get("startTime", 0) <= event.time and event.time < request.get("endTime", 1 << 60)
 
 
-def _begin_of(stream: Stream, events: list[Event]) -> int:
+def _begin_of(stream: LogStream, events: list[LogEvent]) -> int:
     """Returns the byte at which the first of some events begins: there the event before it ends."""
     before = stream.before(events[0].end - 1, 1)
     return before[-1].end if before else 0

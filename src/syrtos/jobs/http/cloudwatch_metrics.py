@@ -13,7 +13,7 @@ from starlette.responses import Response
 from syrtos.jobs.api.service import ApiError, Service
 from syrtos.jobs.credentials import Caller
 from syrtos.jobs.http import model, protocols, unserved
-from syrtos.jobs.http.signing import Refused
+from syrtos.jobs.http.signing import UnsignedRequest
 from syrtos.jobs.observation import logs, series
 from syrtos.jobs.observation.series import STATISTICS, Sample
 from syrtos.jobs.store.job_store import Record, columns
@@ -24,7 +24,7 @@ _LISTED = 14 * 86400.0  # seconds: CloudWatch lists metrics that had values in t
 _JOBS = 50
 
 
-class Metrics:
+class MetricsService:
     """Answers requests from the folders of a service's jobs."""
 
     def __init__(self, service: Service) -> None:
@@ -40,7 +40,7 @@ class Metrics:
         wire = protocols.wire_of(headers)
         name = wire.name(path, headers, body)
         if caller.job is not None:
-            raise Refused("AccessDenied", f"User: {caller.arn} is not authorized to perform: cloudwatch:{name}")
+            raise UnsignedRequest("AccessDenied", f"User: {caller.arn} is not authorized to perform: cloudwatch:{name}")
         if name not in self._operations:
             raise ApiError(unserved.CODE, unserved.explain_operation("cloudwatch", name))
         operation = model.service_model("cloudwatch").operation_model(name)

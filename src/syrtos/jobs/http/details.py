@@ -14,7 +14,7 @@ from syrtos.jobs.requests.request import read
 from syrtos.jobs.requests.secrecy import redact
 from syrtos.jobs.runner import training
 from syrtos.jobs.runner.programs import drivers_of
-from syrtos.jobs.storage.places import Source
+from syrtos.jobs.storage.places import JobFile
 from syrtos.jobs.store import runs
 from syrtos.jobs.store.job_store import Record
 
@@ -42,7 +42,7 @@ class Details:
             "artifacts": {kind: self.artifact(job, kind) is not None for kind in _ARTIFACTS},
         }
 
-    def artifact(self, job: dict[str, Any], kind: str) -> Source | None:
+    def artifact(self, job: dict[str, Any], kind: str) -> JobFile | None:
         """Returns the archive of ``model`` or ``output`` that a job has left; None without one."""
         uri = job["ModelArtifacts"]["S3ModelArtifacts"]
         name = f"{kind}.tar.gz"

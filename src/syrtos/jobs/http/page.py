@@ -187,7 +187,7 @@ class Page:
         file = f"{name}-{stream.path.stem.rpartition('-')[0]}.log"
         return StreamingResponse(stream.text(), 200, _attachment_headers(file), "text/plain; charset=utf-8")
 
-    def _stream(self, name: str, number: str) -> logs.Stream | None:
+    def _stream(self, name: str, number: str) -> logs.LogStream | None:
         streams = logs.of(self._service.home.job(name) / "logs")
         return streams[int(number)] if len(number) < 6 and int(number) < len(streams) else None
 

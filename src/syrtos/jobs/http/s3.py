@@ -25,7 +25,7 @@ from syrtos.errors import ConfigurationError, DataError
 from syrtos.jobs.http import bodies
 from syrtos.jobs.http.model import iso
 from syrtos.jobs.http.signing import Signed
-from syrtos.jobs.storage.objects import Entry, ObjectStore
+from syrtos.jobs.storage.objects import ObjectFacts, ObjectStore
 from syrtos.jobs.store.home import REGION, try_lock
 
 _XMLNS = "http://s3.amazonaws.com/doc/2006-03-01/"
@@ -134,7 +134,7 @@ class S3:
             after += chr(0x10FFFF)  # a page ended with this group
         found = list(_group_keys(self._store, bucket, prefix, delimiter, after, limit + 1)) if limit else []
         page, more = found[:limit], len(found) > limit
-        contents = "".join(_contents(entry, quote) for entry in page if isinstance(entry, Entry))
+        contents = "".join(_contents(entry, quote) for entry in page if isinstance(entry, ObjectFacts))
         groups = "".join(
             f"<CommonPrefixes><Prefix>{quote(name)}</Prefix></CommonPrefixes>" for name in page if isinstance(name, str)
         )
@@ -214,7 +214,7 @@ class S3:
         when = f"<LastModified>{iso(time.time())}</LastModified>"
         return _xml("CopyObjectResult", f"{when}<ETag>&quot;{digest}&quot;</ETag>")
 
-    async def _source(self, request: Request, signed: Signed, source: str) -> tuple[Path, Entry]:
+    async def _source(self, request: Request, signed: Signed, source: str) -> tuple[Path, ObjectFacts]:
         """Copies the object or part that ``x-amz-copy-source`` names to a new file; returns its path and the object."""
         name = urllib.parse.unquote(source.partition("?versionId=")[0]).lstrip("/")
         bucket, _, key = name.partition("/")
@@ -330,7 +330,7 @@ class S3:
         return _xml("ListPartsResult", f"{where}<IsTruncated>false</IsTruncated>{parts}")
 
 
-def _object_response(request: Request, entry: Entry, start: int, stop: int, body: Iterator[bytes]) -> Response:
+def _object_response(request: Request, entry: ObjectFacts, start: int, stop: int, body: Iterator[bytes]) -> Response:
     partial = (start, stop) != (0, entry.size) or request.headers.get("range", "").startswith(
         f"bytes=0-{entry.size - 1}"
     )
@@ -369,7 +369,7 @@ _HARMLESS = frozenset({"x-id", "partNumber", "AWSAccessKeyId", "Signature", "Exp
 
 def _group_keys(
     store: ObjectStore, bucket: str, prefix: str, delimiter: str, after: str, limit: int
-) -> Iterator[Entry | str]:
+) -> Iterator[ObjectFacts | str]:
     """Yields objects, and once each the common prefixes of the keys with a delimiter after ``prefix``."""
     count, group = 0, ""
     while page := store.list(bucket, prefix, after, 1000):
@@ -387,7 +387,7 @@ def _group_keys(
             after = group + chr(0x10FFFF)  # over all of it at once
 
 
-def _contents(entry: Entry, quote: Callable[[str], str]) -> str:
+def _contents(entry: ObjectFacts, quote: Callable[[str], str]) -> str:
     return (
         f"<Contents><Key>{quote(entry.key)}</Key><LastModified>{iso(entry.modified)}</LastModified><ETag>&quot;{entry.etag}&quot;</ETag>"
         f"<Size>{entry.size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
@@ -433,7 +433,7 @@ def _range(header: str | None, size: int) -> tuple[int, int]:
     return start, stop
 
 
-def _check_conditions(request: Request, entry: Entry) -> None:
+def _check_conditions(request: Request, entry: ObjectFacts) -> None:
     headers, etag = request.headers, f'"{entry.etag}"'
     if headers.get("if-match", etag) not in (etag, entry.etag, "*"):
         raise S3Error(412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold.")

@@ -34,7 +34,7 @@ STREAMED_WITH_TRAILER = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER"
 STREAMS = (STREAMED, STREAMED_WITH_TRAILER, "STREAMING-UNSIGNED-PAYLOAD-TRAILER")
 
 
-class Refused(Exception):
+class UnsignedRequest(Exception):
     """A request without a signature, or with a wrong one.
 
     Attributes:
@@ -85,7 +85,7 @@ class Chunks:
         )  # fmt: skip
         expected = str(self.signer.signature(text, request))
         if not hmac.compare_digest(expected.encode(), signature.encode()):
-            raise Refused("SignatureDoesNotMatch", "The signature of a part of the body does not match.")
+            raise UnsignedRequest("SignatureDoesNotMatch", "The signature of a part of the body does not match.")
         self.previous = signature
 
 
@@ -127,21 +127,21 @@ def check(
     path, _, query = url.partition("?")
     asked = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
     if headers.get("authorization") and ("X-Amz-Signature" in asked or set(asked) >= _VERSION_2):
-        raise Refused("InvalidRequest", "Only one way of signing is allowed: by a header, or in the query.")
+        raise UnsignedRequest("InvalidRequest", "Only one way of signing is allowed: by a header, or in the query.")
     if set(asked) >= _VERSION_2:
         return _check_version_2(method, path, asked, who, now)
     if "X-Amz-Signature" in asked:
         return _check_query(method, path, query, asked, headers, who, now)
     given = headers.get("authorization", "")
     if not given:
-        raise Refused("MissingAuthenticationToken", "Request is missing Authentication Token.")
+        raise UnsignedRequest("MissingAuthenticationToken", "Request is missing Authentication Token.")
     found = _AUTHORIZATION.fullmatch(given.strip())
     if found is None:
-        raise Refused("IncompleteSignature", "The Authorization header is not one of Signature Version 4.")
+        raise UnsignedRequest("IncompleteSignature", "The Authorization header is not one of Signature Version 4.")
     timestamp = headers.get("x-amz-date", "")
     moment = _moment(timestamp)
     if abs((now - moment).total_seconds()) > _SKEW:
-        raise Refused(
+        raise UnsignedRequest(
             "RequestTimeTooSkewed",
             f"Signature not yet current or expired: it is of {timestamp}, and now is {now:%Y%m%dT%H%M%SZ}.",
         )
@@ -160,14 +160,16 @@ def _check_version_2(
     life = asked["Expires"]
     left = int(life) - now.timestamp() if life.isdecimal() and len(life) < 12 else -1
     if method not in ("GET", "HEAD") or not 0 < left <= _LONGEST_LIFE or set(asked) != _VERSION_2:
-        raise Refused("AccessDenied", "Request has expired, or is not one that a link may make.")
+        raise UnsignedRequest("AccessDenied", "Request has expired, or is not one that a link may make.")
     caller = who(asked["AWSAccessKeyId"])
     if caller is None:
-        raise Refused("InvalidClientTokenId", "The AWS Access Key Id you provided does not exist in our records.")
+        raise UnsignedRequest(
+            "InvalidClientTokenId", "The AWS Access Key Id you provided does not exist in our records."
+        )
     credentials = Credentials(asked["AWSAccessKeyId"], caller.secret)
     expected = HmacV1Auth(credentials).sign_string(f"{method}\n\n\n{life}\n{path}")
     if not hmac.compare_digest(expected.encode(), asked["Signature"].encode()):
-        raise Refused(
+        raise UnsignedRequest(
             "SignatureDoesNotMatch", "The request signature we calculated does not match the signature you provided."
         )
     return Signed(caller, "s3", UNSIGNED, Chunks(S3SigV4Auth(credentials, "s3", REGION), "", ""))
@@ -187,7 +189,7 @@ def _check_query(
     of_s3 = asked.get("X-Amz-Credential", "").split("/")[3:4] == ["s3"]
     lasts = int(life) if life.isdecimal() and len(life) < 8 else 0
     if not of_s3 or not 0 < lasts <= _LONGEST_LIFE or not -_SKEW < age <= lasts:
-        raise Refused("AccessDenied", "Request has expired.")
+        raise UnsignedRequest("AccessDenied", "Request has expired.")
     rest = "&".join(part for part in query.split("&") if not part.startswith("X-Amz-Signature="))
     needed = (asked.get("X-Amz-Credential", ""), asked.get("X-Amz-SignedHeaders", ""), asked["X-Amz-Signature"])
     return _verify(method, f"{path}?{rest}", headers, who, *needed, timestamp, UNSIGNED)
@@ -206,20 +208,20 @@ def _verify(
 ) -> Signed:
     loose = [n for n in headers if n.startswith("x-amz-") and n not in names.split(";") and n != "x-amz-content-sha256"]
     if loose:  # else the holder of a link could request other things with it
-        raise Refused(
+        raise UnsignedRequest(
             "AccessDenied", f"There were headers present in the request which were not signed: {', '.join(loose)}."
         )
     access_key, _, scope = credential.partition("/")
     parts = scope.split("/")
     if len(parts) != 4 or parts[3] != "aws4_request" or parts[0] != timestamp[:8]:
-        raise Refused("IncompleteSignature", "The credential scope must be date/region/service/aws4_request.")
+        raise UnsignedRequest("IncompleteSignature", "The credential scope must be date/region/service/aws4_request.")
     caller = who(access_key)
     if caller is None:
-        raise Refused("InvalidClientTokenId", "The security token included in the request is invalid.")
+        raise UnsignedRequest("InvalidClientTokenId", "The security token included in the request is invalid.")
     _, region, service, _ = parts
     signed = names.split(";")
     if "host" not in signed:
-        raise Refused("IncompleteSignature", "The header host must be signed.")
+        raise UnsignedRequest("IncompleteSignature", "The header host must be signed.")
     kind = S3SigV4Auth if service == "s3" else SigV4Auth
     signer = kind(Credentials(access_key, caller.secret), service, region)
     request = AWSRequest(method=method, url="http://" + headers.get("host", "") + url)
@@ -229,7 +231,7 @@ def _verify(
     canonical = _canonical(signer, request, signed, payload)
     expected = str(signer.signature(signer.string_to_sign(request, canonical), request))
     if not hmac.compare_digest(expected.encode(), signature.encode()):
-        raise Refused(
+        raise UnsignedRequest(
             "SignatureDoesNotMatch",
             "The request signature we calculated does not match the signature you provided. Check your AWS Secret Access Key and signing method.",
         )
@@ -250,6 +252,6 @@ def _moment(timestamp: str) -> datetime.datetime:
     try:
         return datetime.datetime.strptime(timestamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.UTC)
     except ValueError as error:
-        raise Refused(
+        raise UnsignedRequest(
             "IncompleteSignature", "The header X-Amz-Date must be a time such as 20260101T120000Z."
         ) from error

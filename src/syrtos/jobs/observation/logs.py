@@ -23,7 +23,7 @@ _LONGEST_OF_FULL = 8 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Event:
+class LogEvent:
     """A line of output.
 
     Attributes:
@@ -36,7 +36,7 @@ class Event:
     end: int
 
 
-class Stream:
+class LogStream:
     """The events of one instance.
 
     Args:
@@ -70,7 +70,7 @@ class Stream:
         if self.size > _LONGEST_OF_FULL:
             os.truncate(self.path, _LONGEST_OF_FULL)
 
-    def read(self, offset: int = 0, limit: int = 10_000) -> list[Event]:
+    def read(self, offset: int = 0, limit: int = 10_000) -> list[LogEvent]:
         """Returns up to ``limit`` events, and no more than a megabyte, from byte ``offset`` on."""
         with self.path.open("rb") as file:
             file.seek(offset)
@@ -82,10 +82,10 @@ class Stream:
             end += len(line)
             with contextlib.suppress(ValueError):  # half an event of a process that was killed
                 facts = json.loads(line)
-                events.append(Event(facts["t"], facts["m"], end))
+                events.append(LogEvent(facts["t"], facts["m"], end))
         return events
 
-    def before(self, end: int, limit: int) -> list[Event]:
+    def before(self, end: int, limit: int) -> list[LogEvent]:
         """Returns up to ``limit`` events that end at byte ``end`` or before, and no more than a megabyte."""
         start = max(end - _PAGE, 0)
         with self.path.open("rb") as file:
@@ -93,7 +93,7 @@ class Stream:
             skipped = len(file.readline()) if start else 0
         return [event for event in self.read(start + skipped) if event.end <= end][-limit:] if limit else []
 
-    def all(self, offset: int = 0) -> Iterator[Event]:
+    def all(self, offset: int = 0) -> Iterator[LogEvent]:
         """Yields the events from byte ``offset`` on, to the end of the file."""
         while page := self.read(offset):
             yield from page
@@ -124,9 +124,9 @@ def make(folder: Path, hosts: Sequence[str], now: float) -> None:
             (folder / f"{host}-{int(now)}.jsonl").touch(mode=0o600)
 
 
-def of(folder: Path) -> list[Stream]:
+def of(folder: Path) -> list[LogStream]:
     """Returns a job's streams, in the order of its instances."""
-    return [Stream(path) for path in sorted(folder.glob("*.jsonl"), key=_number)]
+    return [LogStream(path) for path in sorted(folder.glob("*.jsonl"), key=_number)]
 
 
 def _number(path: Path) -> tuple[int, str]:
@@ -134,7 +134,7 @@ def _number(path: Path) -> tuple[int, str]:
     return int(found[1]) if found else 0, path.name
 
 
-class Tail:
+class LogTail:
     """Reads files that workers write, line by line, as they grow; they need not exist yet.
 
     Args:

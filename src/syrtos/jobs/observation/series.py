@@ -67,7 +67,7 @@ def _one(when: float, value: float) -> Sample:
     return Sample(when, 1, value, value, value)
 
 
-class Recorder:
+class SeriesRecorder:
     """Writes down the values that a job's definitions find in its output.
 
     A file that has become too long is thinned: the samples of 1, 2, 4, ... seconds are joined into one. Sums and counts

@@ -24,7 +24,7 @@ _OF_TOOLKIT = _RESERVED | {
 
 
 @dataclasses.dataclass(frozen=True)
-class Channel:
+class InputChannel:
     """An input of a job.
 
     Attributes:
@@ -58,7 +58,8 @@ class Distribution:
 
     Attributes:
         kind: the name of SageMaker's setting; ``copies``: unconnected processes of a command that syrtos does not know.
-        per_host: workers on each instance. A job's own driver starts them; else of a command each instance runs one copy.
+        per_host: workers on each instance. A job's own driver starts them; else of a command each instance runs one
+            copy.
         variables: environment variables that the job's MPI options ask for (``-x NAME=VALUE``).
     """
 
@@ -73,7 +74,7 @@ class Distribution:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class JobProgram:
     """A script that syrtos starts itself, as SageMaker's toolkits would.
 
     Attributes:
@@ -81,8 +82,8 @@ class Program:
         source: the place of ``sourcedir.tar.gz``; empty: the source is the channel ``code``.
         arguments: the arguments of its command line.
         requirements: a pip requirements file in the source folder, installed if it exists; empty: none.
-        driven: whether the job brings the driver that starts the script: `syrtos.sagemaker.Syrtos`. The job's command then
-            runs on each instance, as on SageMaker.
+        driven: whether the job brings the driver that starts the script: `syrtos.sagemaker.Syrtos`. The job's command
+            then runs on each instance, as on SageMaker.
     """
 
     entry: str
@@ -119,13 +120,13 @@ class Job:
     name: str
     request: Mapping[str, Any]
     hosts: tuple[str, ...]
-    channels: tuple[Channel, ...]
+    channels: tuple[InputChannel, ...]
     hyperparameters: Mapping[str, str]
     distribution: Distribution
-    program: Program | None
+    program: JobProgram | None
     command: tuple[str, ...]
     spot: bool
-    limits: Limits
+    limits: TimeLimits
 
     @property
     def slots(self) -> int:
@@ -178,7 +179,7 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class TimeLimits:
     """A job's limits of time in seconds; None: no limit."""
 
     running: float
@@ -231,7 +232,7 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
         program=program,
         command=command,
         spot=bool(request.get("EnableManagedSpotTraining")),
-        limits=Limits(
+        limits=TimeLimits(
             stop.get("MaxRuntimeInSeconds", 86400),
             stop.get("MaxWaitTimeInSeconds"),
             stop.get("MaxPendingTimeInSeconds"),
@@ -239,7 +240,7 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
     )
 
 
-def _copies(program: Program | None, distribution: Distribution) -> Distribution:
+def _copies(program: JobProgram | None, distribution: Distribution) -> Distribution:
     return Distribution("copies", distribution.per_host if program and program.driven else 1)
 
 
@@ -265,7 +266,7 @@ def _instances(resources: Mapping[str, Any]) -> int:
     return count
 
 
-def _channel(channel: Mapping[str, Any], mode: str) -> Channel:
+def _channel(channel: Mapping[str, Any], mode: str) -> InputChannel:
     source = channel["DataSource"]
     s3, files = source.get("S3DataSource"), source.get("FileSystemDataSource")
     if s3 is None and files is None:
@@ -289,7 +290,7 @@ def _channel(channel: Mapping[str, Any], mode: str) -> Channel:
         "RecordWrapperType": wrapper,
     }
     config |= {"ContentType": channel["ContentType"]} if channel.get("ContentType") else {}
-    return Channel(
+    return InputChannel(
         name=channel["ChannelName"],
         uri=uri,
         kind=kind,
@@ -341,7 +342,7 @@ def of_framework(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
     return {name: decode(value) for name, value in found.items()}
 
 
-def _program_v2(hyperparameters: Mapping[str, str]) -> Program | None:
+def _program_v2(hyperparameters: Mapping[str, str]) -> JobProgram | None:
     if "sagemaker_program" not in hyperparameters:
         return None
     source = source_of(hyperparameters)
@@ -349,7 +350,7 @@ def _program_v2(hyperparameters: Mapping[str, str]) -> Program | None:
     if str(values.get("model_dir", "")).startswith("s3://"):
         # No TensorFlow since 2.18 can write there; the folder's contents are uploaded.
         values["model_dir"] = "/opt/ml/model"
-    return Program(
+    return JobProgram(
         entry=_entry(decode(hyperparameters["sagemaker_program"])),
         source=source,
         arguments=tuple(arguments_v2(values)),
@@ -412,14 +413,14 @@ def _exported_variables(options: Any) -> dict[str, str]:
 # -- SDK v3: two JSON files in a channel -------------------------------------------------------------------
 
 
-def _program_v3(request: Mapping[str, Any], drivers: Mapping[str, Any]) -> Program | None:
+def _program_v3(request: Mapping[str, Any], drivers: Mapping[str, Any]) -> JobProgram | None:
     code = drivers.get("sourcecode") or {}
     entry = code.get("entry_script")
     if code.get("command") or not str(entry or "").endswith(".py"):
         return None  # a command, or a shell script: their own driver runs it
     values = of_script(request.get("HyperParameters") or {})
     arguments = tuple(word for name, value in values.items() for word in ("--" + name, _as_json(value)))
-    return Program(
+    return JobProgram(
         entry=_entry(entry),
         source="",
         arguments=arguments,

@@ -57,7 +57,7 @@ MESSAGES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
+class JobState:
     """The status of a job, as Describe gives it.
 
     Attributes:
@@ -76,7 +76,7 @@ class State:
         """Returns whether the job has ended: no other status can follow."""
         return self.secondary in FINAL
 
-    def with_transition(self, secondary: str, now: float, message: str | None = None) -> State:
+    def with_transition(self, secondary: str, now: float, message: str | None = None) -> JobState:
         """Returns the state after a transition at ``now``.
 
         Raises:
@@ -89,17 +89,17 @@ class State:
         if secondary in FINAL:
             entry["EndTime"] = now
         status = FINAL.get(secondary) or ("Stopping" if self._stops(secondary) else "InProgress")
-        return State(status, secondary, (*before, {**last, "EndTime": now}, entry))
+        return JobState(status, secondary, (*before, {**last, "EndTime": now}, entry))
 
     def _stops(self, secondary: str) -> bool:
         """Returns whether the job's status is Stopping afterwards, which lasts while a stopped job uploads."""
         return secondary == "Stopping" or (self.status == "Stopping" and secondary == "Uploading")
 
 
-def initial_state(now: float) -> State:
+def initial_state(now: float) -> JobState:
     """Returns the state of a new job."""
     first = {"Status": "Starting", "StartTime": now, "StatusMessage": "Starting the training job"}
-    return State("InProgress", "Starting", (first,))
+    return JobState("InProgress", "Starting", (first,))
 
 
 def restarts(transitions: Sequence[dict[str, Any]]) -> int:

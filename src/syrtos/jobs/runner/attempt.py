@@ -1,6 +1,7 @@
 """The runner of a job: one attempt at it, in a process that goes on when the service that started it is killed.
 
-`python -m syrtos.jobs.runner.attempt JOB`. It holds a lock in the job's folder for as long as it lives; a process that finds a
+`python -m syrtos.jobs.runner.attempt JOB`. It holds a lock in the job's folder for as long as it lives; a process
+that finds a
 running job without the lock knows that its runner is gone.
 """
 
@@ -42,7 +43,7 @@ from syrtos.jobs.store.home import REGION, Home, try_lock
 from syrtos.jobs.store.job_store import Record, Store
 from syrtos.launch import generations
 from syrtos.launch.outcome import End, Outcome
-from syrtos.launch.policy import Policy
+from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.snapshots import Here
 from syrtos.launch.terminal.noise import is_noise
 from syrtos.launch.worker.main import version
@@ -110,7 +111,7 @@ class Runner:
         self._credentials = {} if self._job.is_offline else _credentials(home, record.access_key, secret)
         self._metrics = metrics.Metrics(record.request["AlgorithmSpecification"].get("MetricDefinitions") or ())
         self._metrics.values.update(record.metrics)
-        self._series = series.Recorder(home.job(name))
+        self._series = series.SeriesRecorder(home.job(name))
         self._over = threading.Event()
         self._why = ""  # the secondary status that a signal is to lead to
         self._trained = self._told = self._failed_inside = self._finished = False
@@ -306,7 +307,7 @@ class Runner:
         seed = random.SystemRandom().randrange(2**31)
         snapshots = Here(self._home.new_snapshot_memory(self._name))
         ended = generations.run(
-            start, snapshots, self._run_dir, Policy(restarts), seed, durable=False,
+            start, snapshots, self._run_dir, RestartPolicy(restarts), seed, durable=False,
             say=lambda text: self._say(f"syrtos: {text}"),
         )  # fmt: skip
         if ended.reason:
@@ -331,7 +332,7 @@ class Runner:
             self._why = self._why or "Stopped"
         return not self._why
 
-    def _taker(self, stream: logs.Stream) -> Callable[[list[str]], None]:
+    def _taker(self, stream: logs.LogStream) -> Callable[[list[str]], None]:
         def take(lines: list[str]) -> None:
             stream.write([self._redact(line) for line in lines if not is_noise(line.encode())])
             self._series.add(self._metrics.take(lines))

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from syrtos.jobs.requests.request import Job, Program, of_framework, of_script
+from syrtos.jobs.requests.request import Job, JobProgram, of_framework, of_script
 
 ML = "/opt/ml"
 INTERFACE = "lo"  # instances are of one machine
@@ -21,7 +21,7 @@ _MASTER_PORT = 7777
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class InstanceFacts:
     """Facts about the instances of a job.
 
     Attributes:
@@ -40,7 +40,7 @@ class Place:
         return self.root + path.removeprefix(ML) if path == ML or path.startswith(ML + "/") else path
 
 
-def files(job: Job, host: int, place: Place) -> dict[str, Any]:
+def files(job: Job, host: int, place: InstanceFacts) -> dict[str, Any]:
     """Returns the JSON files of ``input/config`` by name."""
     return {
         "hyperparameters.json": dict(job.hyperparameters),
@@ -77,7 +77,7 @@ def _groups(job: Job) -> list[dict[str, Any]]:
     return found
 
 
-def environment(job: Job, host: int, place: Place) -> dict[str, str]:
+def environment(job: Job, host: int, place: InstanceFacts) -> dict[str, str]:
     """Returns the environment variables of an instance, without credentials."""
     root, own = place.root, of_script(job.hyperparameters)
     facts = _facts(job, host, place)
@@ -127,7 +127,7 @@ _OF_TOOLKIT = (
 )  # fmt: skip
 
 
-def _facts(job: Job, host: int, place: Place) -> dict[str, Any]:
+def _facts(job: Job, host: int, place: InstanceFacts) -> dict[str, Any]:
     """Returns an instance's properties as the toolkit names them (environment.Environment)."""
     resources, root = _resources(job, host), place.root
     groups = {group["instance_group_name"]: group for group in resources["instance_groups"]}
@@ -183,7 +183,7 @@ def _distribution_groups(job: Job, mine: str) -> list[str]:
     return [mine] if any(name.endswith("_enabled") and value for name, value in asked.items()) else []
 
 
-def _of_program(program: Program) -> dict[str, Any]:
+def _of_program(program: JobProgram) -> dict[str, Any]:
     return {
         "user_args": list(program.arguments),
         "user_entry_point": program.entry,
@@ -199,7 +199,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def _tf_config(job: Job, host: int, place: Place) -> dict[str, str]:
+def _tf_config(job: Job, host: int, place: InstanceFacts) -> dict[str, str]:
     """Returns TF_CONFIG as SageMaker's TensorFlow containers write it, or nothing for other kinds of jobs.
 
     Source: sagemaker_tensorflow_training 20.5, training.py.

@@ -1,6 +1,7 @@
 """Makes a process part of an instance, with its own ``/opt/ml``, host name and ``/etc/hosts``, and runs a command.
 
-`python -m syrtos.jobs.runner.enter SPEC COMMAND ...`, below `python -m syrtos.jobs.runner.enter --as-root AGENT ...`. The command
+`python -m syrtos.jobs.runner.enter SPEC COMMAND ...`, below `python -m syrtos.jobs.runner.enter --as-root AGENT ...`.
+The command
 replaces the process. With `--as-root --no-network` all below have a network in which there is nothing but themselves.
 
 If the kernel lets users make namespaces (user_namespaces(7)), paths and names are as on SageMaker, and each process of
@@ -36,7 +37,7 @@ _RELATIVE_TIMES = 1 << 21
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Spec:
+class InstanceSpec:
     """The description of one instance.
 
     Attributes:
@@ -74,7 +75,7 @@ def main() -> NoReturn:
             _leave_network()
         die_with_parent()  # the kernel has forgotten it with the change of user
         os.execvp(words[0], words)
-    spec = Spec(**json.loads(Path(sys.argv[1]).read_text()))
+    spec = InstanceSpec(**json.loads(Path(sys.argv[1]).read_text()))
     if spec.isolated:
         _isolate(spec)
     env = {**environment(), **spec.variables}
@@ -107,7 +108,7 @@ def _write_to(output: str) -> None:
     os.close(descriptor)
 
 
-def _isolate(spec: Spec) -> None:
+def _isolate(spec: InstanceSpec) -> None:
     unshare(_NEW_MOUNTS | _NEW_NAMES)
     mount("none", "/", _RECURSIVE | _PRIVATE)
     socket.sethostname(spec.name)
@@ -177,7 +178,7 @@ def can_isolate() -> bool:
     if not os.path.isdir("/opt"):
         return False
     with tempfile.TemporaryDirectory() as folder:
-        spec = Spec(
+        spec = InstanceSpec(
             name="algo-1", root=folder, isolated=True, folder="/", hosts="/etc/hosts", mounts={}, fixed=("/opt/ml",), variables={}
         )  # fmt: skip
         path = Path(folder) / "spec.json"

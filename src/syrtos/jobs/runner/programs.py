@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.errors import DataError, LaunchError
-from syrtos.jobs.requests.request import Program
+from syrtos.jobs.requests.request import JobProgram
 from syrtos.jobs.storage import artifacts
 from syrtos.jobs.storage.places import Places
 
 
-def fetch(places: Places, program: Program, folder: Path) -> None:
+def fetch(places: Places, program: JobProgram, folder: Path) -> None:
     """Unpacks ``sourcedir.tar.gz`` into ``folder``.
 
     Raises:
@@ -58,7 +58,7 @@ def drivers_of(request: Mapping[str, Any], places: Places) -> dict[str, Any]:
 
 
 def python_for(
-    program: Program | None, code: Path, folder: Path, say: Callable[[list[str]], None], env: Mapping[str, str]
+    program: JobProgram | None, code: Path, folder: Path, say: Callable[[list[str]], None], env: Mapping[str, str]
 ) -> Path:
     """Returns the interpreter for a job: ours, or that of a virtual environment with the job's required packages.
 

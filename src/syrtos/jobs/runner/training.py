@@ -17,8 +17,8 @@ from syrtos import settings
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.requests.request import Job
 from syrtos.jobs.runner import contract, processes
-from syrtos.jobs.runner.contract import ML, Place
-from syrtos.jobs.runner.enter import Spec
+from syrtos.jobs.runner.contract import ML, InstanceFacts
+from syrtos.jobs.runner.enter import InstanceSpec
 from syrtos.launch.plan import Group, Plan
 from syrtos.settings import OPTIONS_VARIABLE, Options
 
@@ -94,11 +94,11 @@ class Folders:
         for name in _SHARED:
             self.shared_folder(name).mkdir(parents=True, exist_ok=True)
 
-    def place(self, job: Job, host: int, gpus: int) -> Place:
+    def place(self, job: Job, host: int, gpus: int) -> InstanceFacts:
         """Returns the facts about an instance from its script's point of view."""
         root = ML if self.isolated else str(self.ml(host))
         names = job.hosts if self.isolated else tuple(address(job.name, k) for k in range(len(job.hosts)))
-        return Place(root, names, cores(), gpus)
+        return InstanceFacts(root, names, cores(), gpus)
 
 
 def address(job: str, host: int) -> str:
@@ -206,7 +206,7 @@ def _command(
     return (sys.executable, "-m", "syrtos.jobs.runner.enter", str(file), *command)
 
 
-def _spec(job: Job, folders: Folders, host: int, variables: Mapping[str, str], output: Path | None) -> Spec:
+def _spec(job: Job, folders: Folders, host: int, variables: Mapping[str, str], output: Path | None) -> InstanceSpec:
     place = folders.place(job, host, gpus())
     mounts = {}
     if folders.isolated:
@@ -219,7 +219,7 @@ def _spec(job: Job, folders: Folders, host: int, variables: Mapping[str, str], o
     fixed = [f"{ML}/input/data/{channel.name}" for channel in job.channels if channel.mode == "FastFile"]
     code = place.instance_path(job.program.folder) if job.program else ""
     own = {"PYTHONPATH": code} if code else {}
-    return Spec(
+    return InstanceSpec(
         name=job.hosts[host],
         root=str(folders.ml(host)),
         isolated=folders.isolated,
@@ -250,7 +250,7 @@ def _copy(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
     return ["/bin/sh", "-c", 'chmod +x "$0" && exec "./$0" "$@"', program.entry, *arguments(job, place)]
 
 
-def arguments(job: Job, place: Place) -> list[str]:
+def arguments(job: Job, place: InstanceFacts) -> list[str]:
     """Returns the script's arguments, in which paths below ``/opt/ml`` are replaced by those on this machine."""
     assert job.program is not None
     return [place.instance_path(word) for word in job.program.arguments]

@@ -1,6 +1,7 @@
 """Hyperparameters that a job's script has certainly not read.
 
-A script gets them as arguments ``--name value``, in the variables ``SM_HP_NAME``, ``SM_HPS`` and others, and in the file
+A script gets them as arguments ``--name value``, in the variables ``SM_HP_NAME``, ``SM_HPS`` and others, and in the
+file
 ``hyperparameters.json``. Argparse refuses arguments it does not know, but for ``parse_known_args``, which returns them.
 Those that a script drops there are named if none of its files mentions another way to read them.
 """

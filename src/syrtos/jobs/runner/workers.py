@@ -66,7 +66,7 @@ class Workers:
             self._job, self._folders, folder, self._python, settings.environment(), self._credentials
         )
         self._pipes = self._open_pipes()
-        tail = logs.Tail(self._outputs(folder))
+        tail = logs.LogTail(self._outputs(folder))
         self.running = True
         try:
             agents = Agents() if plan.agents else None

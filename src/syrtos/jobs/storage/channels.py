@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import IO
 
 from syrtos.errors import DataError
-from syrtos.jobs.requests.request import Channel
-from syrtos.jobs.storage.places import Places, Source, manifest, safe_name
+from syrtos.jobs.requests.request import InputChannel
+from syrtos.jobs.storage.places import JobFile, Places, manifest, safe_name
 
 _RECORD_IO = 0xCED7230A
 
 
-def sources(places: Places, channel: Channel, host: int, hosts: int, epoch: int = 0) -> list[Source]:
+def sources(places: Places, channel: InputChannel, host: int, hosts: int, epoch: int = 0) -> list[JobFile]:
     """Returns the objects of a channel that instance ``host`` of ``hosts`` reads, in its order.
 
     Raises:
@@ -40,18 +40,18 @@ def sources(places: Places, channel: Channel, host: int, hosts: int, epoch: int 
     return mine
 
 
-def _list_sources(places: Places, channel: Channel) -> list[Source]:
+def _list_sources(places: Places, channel: InputChannel) -> list[JobFile]:
     if channel.kind != "ManifestFile":
         return places.under(channel.uri)
     prefix, names = manifest(places.text(channel.uri))
     found = []
     for name in names:
         one = places.one(prefix + name)
-        found.append(Source(one.uri, safe_name(name), one.fetch, one.read, one.local))
+        found.append(JobFile(one.uri, safe_name(name), one.fetch, one.read, one.local))
     return found
 
 
-def provide(places: Places, channel: Channel, host: int, hosts: int, folder: Path) -> int:
+def provide(places: Places, channel: InputChannel, host: int, hosts: int, folder: Path) -> int:
     """Fills a channel's folder; in FastFile mode with links to files that are on this machine already.
 
     Returns:
@@ -87,7 +87,7 @@ def _link(file: Path, path: Path) -> None:
 class Pipe:
     """Streams a channel into ``<folder>/<channel>_<epoch>``, epoch after epoch, as fast as the script reads."""
 
-    def __init__(self, places: Places, channel: Channel, host: int, hosts: int, folder: Path) -> None:
+    def __init__(self, places: Places, channel: InputChannel, host: int, hosts: int, folder: Path) -> None:
         self._places, self._channel, self._host, self._hosts = places, channel, host, hosts
         self._base = folder / channel.name
         self._over = threading.Event()
@@ -152,7 +152,7 @@ class Pipe:
             else:
                 yield from self._read_unpacked(source)
 
-    def _read_unpacked(self, source: Source) -> Iterator[bytes]:
+    def _read_unpacked(self, source: JobFile) -> Iterator[bytes]:
         return _gunzip(source.read()) if self._channel.gzip else source.read()
 
 
@@ -164,7 +164,7 @@ def frame_record(record: bytes) -> bytes:
     return struct.pack("<II", _RECORD_IO, len(record)) + record + b"\0" * (-len(record) % 4)
 
 
-def _augmented_records(places: Places, channel: Channel, host: int, hosts: int, epoch: int) -> Iterator[bytes]:
+def _augmented_records(places: Places, channel: InputChannel, host: int, hosts: int, epoch: int) -> Iterator[bytes]:
     """Yields the attributes of each line of an augmented manifest, one after the other.
 
     An attribute named ``*-ref`` is a URI: the contents of its object are yielded.

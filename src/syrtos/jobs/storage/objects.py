@@ -34,7 +34,7 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class ObjectFacts:
     """The facts about one object.
 
     Attributes:
@@ -89,11 +89,11 @@ class ObjectStore(abc.ABC):
         """Returns whether there is a bucket of this name."""
 
     @abc.abstractmethod
-    def head(self, bucket: str, key: str) -> Entry | None:
+    def head(self, bucket: str, key: str) -> ObjectFacts | None:
         """Returns the facts about the object of this key; None if there is none."""
 
     @abc.abstractmethod
-    def read(self, bucket: str, entry: Entry, start: int, stop: int) -> Iterator[bytes]:
+    def read(self, bucket: str, entry: ObjectFacts, start: int, stop: int) -> Iterator[bytes]:
         """Returns the bytes from ``start`` to before ``stop`` of an object that `head` or `list` has found, in pieces.
 
         Raises:
@@ -114,25 +114,25 @@ class ObjectStore(abc.ABC):
         """
 
     @abc.abstractmethod
-    def list(self, bucket: str, prefix: str, after: str, limit: int) -> list[Entry]:
+    def list(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectFacts]:
         """Returns the first ``limit`` objects, by key, whose keys begin with ``prefix`` and come after ``after``."""
 
     @abc.abstractmethod
     def delete(self, bucket: str, key: str) -> None:
         """Removes an object if it exists."""
 
-    def local_file(self, entry: Entry) -> Path | None:
+    def local_file(self, entry: ObjectFacts) -> Path | None:
         """Returns a file of this machine that is the object and never changes; None if there is none."""
         return None
 
-    def all(self, bucket: str, prefix: str) -> Iterator[Entry]:
+    def all(self, bucket: str, prefix: str) -> Iterator[ObjectFacts]:
         """Yields the objects whose keys begin with ``prefix``, by key."""
         after = ""
         while page := self.list(bucket, prefix, after, 1000):
             yield from page
             after = page[-1].key
 
-    def fetch(self, bucket: str, entry: Entry, path: Path, start: int = 0, stop: int | None = None) -> None:
+    def fetch(self, bucket: str, entry: ObjectFacts, path: Path, start: int = 0, stop: int | None = None) -> None:
         """Copies an object, or bytes ``start`` to ``stop`` of it, into a file."""
         with path.open("wb") as file:
             for piece in self.read(bucket, entry, start, entry.size if stop is None else stop):
@@ -203,12 +203,12 @@ class FolderStore(ObjectStore):
         """Returns whether the index has this bucket."""
         return any(name == bucket for name, _ in self.buckets())
 
-    def head(self, bucket: str, key: str) -> Entry | None:
+    def head(self, bucket: str, key: str) -> ObjectFacts | None:
         """Reads the facts about an object from the index."""
         row = self._row(bucket, key)
         return _entry(row) if row else None
 
-    def read(self, bucket: str, entry: Entry, start: int, stop: int) -> Iterator[bytes]:
+    def read(self, bucket: str, entry: ObjectFacts, start: int, stop: int) -> Iterator[bytes]:
         """Reads a part of an object's file."""
         try:
             file = (self.folder / "blobs" / entry.blob).open("rb")
@@ -245,7 +245,7 @@ class FolderStore(ObjectStore):
             connection.commit()
         self._drop(old)
 
-    def list(self, bucket: str, prefix: str, after: str, limit: int) -> list[Entry]:
+    def list(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectFacts]:
         """Reads a page of objects from the index."""
         key = _objects.c.key
         wanted = sql.select(_objects).where(_objects.c.bucket == bucket, key >= prefix, key > after)
@@ -260,7 +260,7 @@ class FolderStore(ObjectStore):
         self._write(sql.delete(_objects).where(*_is(bucket, key)))
         self._drop(row["blob"] if row else None)
 
-    def local_file(self, entry: Entry) -> Path | None:
+    def local_file(self, entry: ObjectFacts) -> Path | None:
         """Returns the object's file."""
         return self.folder / "blobs" / entry.blob
 
@@ -331,16 +331,18 @@ class RemoteStore(ObjectStore):
         """Asks S3 whether it has a bucket."""
         return self._if_found(lambda: self._client.head_bucket(Bucket=bucket)) is not None
 
-    def head(self, bucket: str, key: str) -> Entry | None:
+    def head(self, bucket: str, key: str) -> ObjectFacts | None:
         """Asks S3 for the facts about an object."""
         found = self._if_found(lambda: self._client.head_object(Bucket=bucket, Key=key))
         if found is None:
             return None
         headers = {"content-type": found["ContentType"]} if "ContentType" in found else {}
         headers |= {f"x-amz-meta-{name}": value for name, value in found["Metadata"].items()}
-        return Entry(key, found["ContentLength"], found["ETag"].strip('"'), found["LastModified"].timestamp(), headers)
+        return ObjectFacts(
+            key, found["ContentLength"], found["ETag"].strip('"'), found["LastModified"].timestamp(), headers
+        )
 
-    def read(self, bucket: str, entry: Entry, start: int, stop: int) -> Iterator[bytes]:
+    def read(self, bucket: str, entry: ObjectFacts, start: int, stop: int) -> Iterator[bytes]:
         """Reads a part of an object from S3, provided that its ETag is still the same."""
         if start >= stop:
             return iter(())
@@ -376,12 +378,12 @@ class RemoteStore(ObjectStore):
         finally:
             file.unlink()
 
-    def list(self, bucket: str, prefix: str, after: str, limit: int) -> list[Entry]:
+    def list(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectFacts]:
         """Asks S3 for a page of objects; there are none if the bucket does not exist."""
         asked = {"Bucket": bucket, "Prefix": prefix, "StartAfter": after, "MaxKeys": limit}
         found = self._if_found(lambda: self._client.list_objects_v2(**asked)) or {}
         return [
-            Entry(o["Key"], o["Size"], o["ETag"].strip('"'), o["LastModified"].timestamp())
+            ObjectFacts(o["Key"], o["Size"], o["ETag"].strip('"'), o["LastModified"].timestamp())
             for o in found.get("Contents", ())
         ]
 
@@ -440,5 +442,5 @@ def _is(bucket: str, key: str) -> Sequence[Any]:
     return (_objects.c.bucket == bucket, _objects.c.key == key)
 
 
-def _entry(row: Any) -> Entry:
-    return Entry(row["key"], row["size"], row["etag"], row["modified"], dict(row["headers"]), row["blob"])
+def _entry(row: Any) -> ObjectFacts:
+    return ObjectFacts(row["key"], row["size"], row["etag"], row["modified"], dict(row["headers"]), row["blob"])

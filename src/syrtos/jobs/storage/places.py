@@ -20,7 +20,7 @@ _READ = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class JobFile:
     """A file that a job reads.
 
     Attributes:
@@ -50,7 +50,7 @@ class Places:
         self.objects = objects
         self._files = files
 
-    def under(self, uri: str) -> list[Source]:
+    def under(self, uri: str) -> list[JobFile]:
         """Returns the files under a prefix, or the one of this name, sorted by name.
 
         Raises:
@@ -69,7 +69,7 @@ class Places:
         """
         return b"".join(self.one(uri).read()).decode()
 
-    def one(self, uri: str) -> Source:
+    def one(self, uri: str) -> JobFile:
         """Returns the file of exactly this name.
 
         Raises:
@@ -119,12 +119,12 @@ class Places:
         else:
             self._path(uri)
 
-    def _in_store(self, uri: str) -> list[Source]:
+    def _in_store(self, uri: str) -> list[JobFile]:
         bucket, prefix = split(uri)
         entries = [entry for entry in self.objects.all(bucket, prefix) if not entry.key.endswith("/")]
 
-        def source(entry: Any) -> Source:
-            return Source(
+        def source(entry: Any) -> JobFile:
+            return JobFile(
                 uri=f"s3://{bucket}/{entry.key}",
                 name=safe_name(_relative(entry.key, prefix)),
                 fetch=lambda path: self.objects.fetch(bucket, entry, path),
@@ -134,12 +134,12 @@ class Places:
 
         return [source(entry) for entry in entries]
 
-    def _in_folder(self, uri: str) -> list[Source]:
+    def _in_folder(self, uri: str) -> list[JobFile]:
         root = self._path(uri)
         paths = [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
 
-        def source(path: Path) -> Source:
-            return Source(
+        def source(path: Path) -> JobFile:
+            return JobFile(
                 uri=uri if path == root else path.as_uri(),
                 name=path.name if path == root else path.relative_to(root).as_posix(),
                 fetch=lambda target: _copy_file(path, target),

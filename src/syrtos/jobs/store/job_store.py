@@ -12,7 +12,7 @@ import sqlalchemy as sql
 from sqlalchemy import exc
 from sqlalchemy.engine import Connection, RowMapping
 
-from syrtos.jobs.requests.states import State
+from syrtos.jobs.requests.states import JobState
 from syrtos.jobs.store.backups import ALL_DELETED
 from syrtos.jobs.store.database import Database
 
@@ -91,7 +91,7 @@ class Record:
     name: str
     request: dict[str, Any]
     tags: dict[str, str]
-    state: State
+    state: JobState
     created: float
     modified: float
     slots: int
@@ -230,5 +230,5 @@ def _row(record: Record) -> dict[str, Any]:
 
 def _record(row: RowMapping) -> Record:
     facts: dict[str, Any] = {str(name): value for name, value in row.items() if name != "place"}
-    state = State(facts.pop("status"), facts.pop("secondary"), tuple(facts.pop("transitions")))
+    state = JobState(facts.pop("status"), facts.pop("secondary"), tuple(facts.pop("transitions")))
     return Record(state=state, **facts)

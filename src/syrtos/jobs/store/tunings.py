@@ -36,7 +36,7 @@ _tunings = sql.Table(
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class TrialEntry:
     """A trial that a tuning job has begun, or is about to begin: it is written down before its training job is created.
 
     Attributes:
@@ -77,8 +77,8 @@ class TuningRecord:
     modified: float
     seed: int
     ended: float | None = None
-    trials: tuple[Entry, ...] = ()
-    inherited: tuple[Entry, ...] = ()
+    trials: tuple[TrialEntry, ...] = ()
+    inherited: tuple[TrialEntry, ...] = ()
     failure: str = ""
 
     @property
@@ -161,6 +161,6 @@ def _row(record: TuningRecord) -> dict[str, Any]:
 
 def _record(row: RowMapping) -> TuningRecord:
     facts: dict[str, Any] = {str(name): value for name, value in row.items() if name != "place"}
-    entries = [Entry(**entry) for entry in facts.pop("trials")]
+    entries = [TrialEntry(**entry) for entry in facts.pop("trials")]
     own, inherited = ([entry for entry in entries if bool(entry.parent) is theirs] for theirs in (False, True))
     return TuningRecord(**facts, trials=tuple(own), inherited=tuple(inherited))

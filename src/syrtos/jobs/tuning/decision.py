@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 
 from syrtos.jobs.tuning.search import Search
-from syrtos.jobs.tuning.trials import Trial, best, not_improving
+from syrtos.jobs.tuning.trials import SearchTrial, best, not_improving
 
 _ATTEMPTS = 5  # trials without an objective after which SageMaker gives up, if there was none with one
 
 
 @dataclasses.dataclass(frozen=True)
-class Decision:
+class SearchDecision:
     """The actions to take now.
 
     Attributes:
@@ -28,7 +28,9 @@ class Decision:
     reason: str = ""
 
 
-def decide(search: Search, trials: Sequence[Trial], stopping: bool, seconds: float, refused: bool = False) -> Decision:
+def decide(
+    search: Search, trials: Sequence[SearchTrial], stopping: bool, seconds: float, refused: bool = False
+) -> SearchDecision:
     """Returns the actions to take now.
 
     Args:
@@ -40,30 +42,30 @@ def decide(search: Search, trials: Sequence[Trial], stopping: bool, seconds: flo
     active = sum(trial.active for trial in trials)
     if stopping or _has_enough(search, trials, seconds):
         if active:
-            return Decision(stop=True)
-        return Decision(status="Stopped") if stopping else _final_decision(trials)
+            return SearchDecision(stop=True)
+        return SearchDecision(status="Stopped") if stopping else _final_decision(trials)
     if refused or len(trials) >= search.trials or _is_hopeless(search, trials):
-        return Decision() if active else _final_decision(trials)
-    return Decision(start=max(0, min(search.trials - len(trials), search.parallel - active)))
+        return SearchDecision() if active else _final_decision(trials)
+    return SearchDecision(start=max(0, min(search.trials - len(trials), search.parallel - active)))
 
 
-def _final_decision(trials: Sequence[Trial]) -> Decision:
+def _final_decision(trials: Sequence[SearchTrial]) -> SearchDecision:
     """Returns the end of a tuning job whose trials have all ended."""
     if any(trial.has_succeeded for trial in trials):
-        return Decision(status="Completed")
+        return SearchDecision(status="Completed")
     if not trials:
-        return Decision(status="Failed", reason="No training job was begun in MaxRuntimeInSeconds.")
+        return SearchDecision(status="Failed", reason="No training job was begun in MaxRuntimeInSeconds.")
     attempts = f"{len(trials)} attempt{'s' * (len(trials) > 1)}"
     why = [trial.failure for trial in trials if trial.failure]
     names = [trial.name for trial in trials if trial.failure]
     last = f" The last error: {why[-1]} `syrtos logs {names[-1]}` shows its output." if why else ""
-    return Decision(
+    return SearchDecision(
         status="Failed",
         reason=f"No training job succeeded after {attempts}. For additional details, list the training jobs of this tuning job.{last}",
     )
 
 
-def _has_enough(search: Search, trials: Sequence[Trial], seconds: float) -> bool:
+def _has_enough(search: Search, trials: Sequence[SearchTrial], seconds: float) -> bool:
     """Returns whether a completion criterion is met; each criterion stays met once it is."""
     found = best(search, trials)
     return (
@@ -75,7 +77,7 @@ def _has_enough(search: Search, trials: Sequence[Trial], seconds: float) -> bool
     )
 
 
-def _is_hopeless(search: Search, trials: Sequence[Trial]) -> bool:
+def _is_hopeless(search: Search, trials: Sequence[SearchTrial]) -> bool:
     """Returns whether the first trials (5, if the search has that many) have all ended without an objective."""
     ended = [trial for trial in trials if not trial.active]
     return len(ended) >= min(_ATTEMPTS, search.trials) and not any(trial.has_succeeded for trial in trials)

@@ -15,12 +15,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from syrtos.jobs.api.service import ApiError, Service
 from syrtos.jobs.looking import Looking
-from syrtos.jobs.store.tunings import Entry, TuningRecord
+from syrtos.jobs.store.tunings import TrialEntry, TuningRecord
 from syrtos.jobs.tuning import found, printed, requests, warm_start
-from syrtos.jobs.tuning.decision import Decision, decide
+from syrtos.jobs.tuning.decision import SearchDecision, decide
 from syrtos.jobs.tuning.operations import search_of
 from syrtos.jobs.tuning.search import Search
-from syrtos.jobs.tuning.trials import Trial
+from syrtos.jobs.tuning.trials import SearchTrial
 
 _LOOK = 0.4
 _LONGEST_REASON = 1024
@@ -36,7 +36,7 @@ class Driver(Looking):
     def __init__(self, service: Service, changed: Callable[[], None]) -> None:
         super().__init__(_LOOK)
         self._service, self._changed = service, changed
-        self._ended: dict[str, Trial] = {}  # which don't change any more
+        self._ended: dict[str, SearchTrial] = {}  # which don't change any more
 
     def report_failure(self, error: Exception) -> None:
         """Prints that the tuning jobs could not be looked at."""
@@ -98,10 +98,10 @@ class Driver(Looking):
 
         return self._service.tunings.change(record.name, struck_out) or record
 
-    def _trials(self, record: TuningRecord, search: Search) -> list[Trial]:
+    def _trials(self, record: TuningRecord, search: Search) -> list[SearchTrial]:
         with_values = search.early_stopping or search.strategy == "Hyperband"
         jobs = found.jobs_of(self._service.store, [entry for entry in record.trials if entry.name not in self._ended])
-        trials: list[Trial] = []
+        trials: list[SearchTrial] = []
         for entry in record.trials:
             trial = self._ended.get(entry.name) or found.trial_of(search, entry, jobs[entry.name])
             if entry.name not in self._ended and with_values:
@@ -111,14 +111,14 @@ class Driver(Looking):
             trials.append(trial)
         return trials
 
-    def _hopeless(self, search: Search, trials: Sequence[Trial]) -> list[Trial]:
+    def _hopeless(self, search: Search, trials: Sequence[SearchTrial]) -> list[SearchTrial]:
         if not any(trial.active and trial.values for trial in trials):
             return []
         from syrtos.jobs.tuning.pruning import hopeless  # only here: Optuna takes a quarter of a second to import
 
         return hopeless(search, trials)
 
-    def _stop(self, trials: Sequence[Trial]) -> None:
+    def _stop(self, trials: Sequence[SearchTrial]) -> None:
         stopped = [trial for trial in trials if trial.status == "InProgress"]
         for trial in stopped:
             try:
@@ -128,12 +128,12 @@ class Driver(Looking):
         if stopped:
             self._changed()
 
-    def _begin(self, record: TuningRecord, search: Search, trials: Sequence[Trial]) -> Trial | None:
+    def _begin(self, record: TuningRecord, search: Search, trials: Sequence[SearchTrial]) -> SearchTrial | None:
         """Chooses values, writes them down, and creates the training job; None if it can't be created."""
         taken = {trial.number for trial in trials}
         number = next(number for number in range(1, len(taken) + 2) if number not in taken)
         name = f"{record.name}-{number:03d}-{secrets.token_hex(4)}"
-        entry = Entry(number, name, self._suggest(record, search, trials, number))
+        entry = TrialEntry(number, name, self._suggest(record, search, trials, number))
 
         def begun(now: TuningRecord) -> TuningRecord | None:
             after = dataclasses.replace(now, trials=(*now.trials, entry), modified=time.time())
@@ -143,9 +143,11 @@ class Driver(Looking):
         going_on = after is not None and after.status == "InProgress"
         if going_on and not self._create(record, search, entry):
             return None
-        return Trial(number=number, name=name, tuned=entry.tuned, status="InProgress")
+        return SearchTrial(number=number, name=name, tuned=entry.tuned, status="InProgress")
 
-    def _suggest(self, record: TuningRecord, search: Search, trials: Sequence[Trial], number: int) -> Mapping[str, str]:
+    def _suggest(
+        self, record: TuningRecord, search: Search, trials: Sequence[SearchTrial], number: int
+    ) -> Mapping[str, str]:
         from syrtos.jobs.tuning.suggestion import suggest
 
         before = warm_start.known_trials(self._service, search, record.inherited)
@@ -154,7 +156,7 @@ class Driver(Looking):
         first = warm_start.tried_first(search, before, {entry.name: entry.parent for entry in record.inherited})
         return first[number - 1] if number <= len(first) else suggest(search, trials, number)
 
-    def _create(self, record: TuningRecord, search: Search, entry: Entry) -> bool:
+    def _create(self, record: TuningRecord, search: Search, entry: TrialEntry) -> bool:
         """Creates a training job; returns whether it was created.
 
         If it is refused (its data is gone, or the service has fewer workers than before), no more are tried.
@@ -168,7 +170,7 @@ class Driver(Looking):
         self._changed()
         return True
 
-    def _why(self, search: Search, trials: Sequence[Trial], decision: Decision) -> str:
+    def _why(self, search: Search, trials: Sequence[SearchTrial], decision: SearchDecision) -> str:
         """Returns the reason of a failure.
 
         If trials have trained without the metric, it names the metrics that they have printed.

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from syrtos.jobs.observation import series
 from syrtos.jobs.store.home import Home
 from syrtos.jobs.store.job_store import Record, Store, columns
-from syrtos.jobs.store.tunings import Entry, TuningRecord
+from syrtos.jobs.store.tunings import TrialEntry, TuningRecord
 from syrtos.jobs.tuning.search import Search
-from syrtos.jobs.tuning.trials import Trial
+from syrtos.jobs.tuning.trials import SearchTrial
 
 _AT_ONCE = 500  # names in a query
 
 
-def jobs_of(store: Store, entries: Sequence[Entry]) -> dict[str, Record]:
+def jobs_of(store: Store, entries: Sequence[TrialEntry]) -> dict[str, Record]:
     """Returns the existing training jobs of some trials, by name."""
     names = [entry.name for entry in entries]
     parts = [names[k : k + _AT_ONCE] for k in range(0, len(names), _AT_ONCE)]
@@ -23,16 +23,16 @@ def jobs_of(store: Store, entries: Sequence[Entry]) -> dict[str, Record]:
     }
 
 
-def trials_of(store: Store, search: Search, record: TuningRecord) -> list[Trial]:
+def trials_of(store: Store, search: Search, record: TuningRecord) -> list[SearchTrial]:
     """Returns the trials whose training jobs exist, in the order in which they were begun."""
     jobs = jobs_of(store, record.trials)
     return [trial_of(search, entry, jobs[entry.name]) for entry in record.trials if entry.name in jobs]
 
 
-def trial_of(search: Search, entry: Entry, job: Record) -> Trial:
+def trial_of(search: Search, entry: TrialEntry, job: Record) -> SearchTrial:
     """Returns a trial, without its values over time."""
     started = [t["StartTime"] for t in job.state.transitions if t["Status"] == "Downloading"]
-    return Trial(
+    return SearchTrial(
         number=entry.number,
         name=job.name,
         tuned=entry.tuned,

@@ -17,10 +17,10 @@ from syrtos.errors import ConfigurationError
 from syrtos.jobs.api import service as training
 from syrtos.jobs.api.service import ApiError, Service, page_of
 from syrtos.jobs.requests.secrecy import redact
-from syrtos.jobs.store.tunings import Entry, TuningRecord, columns
+from syrtos.jobs.store.tunings import TrialEntry, TuningRecord, columns
 from syrtos.jobs.tuning import found, requests, search, space, trials, warm_start
 from syrtos.jobs.tuning.search import Search
-from syrtos.jobs.tuning.trials import Trial
+from syrtos.jobs.tuning.trials import SearchTrial
 
 
 class Operations:
@@ -152,7 +152,7 @@ class Operations:
         self._service.check_request(example)
         return wanted
 
-    def _inherited_trials(self, wanted: Search) -> tuple[Entry, ...]:
+    def _inherited_trials(self, wanted: Search) -> tuple[TrialEntry, ...]:
         try:
             return warm_start.inherited_trials(self._service, wanted)
         except ConfigurationError as error:
@@ -191,7 +191,7 @@ def search_of(record: TuningRecord) -> Search:
     return search.read(record.request, record.seed)
 
 
-def describe_tuning_job(record: TuningRecord, wanted: Search, some: Sequence[Trial]) -> dict[str, Any]:
+def describe_tuning_job(record: TuningRecord, wanted: Search, some: Sequence[SearchTrial]) -> dict[str, Any]:
     """Returns DescribeHyperParameterTuningJob's answer."""
     config = {"TrainingJobEarlyStoppingType": "Off", **record.request["HyperParameterTuningJobConfig"]}
     answer = {
@@ -210,7 +210,7 @@ def describe_tuning_job(record: TuningRecord, wanted: Search, some: Sequence[Tri
     return answer | ({"FailureReason": record.failure} if record.failure else {})
 
 
-def summary(wanted: Search, trial: Trial) -> dict[str, Any]:
+def summary(wanted: Search, trial: SearchTrial) -> dict[str, Any]:
     """Returns a training job's entry in the list of its tuning job."""
     answer: dict[str, Any] = {
         "TrainingJobName": trial.name,
@@ -241,7 +241,7 @@ def _common(record: TuningRecord) -> dict[str, Any]:
     }
 
 
-def _sorted(some: Sequence[Trial], by: str, descending: bool) -> list[Trial]:
+def _sorted(some: Sequence[SearchTrial], by: str, descending: bool) -> list[SearchTrial]:
     """Sorts training jobs; those without an objective come last if they are sorted by it, in either order."""
     if by == "FinalObjectiveMetricValue":
         measured = [trial for trial in some if trial.objective is not None]

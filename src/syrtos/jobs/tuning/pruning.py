@@ -9,13 +9,13 @@ from optuna.pruners import HyperbandPruner, MedianPruner
 
 from syrtos.jobs.tuning import studies
 from syrtos.jobs.tuning.search import Search
-from syrtos.jobs.tuning.trials import Trial
+from syrtos.jobs.tuning.trials import SearchTrial
 
 _FACTOR = 3  # of trials, one goes on
 _BEFORE = 4  # trials that must have finished for a median
 
 
-def hopeless(search: Search, trials: Sequence[Trial]) -> list[Trial]:
+def hopeless(search: Search, trials: Sequence[SearchTrial]) -> list[SearchTrial]:
     """Returns the running trials that are to end now.
 
     Args:
@@ -30,7 +30,7 @@ def hopeless(search: Search, trials: Sequence[Trial]) -> list[Trial]:
     return _below_median(search, trials, running) if search.early_stopping else []
 
 
-def _is_beyond(search: Search, trial: Trial) -> bool:
+def _is_beyond(search: Search, trial: SearchTrial) -> bool:
     """Returns whether a trial has used more than the largest resource.
 
     A trial that ends by itself when it has used just that much has saved its model.
@@ -39,7 +39,7 @@ def _is_beyond(search: Search, trial: Trial) -> bool:
     return most is not None and len(trial.values) > most
 
 
-def _numbers_to_prune(search: Search, trials: Sequence[Trial]) -> set[int]:
+def _numbers_to_prune(search: Search, trials: Sequence[SearchTrial]) -> set[int]:
     """Returns the numbers of the trials that Optuna's pruner has ended at some rung.
 
     The pruner is told all reports once more, in the order in which they came.
@@ -60,7 +60,7 @@ def _numbers_to_prune(search: Search, trials: Sequence[Trial]) -> set[int]:
     return ended
 
 
-def _reports(trials: Sequence[Trial], least: int, most: int) -> Iterator[tuple[float, int, int, float]]:
+def _reports(trials: Sequence[SearchTrial], least: int, most: int) -> Iterator[tuple[float, int, int, float]]:
     """Yields time, trial, step and value of the reports at the steps of rungs; trials are judged at no other steps."""
     for trial in trials:
         step = least
@@ -70,7 +70,7 @@ def _reports(trials: Sequence[Trial], least: int, most: int) -> Iterator[tuple[f
             step *= _FACTOR
 
 
-def _below_median(search: Search, trials: Sequence[Trial], running: Sequence[Trial]) -> list[Trial]:
+def _below_median(search: Search, trials: Sequence[SearchTrial], running: Sequence[SearchTrial]) -> list[SearchTrial]:
     """Returns the trials whose best value so far is worse than the median of finished trials at the same step."""
     study = studies.study(search, pruner=MedianPruner(n_startup_trials=_BEFORE, n_warmup_steps=1))
     for trial in trials:
@@ -79,12 +79,12 @@ def _below_median(search: Search, trials: Sequence[Trial], running: Sequence[Tri
     return [trial for trial in running if _is_below(study, trial)]
 
 
-def _is_below(study: optuna.Study, trial: Trial) -> bool:
+def _is_below(study: optuna.Study, trial: SearchTrial) -> bool:
     asked = study.ask()
     for step, value in _by_step(trial).items():
         asked.report(value, step)
     return asked.should_prune()
 
 
-def _by_step(trial: Trial) -> dict[int, float]:
+def _by_step(trial: SearchTrial) -> dict[int, float]:
     return {step: value for step, (_, value) in enumerate(trial.values, 1)}

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from syrtos.jobs.tuning.search import Search
 from syrtos.jobs.tuning.space import Parameter, Space, text
-from syrtos.jobs.tuning.trials import Trial
+from syrtos.jobs.tuning.trials import SearchTrial
 
 _Value = str | float | int
 
@@ -27,7 +27,7 @@ def study(search: Search, sampler: BaseSampler | None = None, pruner: BasePruner
     return optuna.create_study(study_name=search.name, direction=direction, sampler=sampler, pruner=pruner)
 
 
-def add(found: optuna.Study, search: Search, trials: Sequence[Trial]) -> None:
+def add(found: optuna.Study, search: Search, trials: Sequence[SearchTrial]) -> None:
     """Adds trials to a study by their numbers; a gap in the numbers becomes a trial that failed."""
     known = {trial.number: trial for trial in trials}
     for number in range(1, max(known, default=0) + 1):
@@ -79,7 +79,7 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
     )
 
 
-def _frozen_trial(search: Search, trial: Trial) -> FrozenTrial:
+def _frozen_trial(search: Search, trial: SearchTrial) -> FrozenTrial:
     state = _state(trial)
     pruned = state is TrialState.PRUNED and trial.objective is not None
     return optuna.create_trial(
@@ -93,7 +93,7 @@ def _frozen_trial(search: Search, trial: Trial) -> FrozenTrial:
     )
 
 
-def _state(trial: Trial) -> TrialState:
+def _state(trial: SearchTrial) -> TrialState:
     if trial.active:
         return TrialState.RUNNING
     if not trial.has_succeeded:

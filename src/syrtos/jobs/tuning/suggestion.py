@@ -9,13 +9,15 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from syrtos.jobs.tuning import studies
 from syrtos.jobs.tuning.search import Search
 from syrtos.jobs.tuning.space import grid
-from syrtos.jobs.tuning.trials import Trial
+from syrtos.jobs.tuning.trials import SearchTrial
 
 # Results before which points are random.
 _RESULTS, _FEW_RESULTS = 10, 4
 
 
-def suggest(search: Search, trials: Sequence[Trial], number: int, before: Sequence[Trial] = ()) -> dict[str, str]:
+def suggest(
+    search: Search, trials: Sequence[SearchTrial], number: int, before: Sequence[SearchTrial] = ()
+) -> dict[str, str]:
     """Returns values for a new trial.
 
     Args:
@@ -32,7 +34,7 @@ def suggest(search: Search, trials: Sequence[Trial], number: int, before: Sequen
     return studies.texts(search.space, found.ask(studies.distributions(search.space)).params)
 
 
-def _next_of_grid(search: Search, trials: Sequence[Trial]) -> dict[str, str]:
+def _next_of_grid(search: Search, trials: Sequence[SearchTrial]) -> dict[str, str]:
     tried = {tuple(sorted(trial.tuned.items())) for trial in trials}
     return next(point for point in grid(search.space) if tuple(sorted(point.items())) not in tried)
 

@@ -9,7 +9,7 @@ from syrtos.jobs.tuning.search import Search
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Trial:
+class SearchTrial:
     """A training job of a tuning job.
 
     Attributes:
@@ -46,25 +46,25 @@ class Trial:
         return self.status in ("Completed", "Stopped") and self.objective is not None
 
 
-def best(search: Search, trials: Sequence[Trial]) -> Trial | None:
+def best(search: Search, trials: Sequence[SearchTrial]) -> SearchTrial | None:
     """Returns the trial with the best objective, the first of equals; None if no objective counts."""
     return next(iter(rank_trials(search, trials)), None)
 
 
-def rank_trials(search: Search, trials: Sequence[Trial]) -> list[Trial]:
+def rank_trials(search: Search, trials: Sequence[SearchTrial]) -> list[SearchTrial]:
     """Returns the trials whose objective counts, the best first."""
     found = [trial for trial in trials if trial.has_succeeded]
     sign = -1 if search.maximize else 1
     return sorted(found, key=lambda trial: (sign * (trial.objective or 0.0), trial.number))
 
 
-def not_improving(search: Search, trials: Sequence[Trial]) -> int:
+def not_improving(search: Search, trials: Sequence[SearchTrial]) -> int:
     """Returns the number of successful trials that have ended since the best one."""
     found = best(search, trials)
     return sum((t.ended or 0.0) > (found.ended or 0.0) for t in trials if t.has_succeeded) if found else 0
 
 
-def status_counters(trials: Sequence[Trial]) -> dict[str, int]:
+def status_counters(trials: Sequence[SearchTrial]) -> dict[str, int]:
     """Returns ``TrainingJobStatusCounters``."""
     failed = [trial for trial in trials if trial.status == "Failed"]
     retryable = sum(trial.failure.startswith("InternalServerError") for trial in failed)
@@ -77,12 +77,12 @@ def status_counters(trials: Sequence[Trial]) -> dict[str, int]:
     }
 
 
-def objective_counters(trials: Sequence[Trial]) -> dict[str, int]:
+def objective_counters(trials: Sequence[SearchTrial]) -> dict[str, int]:
     """Returns ``ObjectiveStatusCounters``."""
     found = [objective_status(trial) for trial in trials]
     return {name: found.count(name) for name in ("Succeeded", "Pending", "Failed")}
 
 
-def objective_status(trial: Trial) -> str:
+def objective_status(trial: SearchTrial) -> str:
     """Returns ``ObjectiveStatus``."""
     return "Pending" if trial.active else "Succeeded" if trial.has_succeeded else "Failed"

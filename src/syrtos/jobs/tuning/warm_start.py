@@ -13,22 +13,22 @@ from collections.abc import Mapping, Sequence
 
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.api.service import Service
-from syrtos.jobs.store.tunings import Entry
+from syrtos.jobs.store.tunings import TrialEntry
 from syrtos.jobs.tuning import found, search, space
 from syrtos.jobs.tuning.search import Search
-from syrtos.jobs.tuning.trials import Trial, rank_trials
+from syrtos.jobs.tuning.trials import SearchTrial, rank_trials
 
 _TRIED_FIRST = 3  # of each earlier tuning job
 
 
-def inherited_trials(service: Service, wanted: Search) -> tuple[Entry, ...]:
+def inherited_trials(service: Service, wanted: Search) -> tuple[TrialEntry, ...]:
     """Returns the trials of all earlier tuning jobs that a new one names, and the trials that these have inherited.
 
     Raises:
         ConfigurationError: an earlier tuning job does not exist, has not ended or has another objective, or there is
             nothing to learn from them.
     """
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TrialEntry] = {}
     for name in wanted.parents:
         record = service.tunings.get(name)
         if record is None:
@@ -53,13 +53,13 @@ def inherited_trials(service: Service, wanted: Search) -> tuple[Entry, ...]:
     return results
 
 
-def known_trials(service: Service, wanted: Search, entries: Sequence[Entry]) -> list[Trial]:
+def known_trials(service: Service, wanted: Search, entries: Sequence[TrialEntry]) -> list[SearchTrial]:
     """Returns the inherited trials that have an objective and are points of the space.
 
     Their values are those of the hyperparameters that are tuned now, which may have been static then.
     """
     jobs = found.jobs_of(service.store, entries)
-    trials: list[Trial] = []
+    trials: list[SearchTrial] = []
     for entry in entries:
         point = space.within(wanted.space, jobs[entry.name].request["HyperParameters"]) if entry.name in jobs else None
         trial = found.trial_of(wanted, entry, jobs[entry.name]) if point else None
@@ -68,7 +68,7 @@ def known_trials(service: Service, wanted: Search, entries: Sequence[Entry]) -> 
     return trials
 
 
-def tried_first(wanted: Search, before: Sequence[Trial], parents: Mapping[str, str]) -> list[Mapping[str, str]]:
+def tried_first(wanted: Search, before: Sequence[SearchTrial], parents: Mapping[str, str]) -> list[Mapping[str, str]]:
     """Returns the best points of each earlier tuning job, half of all trials at most.
 
     The best of each job comes first, then the second of each, and so on.

@@ -20,13 +20,12 @@ import numpy as np
 
 from syrtos.comm import world
 from syrtos.comm.world import Session
-from syrtos.data.loader import Chunk, Loader, Position, Share
+from syrtos.data.loader import Chunk, Loader, Position, RecordShare
 from syrtos.data.plan import Plan
 from syrtos.data.proof import SampleLedger, next_generation
 from syrtos.errors import DataError
 from syrtos.keras import backend
 
-# Batches that are ready before a step asks for them.
 _names = collections.Counter[str]()
 
 
@@ -104,7 +103,7 @@ class Stream:
         self.position = Position()
         self.number = 0
         self._standardized = standardized
-        self._drawn: collections.deque[Share] = collections.deque()
+        self._drawn: collections.deque[RecordShare] = collections.deque()
         self._first = 0  # number of the first of them
         self._left_out: set[int] = set()
         self._samples: SampleLedger | None = None
@@ -161,7 +160,8 @@ class Stream:
                 for share, rows, number in zip(chunk.shares, np.diff(chunk.splits), numbers, strict=False):
                     if not rows and alone():
                         self.leave_out(number)
-                    # Before any worker can have finished this step: a checkpoint of rank 0 must not be ahead of a ledger.
+                    # Before any worker can have finished this step: a checkpoint of rank 0 must not be ahead of a
+                    # ledger.
                     if samples:
                         samples.add(share)
                     drawn.append(share)

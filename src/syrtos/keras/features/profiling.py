@@ -20,7 +20,7 @@ from syrtos.comm import clocks, world
 from syrtos.comm.communicator import Communicator
 from syrtos.keras import backend
 from syrtos.observe import trace
-from syrtos.observe.trace import Event, Recorder, Span
+from syrtos.observe.trace import ProfiledEvent, Span, SpanRecorder
 
 # What a framework's profiler is told while both clocks are read, to tell how far apart they are.
 MARK = "syrtos clock"
@@ -32,15 +32,15 @@ class Recording:
 
     def __init__(self, with_framework: bool) -> None:
         self._folder: str | None = None
-        self._stop: Callable[[], Sequence[Event]] | None = None
+        self._stop: Callable[[], Sequence[ProfiledEvent]] | None = None
         if with_framework:
             self._start_framework()
-        self._seen: Sequence[Event] = ()
+        self._seen: Sequence[ProfiledEvent] = ()
         self._marked = time.perf_counter()
         if self._stop:
             with backend.active().annotation(MARK):
                 time.sleep(0.001)
-        self._recorder = trace.state.recorder = Recorder()
+        self._recorder = trace.state.recorder = SpanRecorder()
 
     def _start_framework(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="profile-", dir=world.current().options.run_dir)
@@ -223,7 +223,7 @@ def _ours(rank: int, spans: Sequence[Span], ahead: float) -> list[dict[str, Any]
     return [process, *(_line(rank, number, track) for number, track in enumerate(_TRACKS)), *slices]
 
 
-def _theirs(rank: int, events: Sequence[Event], shift: float) -> list[dict[str, Any]]:
+def _theirs(rank: int, events: Sequence[ProfiledEvent], shift: float) -> list[dict[str, Any]]:
     lines = {line: _FRAMEWORK + number for number, line in enumerate(dict.fromkeys(event.line for event in events))}
     slices = (_slice(rank, lines[e.line], e.name, e.start + shift, e.seconds) for e in events)
     return [*(_line(rank, number, line) for line, number in lines.items()), *slices]

@@ -32,8 +32,8 @@ _SHARDING, _IN_PARTS = "_syrtos_sharding", "_syrtos_in_parts"
 OWNER = "_syrtos_owner"
 # Of these optimizers an update looks at a variable as a whole, but at no other.
 _BY_VARIABLE = frozenset({"Lamb", "Muon"})
-# Variables of more than two dimensions (kernels of convolutions) are cut by rows if each worker gets so many; else anywhere. Others are cut by rows, as
-# the gradients of embeddings come.
+# Variables of more than two dimensions (kernels of convolutions) are cut by rows if each worker gets so many; else
+# anywhere. Others are cut by rows, as the gradients of embeddings come.
 _ROWS = 16
 
 

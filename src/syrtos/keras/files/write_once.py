@@ -31,7 +31,8 @@ Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 # What tells one call of `get_file` from another: equal on all workers, unlike objects among the other arguments.
 _OF_A_FETCH = ("origin", "fname", "cache_dir", "cache_subdir")
-# Seconds for which workers wait for each other before they write: the others may be waiting for this one's file in their own way.
+# Seconds for which workers wait for each other before they write: the others may be waiting for this one's file in
+# their own way.
 _PATIENCE = 10.0
 
 

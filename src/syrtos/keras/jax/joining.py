@@ -17,12 +17,13 @@ from syrtos.errors import ConfigurationError
 from syrtos.keras import rendezvous
 from syrtos.keras.jax import jax_internals
 
-# Seconds. The launcher sees a worker that dies or hangs: JAX, which would abort the others without a word of the cause, is to wait for longer.
+# Seconds. The launcher sees a worker that dies or hangs: JAX, which would abort the others without a word of the
+# cause, is to wait for longer.
 _HEARTBEAT = 24 * 3600
 _SOCKET = "unix:"
 
 
-class Steps:
+class StepCount:
     """The number of steps of Keras's own that this process has made with the others."""
 
     made = 0
@@ -39,7 +40,8 @@ def join() -> None:
     session = world.current()
     if session.world.size == 1:
         return
-    # A worker that dies becomes an exception in the others' next exchange, instead of SIGABRT, and an exit waits for nobody.
+    # A worker that dies becomes an exception in the others' next exchange, instead of SIGABRT, and an exit waits for
+    # nobody.
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is the launcher's, and the script's
     address = _address(session)
@@ -89,7 +91,7 @@ def _leave(pid: int) -> None:
         return
     session = world.current()
     comm = session.comm
-    if not Steps.made and comm.rank == 0:
+    if not StepCount.made and comm.rank == 0:
         print(
             "syrtos: the script has called no `fit`, `evaluate` or `predict` of Keras. In a loop of its own the workers share what it splits over "
             "the devices of all of them (`jax.devices()`), and each computes the rest alone.",

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import jax
 
-from syrtos.observe.trace import Event
+from syrtos.observe.trace import ProfiledEvent
 
 
-def start(folder: Path) -> Callable[[], Sequence[Event]]:
+def start(folder: Path) -> Callable[[], Sequence[ProfiledEvent]]:
     """Starts JAX's profiler; the returned function stops it, and returns the events that it saw."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # each call of Python would be an event: 700,000 in ten steps
     jax.profiler.start_trace(str(folder), profiler_options=options)
 
-    def stop() -> Sequence[Event]:
+    def stop() -> Sequence[ProfiledEvent]:
         jax.profiler.stop_trace()
         return [event for path in folder.rglob("*.xplane.pb") for event in _events(path)]
 
@@ -29,9 +29,9 @@ def annotation(name: str) -> AbstractContextManager[object]:
     return jax.profiler.TraceAnnotation(name)
 
 
-def _events(path: Path) -> Sequence[Event]:
+def _events(path: Path) -> Sequence[ProfiledEvent]:
     return [
-        Event(f"{plane.name} {line.name}", event.name, event.start_ns * 1e-9, event.duration_ns * 1e-9)
+        ProfiledEvent(f"{plane.name} {line.name}", event.name, event.start_ns * 1e-9, event.duration_ns * 1e-9)
         for plane in jax.profiler.ProfileData.from_file(str(path)).planes
         for line in plane.lines
         for event in line.events

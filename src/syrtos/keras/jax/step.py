@@ -28,25 +28,25 @@ def compile_step(step: Callable[..., Any], donate_argnums: Any = None, out_shard
         return step(state, distribution.split(data))
 
     shardings = (distribution.replicated_sharding(), *out_shardings[1:])
-    return Step(jax.jit(on_all_devices, donate_argnums=donate_argnums, out_shardings=shardings), step)
+    return TimedStep(jax.jit(on_all_devices, donate_argnums=donate_argnums, out_shardings=shardings), step)
 
 
-def meeting(function: Callable[..., Any]) -> Step:
+def meeting(function: Callable[..., Any]) -> TimedStep:
     """Returns a step as workers make it together, also one that is not compiled (`run_eagerly`, `jit_compile=False`).
 
     Of a step that is not compiled each worker computes uneven batches whole; the outputs of even ones are gathered.
     """
-    if isinstance(function, Step):
+    if isinstance(function, TimedStep):
         return function
 
     def gather_outputs(state: Any, data: Any) -> Any:
         outputs, state = function(state, data)
         return jax.tree.map(lambda leaf: whole(leaf) if is_split(leaf) else leaf, outputs), state
 
-    return Step(gather_outputs, function)
+    return TimedStep(gather_outputs, function)
 
 
-class Step:
+class TimedStep:
     """A step whose time and samples the ledger counts.
 
     Workers meet before each call: one that does something else, or is late, is named, where XLA's own exchange would
@@ -63,7 +63,7 @@ class Step:
         self._before: Any = None
 
     def __call__(self, state: Any, data: Any) -> Any:
-        joining.Steps.made += 1
+        joining.StepCount.made += 1
         session = world.sharing()
         shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(data))
         _agree_on_shapes(shapes)
@@ -72,7 +72,8 @@ class Step:
         )
         session.ledger.count(stop - start)
         with session.ledger.span("compute" if shapes in self._traced else "trace"):
-            # The step before must have ended, so that its time counts as computation, and not as that of whatever waits for its results.
+            # The step before must have ended, so that its time counts as computation, and not as that of whatever
+            # waits for its results.
             jax.block_until_ready(self._before)
             self._traced.add(shapes)
             logs, state = self._function(state, data)

@@ -18,7 +18,7 @@ from syrtos.keras.features import sharding
 from syrtos.keras.jax import profiler
 from syrtos.keras.jax.distribution import sharding_replicated_on
 from syrtos.keras.replica import snapshot, state
-from syrtos.observe.trace import Event
+from syrtos.observe.trace import ProfiledEvent
 
 
 class Jax(Backend):
@@ -30,7 +30,7 @@ class Jax(Backend):
     def device_memory(self) -> int:
         return int((jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0))
 
-    def start_profiler(self, folder: Path) -> Callable[[], Sequence[Event]]:
+    def start_profiler(self, folder: Path) -> Callable[[], Sequence[ProfiledEvent]]:
         return profiler.start(folder)
 
     def annotation(self, name: str) -> contextlib.AbstractContextManager[object]:

@@ -20,7 +20,7 @@ from syrtos.keras.jax import distribution
 from syrtos.keras.jax.variables import whole
 from syrtos.keras.replica import state
 from syrtos.keras.split import comparison, trial_step
-from syrtos.keras.split.plan import Plan, Row
+from syrtos.keras.split.plan import Row, SplitPlan
 from syrtos.keras.split.verdicts import Verifying
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
@@ -63,7 +63,7 @@ def _compare(model: Any, raw: Step, before: Any, data: Any) -> None:
     session = world.sharing()
     rows = [*_rows(model, raw.__name__, local[0], jax.tree.map(np.asarray, one), jax.tree.map(np.asarray, together))]
     Verifying.note(
-        Plan(rows=rows),
+        SplitPlan(rows=rows),
         session,
         model.name,
         raw.__name__,

@@ -27,7 +27,7 @@ from syrtos.errors import SnapshotError
 from syrtos.keras import backend, fitting, keras_internals
 from syrtos.keras.features import asynchronous, learning_rate
 from syrtos.keras.recovery import snapshot_store
-from syrtos.keras.recovery.snapshot_store import Kept, Place
+from syrtos.keras.recovery.snapshot_store import Kept, Progress
 from syrtos.keras.replica import snapshot, state
 
 # Snapshots take at most this part of the time (CheckFreq's bound; Mohan et al., FAST 2021).
@@ -36,7 +36,7 @@ _COST = 0.035
 _GROWTH = 4.0
 
 
-class Training(Protocol):
+class CountedTraining(Protocol):
     """An object that counts the steps of a `fit`, also of those that are drawn again."""
 
     def data_epoch_begins(self, epoch: int, params: dict[str, Any]) -> None:
@@ -94,7 +94,7 @@ def committed_state() -> Arrays | None:
     return encoding.unpack(run.slots.read(0, run.number))
 
 
-def protect(everyone: Any, model: Any, training: Training) -> Protection | None:
+def protect(everyone: Any, model: Any, training: CountedTraining) -> Protection | None:
     """Returns the snapshots of a call of `fit` that begins now.
 
     None where nothing keeps snapshots, or where workers do not train together.
@@ -112,14 +112,14 @@ def protect(everyone: Any, model: Any, training: Training) -> Protection | None:
 class Protection:
     """The snapshots of one call of `fit`."""
 
-    def __init__(self, run: Kept, everyone: Any, model: Any, training: Training) -> None:
+    def __init__(self, run: Kept, everyone: Any, model: Any, training: CountedTraining) -> None:
         """Finds what was committed of this `fit`, if anything, before the callbacks' `on_train_begin`."""
         self._run = run
         self._training = training
         self._everyone = everyone
         self._model = model
         self._session: Session = world.current()
-        self._place = Place(fit=run.fits, trained=run.last.trained if run.fits > 1 else 0)
+        self._place = Progress(fit=run.fits, trained=run.last.trained if run.fits > 1 else 0)
         self._since = 0  # calls since the last snapshot
         self._written_at = time.perf_counter()
         # plain attributes of callbacks that `on_train_begin` has left as they were
@@ -297,8 +297,8 @@ class _Replay:
         self,
         everyone: Any,
         model: Any,
-        training: Training,
-        place: Place,
+        training: CountedTraining,
+        place: Progress,
         logs: dict[str, float],
         protection: Protection,
     ) -> None:

@@ -25,7 +25,7 @@ _ENDINGS = (".keras", ".h5", ".hdf5")
 
 
 @dataclasses.dataclass
-class Training:
+class TrainedData:
     """The data that a model is, or was last, trained on.
 
     Attributes:
@@ -47,7 +47,7 @@ class Saved:
     number: int
 
 
-def trains_on(model: Any, training: Training) -> None:
+def trains_on(model: Any, training: TrainedData) -> None:
     """Notes the data that a model is trained on: from now on it is saved with its position."""
     object.__setattr__(model, _TRAINED_ON, training)
 
@@ -57,7 +57,7 @@ def trained_before(model: Any, dataset: PlannedDataset) -> tuple[Position | None
 
     Both are None if it has not begun.
     """
-    training: Training | None = getattr(model, _TRAINED_ON, None)
+    training: TrainedData | None = getattr(model, _TRAINED_ON, None)
     if training is None or training.stream.dataset is not dataset:
         return None, None
     return training.stream.position, training.stream.number
@@ -103,7 +103,7 @@ def finding(original: Callable[..., Any]) -> Callable[..., Any]:
 def _facts(model: Any) -> dict[str, Any]:
     """Returns the facts that a file of the model is to hold."""
     facts: dict[str, Any] = {}
-    training: Training | None = getattr(model, _TRAINED_ON, None)
+    training: TrainedData | None = getattr(model, _TRAINED_ON, None)
     if training is not None:
         stream = training.stream
         stream.mark()

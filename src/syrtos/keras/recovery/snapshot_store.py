@@ -23,13 +23,14 @@ from syrtos.keras.replica import snapshot
 
 # At most this part of the memory that is free.
 _MEMORY = 0.8
-# The states of so many calls of `fit` that have ended are kept, and so many bytes of each worker; later ones are trained again.
+# The states of so many calls of `fit` that have ended are kept, and so many bytes of each worker; later ones are
+# trained again.
 KEPT_FITS = 64
 _KEPT_BYTES = 2 << 30
 
 
 @dataclasses.dataclass
-class Place:
+class Progress:
     """A place in a run: how far it has come.
 
     Attributes:
@@ -69,7 +70,7 @@ class Committed:
         mine: the arrays of this worker alone.
     """
 
-    place: Place
+    place: Progress
     facts: dict[str, Any]
     alike: Arrays
     mine: Arrays
@@ -96,10 +97,10 @@ class Kept:
         self.interval = 1.0  # calls between two snapshots
         self.trained_before = self.last.trained  # steps of the generations before, of a state that the script commits
 
-    def _place(self) -> Place:
+    def _place(self) -> Progress:
         if not self.number:
-            return Place()
-        return Place(**head.first_facts(self.slots.pieces(0, self.number))["place"])
+            return Progress()
+        return Progress(**head.first_facts(self.slots.pieces(0, self.number))["place"])
 
     def committed_state(self, number: int) -> Committed | None:
         """Returns what is to be put back into the ``number``-th `fit`; None if it begins anew."""
@@ -116,7 +117,7 @@ class Kept:
         arrays = {name: array for part in parts for name, array in encoding.unpack(part).items()}
         pieces = [arrays[_of_rank(rank)].tobytes() for rank in range(sum(name.startswith("rank ") for name in arrays))]
         facts, mine = snapshot.own_of(pieces, self.world.rank, self.world.size)
-        return Committed(Place(**facts["place"]), facts, arrays, mine)
+        return Committed(Progress(**facts["place"]), facts, arrays, mine)
 
     def _parts_of_ended_fit(self, number: int) -> list[bytes]:
         """Returns the parts of the state of a `fit` that has ended, from files; empty if no host has them.
@@ -131,7 +132,7 @@ class Kept:
         sent = [np.frombuffer(part, np.uint8) for part in parts] if self.world.rank == root else []
         return [bytes(part) for part in self._comm.broadcast_object(sent, root)]
 
-    def write(self, place: Place, alike: Arrays, pieces: dict[int, bytes]) -> None:
+    def write(self, place: Progress, alike: Arrays, pieces: dict[int, bytes]) -> None:
         """Writes this worker's part of the next snapshot, with the pieces of some ranks in it."""
         arrays = {_of_rank(rank): np.frombuffer(piece, np.uint8) for rank, piece in pieces.items()}
         part = encoding.pack(alike | arrays, {"place": dataclasses.asdict(place)})
@@ -180,7 +181,9 @@ class Kept:
     def commit(self, arrays: Arrays) -> None:
         """Keeps a state of the script, all of which is written by each host's first worker."""
         self.number += 1
-        self.last = Place(commits=self.last.commits + 1, trained=self.trained_before + world.current().ledger.trained)
+        self.last = Progress(
+            commits=self.last.commits + 1, trained=self.trained_before + world.current().ledger.trained
+        )
         if self.world.local_rank == 0:
             self.slots.write(0, self.number, 1, encoding.pack(arrays, {"place": dataclasses.asdict(self.last)}))
 

@@ -1,7 +1,9 @@
 """Chooses the steps of a function before which some rows are computed both ways: see `syrtos.keras.split.first_batch`.
 
-The first batch decides, but a term of a loss may begin to count later (a weight that is raised epoch by epoch, a penalty in each third step), and
-a first batch may have one row. So later steps are looked at too: ever more rarely, at the beginnings of epochs, and within a budget of time.
+The first batch decides, but a term of a loss may begin to count later (a weight that is raised epoch by epoch, a
+penalty in each third step), and
+a first batch may have one row. So later steps are looked at too: ever more rarely, at the beginnings of epochs, and
+within a budget of time.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _EPOCHS = 3
 class Checks:
     """The steps of one function that are checked; the same on all workers.
 
-    Between two checks lie 1, 2, 3, 5, 8 ... steps: Fibonacci's numbers share no divisor for long, so that what happens in each n-th step is met.
+    Between two checks lie 1, 2, 3, 5, 8 ... steps: Fibonacci's numbers share no divisor for long, so that what
+    happens in each n-th step is met.
     """
 
     epochs = 0  # that have begun in this process

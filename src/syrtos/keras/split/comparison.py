@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from syrtos.comm.communicator import Communicator
-from syrtos.keras.split.plan import Plan, Row
-from syrtos.keras.split.trial_step import Array, Outcome
+from syrtos.keras.split.plan import Row, SplitPlan
+from syrtos.keras.split.trial_step import Array, StepOutcome
 
-# The largest relative difference that rounding explains, by the bytes of the least precise dtype that a model computes with.
+# The largest relative difference that rounding explains, by the bytes of the least precise dtype that a model
+# computes with.
 _ROUNDING = {8: 1e-4, 4: 1e-4, 2: 5e-2}
-# A difference that counts as none: of a gradient, relative to all of them; of a variable, relative to its value in float32.
+# A difference that counts as none: of a gradient, relative to all of them; of a variable, relative to its value in
+# float32.
 _NEAR_ZERO, _OF_VALUE = 1e-6, 5e-7
 # The same of a log in a later comparison, relative to its size in the first one.
 _OF_LOG = 1e-5
@@ -31,7 +33,7 @@ def norm_of(gradients: Sequence[Array]) -> float:
     return float(np.sqrt(sum(float(np.square(g, dtype=np.float64).sum()) for g in gradients)))
 
 
-def rows_of(whole: Outcome, split: Outcome) -> list[Row]:
+def rows_of(whole: StepOutcome, split: StepOutcome) -> list[Row]:
     """Returns what was compared, in the order of gradients, numbers and variables."""
     pairs = [
         *(
@@ -60,7 +62,7 @@ def size_of(value: Array) -> float:
 
 
 def compare_outcomes(
-    comm: Communicator, whole: Outcome, split: Outcome, bound: float, plan: Plan
+    comm: Communicator, whole: StepOutcome, split: StepOutcome, bound: float, plan: SplitPlan
 ) -> tuple[list[tuple[str, int]], float]:
     """Returns where both ways differ by more than the bound on any worker, and the largest difference of the rest."""
     shape = [len(outcome.gradients) for outcome in (whole, split)] + [len(outcome.logs) for outcome in (whole, split)]
@@ -123,7 +125,9 @@ def distance(one: Array, other: Array, allowed: float = 1e-7) -> float:
     return difference / size if size else float("inf")
 
 
-def describe_difference(comm: Communicator, whole: Outcome, split: Outcome, places: Sequence[tuple[str, int]]) -> str:
+def describe_difference(
+    comm: Communicator, whole: StepOutcome, split: StepOutcome, places: Sequence[tuple[str, int]]
+) -> str:
     """Describes the first difference for a person."""
     what, index = places[0]
     if what == "form":

@@ -20,7 +20,7 @@ from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
 from syrtos.errors import OutOfStepError
 from syrtos.keras.split.comparison import (
-    _ROUNDING,
+    bound_of,
     compare_outcomes,
     describe_difference,
     distance,
@@ -29,11 +29,11 @@ from syrtos.keras.split.comparison import (
     rows_of,
     size_of,
 )
-from syrtos.keras.split.plan import Plan, Rule
-from syrtos.keras.split.trial_step import Array, Assigned, Outcome, Trial
+from syrtos.keras.split.plan import Rule, SplitPlan
+from syrtos.keras.split.trial_step import Array, Assigned, StepOutcome, StepTrial
 
 
-def decide_outputs(plan: Plan, trial: Trial, session: Session) -> None:
+def decide_outputs(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
     """Fills in the plan of a function that predicts, as `decide` does for other functions.
 
     It is split if its outputs, the ``logs`` of the trial, are the same from rows whole and split.
@@ -46,7 +46,7 @@ def decide_outputs(plan: Plan, trial: Trial, session: Session) -> None:
     if failed := _any_failed(comm, split):
         plan.whole = f"it fails on a part of the batch: {failed}"
         return
-    differs, plan.difference = compare_outcomes(comm, whole, split, _ROUNDING[trial.precision()], plan)
+    differs, plan.difference = compare_outcomes(comm, whole, split, bound_of(trial.precision()), plan)
     plan.rows = [dataclasses.replace(row, kind="output") for row in rows_of(whole, split) if row.kind == "log"]
     if any(what == "log" for what, _ in differs):
         plan.whole = "predictions of a part of the rows are not those of the batch"
@@ -54,7 +54,7 @@ def decide_outputs(plan: Plan, trial: Trial, session: Session) -> None:
         _note_shown(plan, whole, split)
 
 
-def decide(plan: Plan, trial: Trial, session: Session) -> None:
+def decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
     """Fills in the plan; all workers call this together and end with the same plan.
 
     Args:
@@ -66,9 +66,9 @@ def decide(plan: Plan, trial: Trial, session: Session) -> None:
     whole = _whole(plan, trial, comm)
     if whole is None:
         return
-    bound = _ROUNDING[trial.precision()]
+    bound = bound_of(trial.precision())
     differs: list[tuple[str, int]] = []
-    split = Outcome()
+    split = StepOutcome()
     for gradients in ("mean", "sum", "late"):
         plan.gradients = gradients
         split = trial.split(plan)
@@ -93,7 +93,7 @@ def decide(plan: Plan, trial: Trial, session: Session) -> None:
         _note_shown(plan, whole, split)
 
 
-def confirm(plan: Plan, trial: Trial, session: Session) -> bool:
+def confirm(plan: SplitPlan, trial: StepTrial, session: Session) -> bool:
     """Returns whether a later batch agrees with the plan; all workers call this together. A plan that it does not agree with is to be made anew.
 
     Args:
@@ -110,7 +110,7 @@ def confirm(plan: Plan, trial: Trial, session: Session) -> bool:
     split = trial.split(plan)
     if _any_failed(comm, split):
         return False
-    differs, far = compare_outcomes(comm, whole, split, _ROUNDING[trial.precision()], plan)
+    differs, far = compare_outcomes(comm, whole, split, bound_of(trial.precision()), plan)
     if not differs and not _ambiguous(plan, comm, whole, split):
         plan.difference = max(plan.difference or 0.0, far)
         plan.shown |= {key for key, one in split.assigned.items() if not _is_same(one)}
@@ -118,7 +118,7 @@ def confirm(plan: Plan, trial: Trial, session: Session) -> bool:
     return False
 
 
-def _whole(plan: Plan, trial: Trial, comm: Communicator) -> Outcome | None:
+def _whole(plan: SplitPlan, trial: StepTrial, comm: Communicator) -> StepOutcome | None:
     """Returns what one process computes; None where it fails, which the plan says then."""
     whole = trial.whole(False)
     if _any_failed(comm, whole):  # a function may need as many rows as the script gives it
@@ -129,7 +129,7 @@ def _whole(plan: Plan, trial: Trial, comm: Communicator) -> Outcome | None:
     return whole
 
 
-def _note_shown(plan: Plan, whole: Outcome, split: Outcome) -> None:
+def _note_shown(plan: SplitPlan, whole: StepOutcome, split: StepOutcome) -> None:
     """Notes what the comparison has shown, for later ones."""
     plan.tried = True
     plan.shown |= {key for key, one in split.assigned.items() if not _is_same(one)}
@@ -143,7 +143,7 @@ def _note_shown(plan: Plan, whole: Outcome, split: Outcome) -> None:
             plan.logs[index] = "max" if kind == "b" else "sum"
 
 
-def _ambiguous(plan: Plan, comm: Communicator, whole: Outcome, split: Outcome) -> str:
+def _ambiguous(plan: SplitPlan, comm: Communicator, whole: StepOutcome, split: StepOutcome) -> str:
     """Says that a variable is assigned and stays as it was: then any rule fits, and nothing is shown. Empty where there is none."""
     names = [
         one.name
@@ -163,7 +163,7 @@ def _is_same(one: Assigned) -> bool:
     return bool(np.array_equal(one.before, one.after, equal_nan=one.before.dtype.kind == "f"))
 
 
-def _try_again(plan: Plan, trial: Trial, comm: Communicator, bound: float) -> None:
+def _try_again(plan: SplitPlan, trial: StepTrial, comm: Communicator, bound: float) -> None:
     """Tries the plan once more with the rows in another order, and gives up the split if both ways differ then.
 
     A maximum or minimum may fit by chance: of two workers a value of the first row is always the largest or the least.
@@ -176,7 +176,7 @@ def _try_again(plan: Plan, trial: Trial, comm: Communicator, bound: float) -> No
         plan.whole = failed or describe_difference(comm, whole, split, differs)
 
 
-def _any_failed(comm: Communicator, outcome: Outcome) -> str:
+def _any_failed(comm: Communicator, outcome: StepOutcome) -> str:
     """Returns the error of the first worker whose step did not come to its end; empty if all did.
 
     Workers that failed alone have left the others in an exchange, which fails then.
@@ -193,7 +193,7 @@ def _any_failed(comm: Communicator, outcome: Outcome) -> str:
 
 
 def _find_rule(
-    plan: Plan, comm: Communicator, whole: Outcome, split: Outcome, place: tuple[str, int], bound: float
+    plan: SplitPlan, comm: Communicator, whole: StepOutcome, split: StepOutcome, place: tuple[str, int], bound: float
 ) -> bool:
     """Finds a rule that makes the workers' values those of one process, and adds it to the plan.
 

@@ -29,7 +29,7 @@ class Row:
 
 
 @dataclasses.dataclass
-class Plan:
+class SplitPlan:
     """The way in which the steps of one function of a model are split.
 
     Attributes:
@@ -46,7 +46,8 @@ class Plan:
         unproven: what `Unproven` said while the step was traced; autograph may raise it as another error.
         known: ids of variables of which no comparison is needed: of metrics, and of Keras's own layers.
         shown: ids of variables whose change was compared.
-        scale: the norm of all gradients in the first comparison, and the size of each log: later ones may be near zero, where rounding is all that differs.
+        scale: the norm of all gradients in the first comparison, and the size of each log: later ones may be near
+            zero, where rounding is all that differs.
     """
 
     decided: bool = False
@@ -71,13 +72,13 @@ class Plan:
         """Returns the same while the comparison that makes the plan is going on."""
         return key in self.known or key in self.shown or key in self.variables
 
-    def adopt(self, other: Plan) -> None:
+    def adopt(self, other: SplitPlan) -> None:
         """Takes over what a later comparison has shown; the functions that use this plan must be made anew."""
         self.whole, self.gradients = other.whole, other.gradients
         self.variables, self.logs, self.rows = other.variables, other.logs, other.rows
         self.shown |= other.shown
 
-    def is_like(self, other: Plan) -> bool:
+    def is_like(self, other: SplitPlan) -> bool:
         """Returns whether both split steps alike."""
         same = self.whole == other.whole and self.gradients == other.gradients
         return same and self.variables == other.variables and self.logs == other.logs

@@ -39,10 +39,12 @@ _OF_PYTHON = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "p
 def keeping_python_state(model: Any, generators: bool = True) -> Iterator[list[Change]]:
     """Context manager: restores, at its end, what Python code of the script has changed.
 
-    That is numbers, texts, containers, tensors, random generators, and what has a `state_dict` (optimizers of torch and their schedules), which a
-    model, its parts and the script's globals hold, also in objects of the script's own classes, in these classes and in closures. Of iterators a copy is
-    lent. What only a library knows is not restored. Attributes that were made on a built model meanwhile are removed. What is printed meanwhile is not
-    shown.
+    That is numbers, texts, containers, tensors, random generators, and what has a `state_dict` (optimizers of torch
+    and their schedules), which a
+    model, its parts and the script's globals hold, also in objects of the script's own classes, in these classes and
+    in closures. Of iterators a copy is lent. What only a library knows is not restored. Attributes that were made on
+    a built model meanwhile are removed.
+    What is printed meanwhile is not shown.
 
     Args:
         model: the one whose step runs inside.

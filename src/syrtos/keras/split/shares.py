@@ -87,7 +87,7 @@ def counting_share(original: Method) -> Method:
 def updating(original: Method) -> Method:
     """Wraps an optimizer's method: what it assigns is equal on all workers already.
 
-    Where gradients are noted (see `first_batch.noting_gradients`), it makes no update.
+    Where gradients are noted (see `trial_step.noting_gradients`), it makes no update.
     """
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from syrtos.comm.communicator import Communicator
-from syrtos.keras.split.plan import Plan
+from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import Change
 
 Array = npt.NDArray[Any]
@@ -37,7 +37,7 @@ class Assigned:
 
 
 @dataclasses.dataclass
-class Outcome:
+class StepOutcome:
     """The values that a step has computed.
 
     Attributes:
@@ -59,18 +59,18 @@ class Outcome:
     error: str = ""
 
 
-class Trial(Protocol):
+class StepTrial(Protocol):
     """A step on some rows of the first batch, which leaves no trace."""
 
-    def whole(self, all_rows: bool) -> Outcome:
+    def whole(self, all_rows: bool) -> StepOutcome:
         """Computes the step on each worker as one process does, on some rows, or on ``all_rows`` of the batch."""
         ...
 
-    def split(self, plan: Plan) -> Outcome:
+    def split(self, plan: SplitPlan) -> StepOutcome:
         """Computes the step as the workers do together."""
         ...
 
-    def backwards(self) -> Trial:
+    def backwards(self) -> StepTrial:
         """Returns the same step on the same rows, from the last to the first."""
         ...
 
@@ -79,7 +79,7 @@ class Trial(Protocol):
         ...
 
 
-def add_python_changes(outcome: Outcome, changes: Sequence[Change]) -> None:
+def add_python_changes(outcome: StepOutcome, changes: Sequence[Change]) -> None:
     """Counts numbers that Python code has changed as variables that were assigned, for which there is no rule but to be equal."""
     for index, change in enumerate(changes):
         key = (
@@ -88,13 +88,17 @@ def add_python_changes(outcome: Outcome, changes: Sequence[Change]) -> None:
         outcome.assigned[key] = Assigned(change.name, change.before, change.after)
 
 
-# What TensorFlow puts into its messages for its own tools.
-_NODE = re.compile(r"\{\{[^{}]*\}\} ?")
+# Marks of TensorFlow for its own tools, and colors, in messages of errors.
+_NODE = re.compile(r"\{\{[^{}]*\}\} ?|\x1b\[[0-9;]*m")
 
 
 def describe_error(error: Exception) -> str:
-    """Returns the class of an error and the first line of its message."""
-    return _NODE.sub("", f"{type(error).__name__}: {error}").splitlines()[0][:300].rstrip(".")
+    """Returns the class of an error and the line of its message that names the cause."""
+    lines = [line.strip() for line in _NODE.sub("", str(error)).splitlines() if line.strip()] or [""]
+    if lines[0].startswith("in user code"):  # autograph: what follows is a traceback
+        return lines[-1][:300].rstrip(".")
+    called = lines[0].startswith("Exception encountered when calling") and len(lines) > 1  # Keras, of a layer
+    return f"{type(error).__name__}: {lines[1 if called else 0]}"[:300].rstrip(".")
 
 
 def rows_to_take(comm: Communicator, count: int) -> int:

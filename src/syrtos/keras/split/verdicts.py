@@ -12,7 +12,7 @@ from typing import Any
 from syrtos.comm.world import Session
 from syrtos.errors import SyrtosError
 from syrtos.keras import keras_internals
-from syrtos.keras.split.plan import Plan
+from syrtos.keras.split.plan import SplitPlan
 from syrtos.observe.ledger import verified_path
 
 
@@ -24,7 +24,7 @@ def is_split(session: Session) -> bool:
     return session.world.size > 1 and session.options.batch != "per-worker"
 
 
-def naming_split(plan: Plan, session: Session, function: Callable[..., Any]) -> Callable[..., Any]:
+def naming_split(plan: SplitPlan, session: Session, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function of steps: where batches are split, its errors say so.
 
     A later batch than the first may have a form that the step refuses.
@@ -79,7 +79,7 @@ class Verifying:
             self._model.stop_training = self._model.stop_evaluating = self._model.stop_predicting = True
 
     @staticmethod
-    def note(plan: Plan, session: Session, model: str, step: str, bound: float) -> None:
+    def note(plan: SplitPlan, session: Session, model: str, step: str, bound: float) -> None:
         """Adds a line about the plan to a file of the run directory, on rank 0."""
         if session.world.rank == 0 and session.options.run_dir:
             found = {
@@ -93,7 +93,10 @@ class Verifying:
                 file.write(json.dumps(found) + "\n")
 
 
-def tell_change(plan: Plan, session: Session, what: str, step: int) -> None:
+_NAMED = 3  # so many functions that are not split are named in the record of a run
+
+
+def tell_change(plan: SplitPlan, session: Session, what: str, step: int) -> None:
     """Says that a later batch has changed how a step is split; the record of the run has it too."""
     session.ledger.say(changed_at=step)
     if not (plan.whole or plan.variables or plan.gradients != "mean"):
@@ -111,7 +114,7 @@ def tell_change(plan: Plan, session: Session, what: str, step: int) -> None:
         )
 
 
-def tell_own_statistics(plan: Plan, model: Any, session: Session) -> None:
+def tell_own_statistics(plan: SplitPlan, model: Any, session: Session) -> None:
     """Says once that BatchNormalization normalizes by the shares of workers, where a training step is split."""
     if (
         plan.whole
@@ -139,7 +142,7 @@ def _normalizes_by_share(layer: Any) -> bool:
     )
 
 
-def tell(plan: Plan, session: Session, what: str) -> None:
+def tell(plan: SplitPlan, session: Session, what: str) -> None:
     """Says once that a step is not split, and why.
 
     The record of the run has that too, or else the largest difference between both ways.
@@ -149,7 +152,8 @@ def tell(plan: Plan, session: Session, what: str) -> None:
     if not plan.whole:
         return
     before, found = str(session.ledger.told.get("not_split", "")), f"{what}: {plan.whole}"
-    session.ledger.say(not_split=before if found in before else "; ".join(filter(None, (before, found))))
+    if before.count("; `") < _NAMED - 1:  # more are on the terminal
+        session.ledger.say(not_split=f"{before}; {found}" if before else found)
     if session.world.rank == 0:
         print(
             f"syrtos: {what} is not split over the workers: {plan.whole}. Each worker computes the whole batch, so the results are those of one process, "

@@ -8,7 +8,6 @@ returns what one process would have got. Gradients flow back to the rows that a 
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from typing import Any
 
@@ -16,7 +15,8 @@ from syrtos.comm import world
 from syrtos.keras import backend
 from syrtos.keras.patching import Method
 
-# Keras's own functions that mix rows: they sum over the batch before they divide, or compare each row with all others (seen in 3.15.1).
+# Keras's own functions that mix rows: they sum over the batch before they divide, or compare each row with all others
+# (seen in 3.15.1).
 _MIXING = frozenset({"dice", "tversky", "circle", "Dice", "Tversky", "Circle"})
 _OF_KERAS = ("keras", "tf_keras")
 _told: set[type] = set()
@@ -130,7 +130,7 @@ def _adapt(kind: type, method: str) -> None:
     """Wraps the method of each of the script's own classes that ``kind`` is made of, once."""
     for owner in kind.__mro__:
         own = vars(owner).get(method)
-        if inspect.isfunction(own) and not is_of_keras(owner) and not hasattr(own, _ADAPTED):
+        if callable(own) and not is_of_keras(owner) and not hasattr(own, _ADAPTED):
             adapted = _on_all_rows(own)
             setattr(adapted, _ADAPTED, True)
             setattr(owner, method, adapted)

@@ -19,7 +19,8 @@ from syrtos.keras.patching import Method, Patch
 
 Program = Callable[[list[tf.Tensor], tf.Tensor], Any]
 
-# Compiled, an update takes about 1.5 ns less for each parameter; compiling takes about 30 ms for each variable. From here on it pays within a thousand steps.
+# Compiled, an update takes about 1.5 ns less for each parameter; compiling takes about 30 ms for each variable. From
+# here on it pays within a thousand steps.
 _PARAMETERS = 1_000_000
 _PER_VARIABLE = 20_000
 

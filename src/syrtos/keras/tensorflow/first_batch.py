@@ -20,9 +20,9 @@ from syrtos.keras.patching import Method
 from syrtos.keras.replica import state
 from syrtos.keras.split import comparison, first_batch, known_parts, trial_step, verdicts
 from syrtos.keras.split.checks import Checks
-from syrtos.keras.split.plan import Plan
+from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import Change, keeping_python_state
-from syrtos.keras.split.trial_step import Assigned, Outcome
+from syrtos.keras.split.trial_step import Assigned, StepOutcome
 from syrtos.keras.tensorflow import gathering, models, tf_internals, tf_internals_random
 from syrtos.keras.tensorflow.gradients import Reduction
 from syrtos.keras.tensorflow.input import Share, count_rows, cut, has_rows
@@ -51,7 +51,7 @@ class Function:
         self._model, self._session, self._step, self._stock = model, session, step, stock
         self._name = name
         alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
-        self.plan = Plan(decided=not verdicts.is_split(session) or alone)
+        self.plan = SplitPlan(decided=not verdicts.is_split(session) or alone)
         self.plan.whole = "" if self.plan.decided else known_parts.fixed_batch(model)
         self.verifying = verdicts.Verifying(model, session)
         self.checks = Checks()
@@ -97,9 +97,14 @@ class Function:
             # While the function is traced no step is made, and no batch taken.
             self.plan.whole, self.plan.unproven = why, ""
             self.checks.end()
+            self._session.comm.agree("a step is not split")  # where one fails alone, the others learn of it
+            state.broadcast(self._session.comm, state.of_model(self._model))
             self._make_anew()
+            try:
+                outputs = self.function(batches)
+            except Exception:
+                raise error from None  # it is the script's
             verdicts.tell(self.plan, self._session, self._what())
-            outputs = self.function(batches)
         self._was_called = True
         return outputs
 
@@ -109,8 +114,8 @@ class Function:
         Errors of operations, and of any call after the first that came to its end, are of steps that may have changed
         something.
         """
-        runs = self._was_called or getattr(self._model, "run_eagerly", False)
-        if runs or self.plan.whole or not verdicts.is_split(self._session):
+        runs = getattr(self._model, "run_eagerly", False) or tf.config.functions_run_eagerly()
+        if runs or self._was_called or self.plan.whole or not verdicts.is_split(self._session):
             return ""
         if isinstance(error, StopIteration | SyrtosError | tf.errors.OpError):
             return ""
@@ -158,14 +163,14 @@ class Function:
         if self._name == "train_step":
             verdicts.tell_own_statistics(self.plan, self._model, self._session)
 
-    def _by(self, trial: _Trial, plan: Plan) -> None:
+    def _by(self, trial: _Trial, plan: SplitPlan) -> None:
         decide = first_batch.decide_outputs if self._name == "predict_step" else first_batch.decide
         decide(plan, trial, self._session)
 
     def _check(self, batch: Share) -> None:
         """Computes rows of a later batch both ways."""
         if _has_unequal_leaves(self._session, batch):
-            self._change(Plan(decided=True, whole="its tensors have unequal numbers of rows"))
+            self._change(SplitPlan(decided=True, whole="its tensors have unequal numbers of rows"))
             return
         began, trial = time.monotonic(), self._trial(batch)
         few = trial.has_few_rows()
@@ -176,14 +181,16 @@ class Function:
                 self._make_anew()
             verdicts.tell(self.plan, self._session, self._what())
         elif not few and not first_batch.confirm(self.plan, trial, self._session):
-            other = Plan(decided=True, known=self.plan.known, scale=self.plan.scale, log_scales=self.plan.log_scales)
+            other = SplitPlan(
+                decided=True, known=self.plan.known, scale=self.plan.scale, log_scales=self.plan.log_scales
+            )
             self._by(trial, other)
             self._change(other)
         self.checks.note_check(self._session.comm, time.monotonic() - began, few)
         if self.plan.whole:
             self.checks.end()
 
-    def _change(self, other: Plan) -> None:
+    def _change(self, other: SplitPlan) -> None:
         """Splits steps from now on as a later batch has shown."""
         if other.is_like(self.plan):
             return
@@ -250,7 +257,7 @@ def _precision(model: Any) -> int:
 
 
 class _Trial:
-    """A trial of a step on some rows of the first batch: see `syrtos.keras.split.trial_step.Trial`."""
+    """A trial of a step on some rows of the first batch: see `syrtos.keras.split.trial_step.StepTrial`."""
 
     def __init__(self, model: Any, session: Session, step: Method, first: Share) -> None:
         self._model, self._session, self._step = model, session, step
@@ -262,20 +269,20 @@ class _Trial:
         counts = self._session.comm.agree("rows of each worker", float(self._some.samples))
         return sum(count > 0 for count in counts) < 2
 
-    def whole(self, all_rows: bool) -> Outcome:
+    def whole(self, all_rows: bool) -> StepOutcome:
         if all_rows:
             self._some = self._all
         scope = StepScope(self._session, self._some, False)
         rows = gathering.rows_of_all(scope, scope.data)
 
-        def run(outcome: Outcome) -> Any:
+        def run(outcome: StepOutcome) -> Any:
             with whole_batch():
                 return self._run(self._step, rows)
 
         return self._outcome(run)
 
-    def split(self, plan: Plan) -> Outcome:
-        def run(outcome: Outcome) -> Any:
+    def split(self, plan: SplitPlan) -> StepOutcome:
+        def run(outcome: StepOutcome) -> Any:
             early = plan.gradients != "late"
             scope = StepScope(self._session, self._some, False, reduces_early=early, plan=plan, outcome=outcome)
             with scope.as_current_step():
@@ -302,13 +309,13 @@ class _Trial:
     def build(self) -> None:
         """Runs the step once for what a model makes in its first call.
 
-        Random numbers that weights are made of stay drawn, as in one process, where nothing else is drawn meanwhile: its
-        first call is traced.
+        Draws for weights stay made. All other draws are undone: one process traces its first call, which draws nothing
+        else.
         """
         scope = StepScope(self._session, self._some, False)
         rows = gathering.rows_of_all(scope, scope.data)
         with (
-            _without_trace(self._model, Outcome(), keeps_draws_of_weights=True),
+            _without_trace(self._model, StepOutcome(), keeps_draws_of_weights=True),
             tf_internals_random.noting_weights(),
             contextlib.suppress(Exception),
             whole_batch(),
@@ -321,8 +328,8 @@ class _Trial:
     def _looked_at(self, logs: Any) -> list[Any]:
         return numbers_of(logs)
 
-    def _outcome(self, run: Callable[[Outcome], Any]) -> Outcome:
-        outcome = Outcome()
+    def _outcome(self, run: Callable[[StepOutcome], Any]) -> StepOutcome:
+        outcome = StepOutcome()
         with (
             _without_trace(self._model, outcome),
             tf_internals_random.without_draws(),
@@ -341,8 +348,8 @@ class _Trial:
 class _PredictingTrial(_Trial):
     """A trial of a `predict_step`, whose outputs have rows."""
 
-    def split(self, plan: Plan) -> Outcome:
-        def run(outcome: Outcome) -> Any:
+    def split(self, plan: SplitPlan) -> StepOutcome:
+        def run(outcome: StepOutcome) -> Any:
             scope = StepScope(self._session, self._some, False, plan=plan, outcome=outcome)
             with scope.as_current_step():
                 return gathering.rows_of_all(scope, self._run(self._step, scope.data))
@@ -376,7 +383,7 @@ def _some_rows(share: Share, session: Session) -> Share:
 
 
 @contextlib.contextmanager
-def _without_trace(model: Any, outcome: Outcome, keeps_draws_of_weights: bool = False) -> Iterator[None]:
+def _without_trace(model: Any, outcome: StepOutcome, keeps_draws_of_weights: bool = False) -> Iterator[None]:
     """Makes optimizers note gradients instead of updating, within the context, and undoes everything at its end.
 
     Afterwards all variables, generators and Python's numbers are as before. With ``keeps_draws_of_weights`` Python's

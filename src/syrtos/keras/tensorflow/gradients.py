@@ -347,8 +347,8 @@ def _exchange_gradients(
 def apply_if_finite(optimizer: Any, grads: Sequence[Any], update: Callable[[Sequence[Any]], None]) -> None:
     """Calls ``update`` with reduced gradients, or changes nothing if one of them is not finite on any worker.
 
-    `reduce_gradients` takes these gradients as they are. Of gradients that are accumulated, each batch's part is checked before
-    it is added; `reduce_gradients` checks their sum.
+    `reduce_gradients` takes these gradients as they are. Of gradients that are accumulated, each batch's part is
+    checked before it is added; `reduce_gradients` checks their sum.
     """
     reduction, step = reduction_of(optimizer), current_step()
     accumulates = _accumulates(optimizer)

@@ -31,10 +31,12 @@ _LEFT_TO_THREADS = -(1 << 30)
 # Bytes of each tensor that are compared.
 _COMPARED_BYTES = 1 << 16
 
-# The parallel calls with which `num_parallel_calls=tf.data.AUTOTUNE` begins where there are so many threads (`kAutotuneDefaultParallelism`).
+# The parallel calls with which `num_parallel_calls=tf.data.AUTOTUNE` begins where there are so many threads
+# (`kAutotuneDefaultParallelism`).
 _CALLS_AT_FIRST = 16
 
-# Seconds for the maps of a batch, below which each worker maps all records: an iterator of a pipeline that divides them takes some 40 ms to make.
+# Seconds for the maps of a batch, below which each worker maps all records: an iterator of a pipeline that divides
+# them takes some 40 ms to make.
 _QUICK_MAPS = 2e-3
 
 # Autograph rewrites what a pipeline maps; there is nothing to rewrite in ours.
@@ -102,7 +104,8 @@ def numbered_by_hand(batch: Any) -> Numbered:
 
 
 def _as_tensor(leaf: Any) -> Any:
-    return tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
+    is_one = isinstance(leaf, tf.Tensor | tf.SparseTensor | tf.RaggedTensor) or not getattr(leaf, "shape", ())
+    return leaf if is_one else tf.convert_to_tensor(leaf)
 
 
 def spec_of_share(spec: Any, comm: Communicator) -> Any:

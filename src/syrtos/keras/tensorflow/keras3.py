@@ -217,8 +217,9 @@ def _build_from_spec(original: Method) -> Method:
             options.sync_every or options.servers
         )  # before the first step: to keep them, or to give them to servers
         if not needs_weights and not all(_is_stock(step, name) for step, name in steps):
-            # A step of the script's own may call other layers than `call` does, or with other data. As in one process its first step builds the model;
-            # a symbolic build that fails half way would lock layers that have no variables yet.
+            # A step of the script's own may call other layers than `call` does, or with other data. As in one process
+            # its first step builds the model; a symbolic build that fails half way would lock layers that have no
+            # variables yet.
             return
         batch = data_batch if iterator is None else iterator._distributed_dataset.element_spec
         batch = spec_of_share(batch, world.current().input_comm)
@@ -235,7 +236,9 @@ def _draw_an_order(iterator: Any) -> None:
     So its `fit` begins with the second order of a data set that is shuffled for each iterator.
     """
     dataset = iterator._distributed_dataset
-    if isinstance(dataset, tf.data.Dataset) and keras_internals.stream_of(iterator) is None:
+    # Adapters of generators read ahead by as much as threads come to.
+    of_tensors = type(iterator.data_adapter).__name__ in ("TFDatasetAdapter", "ArrayDataAdapter")
+    if of_tensors and isinstance(dataset, tf.data.Dataset) and keras_internals.stream_of(iterator) is None:
         next(iter(dataset), None)
 
 

@@ -9,7 +9,7 @@ from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import keras_internals
 from syrtos.keras.split import known_parts, shares, verdicts, whole_batch
-from syrtos.keras.split.plan import Plan
+from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import tf_internals
 from syrtos.keras.tensorflow.input import is_own_shard
 from syrtos.keras.tensorflow.strategy import Strategy
@@ -100,7 +100,7 @@ def takes_whole_batches(model: Any, method: str, session: Session) -> bool:
         return False
     if not vars(model).get(_TOLD):
         object.__setattr__(model, _TOLD, True)
-        verdicts.tell(Plan(whole=f"its `{making}` is the script's own"), session, f"`{method}` of {model.name}")
+        verdicts.tell(SplitPlan(whole=f"its `{making}` is the script's own"), session, f"`{method}` of {model.name}")
     return True
 
 

@@ -16,7 +16,8 @@ from syrtos.comm import world
 from syrtos.errors import ExchangeError, OutOfStepError, SharedMemoryError, StalledError, SyrtosError
 from syrtos.keras.tensorflow import tf_internals_errors
 
-# The first that fits: the classes that Horovod raises for the same mistakes (horovod 0.28.1, common/controller.cc and tensorflow/mpi_ops.cc).
+# The first that fits: the classes that Horovod raises for the same mistakes (horovod 0.28.1, common/controller.cc and
+# tensorflow/mpi_ops.cc).
 _CLASSES: tuple[tuple[type[SyrtosError], type[tf.errors.OpError]], ...] = (
     (OutOfStepError, tf.errors.FailedPreconditionError),
     (StalledError, tf.errors.UnknownError),

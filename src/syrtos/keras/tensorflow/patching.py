@@ -14,7 +14,7 @@ from syrtos.comm.communicator import Communicator
 from syrtos.keras.features import asynchronous
 from syrtos.keras.files import temporary, write_once
 from syrtos.keras.patching import Method, replace, replace_everywhere
-from syrtos.keras.split.plan import Plan
+from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import files as tf_files
 from syrtos.keras.tensorflow import gradients, models, ops, reproducible, tf_internals, tf_internals_random
 from syrtos.keras.tensorflow import step as step_module
@@ -117,7 +117,7 @@ def agreeing(original: Method) -> Method:
     return method
 
 
-def gathered_predict_step(session: world.Session, step: Method, plan: Plan, data: Any) -> Any:
+def gathered_predict_step(session: world.Session, step: Method, plan: SplitPlan, data: Any) -> Any:
     """Predicts this worker's share and gathers the rows of all, in order.
 
     With batches per worker each keeps its own.

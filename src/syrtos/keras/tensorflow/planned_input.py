@@ -12,6 +12,7 @@ from syrtos.errors import DataError
 from syrtos.keras.datasets.planned import Stream, alone, ranks
 from syrtos.keras.tensorflow import input as pipelines
 
+# Batches that are ready before a step asks for them.
 _READ_AHEAD = 3
 
 

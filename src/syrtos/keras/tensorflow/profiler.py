@@ -9,14 +9,14 @@ from pathlib import Path
 import tensorflow as tf
 
 from syrtos.keras.tensorflow import tf_internals
-from syrtos.observe.trace import Event
+from syrtos.observe.trace import ProfiledEvent
 
 
-def start(folder: Path) -> Callable[[], Sequence[Event]]:
+def start(folder: Path) -> Callable[[], Sequence[ProfiledEvent]]:
     """Starts TensorFlow's profiler; the returned function stops it, and returns the events that it saw."""
     tf.profiler.experimental.start(str(folder))
 
-    def stop() -> Sequence[Event]:
+    def stop() -> Sequence[ProfiledEvent]:
         tf.profiler.experimental.stop()
         return [event for path in folder.rglob("*.xplane.pb") for event in _events(path)]
 
@@ -28,9 +28,9 @@ def annotation(name: str) -> AbstractContextManager[object]:
     return tf.profiler.experimental.Trace(name)
 
 
-def _events(path: Path) -> Sequence[Event]:
+def _events(path: Path) -> Sequence[ProfiledEvent]:
     return [
-        Event(
+        ProfiledEvent(
             f"{plane.name} {line.name}",
             plane.event_metadata[event.metadata_id].name,
             line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12,

@@ -165,6 +165,9 @@ def _is_ours(parallel: bool, draws: _Draws) -> bool:
 def is_seed_of_run(seed: int | None) -> bool:
     """Returns whether a global seed is the one that syrtos sets for a script that sets none.
 
-    Where the script says what is exchanged, that of each worker is the common one plus its rank.
+    Where the script says what is exchanged, that of each worker is the common one plus its rank. Outside of a run
+    syrtos sets none.
     """
+    if settings.SEED_VARIABLE not in settings.environment():
+        return False
     return seed in (settings.common_seed(), (settings.common_seed() + world.current().world.rank) % 2**31)

@@ -26,9 +26,9 @@ from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.world import Session
 from syrtos.keras.features import local_steps
 from syrtos.keras.split import verdicts
-from syrtos.keras.split.plan import Plan, Rule, Unproven
+from syrtos.keras.split.plan import Rule, SplitPlan, Unproven
 from syrtos.keras.split.shares import Assignments
-from syrtos.keras.split.trial_step import Outcome
+from syrtos.keras.split.trial_step import StepOutcome
 from syrtos.keras.tensorflow import gathering, ops, tf_internals, tf_internals_graphs
 from syrtos.keras.tensorflow.input import Numbered, Share, count_rows, has_rows
 from syrtos.keras.trainer.timing import clock, computing
@@ -194,7 +194,7 @@ class StepScope(_Watcher):
     """
 
     def __init__(
-        self, session: Session, data: Any, training: bool, reduces_early: bool = False, plan: Plan | None = None, outcome: Outcome | None = None
+        self, session: Session, data: Any, training: bool, reduces_early: bool = False, plan: SplitPlan | None = None, outcome: StepOutcome | None = None
     ) -> None:  # fmt: skip
         """
         Args:
@@ -209,7 +209,7 @@ class StepScope(_Watcher):
         super().__init__()
         self.session = session
         self.training = training
-        self.plan = plan or Plan()
+        self.plan = plan or SplitPlan()
         adds, late = (self.plan.gradients == way for way in ("sum", "late"))
         self.reduces_early = (reduces_early and not late) or (training and adds)
         self._outcome = outcome
@@ -315,12 +315,16 @@ class StepScope(_Watcher):
     def run(self, step: Callable[[Any], Any], batch: Any = None) -> Any:
         """Returns the outputs of a step on this worker's share or, if it is not split, on the rows of all workers.
 
-        Where the share was cut out of ``batch``, these are there already.
+        Those have the static shapes of ``batch``, out of which the share was cut: a stateful layer of one row can't be
+        traced without. Its rows are not taken: where threads decide what a record is, another worker read others.
         """
         if not self.plan.whole:
             return step(self.data)
-        cut_out = isinstance(batch, Numbered) and self.splits_batch
-        rows = batch.data if cut_out else self.rows_of_all(self.data)
+        rows = self.rows_of_all(self.data)
+        if isinstance(batch, Numbered) and self.splits_batch:
+            for leaf, like in zip(tf.nest.flatten(rows), tf.nest.flatten(batch.data), strict=True):
+                if isinstance(like, tf.Tensor):
+                    leaf.set_shape(like.shape)
         with whole_batch():
             return step(rows)
 

@@ -173,8 +173,8 @@ def set_value(variable: Any, value: tf.Tensor) -> None:
 # `tf.custom_gradient` without its annotation, which says that the function returns its gradient too.
 custom_gradient: Any = tf.custom_gradient
 
-# The modules behind `tf.train`, `tf.saved_model` and `tf.summary`, whose functions others import by name, and the class that writes a
-# checkpoint's files: all names under which a script can save lead there.
+# The modules behind `tf.train`, `tf.saved_model` and `tf.summary`, whose functions others import by name, and the
+# class that writes a checkpoint's files: all names under which a script can save lead there.
 __all__ = ["TrackableSaver", "checkpoint_management", "saved_model_load", "saved_model_save", "summary_ops"]
 
 _default_strategy: tf.distribute.Strategy | None = None

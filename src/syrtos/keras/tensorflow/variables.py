@@ -18,7 +18,7 @@ from syrtos.keras.features import asynchronous, sharding
 from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import gradients, ops, profiler, step, tf_internals_graphs
 from syrtos.keras.trainer import timing
-from syrtos.observe.trace import Event
+from syrtos.observe.trace import ProfiledEvent
 
 
 class TensorFlow(Backend):
@@ -30,7 +30,7 @@ class TensorFlow(Backend):
         gpus = tf.config.list_logical_devices("GPU")
         return int(tf.config.experimental.get_memory_info("GPU:0")["peak"]) if gpus else 0
 
-    def start_profiler(self, folder: Path) -> Callable[[], Sequence[Event]]:
+    def start_profiler(self, folder: Path) -> Callable[[], Sequence[ProfiledEvent]]:
         return profiler.start(folder)
 
     def annotation(self, name: str) -> contextlib.AbstractContextManager[object]:

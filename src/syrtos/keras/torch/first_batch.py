@@ -18,9 +18,9 @@ from syrtos.keras.patching import Method
 from syrtos.keras.replica import state
 from syrtos.keras.split import comparison, first_batch, known_parts, trial_step, verdicts
 from syrtos.keras.split.checks import Checks
-from syrtos.keras.split.plan import Plan
+from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import keeping_python_state
-from syrtos.keras.split.trial_step import Assigned, Outcome
+from syrtos.keras.split.trial_step import Assigned, StepOutcome
 from syrtos.keras.torch import gathering, ops, torch_internals
 from syrtos.keras.torch.rows import Share
 from syrtos.keras.torch.step import (
@@ -55,7 +55,7 @@ class Function:
         """
         self.model, self._session, self._name, self._stock = model, session, name, stock
         alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
-        self.plan = Plan(decided=not verdicts.is_split(session) or alone)
+        self.plan = SplitPlan(decided=not verdicts.is_split(session) or alone)
         self.plan.whole = "" if self.plan.decided else known_parts.fixed_batch(model)
         self.verifying = verdicts.Verifying(model, session)
         self.checks = Checks()
@@ -110,7 +110,9 @@ class Function:
             self._by(trial, self.plan)
             verdicts.tell(self.plan, self._session, self._what())
         elif not few and not first_batch.confirm(self.plan, trial, self._session):
-            other = Plan(decided=True, known=self.plan.known, scale=self.plan.scale, log_scales=self.plan.log_scales)
+            other = SplitPlan(
+                decided=True, known=self.plan.known, scale=self.plan.scale, log_scales=self.plan.log_scales
+            )
             self._by(trial, other)
             if not other.is_like(self.plan):
                 self.plan.adopt(other)
@@ -121,7 +123,7 @@ class Function:
         if self.plan.whole:
             self.checks.end()
 
-    def _by(self, trial: _Trial, plan: Plan) -> None:
+    def _by(self, trial: _Trial, plan: SplitPlan) -> None:
         decide = first_batch.decide_outputs if self._name == "predict_step" else first_batch.decide
         decide(plan, trial, self._session)
 
@@ -151,7 +153,7 @@ def _precision(model: Any) -> int:
 
 
 class _Trial:
-    """A trial of a step on some rows of the first batch: see `syrtos.keras.split.trial_step.Trial`."""
+    """A trial of a step on some rows of the first batch: see `syrtos.keras.split.trial_step.StepTrial`."""
 
     def __init__(self, model: Any, session: Session, step: Method, first: Share) -> None:
         self._model, self._session, self._step = model, session, step
@@ -163,19 +165,19 @@ class _Trial:
         counts = self._session.comm.agree("rows of each worker", float(self._some.samples))
         return sum(count > 0 for count in counts) < 2
 
-    def whole(self, all_rows: bool) -> Outcome:
+    def whole(self, all_rows: bool) -> StepOutcome:
         if all_rows:
             self._some = self._all
         rows = gathering.rows_of_all(StepScope(self._session, self._some.samples, False), self._some.data)
 
-        def run(outcome: Outcome) -> Any:
+        def run(outcome: StepOutcome) -> Any:
             with whole_batch():
                 return self._step(rows)
 
         return self._outcome(run)
 
-    def split(self, plan: Plan) -> Outcome:
-        def run(outcome: Outcome) -> Any:
+    def split(self, plan: SplitPlan) -> StepOutcome:
+        def run(outcome: StepOutcome) -> Any:
             early = plan.gradients != "late"
             scope = StepScope(self._session, self._some.samples, False, early, plan, outcome)
             buffers = [buffer._value for buffer in buffers_of(self._model)]
@@ -204,8 +206,8 @@ class _Trial:
     def _looked_at(self, logs: Any) -> list[Any]:
         return numbers_of(logs)
 
-    def _outcome(self, run: Callable[[Outcome], Any]) -> Outcome:
-        outcome = Outcome()
+    def _outcome(self, run: Callable[[StepOutcome], Any]) -> StepOutcome:
+        outcome = StepOutcome()
         entered: list[int] = []
         with (
             _without_trace(self._model, outcome),
@@ -225,8 +227,8 @@ class _Trial:
 class _PredictingTrial(_Trial):
     """A trial of a `predict_step`, whose outputs have rows."""
 
-    def split(self, plan: Plan) -> Outcome:
-        def run(outcome: Outcome) -> Any:
+    def split(self, plan: SplitPlan) -> StepOutcome:
+        def run(outcome: StepOutcome) -> Any:
             scope = StepScope(self._session, self._some.samples, False, plan=plan, outcome=outcome)
             scope.model = self._model
             with scope.as_current_step():
@@ -257,7 +259,7 @@ def _wide(tensor: torch.Tensor) -> Any:
 
 
 @contextlib.contextmanager
-def _without_trace(model: Any, outcome: Outcome) -> Iterator[None]:
+def _without_trace(model: Any, outcome: StepOutcome) -> Iterator[None]:
     """Makes optimizers note gradients instead of updating, within the context, and undoes everything at its end.
 
     Afterwards variables, buffers, gradients, generators and Python's numbers are as before.

@@ -158,8 +158,8 @@ def reduce_gradients(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
 def apply_if_finite(optimizer: Any, grads: Sequence[Any], update: Callable[[Sequence[Any]], None]) -> None:
     """Calls ``update`` with reduced gradients, or changes nothing if one of them is not finite on any worker.
 
-    `reduce_gradients` takes these gradients as they are. Of gradients that are accumulated, each batch's part is checked before
-    it is added; `reduce_gradients` checks their sum.
+    `reduce_gradients` takes these gradients as they are. Of gradients that are accumulated, each batch's part is
+    checked before it is added; `reduce_gradients` checks their sum.
     """
     comm, step, accumulates = workers_of(optimizer), current_step(), _accumulates(optimizer)
     results = list(grads) if accumulates else _exchange_gradients(optimizer, grads, comm, step)

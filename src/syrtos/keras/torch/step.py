@@ -21,9 +21,9 @@ import torch
 from syrtos.comm.world import Session
 from syrtos.keras.features import local_steps
 from syrtos.keras.split import trial_step, verdicts
-from syrtos.keras.split.plan import Plan, Rule
+from syrtos.keras.split.plan import Rule, SplitPlan
 from syrtos.keras.split.shares import SEED_STRIDE, Assignments
-from syrtos.keras.split.trial_step import Outcome
+from syrtos.keras.split.trial_step import StepOutcome
 from syrtos.keras.torch import gathering
 from syrtos.keras.torch.overlap import Overlap
 
@@ -94,7 +94,7 @@ class StepScope(Assignments):
         return [] if self.model is None else list(self.model.parameters())
 
     def __init__(
-        self, session: Session, samples: int, training: bool, reduces_early: bool = False, plan: Plan | None = None, outcome: Outcome | None = None
+        self, session: Session, samples: int, training: bool, reduces_early: bool = False, plan: SplitPlan | None = None, outcome: StepOutcome | None = None
     ) -> None:  # fmt: skip
         """
         Args:
@@ -109,7 +109,7 @@ class StepScope(Assignments):
         self.session = session
         self.samples = samples
         self.training = training
-        self.plan = plan or Plan()
+        self.plan = plan or SplitPlan()
         adds, late = (self.plan.gradients == way for way in ("sum", "late"))
         self.reduces_early = (reduces_early and not late) or (training and adds)
         self.outcome = outcome

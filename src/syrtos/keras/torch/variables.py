@@ -15,7 +15,7 @@ from syrtos.keras.backend import Backend, Step
 from syrtos.keras.features import sharding
 from syrtos.keras.torch import gradients, ops, profiler, step
 from syrtos.keras.trainer import timing
-from syrtos.observe.trace import Event
+from syrtos.observe.trace import ProfiledEvent
 
 
 class Torch(Backend):
@@ -26,7 +26,7 @@ class Torch(Backend):
     def device_memory(self) -> int:
         return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
 
-    def start_profiler(self, folder: Path) -> Callable[[], Sequence[Event]]:
+    def start_profiler(self, folder: Path) -> Callable[[], Sequence[ProfiledEvent]]:
         return profiler.start(folder)
 
     def annotation(self, name: str) -> contextlib.AbstractContextManager[object]:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:  # they import Keras 3, and this serves Keras 2 too
     from syrtos.keras.datasets.planned import Stream
     from syrtos.keras.recovery.resume import Saved
 
-# These, of Keras 3 or Keras 2, write files or to the terminal: rank 0's do it for all, except in folders that each worker has made.
+# These, of Keras 3 or Keras 2, write files or to the terminal: rank 0's do it for all, except in folders that each
+# worker has made.
 _WRITERS = {
     "ModelCheckpoint",
     "BackupAndRestore",
@@ -512,7 +513,8 @@ class AfterUsers(_Quiet):
             *place, number = self._protection.data_begins(began)
             position = Position(*place)
         several = _steps_in_call(self.model) > 1
-        # Where records may be left out, so may be a batch of them, and an epoch then has fewer steps than are counted here.
+        # Where records may be left out, so may be a batch of them, and an epoch then has fewer steps than are counted
+        # here.
         complete = self._stream.dataset.loader.policy.on_bad_record == "fail"
         endless = (self._script_counts_steps or (complete and not several)) and not asynchronous.asynchronous_servers()
         self._stream.begin(position, number, endless, self._session)
@@ -527,7 +529,7 @@ class AfterUsers(_Quiet):
             return
         from syrtos.keras.recovery import resume
 
-        resume.trains_on(self.model, resume.Training(self._stream, epoch - self._stream.position.epoch))
+        resume.trains_on(self.model, resume.TrainedData(self._stream, epoch - self._stream.position.epoch))
         steps = self._stream.epoch_begins()
         if self._script_counts_steps:
             self._iterator._num_batches = None

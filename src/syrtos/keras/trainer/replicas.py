@@ -15,7 +15,8 @@ from syrtos.keras.features import local_steps
 from syrtos.keras.replica import state
 
 _KEPT = "_syrtos_equality"
-# Comparing whole weights may take one part in so many of the time; in between so many bytes of each variable are compared.
+# Comparing whole weights may take one part in so many of the time; in between so many bytes of each variable are
+# compared.
 _COST = 200
 _HEAD = 4096
 

@@ -16,7 +16,7 @@ from syrtos.comm import world
 from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, keras_internals
 from syrtos.keras.features import learning_rate
-from syrtos.settings import Trial
+from syrtos.settings import TuneTrial
 
 # The test ends where the smoothed loss is so many times the best one. The mean is over about ten batches.
 DIVERGED = 4.0
@@ -31,7 +31,7 @@ class Range:
         losses: the loss of each of them, over the rows of all workers.
     """
 
-    def __init__(self, model: Any, trial: Trial) -> None:
+    def __init__(self, model: Any, trial: TuneTrial) -> None:
         """Raises ConfigurationError where the model has no optimizer with a rate."""
         optimizer = getattr(model, "optimizer", None)
         if optimizer is None:

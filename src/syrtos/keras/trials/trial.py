@@ -27,7 +27,7 @@ from syrtos.keras.trials import rebatching
 from syrtos.keras.trials.memory import HostMemory
 from syrtos.keras.trials.rate_test import Range
 from syrtos.keras.trials.rebatching import ENDLESS, Rebatched
-from syrtos.settings import Trial
+from syrtos.settings import TuneTrial
 
 # Calls of the training function before those that are measured: they trace, compile and fill caches.
 _WARM_UP = 3
@@ -80,7 +80,7 @@ class _Measure(Protocol):
         ...
 
 
-def _in_place_of(trial: Trial, original: Method) -> Method:
+def _in_place_of(trial: TuneTrial, original: Method) -> Method:
     signature = inspect.signature(original)
 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +89,7 @@ def _in_place_of(trial: Trial, original: Method) -> Method:
         measure: _Measure
         if trial.kind == "batch":
             data = rebatching.rebatch_data(self, given, functools.partial(_rows_of_fit, trial))
-            measure, changed = Steps(self, trial, data), data.arguments
+            measure, changed = StepTimer(self, trial, data), data.arguments
             # known also where the memory does not suffice
             _write(BEGAN, {"own": data.own * _workers(), "rows": data.rows * _workers()})
         else:
@@ -109,7 +109,7 @@ def _workers() -> int:
     return world.current().world.size if world.explicit() else 1
 
 
-def _rows_of_fit(trial: Trial, own: int) -> int:
+def _rows_of_fit(trial: TuneTrial, own: int) -> int:
     """Returns the rows of a batch that `fit` is given, where the script's have ``own``."""
     return max(trial.batch // _workers(), 1) if trial.batch else own
 
@@ -143,10 +143,10 @@ def _write(name: str, facts: Any) -> None:
         (Path(session.options.run_dir) / name).write_text(json.dumps(facts))
 
 
-class Steps:
+class StepTimer:
     """Measures the time of steps with batches of one size."""
 
-    def __init__(self, model: Any, trial: Trial, data: Rebatched) -> None:
+    def __init__(self, model: Any, trial: TuneTrial, data: Rebatched) -> None:
         self._trial, self._data = trial, data
         self._ends: list[float] = []
         self._is_first: list[bool] = []  # of an epoch

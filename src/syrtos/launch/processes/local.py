@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from syrtos.launch import losses
-from syrtos.launch.engine import Ended, Engine, Outputs, Vitals, look
+from syrtos.launch.engine import Outputs, ProcessEnd, ProcessEngine, Vitals, look
 from syrtos.launch.plan import Group
 from syrtos.launch.processes import pmi, signalling
 from syrtos.launch.processes.deaths import Deaths
@@ -52,7 +52,7 @@ def start(command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: Fil
     )
 
 
-class Local(Engine):
+class Local(ProcessEngine):
     """An engine for the workers of a world that are on this machine.
 
     They find each other, and those of other hosts, by PMI.
@@ -138,18 +138,18 @@ class Local(Engine):
 
     # -- the processes ---------------------------------------------------------------------------
 
-    def wait(self, seconds: float) -> list[Ended]:
+    def wait(self, seconds: float) -> list[ProcessEnd]:
         """Waits at most ``seconds`` for processes that end, and returns them with their exit codes.
 
         The code of a worker that has called MPI_Abort is the one that it gave there.
         """
-        ended: list[Ended] = []
+        ended: list[ProcessEnd] = []
         for rank in self._deaths.wait(seconds):
             code = self._processes[rank].wait()
             if code:
                 signalling.to_group(self._processes[rank].pid, signal.SIGKILL)  # its children
             self._codes[rank] = self._aborted.get(rank, code)
-            ended.append(Ended(rank, self._codes[rank]))
+            ended.append(ProcessEnd(rank, self._codes[rank]))
         return ended
 
     def runs(self) -> bool:

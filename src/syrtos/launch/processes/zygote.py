@@ -47,7 +47,8 @@ _PR_SET_PDEATHSIG = 1
 _FOR_WORKERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 # Frameworks, which adapters wait for: hidden also where another one has imported them.
 FRAMEWORKS = ("keras", "tf_keras", "tensorflow", "jax", "torch")
-# Variables that no framework reads: of launchers and job services, which have another value for each worker, and of services that keep records.
+# Variables that no framework reads: of launchers and job services, which have another value for each worker, and of
+# services that keep records.
 _OF_OTHERS = (
     "SYRTOS_", "PMI", "MPI", "HYD", "OMPI_", "HOROVOD_", "UCX_", "FI_", "SLURM_", "NCCL_", "SM_", "AWS_", "MASTER_", "TF_CONFIG", "PYTHON",
     "WANDB_", "MLFLOW_", "COMET_", "NEPTUNE_", "CLEARML_", "TOKENIZERS_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES",
@@ -75,7 +76,7 @@ def main(path: str, order: dict[str, Any]) -> None:
     sys.stderr.flush()
     gc.freeze()  # else the first collection of each child copies all pages
     open(marker_path(path), "w").close()
-    request = Server(listener).run()
+    request = ForkServer(listener).run()
     if request is None:
         shutil.rmtree(os.path.dirname(path), ignore_errors=True)  # its starter may have been killed
     else:
@@ -223,7 +224,7 @@ def _when_idle(names: Sequence[str]) -> None:
 # -- serving -----------------------------------------------------------------------------------------
 
 
-class Server:
+class ForkServer:
     """Forks for its clients, and tells them how their processes end."""
 
     def __init__(self, listener: socket.socket) -> None:

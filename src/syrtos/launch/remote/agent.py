@@ -2,7 +2,8 @@
 
 It starts workers there, passes on what they say, and ends them when the launcher is gone.
 
-`python -m syrtos.launch.remote.agent` has the launcher at the other end of its standard input and output: what has started it,
+`python -m syrtos.launch.remote.agent` has the launcher at the other end of its standard input and output: what has
+started it,
 ssh above all, has checked who that is. The messages are described in `docs/architecture.md`.
 """
 
@@ -21,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from syrtos.launch import losses
-from syrtos.launch.engine import Ended
+from syrtos.launch.engine import ProcessEnd
 from syrtos.launch.plan import Group
 from syrtos.launch.processes import local
 from syrtos.launch.processes.standby import Imports, Standby
@@ -36,8 +37,8 @@ GREETING = b"\n\x1esyrtos agent\n"
 # Seconds between two signs of life, of an agent and of a launcher.
 EVERY = 1.0
 
-# Seconds without one of the launcher, after which the agent ends its workers: more than a link may be down for. Without workers it has time: tasks
-# of TF_CONFIG wait for each other, and for the end of a summary.
+# Seconds without one of the launcher, after which the agent ends its workers: more than a link may be down for.
+# Without workers it has time: tasks of TF_CONFIG wait for each other, and for the end of a summary.
 _PATIENCE, _IDLE_PATIENCE = 20.0, 900.0
 _LAST_OUTPUT = 2.0  # seconds
 _LOOK = 0.01  # seconds between two looks at what workers are forked from
@@ -216,7 +217,7 @@ class _Workers:
             records.forget(Path(run_dir), [rank for group in asked["groups"] for rank in range(*group["ranks"])])
         self.env = env
         self._channel = channel
-        self._ended: list[Ended] = []
+        self._ended: list[ProcessEnd] = []
         self._over = False
         groups = [Group(tuple(group["command"]), range(*group["ranks"])) for group in asked["groups"]]
         self.engine = local.Local(groups, asked["nodes"], env, start, self._on_line, asked["whole"])

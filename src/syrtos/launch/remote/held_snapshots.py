@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Mapping
 
-from syrtos.checkpoint.slots import Memory, Slots
+from syrtos.checkpoint.slots import Slots, SlotsInMemory
 from syrtos.launch.remote.channel import Message
 from syrtos.settings import SNAPSHOTS_VARIABLE
 
@@ -18,7 +18,7 @@ class HeldSnapshots:
 
     def __init__(self) -> None:
         self._making = threading.Lock()
-        self._memory: Memory | None = None
+        self._memory: SlotsInMemory | None = None
         self._slots: Slots | None = None
         self._copies: list[bytes] = []  # of the parts of a snapshot, while a launcher reads them
         self._coming: dict[int, bytearray] = {}  # parts that a launcher sends
@@ -36,7 +36,7 @@ class HeldSnapshots:
     def _of(self, parts: int) -> Slots:
         with self._making:
             if self._memory is None or self._slots is None:
-                self._memory = Memory(parts)
+                self._memory = SlotsInMemory(parts)
                 self._slots = Slots(self._memory.places)
             self._memory.grow(parts)
             self._slots.open(self._memory.places)

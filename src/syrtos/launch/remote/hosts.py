@@ -11,16 +11,16 @@ import time
 from collections.abc import Mapping
 from typing import IO
 
-from syrtos.launch.engine import Ended, Engine, Outputs, Vitals
+from syrtos.launch.engine import Outputs, ProcessEnd, ProcessEngine, Vitals
 from syrtos.launch.plan import Plan, forwarded_variables
 from syrtos.launch.processes import pmi
 from syrtos.launch.remote.agents import LONGEST_KILL, Agent, Agents
 from syrtos.launch.remote.channel import Message
-from syrtos.launch.remote.records import Records
+from syrtos.launch.remote.records import MissingRecords
 from syrtos.settings import options_from
 
 
-class Hosts(Engine):
+class Hosts(ProcessEngine):
     """An engine for the processes of a plan that has agents."""
 
     def __init__(self, plan: Plan, env: Mapping[str, str], agents: Agents) -> None:
@@ -33,12 +33,12 @@ class Hosts(Engine):
         """
         self._plan, self._env = plan, env
         self._answers, self._answering = pmi.KeyValues(plan.nodes), threading.Lock()
-        self._news: queue.SimpleQueue[Ended] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[ProcessEnd] = queue.SimpleQueue()
         self._host_of = {rank: group.host for group in plan.groups for rank in group.ranks}
         self._left = set(self._host_of)
         self._started = False
         self._killed: dict[str, threading.Event] = {}
-        self._records = Records(plan)
+        self._records = MissingRecords(plan)
         self._vitals: dict[int, Vitals] = {}
         self._writers: dict[tuple[int, int], IO[bytes]] = {}
         _allow_descriptors(4 * len(self._host_of) + 256)
@@ -55,9 +55,9 @@ class Hosts(Engine):
         out, err = (os.fdopen(read, "rb") for read, _ in ends)
         return Outputs(out, err)
 
-    def wait(self, seconds: float) -> list[Ended]:
+    def wait(self, seconds: float) -> list[ProcessEnd]:
         self._keep_up()
-        ended: list[Ended] = []
+        ended: list[ProcessEnd] = []
         try:
             ended.append(self._news.get(timeout=seconds))
             while not self._news.empty():
@@ -78,7 +78,7 @@ class Hosts(Engine):
         if not self._started and lost is not None:
             the_reason_first = sorted(self._host_of, key=lambda rank: self._host_of[rank] != lost.host)
             for rank in the_reason_first:
-                self._news.put(Ended(rank, None, f"on {lost.host or 'this machine'} {lost.lost}"))
+                self._news.put(ProcessEnd(rank, None, f"on {lost.host or 'this machine'} {lost.lost}"))
         elif not self._started and all(agent.ready for agent in self._agents.values()):
             self._start()
 
@@ -88,7 +88,7 @@ class Hosts(Engine):
             self._all_agents.before_start(list(self._agents.values()))
         except OSError as error:
             for rank in self._host_of:
-                self._news.put(Ended(rank, None, f"was not started: {error}"))
+                self._news.put(ProcessEnd(rank, None, f"was not started: {error}"))
             return
         for host, agent in self._agents.items():
             groups = [group for group in self._plan.groups if group.host == host]
@@ -114,7 +114,7 @@ class Hosts(Engine):
         elif kind == "pmi":
             self._answer(rank, message["line"])
         elif kind == "ended":
-            self._news.put(Ended(rank, message["code"]))
+            self._news.put(ProcessEnd(rank, message["code"]))
         elif kind == "alive":
             self._vitals |= {int(rank): Vitals(*vitals) for rank, vitals in message["vitals"].items()}
         elif kind == "killed" and agent.host in self._killed:
@@ -134,7 +134,7 @@ class Hosts(Engine):
     def _lose(self, agent: Agent, why: str) -> None:
         for rank, host in self._host_of.items():
             if host == agent.host and self._started:  # else `wait` sees it
-                self._news.put(Ended(rank, None, why))
+                self._news.put(ProcessEnd(rank, None, why))
         if agent.host in self._killed:
             self._killed[agent.host].set()
         self._records.all_are_here(agent.host)
@@ -149,7 +149,7 @@ class Hosts(Engine):
             agent.send("signal", number=number)
         if not self._started:  # there is nobody who could take it
             for rank in self._host_of:
-                self._news.put(Ended(rank, -number))
+                self._news.put(ProcessEnd(rank, -number))
 
     def kill(self) -> None:
         if self._started:

@@ -46,7 +46,7 @@ def forget(run_dir: Path, ranks: Collection[int]) -> None:
             path_of(run_dir, rank).unlink(missing_ok=True)
 
 
-class Records:
+class MissingRecords:
     """The launcher's side: the files of one generation that are not in its run directory."""
 
     def __init__(self, plan: Plan) -> None:

@@ -1,6 +1,7 @@
 """A world of processes that something has started on each host: the tasks of TF_CONFIG, pods, or hosts of a cloud's job.
 
-The first process launches the run as `syrtos run --hosts` does; the first process of each other host is the agent there,
+The first process launches the run as `syrtos run --hosts` does; the first process of each other host is the agent
+there,
 so that ssh is not needed. Processes meet at the first one's address, and prove to each other that they know the same
 secret (the challenge of `multiprocessing.connection`).
 """
@@ -264,8 +265,8 @@ class Meeting:
 def attend(cluster: Cluster, patience: float) -> int:
     """Starts the workers of this host if this is its first process, and waits for the end of the run.
 
-    A SIGTERM is passed on to the first process, which ends the run: workers save their state, and all processes end with
-    the run's exit code.
+    A SIGTERM is passed on to the first process, which ends the run: workers save their state, and all processes end
+    with the run's exit code.
 
     Returns:
         The exit code of the run; 1 if the first process is gone.

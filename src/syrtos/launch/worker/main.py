@@ -77,9 +77,8 @@ class _Worker:
                 events.report_start(self._control, self.rank)
                 os._exit = self._left
             finder: Any
-            for finder in (
-                sys.meta_path
-            ):  # that of the program that has forked this process: see `syrtos.launch.processes.zygote`
+            # That of the program that has forked this process: see `syrtos.launch.processes.zygote`.
+            for finder in sys.meta_path:
                 if hasattr(finder, "on_difference"):
                     finder.on_difference = self._imported_otherwise
             if self._join() == "server":

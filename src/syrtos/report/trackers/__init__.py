@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from syrtos.errors import ConfigurationError
-from syrtos.report.figures import Point
+from syrtos.report.figures import FiguresPoint
 
 Ended = Literal["finished", "failed", "stopped"]
 
@@ -56,7 +56,7 @@ class Tracker(ABC):
         return ""
 
     @abstractmethod
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[FiguresPoint]) -> None:
         """Writes down points, which are in order of time."""
 
     @abstractmethod

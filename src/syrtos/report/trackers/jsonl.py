@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from syrtos.report.figures import Point
+from syrtos.report.figures import FiguresPoint
 from syrtos.report.trackers import About, Ended, Tracker
 
 
@@ -24,7 +24,7 @@ class JSONL(Tracker):
     def known_as(self) -> str:
         return str(self._path)
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[FiguresPoint]) -> None:
         for point in points:
             self._append({"time": point.time, "step": point.step, **point.values})
 

@@ -18,7 +18,7 @@ from typing import Any
 from syrtos.errors import ConfigurationError
 from syrtos.launch.generations import all_folders
 from syrtos.observe.ledger import epochs_path
-from syrtos.report.figures import Point
+from syrtos.report.figures import FiguresPoint
 from syrtos.report.json_files import Tail
 from syrtos.report.trackers import About, Ended, Tracker
 from syrtos.settings import KUBEFLOW_VARIABLES, environment
@@ -47,7 +47,7 @@ class Kubeflow(Tracker):
         self._metrics: dict[str, float] = {}
         self._reported = 0.0
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[FiguresPoint]) -> None:
         for point in points:
             self._metrics |= {name: value for name, value in point.values.items() if not name.startswith("system/")}
         if time.monotonic() > self._reported + _EVERY:

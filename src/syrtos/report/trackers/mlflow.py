@@ -10,7 +10,7 @@ import mlflow  # pyright: ignore[reportMissingImports]
 from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
 
 from syrtos import settings
-from syrtos.report.figures import Point
+from syrtos.report.figures import FiguresPoint
 from syrtos.report.trackers import About, Ended, Tracker
 
 # Of one request: https://mlflow.org/docs/latest/rest-api.html#log-batch.
@@ -47,7 +47,7 @@ class MLflow(Tracker):
     def known_as(self) -> str:
         return self._run
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[FiguresPoint]) -> None:
         metrics = [Metric(name, value, int(p.time * 1000), p.step) for p in points for name, value in p.values.items()]
         for part in _parts(metrics, _METRICS):
             self._client.log_batch(self._run, metrics=part)

@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics import MeterProvider  # pyright: ignore[reportMis
 from opentelemetry.sdk.metrics.export import MetricExportResult, PeriodicExportingMetricReader  # pyright: ignore[reportMissingImports]
 from opentelemetry.sdk.resources import Resource  # pyright: ignore[reportMissingImports]
 
-from syrtos.report.figures import Point
+from syrtos.report.figures import FiguresPoint
 from syrtos.report.trackers import About, Ended, Tracker
 
 _EVERY = 5000  # ms
@@ -45,7 +45,7 @@ class OTLP(Tracker):
         self._gauges: dict[str, Any] = {}
         self._attributes = {"run": about.name}
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[FiguresPoint]) -> None:
         for point in points:
             self._set("training.steps", point.step)
             for name, value in point.values.items():

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# TensorBoard looks for this module to know that it is to do without TensorFlow, whose import takes 3 s of the cores that train. Seen on 2.21.
+# TensorBoard looks for this module to know that it is to do without TensorFlow, whose import takes 3 s of the cores
+# that train. Seen on 2.21.
 sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
 
 from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from syrtos.report.figures import Point
+from syrtos.report.figures import FiguresPoint
 from syrtos.report.trackers import About, Ended, Tracker
 
 # Modules that protobuf makes, whose classes a type checker does not see.
@@ -41,7 +42,7 @@ class TensorBoard(Tracker):
     def known_as(self) -> str:
         return self._known_as
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[FiguresPoint]) -> None:
         for point in points:
             values = [_summary.Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
             self._writer.add_event(

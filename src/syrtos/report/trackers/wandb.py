@@ -9,7 +9,7 @@ from typing import Any
 import wandb  # pyright: ignore[reportMissingImports]
 
 from syrtos import settings
-from syrtos.report.figures import Point
+from syrtos.report.figures import FiguresPoint
 from syrtos.report.trackers import About, Ended, Tracker
 
 
@@ -36,7 +36,7 @@ class WandB(Tracker):
     def known_as(self) -> str:
         return str(self._run.id)
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[FiguresPoint]) -> None:
         for point in points:
             self._run.log({"step": point.step, **point.values})
 

@@ -47,7 +47,7 @@ def followed(source: Source, until_read: int) -> list[bytes]:
         over = len(source.answers) <= until_read
         return [pod("Succeeded" if over else "Running")], over
 
-    return list(logs.Logs(source, several=False).followed(look))
+    return list(logs.PodLogs(source, several=False).followed(look))
 
 
 # As Go writes moments: fractions end with their last digit that is not 0, so that the order of texts is not that of time.
@@ -79,5 +79,5 @@ def test_a_cluster_that_is_away_for_long_is_an_error(monkeypatch: pytest.MonkeyP
         raise LaunchError("away")
 
     with pytest.raises(LaunchError, match="away"):
-        list(logs.Logs(Source(([], None)), several=True).followed(look))
+        list(logs.PodLogs(Source(([], None)), several=True).followed(look))
     assert looks == 4

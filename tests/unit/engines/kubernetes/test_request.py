@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from syrtos.engines.engine import Wanted
-from syrtos.engines.kubernetes.request import Mount, Request, request_of
+from syrtos.engines.kubernetes.request import KubernetesRun, Mount, request_of
 from syrtos.errors import ConfigurationError
 
 
@@ -29,7 +29,7 @@ def wanted(folder: Path, workers: int | None = 4, **values: str) -> Wanted:
     )
 
 
-def asked(folder: Path, workers: int | None = 4, **values: str) -> Request:
+def asked(folder: Path, workers: int | None = 4, **values: str) -> KubernetesRun:
     return request_of(wanted(folder, workers, **values))
 
 

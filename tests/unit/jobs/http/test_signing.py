@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from syrtos.jobs.credentials import Caller
 from syrtos.jobs.http import signing
-from syrtos.jobs.http.signing import Refused, Signed, check, service_of
+from syrtos.jobs.http.signing import Signed, UnsignedRequest, check, service_of
 
 ACCESS, SECRET = "SYRTAAAABBBBCCCC", "a secret of the owner"
 _DATE = "%Y%m%dT%H%M%SZ"
@@ -91,7 +91,7 @@ def test_what_was_signed_is_accepted(request: Sent) -> None:
 
 
 def refused(request: Sent, **how: Any) -> str:
-    with pytest.raises(Refused) as error:
+    with pytest.raises(UnsignedRequest) as error:
         request.checked(**how)
     return error.value.code
 
@@ -193,16 +193,16 @@ def test_chunks_are_a_chain() -> None:
     signatures = []
     for secret in (SECRET, SECRET):
         chunks = request.checked(secret).chunks
-        with pytest.raises(Refused):
+        with pytest.raises(UnsignedRequest):
             chunks.check("0" * 64, b"first")
         signatures.append(_signature_of(chunks, b"first"))
     assert signatures[0] == signatures[1]
     chunks = request.checked().chunks
     chunks.check(signatures[0], b"first")
-    with pytest.raises(Refused, match="part of the body"):
+    with pytest.raises(UnsignedRequest, match="part of the body"):
         chunks.check(signatures[0], b"first")  # each counts once
     fresh = request.checked().chunks
-    with pytest.raises(Refused):
+    with pytest.raises(UnsignedRequest):
         fresh.check(signatures[0], b"First")
 
 

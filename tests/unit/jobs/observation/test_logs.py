@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syrtos.jobs.observation import logs
-from syrtos.jobs.observation.logs import Stream, Tail, terminal_line
+from syrtos.jobs.observation.logs import LogStream, LogTail, terminal_line
 from syrtos.jobs.requests.secrecy import Redactor
 
 
 @pytest.fixture
-def stream(tmp_path: Path) -> Stream:
+def stream(tmp_path: Path) -> LogStream:
     logs.make(tmp_path / "job" / "logs", ["algo-1"], 1700000000.9)
     (found,) = logs.of(tmp_path / "job" / "logs")
     return found
@@ -45,7 +45,7 @@ def test_a_job_that_is_created_again_has_one_stream_for_each_instance(tmp_path: 
     ]
 
 
-def test_pages_by_offset(stream: Stream) -> None:
+def test_pages_by_offset(stream: LogStream) -> None:
     lines = [f"line {number} é\U0001f600" for number in range(25)]
     before = int(time.time() * 1000)
     stream.write(lines[:10])
@@ -66,7 +66,7 @@ def test_pages_by_offset(stream: Stream) -> None:
     assert [event.text for event in stream.read(offset)] == ["later"]
 
 
-def test_more_than_a_page(stream: Stream) -> None:
+def test_more_than_a_page(stream: LogStream) -> None:
     lines = [f"{number} " + "x" * 5000 for number in range(600)]
     stream.write(lines)
     assert 0 < len(stream.read(0)) < 600
@@ -74,12 +74,12 @@ def test_more_than_a_page(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("character", ["x", "\U0001f600", "\0", '"'])
-def test_the_longest_event_fits_a_page(stream: Stream, character: str) -> None:
+def test_the_longest_event_fits_a_page(stream: LogStream, character: str) -> None:
     stream.write([character * 2_000_000, "next"])
     assert [event.text for event in stream.all()] == [character * 32_000, "next"]
 
 
-def test_what_a_killed_writer_left_does_not_hide_what_follows(stream: Stream) -> None:
+def test_what_a_killed_writer_left_does_not_hide_what_follows(stream: LogStream) -> None:
     stream.write(["before"])
     with stream.path.open("a") as file:
         file.write('{"t": 1700000000000, "m": "hal')
@@ -88,7 +88,7 @@ def test_what_a_killed_writer_left_does_not_hide_what_follows(stream: Stream) ->
     assert [event.text for event in stream.all()][-1] == "after"
 
 
-def test_threads_write_whole_lines(stream: Stream) -> None:
+def test_threads_write_whole_lines(stream: LogStream) -> None:
     threads = [
         threading.Thread(target=lambda k=k: [stream.write([f"{k}-{n}", "x" * 3000]) for n in range(40)])
         for k in range(4)
@@ -162,8 +162,8 @@ def taken() -> list[str]:
 
 
 @pytest.fixture
-def tail(tmp_path: Path, taken: list[str]) -> Iterator[Tail]:
-    found = Tail([(tmp_path / "log", taken.extend)])
+def tail(tmp_path: Path, taken: list[str]) -> Iterator[LogTail]:
+    found = LogTail([(tmp_path / "log", taken.extend)])
     yield found
     found.close()
 
@@ -174,7 +174,7 @@ def wait_for(taken: list[str], count: int) -> None:
         time.sleep(0.01)
 
 
-def test_lines_come_whole_while_the_file_grows(tmp_path: Path, tail: Tail, taken: list[str]) -> None:
+def test_lines_come_whole_while_the_file_grows(tmp_path: Path, tail: LogTail, taken: list[str]) -> None:
     with (tmp_path / "log").open("wb", buffering=0) as file:
         file.write(b"first\nsec")
         wait_for(taken, 1)
@@ -189,7 +189,7 @@ def test_lines_come_whole_while_the_file_grows(tmp_path: Path, tail: Tail, taken
     assert taken == ["first", "second \xe9", "last"]
 
 
-def test_files_that_never_come(tmp_path: Path, tail: Tail, taken: list[str]) -> None:
+def test_files_that_never_come(tmp_path: Path, tail: LogTail, taken: list[str]) -> None:
     tail.close()
     assert taken == []
 
@@ -199,23 +199,23 @@ def test_each_file_has_its_taker(tmp_path: Path) -> None:
     two: list[str] = []
     for name in "ab":
         (tmp_path / name).write_text(f"{name}\n")
-    Tail([(tmp_path / "a", one.extend), (tmp_path / "b", two.extend)]).close()
+    LogTail([(tmp_path / "a", one.extend), (tmp_path / "b", two.extend)]).close()
     assert (one, two) == (["a"], ["b"])
 
 
-def test_bytes_that_are_no_text(tmp_path: Path, tail: Tail, taken: list[str]) -> None:
+def test_bytes_that_are_no_text(tmp_path: Path, tail: LogTail, taken: list[str]) -> None:
     (tmp_path / "log").write_bytes(b"a\xff\xfeb\n")
     tail.close()
     assert taken == ["a\ufffd\ufffdb"]
 
 
-def test_blank_lines_are_lines(tmp_path: Path, tail: Tail, taken: list[str]) -> None:
+def test_blank_lines_are_lines(tmp_path: Path, tail: LogTail, taken: list[str]) -> None:
     (tmp_path / "log").write_text("\n\na\n\n\nb\n\n\n")
     tail.close()
     assert taken == ["", "", "a", "", "", "b", "", ""]
 
 
-def test_much_output_at_the_end_keeps_its_lines(tmp_path: Path, tail: Tail, taken: list[str]) -> None:
+def test_much_output_at_the_end_keeps_its_lines(tmp_path: Path, tail: LogTail, taken: list[str]) -> None:
     lines = [f"{number:07} " + "x" * 90 for number in range(30_000)]  # 3 MB
     (tmp_path / "new").write_text("\n".join(lines) + "\n")
     tail._over.set()  # the file is there for the last look only
@@ -226,7 +226,7 @@ def test_much_output_at_the_end_keeps_its_lines(tmp_path: Path, tail: Tail, take
     assert taken == lines
 
 
-def test_a_line_without_an_end_does_not_grow_for_ever(tmp_path: Path, tail: Tail, taken: list[str]) -> None:
+def test_a_line_without_an_end_does_not_grow_for_ever(tmp_path: Path, tail: LogTail, taken: list[str]) -> None:
     (tmp_path / "log").write_bytes(b"\r".join(b"%07d" % number for number in range(300_000)))
     wait_for(taken, 1)
     assert taken
@@ -265,7 +265,7 @@ def test_secrets_are_hidden_however_they_are_printed(name: str) -> None:
         assert part not in seen
 
 
-def test_text_of_a_log_that_is_longer_than_a_piece(stream: Stream) -> None:
+def test_text_of_a_log_that_is_longer_than_a_piece(stream: LogStream) -> None:
     lines = [f"line {number} \u00e9 {'x' * 200}" for number in range(20_000)]
     stream.write(lines)
     pieces = list(stream.text())
@@ -276,7 +276,7 @@ def test_text_of_a_log_that_is_longer_than_a_piece(stream: Stream) -> None:
     assert b"".join(stream.text()).endswith(b"lone ?\n")
 
 
-def test_text_ends_where_the_log_was_when_it_was_asked_for(stream: Stream) -> None:
+def test_text_ends_where_the_log_was_when_it_was_asked_for(stream: LogStream) -> None:
     stream.write(["x" * 20_000] * 100)
     pieces = stream.text()
     next(pieces)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from syrtos.jobs.observation import series
-from syrtos.jobs.observation.series import STATISTICS, Recorder, Sample
+from syrtos.jobs.observation.series import STATISTICS, Sample, SeriesRecorder
 from syrtos.observe.ledger import epochs_path, usage_path
 
 MIB = 1 << 20
@@ -49,12 +49,12 @@ def test_the_first_period(period: int, begin: float) -> None:
 def test_values_are_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(series.time, "time", lambda: now)
-    Recorder(tmp_path).add([("loss", 3.0), ("loss", 1.0), ("acc", 0.5)])
+    SeriesRecorder(tmp_path).add([("loss", 3.0), ("loss", 1.0), ("acc", 0.5)])
     assert series.of_job(tmp_path, True) == {"loss": [at(1000.0, 3.0, 1.0)], "acc": [at(1000.0, 0.5)]}
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"name": "loss", "ti')  # of a process that was killed
     now = 1001.0
-    recorder = Recorder(tmp_path)
+    recorder = SeriesRecorder(tmp_path)
     recorder.add([("loss", 2.0)])
     recorder.add([])
     recorder.add([("loss", 1e200)])  # CloudWatch takes none that is larger than 2^360
@@ -65,7 +65,7 @@ def test_a_long_record_is_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(series, "_LIMIT", 20_000)
     now = 0.0
     monkeypatch.setattr(series.time, "time", lambda: now)
-    recorder = Recorder(tmp_path)
+    recorder = SeriesRecorder(tmp_path)
     for number in range(2000):
         now = 10_000 + number / 4
         recorder.add([("loss", float(number)), ("rare", 1.0)] if number % 100 == 0 else [("loss", float(number))])

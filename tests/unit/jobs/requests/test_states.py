@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.requests import states
-from syrtos.jobs.requests.states import FINAL, MESSAGES, State
+from syrtos.jobs.requests.states import FINAL, MESSAGES, JobState
 
 ALL = sorted(MESSAGES)
 
 
-def allowed(state: State) -> list[str]:
+def allowed(state: JobState) -> list[str]:
     return [name for name in ALL if can(state, name)]
 
 
-def can(state: State, name: str) -> bool:
+def can(state: JobState, name: str) -> bool:
     try:
         state.with_transition(name, 0.0)
     except ConfigurationError:
@@ -51,7 +51,7 @@ def test_any_walk_is_without_gaps_and_ends_once(data: st.DataObject) -> None:
 @pytest.mark.parametrize("end", sorted(FINAL))
 @pytest.mark.parametrize("then", ALL)
 def test_nothing_follows_an_end(end: str, then: str) -> None:
-    state = State(FINAL[end], end, ({"Status": end, "StartTime": 1.0, "EndTime": 1.0, "StatusMessage": ""},))
+    state = JobState(FINAL[end], end, ({"Status": end, "StartTime": 1.0, "EndTime": 1.0, "StatusMessage": ""},))
     with pytest.raises(ConfigurationError, match=f"that is {end} can't become {then}"):
         state.with_transition(then, 2.0)
 

@@ -10,7 +10,7 @@ import pytest
 
 from syrtos.jobs.requests.request import Job, read
 from syrtos.jobs.runner import contract
-from syrtos.jobs.runner.contract import Place
+from syrtos.jobs.runner.contract import InstanceFacts
 
 
 def job(hyperparameters: Mapping[str, str] | None = None, instances: int = 2, **facts: Any) -> Job:
@@ -34,8 +34,8 @@ def job(hyperparameters: Mapping[str, str] | None = None, instances: int = 2, **
     return read(asked, {})
 
 
-def place(found: Job, root: str = "/opt/ml") -> Place:
-    return Place(root, found.hosts, 4, 0)
+def place(found: Job, root: str = "/opt/ml") -> InstanceFacts:
+    return InstanceFacts(root, found.hosts, 4, 0)
 
 
 def environment(found: Job, host: int = 0, root: str = "/opt/ml") -> dict[str, str]:
@@ -88,7 +88,7 @@ def test_another_root() -> None:
     assert seen["SM_MODEL_DIR"] == "/home/me/ml/model"
     assert seen["SM_CHANNEL_TRAIN"] == "/home/me/ml/input/data/train"
     assert seen["SAGEMAKER_BASE_DIR"] == "/home/me/ml"
-    found = Place("/home/me/ml", (), 1, 0)
+    found = InstanceFacts("/home/me/ml", (), 1, 0)
     inside = {path: found.instance_path(path) for path in ("/opt/ml", "/opt/ml/model", "/opt/mlx", "/opt", "text")}
     assert inside == {
         "/opt/ml": "/home/me/ml", "/opt/ml/model": "/home/me/ml/model", "/opt/mlx": "/opt/mlx", "/opt": "/opt", "text": "text",

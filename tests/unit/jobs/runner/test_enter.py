@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from syrtos.jobs.runner.enter import Spec, can_leave_network
+from syrtos.jobs.runner.enter import InstanceSpec, can_leave_network
 from syrtos.settings import FOR_WORKERS
 
 
 def test_a_command_does_not_take_itself_for_a_worker(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    spec = Spec(
+    spec = InstanceSpec(
         name="algo-1", root=str(tmp_path), isolated=False, folder=str(tmp_path), hosts="", mounts={}, fixed=(),
         variables={"OF_THE_JOB": "1"}, rank=0, output=str(log),
     )  # fmt: skip

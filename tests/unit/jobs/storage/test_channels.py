@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from syrtos.errors import DataError, SyrtosError
-from syrtos.jobs.requests.request import Channel
+from syrtos.jobs.requests.request import InputChannel
 from syrtos.jobs.storage import channels
 from syrtos.jobs.storage.channels import Pipe
 from syrtos.jobs.storage.objects import FolderStore
@@ -38,19 +38,19 @@ def put(places: Places, folder: Path, **contents: bytes | str) -> None:
         places.upload(folder / "content", f"s3://bucket/{key}")
 
 
-def channel(uri: str = "s3://bucket/data/", **facts: Any) -> Channel:
+def channel(uri: str = "s3://bucket/data/", **facts: Any) -> InputChannel:
     usual: dict[str, Any] = {
         "name": "train", "kind": "S3Prefix", "mode": "File", "sharded": False, "record_io": False, "gzip": False,
         "seed": None, "attributes": (), "config": {},
     }  # fmt: skip
-    return Channel(uri=uri, **(usual | facts))
+    return InputChannel(uri=uri, **(usual | facts))
 
 
 def files(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def order(places: Places, wanted: Channel, host: int = 0, hosts: int = 1, epoch: int = 0) -> list[str]:
+def order(places: Places, wanted: InputChannel, host: int = 0, hosts: int = 1, epoch: int = 0) -> list[str]:
     return [source.name for source in channels.sources(places, wanted, host, hosts, epoch)]
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.observation.metrics import Metrics
 from syrtos.jobs.tuning import pruning, requests, search, space, suggestion, trials, warm_start
-from syrtos.jobs.tuning.decision import Decision, decide
+from syrtos.jobs.tuning.decision import SearchDecision, decide
 from syrtos.jobs.tuning.search import Search
-from syrtos.jobs.tuning.trials import Trial
+from syrtos.jobs.tuning.trials import SearchTrial
 
 REQUEST: dict[str, Any] = {
     "HyperParameterTuningJobName": "tune",
@@ -129,9 +129,9 @@ def of(**facts: Any) -> Search:
     return Search(name="s", **(defaults | facts))
 
 
-def done(number: int, objective: float | None, status: str = "Completed", **facts: Any) -> Trial:
+def done(number: int, objective: float | None, status: str = "Completed", **facts: Any) -> SearchTrial:
     ended = None if status == "InProgress" else float(number)
-    return Trial(
+    return SearchTrial(
         number=number,
         name=f"s-{number}",
         tuned={"x": repr(number / 100)},
@@ -163,40 +163,40 @@ def test_counters_and_the_best() -> None:
 
 def test_decisions() -> None:
     running = done(3, None, "InProgress")
-    assert decide(of(), [], False, 0) == Decision(start=2)
-    assert decide(of(), [done(1, 1.0), running], False, 0) == Decision(start=1)
-    assert decide(of(trials=2), [done(1, 1.0), running], False, 0) == Decision()
-    assert decide(of(trials=2), [done(1, 1.0), done(2, None, "Failed")], False, 0) == Decision(status="Completed")
-    assert decide(of(), [running], True, 0) == Decision(stop=True)
-    assert decide(of(), [done(1, 1.0)], True, 0) == Decision(status="Stopped")
-    assert decide(of(), [], True, 0) == Decision(status="Stopped")
+    assert decide(of(), [], False, 0) == SearchDecision(start=2)
+    assert decide(of(), [done(1, 1.0), running], False, 0) == SearchDecision(start=1)
+    assert decide(of(trials=2), [done(1, 1.0), running], False, 0) == SearchDecision()
+    assert decide(of(trials=2), [done(1, 1.0), done(2, None, "Failed")], False, 0) == SearchDecision(status="Completed")
+    assert decide(of(), [running], True, 0) == SearchDecision(stop=True)
+    assert decide(of(), [done(1, 1.0)], True, 0) == SearchDecision(status="Stopped")
+    assert decide(of(), [], True, 0) == SearchDecision(status="Stopped")
 
 
 def test_completion_criteria() -> None:
     some = [done(1, 0.5), done(2, 0.6), done(3, 0.7), done(4, None, "InProgress")]
-    assert decide(of(target=0.5), some, False, 0) == Decision(stop=True)
-    assert decide(of(target=0.5), some[:3], False, 0) == Decision(status="Completed")
+    assert decide(of(target=0.5), some, False, 0) == SearchDecision(stop=True)
+    assert decide(of(target=0.5), some[:3], False, 0) == SearchDecision(status="Completed")
     assert decide(of(target=0.4), some, False, 0).start == 1
-    assert decide(of(target=0.7, maximize=True), some, False, 0) == Decision(stop=True)
-    assert decide(of(seconds=120), some, False, 121) == Decision(stop=True)
+    assert decide(of(target=0.7, maximize=True), some, False, 0) == SearchDecision(stop=True)
+    assert decide(of(seconds=120), some, False, 121) == SearchDecision(stop=True)
     assert decide(of(seconds=120), some[3:], False, 119).start == 1
     assert decide(of(seconds=120), [], False, 121).status == "Failed"
-    assert decide(of(patience=2), some, False, 0) == Decision(stop=True)
+    assert decide(of(patience=2), some, False, 0) == SearchDecision(stop=True)
     assert decide(of(patience=3), some, False, 0).start == 1
 
 
 def test_a_search_whose_trials_all_fail_gives_up() -> None:
     failed = [done(k, None, "Failed", failure=f"AlgorithmError: {k}") for k in range(1, 6)]
-    assert decide(of(trials=99), failed[:4], False, 0) == Decision(start=2)
+    assert decide(of(trials=99), failed[:4], False, 0) == SearchDecision(start=2)
     found = decide(of(trials=99), failed, False, 0)
     assert found.status == "Failed"
     assert "No training job succeeded after 5 attempts" in found.reason
     assert "AlgorithmError: 5" in found.reason
     running = done(6, None, "InProgress")
-    assert decide(of(trials=99), [*failed, running], False, 0) == Decision()  # which may succeed yet
+    assert decide(of(trials=99), [*failed, running], False, 0) == SearchDecision()  # which may succeed yet
     assert decide(
         of(trials=99), [*failed, dataclasses.replace(running, status="Completed", objective=1.0)], False, 0
-    ) == Decision(start=2)
+    ) == SearchDecision(start=2)
     assert decide(of(trials=1), failed[:1], False, 0).reason.startswith("No training job succeeded after 1 attempt.")
 
 
@@ -221,7 +221,7 @@ def test_a_search_always_gets_to_an_end(statuses: list[str], stopping: bool, mos
 def test_a_search_is_the_same_with_the_same_seed_and_after_a_restart() -> None:
     for strategy in ("Random", "Bayesian", "Hyperband"):
         wanted = of(strategy=strategy, seed=5)
-        some: list[Trial] = []
+        some: list[SearchTrial] = []
         for k in range(1, 16):
             tuned = suggestion.suggest(wanted, some, k)
             assert tuned == suggestion.suggest(wanted, copy.deepcopy(some), k)
@@ -235,7 +235,7 @@ def test_bayesian_search_comes_closer_than_random_search() -> None:
     for strategy in ("Random", "Bayesian"):
         distances = []
         for seed in range(3):
-            wanted, some = of(strategy=strategy, seed=seed), list[Trial]()
+            wanted, some = of(strategy=strategy, seed=seed), list[SearchTrial]()
             for k in range(1, 41):
                 tuned = suggestion.suggest(wanted, some, k)
                 some.append(dataclasses.replace(done(k, abs(float(tuned["x"]) - 0.3)), tuned=tuned))

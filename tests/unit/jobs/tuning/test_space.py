@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.tuning import space, studies, suggestion
 from syrtos.jobs.tuning.search import Search
-from syrtos.jobs.tuning.trials import Trial
+from syrtos.jobs.tuning.trials import SearchTrial
 
 
 def number(kind: str, low: object, high: object, scale: str | None = None, name: str = "x") -> dict[str, Any]:
@@ -77,12 +77,12 @@ def test_suggestions_are_in_range_and_are_read_again_as_they_were(
     search = Search(
         name="s", strategy=strategy, space=found, metric="m", maximize=False, trials=9, parallel=1, seed=seed
     )
-    trials: list[Trial] = []
+    trials: list[SearchTrial] = []
     for k in range(1, 4):
         tuned = suggestion.suggest(search, trials, k)
         assert low <= float(tuned["x"]) <= high
         assert 1 <= int(tuned["n"]) <= 300
-        trials.append(Trial(number=k, name=str(k), tuned=tuned, status="Completed", objective=float(k)))
+        trials.append(SearchTrial(number=k, name=str(k), tuned=tuned, status="Completed", objective=float(k)))
     studies.add(studies.study(search), search, trials)  # Optuna takes them back
 
 

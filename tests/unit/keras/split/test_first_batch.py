@@ -14,8 +14,8 @@ from syrtos.comm.communicator import ReduceOp
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import OutOfStepError
 from syrtos.keras.split import first_batch, known_parts, verdicts
-from syrtos.keras.split.plan import Plan
-from syrtos.keras.split.trial_step import Assigned, Outcome
+from syrtos.keras.split.plan import SplitPlan
+from syrtos.keras.split.trial_step import Assigned, StepOutcome
 
 ROWS = np.asarray([[1.0, 2.0], [3.0, 5.0], [4.0, 0.5]])
 KEY = 7
@@ -33,7 +33,7 @@ class Trial:
     gradient: Compute = lambda rows: 0.0
     rows: np.ndarray[Any, Any] = dataclasses.field(default_factory=lambda: ROWS)
 
-    def whole(self, all_rows: bool) -> Outcome:
+    def whole(self, all_rows: bool) -> StepOutcome:
         return self._outcome(self.rows)
 
     def backwards(self) -> Trial:
@@ -42,13 +42,13 @@ class Trial:
     def precision(self) -> int:
         return 4
 
-    def split(self, plan: Plan) -> Outcome:
+    def split(self, plan: SplitPlan) -> StepOutcome:
         try:
             return self._together(plan, (self.rows[:2], self.rows[2:])[self.comm.rank])
         except (ValueError, OutOfStepError) as error:
-            return Outcome(error=f"{type(error).__name__}: {error}")
+            return StepOutcome(error=f"{type(error).__name__}: {error}")
 
-    def _together(self, plan: Plan, own: np.ndarray[Any, Any]) -> Outcome:
+    def _together(self, plan: SplitPlan, own: np.ndarray[Any, Any]) -> StepOutcome:
         found = self._outcome(own)
         parts = np.asarray(self.comm.agree("rows", float(len(own))))
         weight = len(own) / parts.sum() if plan.gradients == "mean" else 1.0
@@ -65,18 +65,18 @@ class Trial:
             return self.comm.allreduce(np.asarray(own), known[rule])
         return self.comm.allreduce(np.asarray(own) * share)
 
-    def _outcome(self, rows: np.ndarray[Any, Any]) -> Outcome:
+    def _outcome(self, rows: np.ndarray[Any, Any]) -> StepOutcome:
         computed = (np.asarray(part(rows), np.float64) for part in (self.gradient, self.returns, self.assigns))
         gradient, log, value = computed
         assigned = {KEY: Assigned("state", np.zeros(()), value)}
-        return Outcome([gradient], ["kernel"], [log], ["loss"], [], assigned)
+        return StepOutcome([gradient], ["kernel"], [log], ["loss"], [], assigned)
 
 
-def decided(together: Callable[..., list[Any]], **parts: Compute) -> Plan:
+def decided(together: Callable[..., list[Any]], **parts: Compute) -> SplitPlan:
     """The plan of two workers, which must be the same."""
 
-    def decide(comm: InProcessCommunicator) -> Plan:
-        plan, session = Plan(), SimpleNamespace(comm=comm)
+    def decide(comm: InProcessCommunicator) -> SplitPlan:
+        plan, session = SplitPlan(), SimpleNamespace(comm=comm)
         first_batch.decide(plan, Trial(comm, **parts), session)  # type: ignore[arg-type]
         return plan
 
@@ -163,12 +163,16 @@ def test_errors_of_a_step_say_that_its_batch_is_split() -> None:
         raise error
 
     session: Any = SimpleNamespace(world=SimpleNamespace(size=2), options=SimpleNamespace(batch="global"))
-    step = verdicts.naming_split(Plan(), session, verdicts.naming_split(Plan(), session, fails))
+    step = verdicts.naming_split(SplitPlan(), session, verdicts.naming_split(SplitPlan(), session, fails))
     with pytest.raises(ValueError, match="shape") as raised:
         step(ValueError("shape"))
     (note,) = raised.value.__notes__
     assert "split over 2 workers" in note
-    for error, plan in ((StopIteration(), Plan()), (OutOfStepError("x"), Plan()), (ValueError("x"), Plan(whole="why"))):
+    for error, plan in (
+        (StopIteration(), SplitPlan()),
+        (OutOfStepError("x"), SplitPlan()),
+        (ValueError("x"), SplitPlan(whole="why")),
+    ):
         with pytest.raises(type(error)) as raised:
             verdicts.naming_split(plan, session, fails)(error)
         assert not getattr(raised.value, "__notes__", [])
@@ -181,8 +185,8 @@ def test_a_variable_that_stays_as_it_was_shows_no_rule(together: Callable[..., l
 def test_a_count_of_rare_rows_is_a_sum(together: Callable[..., list[Any]]) -> None:
     """None of the rows is one of them: a number that is counted, and was 0 on all workers, is added up."""
 
-    def decide(comm: InProcessCommunicator) -> Plan:
-        plan, session = Plan(), SimpleNamespace(comm=comm)
+    def decide(comm: InProcessCommunicator) -> SplitPlan:
+        plan, session = SplitPlan(), SimpleNamespace(comm=comm)
         trial = Trial(comm, returns=lambda r: np.sum(r > 1e6))
         outcome = trial._outcome
         trial._outcome = lambda rows: dataclasses.replace(  # type: ignore[method-assign]
@@ -196,7 +200,7 @@ def test_a_count_of_rare_rows_is_a_sum(together: Callable[..., list[Any]]) -> No
 
 def test_a_later_batch_that_disagrees_is_seen(together: Callable[..., list[Any]]) -> None:
     def later(comm: InProcessCommunicator) -> tuple[bool, bool]:
-        plan, session = Plan(), SimpleNamespace(comm=comm)
+        plan, session = SplitPlan(), SimpleNamespace(comm=comm)
         first_batch.decide(plan, Trial(comm, gradient=lambda r: r.mean(axis=0)), session)  # type: ignore[arg-type]
         same = Trial(comm, gradient=lambda r: r.mean(axis=0), rows=ROWS * 2)
         other = Trial(comm, gradient=lambda r: r.mean(axis=0) ** 2)
@@ -207,7 +211,7 @@ def test_a_later_batch_that_disagrees_is_seen(together: Callable[..., list[Any]]
 
 def test_rounding_of_gradients_near_zero_is_no_difference(together: Callable[..., list[Any]]) -> None:
     def later(comm: InProcessCommunicator) -> bool:
-        plan, session = Plan(), SimpleNamespace(comm=comm)
+        plan, session = SplitPlan(), SimpleNamespace(comm=comm)
         first_batch.decide(plan, Trial(comm, gradient=lambda r: r.mean(axis=0)), session)  # type: ignore[arg-type]
         noise = Trial(comm, gradient=lambda r: 1e-8 * np.sin(1e9 * r).mean(axis=0) ** 2)
         return first_batch.confirm(plan, noise, session)  # type: ignore[arg-type]

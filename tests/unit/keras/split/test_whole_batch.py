@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any
 
 import keras
 import pytest
 
+from syrtos.comm import world
 from syrtos.keras.split import whole_batch
 
 
@@ -41,3 +43,24 @@ def test_functions() -> None:
     assert not whole_batch.is_row_by_row(keras.losses.Dice())
     assert whole_batch.is_row_by_row(keras.losses.mean_squared_error)
     assert whole_batch.is_row_by_row(functools.partial(keras.losses.huber, delta=2.0))
+
+
+@pytest.mark.needs("tensorflow")
+def test_methods_that_are_functions_of_tensorflow_get_all_rows_too() -> None:
+    import tensorflow as tf
+
+    class Largest(keras.metrics.Metric):
+        @tf.function
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None: ...
+
+    class OfBatch(keras.losses.Loss):
+        @tf.function
+        def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any: ...
+
+    def init(self: Any) -> None: ...
+
+    world.init()
+    whole_batch.adapting_class(init)(Largest.__new__(Largest))
+    whole_batch.adapting_loss(init)(OfBatch.__new__(OfBatch))
+    for kind, name in ((Largest, "update_state"), (OfBatch, "__call__")):
+        assert isinstance(vars(kind)[name], types.FunctionType), "it is not wrapped"

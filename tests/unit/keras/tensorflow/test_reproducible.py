@@ -41,8 +41,9 @@ DRAWS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def unseeded() -> Iterator[None]:
+def unseeded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As `syrtos run` leaves a script that sets no seed."""
+    monkeypatch.setenv(settings.SEED_VARIABLE, "2026")
     world.init()
     tf.random.set_seed(settings.common_seed())
     yield
@@ -209,3 +210,8 @@ def test_a_seed_of_an_operation_means_what_it_means_without_a_global_seed() -> N
     assert tf.random.uniform([4], seed=3).numpy().tolist() == wanted.tolist()
     tf.random.set_seed(settings.common_seed() + 12345)
     assert tf.random.uniform([4], seed=3).numpy().tolist() != wanted.tolist()
+
+
+def test_outside_of_a_run_each_global_seed_is_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(settings.SEED_VARIABLE)
+    assert not is_seed_of_run(settings.common_seed())

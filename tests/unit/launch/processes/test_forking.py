@@ -42,7 +42,7 @@ def test_a_path_that_exists_can_be_connected_to(monkeypatch: pytest.MonkeyPatch,
         raise Served
 
     monkeypatch.setattr(zygote.socket, "socket", Listener)
-    monkeypatch.setattr(zygote, "Server", serve)
+    monkeypatch.setattr(zygote, "ForkServer", serve)
     monkeypatch.setattr(zygote.gc, "freeze", lambda: None)
     monkeypatch.setattr(sys, "path", ["its folder", *sys.path])
     with pytest.raises(Served):

@@ -9,7 +9,7 @@ import pytest
 
 from syrtos.launch.plan import Group, Plan
 from syrtos.launch.remote import records
-from syrtos.launch.remote.records import Records
+from syrtos.launch.remote.records import MissingRecords
 from syrtos.observe.ledger import ledger_path, usage_path
 from syrtos.settings import OPTIONS_VARIABLE
 
@@ -37,7 +37,7 @@ def test_what_is_not_here_comes_whole(here: Path, tmp_path: Path, monkeypatch: p
     written(ledger_path(tmp_path / "there", 1), "of rank 1, in several pieces\n")
     written(usage_path(tmp_path / "there", 1), "12345")  # as long as a piece
     written(ledger_path(here, 1).with_suffix(".partial"), "of an agent that was lost")
-    found = Records(plan(here))
+    found = MissingRecords(plan(here))
     assert found.missing("a") == []
     assert found.missing("b") == [1, 2]
     for data, facts in records.pieces(tmp_path / "there", [1, 2]):  # rank 2 has written nothing
@@ -50,7 +50,7 @@ def test_what_is_not_here_comes_whole(here: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_a_host_writes_the_files_of_its_own_ranks_alone(here: Path) -> None:
-    found = Records(plan(here))
+    found = MissingRecords(plan(here))
     (data, facts), *_ = records.pieces(here, [0])
     found.take("b", {**facts, "data": data + b"", "rank": 0})
     found.take("b", {**facts, "data": data, "rank": 1, "file": "../../x"})
@@ -59,8 +59,8 @@ def test_a_host_writes_the_files_of_its_own_ranks_alone(here: Path) -> None:
 
 
 def test_nothing_is_asked_of_commands_and_of_this_machine(here: Path) -> None:
-    assert Records(plan(here, reports=False)).missing("b") == []
-    assert Records(Plan((Group(("x",), range(2)),), plan(here).environment)).missing("") == []
+    assert MissingRecords(plan(here, reports=False)).missing("b") == []
+    assert MissingRecords(Plan((Group(("x",), range(2)),), plan(here).environment)).missing("") == []
 
 
 def test_files_of_an_earlier_run_are_not_sent(here: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from syrtos.cli.watching import all_trackers
 from syrtos.errors import ConfigurationError
-from syrtos.report.figures import Point
+from syrtos.report.figures import FiguresPoint
 from syrtos.report.trackers import About, Tracker, make
 from syrtos.settings import KUBEFLOW_VARIABLES
 
@@ -79,7 +79,9 @@ def end_epoch(folder: Path, epoch: int, time: float) -> None:
 def test_progress_and_metrics(tracker: Tracker, controller: Controller, tmp_path: Path) -> None:
     end_epoch(tmp_path, 1, 100.0)
     end_epoch(tmp_path, 2, 110.0)
-    tracker.log([Point(1.0, 5, {"loss": 0.25, "system/rank 0 memory bytes": 1.0}), Point(2.0, 6, {"loss": 0.125})])
+    tracker.log(
+        [FiguresPoint(1.0, 5, {"loss": 0.25, "system/rank 0 memory bytes": 1.0}), FiguresPoint(2.0, 6, {"loss": 0.125})]
+    )
     ((token, status),) = controller.reports
     assert token == "Bearer first"
     assert status["lastUpdatedTime"].endswith("Z")
@@ -93,8 +95,10 @@ def test_progress_and_metrics(tracker: Tracker, controller: Controller, tmp_path
 def test_the_end_has_the_last_numbers_and_the_token_of_then(
     tracker: Tracker, controller: Controller, tmp_path: Path
 ) -> None:
-    tracker.log([Point(1.0, 1, {"loss": 1.0})])
-    tracker.log([Point(2.0, 2, {"loss": 0.5})])  # too soon after the first: the controller wants 5 s between reports
+    tracker.log([FiguresPoint(1.0, 1, {"loss": 1.0})])
+    tracker.log(
+        [FiguresPoint(2.0, 2, {"loss": 0.5})]
+    )  # too soon after the first: the controller wants 5 s between reports
     (tmp_path / "token").write_text("second")
     tracker.end("finished", None)
     (_, first), (token, last) = controller.reports
@@ -107,7 +111,7 @@ def test_a_controller_that_is_away_ends_nothing(
     tracker: Tracker, controller: Controller, capsys: pytest.CaptureFixture[str]
 ) -> None:
     controller.refuses = True
-    tracker.log([Point(1.0, 1, {"loss": 1.0})])
+    tracker.log([FiguresPoint(1.0, 1, {"loss": 1.0})])
     assert "status was not updated" in capsys.readouterr().out
 
 
