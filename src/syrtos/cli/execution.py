@@ -138,7 +138,7 @@ def _digest(script: str) -> str:
 
 
 def read_request(run_dir: Path) -> RunRequest:
-    """Reads the request that `Request.write` has written, and changes to the folder in which the run was begun.
+    """Reads the request that `RunRequest.write` has written, and changes to the folder in which the run was begun.
 
     If the script has changed since, a line says so.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from syrtos.comm import world
@@ -61,32 +62,12 @@ def _is_along_rows(wrapper: Any) -> bool:
 
 def of_all_rows(original: Method) -> Method:
     """Wraps `Loss.__call__`: it is given the rows of all workers where the loss may mix them."""
-
-    @functools.wraps(original)
-    def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        step = backend.active().current_step()
-        if step is None or not step.splits_batch or loss_is_row_by_row(self):
-            return original(self, y_true, y_pred, sample_weight)
-        y_true, y_pred, sample_weight = step.rows_of_all((y_true, y_pred, sample_weight))
-        with step.whole_batch():
-            return original(self, y_true, y_pred, sample_weight)
-
-    return call
+    return _on_all_rows(original, loss_is_row_by_row)
 
 
 def mean_of_all_rows(original: Method) -> Method:
     """Wraps `MeanMetricWrapper.update_state`: it is given the rows of all workers where its function may mix them."""
-
-    @functools.wraps(original)
-    def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        step = backend.active().current_step()
-        if step is None or not step.splits_batch or (is_row_by_row(self._fn) and not _is_along_rows(self)):
-            return original(self, y_true, y_pred, sample_weight=sample_weight)
-        y_true, y_pred, sample_weight = step.rows_of_all((y_true, y_pred, sample_weight))
-        with step.whole_batch():
-            return original(self, y_true, y_pred, sample_weight=sample_weight)
-
-    return update_state
+    return _on_all_rows(original, lambda metric: is_row_by_row(metric._fn) and not _is_along_rows(metric))
 
 
 def adapting_class(original: Method) -> Method:
@@ -153,11 +134,13 @@ def _tell_where_workers_train_alone(kind: type) -> None:
     )
 
 
-def _on_all_rows(original: Method) -> Method:
+def _on_all_rows(original: Method, is_known: Callable[[Any], bool] = lambda _: False) -> Method:
+    """Wraps a method: it is given the rows of all workers, unless ``is_known`` says that its object is row by row."""
+
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         step = backend.active().current_step()
-        if step is None or not step.splits_batch:
+        if step is None or not step.splits_batch or is_known(self):
             return original(self, *args, **kwargs)
         args, kwargs = step.rows_of_all((args, kwargs))
         with step.whole_batch():

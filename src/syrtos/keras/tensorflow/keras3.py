@@ -21,7 +21,7 @@ from syrtos.keras.datasets.planned import PlannedDataset, Stream
 from syrtos.keras.features import asynchronous, finite, local_steps, sharding
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.split import share_patches, whole_batch
-from syrtos.keras.split.verdicts import naming_split
+from syrtos.keras.split.verdicts import is_split, naming_split
 from syrtos.keras.tensorflow import (
     compiled_update,
     first_batch,
@@ -249,20 +249,16 @@ def _on_batch(original: Method) -> Method:
         session = world.sharing()
         if original.__name__ == "train_on_batch":
             local_steps.refuse_single_steps()
-        if _splits_batches(session):
+        if is_split(session):
             replicas.compute_equal(session.comm, self, original.__name__)
         return original(self, *args, **kwargs)
 
     return on_batch
 
 
-def _splits_batches(session: world.Session) -> bool:
-    return session.world.size > 1 and session.options.batch != "per-worker"
-
-
 def _sharing(session: world.Session, batch: Any) -> Any:
     """Returns a batch that the script gave by hand for steps that cut it; those of a pipeline are prepared already."""
-    is_of_pipeline = isinstance(batch, Share | Numbered) or not _splits_batches(session)
+    is_of_pipeline = isinstance(batch, Share | Numbered) or not is_split(session)
     return batch if is_of_pipeline else numbered_by_hand(batch)
 
 
