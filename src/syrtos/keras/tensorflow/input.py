@@ -104,8 +104,9 @@ def numbered_by_hand(batch: Any) -> Numbered:
 
 
 def _as_tensor(leaf: Any) -> Any:
-    is_one = isinstance(leaf, tf.Tensor | tf.SparseTensor | tf.RaggedTensor) or not getattr(leaf, "shape", ())
-    return leaf if is_one else tf.convert_to_tensor(leaf)
+    if isinstance(leaf, tf.Tensor | tf.SparseTensor | tf.RaggedTensor) or not getattr(leaf, "shape", ()):
+        return leaf
+    return tf.convert_to_tensor(leaf)
 
 
 def spec_of_share(spec: Any, comm: Communicator) -> Any:
