@@ -14,8 +14,8 @@ comma := ,
 # The environment of the tests and tools, by its frameworks.
 READY := .venv/ready-$(subst $(space),-,$(strip $(BACKENDS)))
 
-# Tests that stand in one file share what they have set up, so they stay in one process; two of those fill two cores.
-JOBS ?= 2
+# Tests that stand in one file share what they have set up, so they stay in one process; some of these wait.
+JOBS ?= 3
 # Where tests of the slower tiers stand: looking for them in all folders takes each process ten seconds.
 SLOW = tests/contract tests/parity tests/e2e tests/faults tests/conformance
 # Each tier leaves the duration of its tests in build/, which `.ci/run` sums up.
@@ -36,7 +36,7 @@ test: $(READY)
 	$(PYTEST) -m "not slow and not long and not timing"
 
 # Many of these wait for others.
-test-slow test-long: JOBS = 4
+test-slow test-long: JOBS = 5
 # Then, with nothing beside them, those that judge times.
 test-slow: sdks
 	$(PYTEST) -m "slow and not long and not timing" $(SLOW)

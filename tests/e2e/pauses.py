@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import forking
 
 SCRIPT = Path(__file__).parent / "scripts" / "pausing.py"
 SYRTOS = Path(sys.executable).with_name("syrtos")
@@ -31,6 +32,6 @@ def weights_of(text: str) -> str:
 def undisturbed(workers: int, folder: Path) -> str:
     """The digest of the weights of a run of this machine that nothing is done to."""
     (folder / "go").touch()
-    command = [str(SYRTOS), "run", "-n", str(workers), "--oversubscribe", str(SCRIPT), str(folder)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=True)
+    done = forking.run(forking.syrtos_run(folder / "run", workers, SCRIPT, folder), cwd=folder)
+    assert done.returncode == 0, done.stderr
     return weights_of(done.stdout)

@@ -12,7 +12,9 @@ SCRIPT = str(Path(__file__).parent / "scripts" / "configured.py")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["native", "gpus", "horovod", pytest.param("keras2", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "first", ["gpus", "horovod", *(pytest.param(name, marks=pytest.mark.long) for name in ("native", "keras2"))]
+)
 def test_the_script_configures_tensorflow(tmp_path: Path, first: str) -> None:
     command = [str(Path(sys.executable).parent / "syrtos"), "run", "-n", "2", "--oversubscribe"]
     done = subprocess.run(

@@ -149,7 +149,7 @@ def result(done: subprocess.CompletedProcess[str]) -> np.ndarray:
     [
         pytest.param(HOROVOD_FIT, id="horovod-fit"),
         pytest.param(COUNTED_STEPS, id="steps-of-a-part", marks=pytest.mark.long),
-        pytest.param(HOROVOD_LOOP, id="horovod-loop", marks=pytest.mark.slow),
+        pytest.param(HOROVOD_LOOP, id="horovod-loop", marks=pytest.mark.long),
         pytest.param(SMDDP_LOOP, id="smddp-loop", marks=pytest.mark.long),
         pytest.param(MULTI_GPU, id="multi-gpu", marks=pytest.mark.long),
         pytest.param(ESTIMATOR, id="estimator", marks=pytest.mark.slow),

@@ -17,6 +17,8 @@ import netns
 import numpy as np
 import pytest
 
+import forking
+
 SYRTOS = Path(sys.executable).with_name("syrtos")
 ELASTIC = Path(__file__).parents[1] / "faults" / "scripts" / "elastic.py"
 LONG = 300.0
@@ -39,9 +41,9 @@ def until(done: Callable[[], bool]) -> None:
 
 def trained(folder: Path, *arguments: str, backend: str) -> None:
     """Trains on one worker, to its end."""
-    env = {**os.environ, "KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"}
-    command = [SYRTOS, "run", "--run-dir", folder.with_name("one"), "--max-restarts", "0", ELASTIC, folder, *arguments]
-    subprocess.run(list(map(str, command)), env=env, check=True, capture_output=True, timeout=LONG)
+    words = forking.syrtos_run(folder.with_name("one"), 1, ELASTIC, folder, *arguments, flags=("--max-restarts", "0"))
+    done = forking.run(words, {"KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"}, timeout=LONG)
+    assert done.returncode == 0, done.stderr
 
 
 def check_alike(one: Path, other: Path) -> None:

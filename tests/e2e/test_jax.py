@@ -91,11 +91,16 @@ def test_three_workers_compute_what_one_process_computes(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
-def test_workers_with_several_devices_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "others", [("planned_data",), pytest.param(("generators_and_steps", "files"), marks=pytest.mark.long)]
+)
+def test_workers_with_several_devices_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: tuple[str, ...]
+) -> None:
     """As a worker that is alone on a host with several GPUs has them."""
     check("jax", 1, tmp_path / "1", "one_program")
     monkeypatch.setenv("XLA_FLAGS", f"{QUICK_XLA} --xla_force_host_platform_device_count=2")
-    check("jax", 2, tmp_path / "2", "one_program", "planned_data", "generators_and_steps", "files")
+    check("jax", 2, tmp_path / "2", "one_program", *others)
     one, two = (dict(np.load(tmp_path / str(n) / "one_program.npz")) for n in (1, 2))
     for name in one:
         np.testing.assert_allclose(one[name], two[name], rtol=1e-5, atol=2e-6, err_msg=name)

@@ -51,6 +51,7 @@ def ends(*hosts: subprocess.Popen[str]) -> list[str]:
     return [host.communicate(timeout=300)[0] for host in hosts]
 
 
+@pytest.mark.long  # `test_pods` stops all hosts too
 def test_a_signal_to_one_host_stops_all_and_the_same_command_goes_on(tmp_path: Path, expected: str) -> None:
     hosts = Hosts(tmp_path)
     first, second = hosts.start(0), hosts.start(1)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pods
 import pytest
 
+import forking
 from syrtos.engines.engine import Wanted
 from syrtos.engines.kubernetes import manifests
 from syrtos.engines.kubernetes.request import request_of
@@ -53,22 +54,22 @@ def weights(machine: pods.Machine) -> bytes:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The weights of a run that nothing happens to."""
-    if reason := pods.missing():
-        pytest.skip(reason)
-    with pods.machine(tmp_path_factory.mktemp("whole")) as machine:
-        run = started(machine, "JobSet", fast=True)
-        assert run.to_the_end() == [0, 0], run.text()
-        assert run.starts == 1
-        assert "host 0 | done" in run.printed
-        return weights(machine)
+    """The weights of a run of this machine that nothing happens to."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "fast").touch()
+    command = forking.syrtos_run(folder / "run", 2, SCRIPTS / "preempted.py", folder)
+    done = forking.run(command, {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return (folder / "weights.bin").read_bytes()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["TrainJob", "Job"])
-def test_other_kinds_train_the_same(kind: str, machine: pods.Machine, whole: bytes) -> None:
+@pytest.mark.parametrize("kind", ["JobSet", "TrainJob", "Job"])
+def test_all_kinds_train_the_same(kind: str, machine: pods.Machine, whole: bytes) -> None:
     run = started(machine, kind, fast=True)
     assert run.to_the_end() == [0, 0], run.text()
+    assert run.starts == 1
+    assert "host 0 | done" in run.printed
     assert weights(machine) == whole
 
 
@@ -106,6 +107,7 @@ def test_a_pod_that_waits_for_others_ends_when_it_is_deleted(machine: pods.Machi
     assert run.delete_pods(0) == [143], run.text()
 
 
+@pytest.mark.long
 def test_a_run_whose_node_is_lost_goes_on(machine: pods.Machine, whole: bytes) -> None:
     """Its pod has no time to save anything: the JobSet starts all pods again, and counts it."""
     run = started(machine, "JobSet", fast=False)

@@ -15,6 +15,7 @@ import pytest
 import ray_cluster
 from ray_cluster import LONG, RayCluster
 
+import forking
 import syrtos
 
 SYRTOS = (sys.executable, "-m", "syrtos")
@@ -51,8 +52,8 @@ def cluster(started: RayCluster) -> Iterator[RayCluster]:
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of the same script on this machine."""
     folder = tmp_path_factory.mktemp("here")
-    code, said = ended(start(folder, "-n", NODES, "--oversubscribe", RECOVERING, folder / "out", "arrays"))
-    assert code == 0, said
+    done = forking.run(forking.syrtos_run(folder / "run", NODES, RECOVERING, folder / "out", "arrays"), ENV)
+    assert done.returncode == 0, done.stderr
     return folder
 
 

@@ -14,6 +14,8 @@ import netns
 import numpy as np
 import pytest
 
+import forking
+
 SYRTOS = Path(sys.executable).with_name("syrtos")
 RECOVERING = Path(__file__).parents[1] / "faults" / "scripts" / "recovering.py"
 LONG = 300.0
@@ -75,8 +77,9 @@ def test_the_result_is_as_if_nothing_had_happened(hosts: netns.Hosts, tmp_path: 
     whole, faulty = tmp_path / "whole", tmp_path / "faulty"
     for folder in (whole, faulty):
         folder.mkdir()
-    code, said = ended(started(hosts, whole))
-    assert code == 0, said
+    words = forking.syrtos_run(whole / "run", 2, RECOVERING, whole / "out", "arrays")
+    done = forking.run(words, {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
 
     run = started(hosts, faulty, "SIGKILL:1:5")
     until(lambda: steps(faulty) > 10)

@@ -51,7 +51,11 @@ def server() -> Iterator[http.server.ThreadingHTTPServer]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "checks"),
-    [("keras3", CHECKS), ("keras2", CHECKS), pytest.param("horovod", ("explicit",), marks=pytest.mark.long)],
+    [
+        ("keras3", CHECKS),
+        pytest.param("keras2", CHECKS, marks=pytest.mark.long),
+        pytest.param("horovod", ("explicit",), marks=pytest.mark.long),
+    ],
     ids=lambda v: str(v)[:7],
 )
 def test_files_are_written_once_and_read_whole(

@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "sharded.py"
 LARGE = Path(__file__).parent / "scripts" / "large.py"
 SYRTOS = Path(sys.executable).with_name("syrtos")
 ENV = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
-BACKENDS = ["tensorflow", "torch", "jax"]
+BACKENDS = ["tensorflow", "torch", pytest.param("jax", marks=pytest.mark.long)]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 

@@ -108,18 +108,19 @@ def test_what_can_t_train_alone_is_refused(tmp_path: Path, mode: str, backend: s
     assert says in done.stderr
 
 
+# Of a gradient of four bytes a number; MPI and TCP add to it.
+SENT = {"--compress bf16": (0.45, 0.6), "--compress powersgd:4": (0.0, 0.1), "--sync-every 8": (0.0, 0.2)}
+
+
 @pytest.mark.timeout(400)
-def test_fewer_bytes_are_sent() -> None:
-    """32 steps of 1M numbers of four bytes between two hosts."""
-    exact = 32 * 4
-    sent = {}
+@pytest.mark.parametrize("way", [way if "bf16" in way else pytest.param(way, marks=pytest.mark.long) for way in SENT])
+def test_fewer_bytes_are_sent(way: str) -> None:
+    """32 steps of 1M numbers between two hosts."""
+    least, most = SENT[way]
     with netns.two_hosts_or_skip(None) as hosts:
-        for way in ("--compress bf16", "--compress powersgd:4", "--sync-every 8"):
-            before = hosts.sent_bytes(0)
-            options = [*hosts.flags(1), *way.split(), "--max-restarts", "0", "--check-every", "0"]
-            done = hosts.run([str(SYRTOS), "run", *options, str(SCRIPT), "large"], env=ENV)
-            assert done.returncode == 0, done.stderr
-            sent[way] = (hosts.sent_bytes(0) - before) / 1e6
-    assert 0.45 * exact < sent["--compress bf16"] < 0.6 * exact  # with what MPI and TCP add
-    assert sent["--compress powersgd:4"] < 0.1 * exact
-    assert sent["--sync-every 8"] < 0.2 * exact
+        before = hosts.sent_bytes(0)
+        options = [*hosts.flags(1), *way.split(), "--max-restarts", "0", "--check-every", "0"]
+        done = hosts.run([str(SYRTOS), "run", *options, str(SCRIPT), "large"], env=ENV)
+        assert done.returncode == 0, done.stderr
+        sent = (hosts.sent_bytes(0) - before) / 1e6
+    assert least < sent / (32 * 4) < most

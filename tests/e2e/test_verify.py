@@ -38,7 +38,7 @@ print("weights", keras.models.load_model("best.keras", compile=False).count_para
 
 @pytest.mark.parametrize(
     "backend",
-    ["tensorflow", pytest.param("jax", marks=pytest.mark.slow), pytest.param("torch", marks=pytest.mark.slow)],
+    ["tensorflow", pytest.param("jax", marks=pytest.mark.long), pytest.param("torch", marks=pytest.mark.slow)],
 )
 def test_a_script_is_compared_and_its_files_are_left_alone(tmp_path: Path, backend: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -1,4 +1,6 @@
-"""The wheel that `make dist` builds trains on two workers, in an environment that has nothing else and far from the checkout."""
+"""The wheel that `make dist` builds trains on two workers, in an environment that has nothing else and far from the checkout.
+
+With JAX in `make test-slow`: TensorFlow needs a gigabyte and two minutes to be installed."""
 
 from __future__ import annotations
 
@@ -32,9 +34,9 @@ print("trained by", syrtos.size(), "with", syrtos.__file__)
 ENV = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
 
 
-@pytest.fixture(scope="module")
-def environment() -> Iterator[Path]:
-    """An environment with the wheel and TensorFlow, which is removed in the end: it has 2 GB."""
+@pytest.fixture
+def environment(backend: str) -> Iterator[Path]:
+    """An environment with the wheel and a framework, which is removed in the end."""
     if missing := [name for name in ("build", "twine") if importlib.util.find_spec(name) is None]:
         pytest.skip(f"needs the extra `dist`: {', '.join(missing)}")
     with tempfile.TemporaryDirectory(prefix="syrtos-wheel-") as name:
@@ -52,15 +54,16 @@ def environment() -> Iterator[Path]:
             "-c",
             ROOT / "constraints.txt",
         ]
-        subprocess.run([*install, f"{wheel}[tensorflow]"], check=True, cwd=folder, env=ENV)
+        subprocess.run([*install, f"{wheel}[{backend}]"], check=True, cwd=folder, env=ENV)
         yield folder / "env"
 
 
-@pytest.mark.slow
-@pytest.mark.needs("tensorflow")
-def test_an_installed_wheel_trains(environment: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "backend", [pytest.param("jax", marks=pytest.mark.slow), pytest.param("tensorflow", marks=pytest.mark.long)]
+)
+def test_an_installed_wheel_trains(environment: Path, backend: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    env = ENV | {"KERAS_BACKEND": "tensorflow", "PATH": f"{environment}/bin:{os.environ['PATH']}"}
+    env = ENV | {"KERAS_BACKEND": backend, "PATH": f"{environment}/bin:{os.environ['PATH']}"}
     command = [environment / "bin/syrtos", "run", "-n", "2", "--oversubscribe", "train.py"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -69,7 +69,7 @@ OTHERS_END = ("SIGABRT:0:47",)
             pytest.param("tensorflow", data, marks=pytest.mark.long)
             for data in ("planned", "pipeline", "filtered", "generator")
         ),
-        ("jax", "arrays"),
+        pytest.param("jax", "arrays", marks=pytest.mark.long),
         pytest.param("torch", "arrays", marks=pytest.mark.long),
         pytest.param("keras 2", "arrays", marks=pytest.mark.long),
         pytest.param("keras 2", "pipeline", marks=pytest.mark.long),
@@ -143,7 +143,7 @@ def test_what_always_fails_at_the_same_place_is_given_up(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
 def test_a_run_is_resumed_after_its_launcher_has_ended(
     whole: Callable[[str, str], Path], tmp_path: Path, how: signal.Signals
 ) -> None:

@@ -1,6 +1,6 @@
 """The cases that need no TensorFlow, with Keras on JAX and on torch, in one process and on two workers.
 
-XLA compiles each of JAX's for seconds, in three processes: `make test-slow` has every third one of them, and of torch's, `make test-long` the rest.
+XLA compiles each of JAX's for seconds, in three processes: `make test-slow` has every sixth one of them, and of torch's, `make test-long` the rest.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def rows_of_torch(request: pytest.FixtureRequest) -> table.Rows:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", registry.in_tiers(JAX.cases, QUICK, JAX.cases[::3]))
+@pytest.mark.parametrize("name", registry.in_tiers(JAX.cases, QUICK, JAX.cases[::6]))
 def test_keras_on_jax(rows_of_jax: table.Rows, name: str) -> None:
     table.check(rows_of_jax, name, JAX)
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", registry.in_tiers(TORCH.cases, QUICK, TORCH.cases[1::3]))
+@pytest.mark.parametrize("name", registry.in_tiers(TORCH.cases, QUICK, TORCH.cases[1::6]))
 def test_keras_on_torch(rows_of_torch: table.Rows, name: str) -> None:
     table.check(rows_of_torch, name, TORCH)

@@ -1,4 +1,4 @@
-"""Every case that Keras 2 has, as in `test_parity`, a third of them in `make test-slow`; servers get some in `make test-long`."""
+"""Every case that Keras 2 has, as in `test_parity`, a sixth of them in `make test-slow`; servers get some in `make test-long`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def served_rows(request: pytest.FixtureRequest) -> table.Rows:
     return table.measure(names, [2], LEGACY.env, table.TOGETHER, registry.chosen(request, *KERAS_2))
 
 
-@pytest.mark.parametrize("name", registry.in_tiers(LEGACY.cases, slow=LEGACY.cases[::3]))
+@pytest.mark.parametrize("name", registry.in_tiers(LEGACY.cases, slow=LEGACY.cases[::6]))
 def test_keras_2(rows: table.Rows, name: str) -> None:
     table.check(rows, name)
 

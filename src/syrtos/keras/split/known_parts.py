@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from syrtos.keras import keras_internals
@@ -24,7 +27,8 @@ def unknown_parts(model: Any, stock: bool, name: str) -> list[str]:
     parts = [] if stock else [f"{type(model).__name__}.{name}"]
     own = (method for method in _METHODS if not whole_batch.is_of_keras(owner_of(type(model), method)))
     parts += [f"{type(model).__name__}.{method}" for method in own]
-    shapes = [getattr(tensor, "shape", (None,)) for tensor in getattr(model, "inputs", None) or ()]
+    inputs = () if model in _built_from_data else getattr(model, "inputs", None) or ()
+    shapes = [getattr(tensor, "shape", (None,)) for tensor in inputs]
     parts += [f"the input of {shape[0]} rows" for shape in shapes if len(shape) and shape[0] is not None]
     layers = [layer for layer in keras_internals.layers_of(model) if layer is not model]
     parts += [f"the layer `{x.name}`" for x in layers if not is_known_layer(x)]
@@ -35,6 +39,19 @@ def unknown_parts(model: Any, stock: bool, name: str) -> list[str]:
     if name == "train_step" and optimizer is not None and not whole_batch.is_of_keras(type(optimizer)):
         parts.append(f"the optimizer {type(optimizer).__name__}")
     return parts
+
+
+# Models whose inputs have the number of rows of the first batch, because the script gave none: it means nothing.
+_built_from_data: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@contextlib.contextmanager
+def noting_build(model: Any) -> Iterator[None]:
+    """Notes whether a model is built inside of the block, from the shapes of a batch."""
+    was_built = getattr(model, "built", True)
+    yield
+    if not was_built:
+        _built_from_data.add(model)
 
 
 # The methods of a model in which a script may compute something of its own.

@@ -20,7 +20,7 @@ from syrtos.keras import fitting, keras_internals, patches, patching
 from syrtos.keras.datasets.planned import PlannedDataset, Stream
 from syrtos.keras.features import asynchronous, finite, local_steps, sharding
 from syrtos.keras.patching import Method, Patch
-from syrtos.keras.split import share_patches, whole_batch
+from syrtos.keras.split import known_parts, share_patches, whole_batch
 from syrtos.keras.split.verdicts import is_split, naming_split
 from syrtos.keras.tensorflow import (
     compiled_update,
@@ -224,7 +224,11 @@ def _build_from_spec(original: Method) -> Method:
         batch = data_batch if iterator is None else iterator._distributed_dataset.element_spec
         batch = spec_of_share(batch, world.current().input_comm)
         # A model that can't be built from shapes alone is built by its first step, as in one process.
-        with fitting.optimizer_built_by_training(self), contextlib.suppress(Exception):
+        with (
+            known_parts.noting_build(self),
+            fitting.optimizer_built_by_training(self),
+            contextlib.suppress(Exception),
+        ):
             self._symbolic_build(data_batch=batch)
 
     return maybe_symbolic_build

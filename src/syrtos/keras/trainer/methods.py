@@ -14,6 +14,7 @@ from syrtos.keras.datasets import batches
 from syrtos.keras.datasets.planned import PlannedDataset, Stream
 from syrtos.keras.features import local_steps
 from syrtos.keras.patching import Method, Patch
+from syrtos.keras.split import known_parts
 from syrtos.keras.trainer import interrupts, replicas, timing
 
 _BATCH = ("x", "y", "sample_weight")
@@ -82,7 +83,8 @@ def epoch_iterator(original: Method) -> Method:
 def _symbolic_build(original: Method) -> Method:
     def symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         stream = keras_internals.stream_of(iterator)
-        original(self, iterator, stream.example() if stream else data_batch)
+        with known_parts.noting_build(self):
+            original(self, iterator, stream.example() if stream else data_batch)
 
     return symbolic_build
 

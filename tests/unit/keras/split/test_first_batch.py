@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -217,3 +218,15 @@ def test_rounding_of_gradients_near_zero_is_no_difference(together: Callable[...
         return first_batch.confirm(plan, noise, session)  # type: ignore[arg-type]
 
     assert together(2, later) == [True, True]
+
+
+def test_rows_of_an_input_that_came_from_the_first_batch_mean_nothing() -> None:
+    """A `Sequential` without an `Input` is built from a share, with its number of rows; one that the script has built has rows of its own."""
+    of_data, of_script = (keras.Sequential([keras.layers.Dense(1)]) for _ in range(2))
+    with known_parts.noting_build(of_data):
+        of_data.build((16, 4))
+    of_script.build((16, 4))
+    with known_parts.noting_build(of_script):
+        pass
+    assert known_parts.unknown_parts(of_data, True, "train_step") == []
+    assert known_parts.unknown_parts(of_script, True, "train_step") == ["the input of 16 rows"]
