@@ -127,23 +127,23 @@ class Function:
 
     def decide(self, first: Any) -> None:
         """Looks at a batch, a share or one that a step cuts, before it counts. All workers call this together."""
-        share: Share = cut(first, self._session.input_comm)
         if self.plan.decided:
-            self._check(share)
+            self._check(cut(first, self._session.input_comm))
         else:
-            self._decide(share)
+            self._decide(first)
 
-    def _decide(self, first: Share) -> None:
+    def _decide(self, first: Any) -> None:
         self.plan.decided = True
-        if not self.plan.whole and _has_unequal_leaves(self._session, first):
+        if not self.plan.whole and _has_unequal_leaves(self._session, first.data):
             self.plan.whole = "its tensors have unequal numbers of rows"
         parts = known_parts.unknown_parts(self._model, self._stock, self._name)
         asked = self._session.options.verify
         is_tried = not self.plan.whole and asked != "off"
-        trial = self._trial(first) if is_tried else None
-        if trial is not None and not getattr(self._model, "built", True):
-            trial.build()
         self._is_compared = is_tried and bool(parts or asked == "only")
+        needs_build = is_tried and not getattr(self._model, "built", True)
+        trial = self._trial(cut(first, self._session.input_comm)) if needs_build or self._is_compared else None
+        if trial is not None and needs_build:
+            trial.build()
         if trial is not None and self._is_compared:
             began, self.plan.known = time.monotonic(), _known_variables(self._model)
             few = trial.has_few_rows()
@@ -169,7 +169,7 @@ class Function:
 
     def _check(self, batch: Share) -> None:
         """Computes rows of a later batch both ways."""
-        if _has_unequal_leaves(self._session, batch):
+        if _has_unequal_leaves(self._session, batch.data):
             self._change(SplitPlan(decided=True, whole="its tensors have unequal numbers of rows"))
             return
         began, trial = time.monotonic(), self._trial(batch)
@@ -245,8 +245,8 @@ def _iterator_over(batches: Sequence[Share], spec: Any) -> Any:
     return iter(functools.reduce(lambda one, other: one.concatenate(other), parts).map(of_any_shape))
 
 
-def _has_unequal_leaves(session: Session, share: Share) -> bool:
-    counts = [int(count_rows(leaf)) for leaf in tf.nest.flatten(share.data) if has_rows(leaf)]
+def _has_unequal_leaves(session: Session, data: Any) -> bool:
+    counts = [int(count_rows(leaf)) for leaf in tf.nest.flatten(data) if has_rows(leaf)]
     return any(session.comm.agree("tensors of the batch have unequal rows?", float(len(set(counts)) > 1)))
 
 

@@ -526,14 +526,17 @@ def _compare_batches(index: tf.Tensor, data: Any, comm: Communicator) -> tf.Tens
 
 def _compare_numbered(batch: Numbered, comm: Communicator) -> tf.Tensor:
     """Compares a checksum as `_compare_batches` does; of the numbers of rows alone where threads decide. Returns True."""
-    tensors, counts = _tensors(batch.data), _counts(batch.data)
+    tensors = _tensors(batch.data)
+    leaves = [leaf for leaf in tf.nest.flatten(batch.data) if has_rows(leaf) and not isinstance(leaf, tf.Tensor)]
 
     def compare(number: Array, *arrays: Array) -> Array:
+        dense, counts = arrays[: len(tensors)], arrays[len(tensors) :]
         if number < 0:
-            return _agree(number - _LEFT_TO_THREADS, _checksum(*arrays[len(tensors) :]), comm)
-        return _agree(number, _checksum(*arrays[: len(tensors)]), comm)
+            rows = [np.asarray(len(array)) for array in dense if array.ndim]
+            return _agree(number - _LEFT_TO_THREADS, _checksum(*rows, *counts), comm)
+        return _agree(number, _checksum(*dense), comm)
 
-    return _for_some(batch.number, compare, [batch.number, *tensors, *counts], True)
+    return _for_some(batch.number, compare, [batch.number, *tensors, *map(count_rows, leaves)], True)
 
 
 def _sum_of(index: tf.Tensor, data: Any) -> tf.Tensor:

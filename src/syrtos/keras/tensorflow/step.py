@@ -14,6 +14,7 @@ Results of metrics are read after that, so logs, callbacks and `evaluate` see wh
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -433,25 +434,24 @@ class StepScope(_Watcher):
         All travel as one vector of float64, which holds counters and float32 states exactly. ``tensors`` count as zeros
         on a worker without samples.
         """
-        shapes = [tf.shape(t) for t in [*tensors, *of_all]]
-        sizes = [1, *(tf.size(t) for t in [*tensors, *of_all])]
-        flat = [tf.where(self.active, tf.reshape(t, [-1]), tf.zeros([], tf.float64)) for t in tensors]
-        vector = tf.concat([tf.reshape(samples, [1]), *flat, *(tf.reshape(t, [-1]) for t in of_all)], axis=0)
-        (summed,) = ops.exchange(self._on_host, [vector, self._ready], [tf.float64])
-        summed = tf.ensure_shape(summed, vector.shape)
-        total, *parts = tf.split(summed, tf.stack(sizes), num=len(sizes))
-        return [total[0], *(tf.reshape(p, s) for p, s in zip(parts, shapes, strict=True))]
+        sent = [*tensors, *of_all]
+        exchange = functools.partial(self._on_host, len(tensors))
+        found = ops.exchange(exchange, [self._ready, samples, *sent], [tf.float64] * (1 + len(sent)))
+        return [tf.ensure_shape(sums, tensor.shape) for sums, tensor in zip(found, [samples, *sent], strict=True)]
 
-    def _on_host(self, vector: Array, when: Array) -> list[Array]:
-        samples = float(vector[0])
-        summed = self.session.comm.allreduce(vector)
-        if self._outcome is not None:
-            return [summed]
-        asked, ready = when.tolist()
-        is_first, rounds = clock.data_was_ready(self.session, asked, ready, samples), local_steps.rounds()
-        if is_first and self.training and rounds:
-            rounds.count(samples)
-        return [summed]
+    def _on_host(self, of_samples: int, when: Array, samples: Array, *values: Array) -> list[Array]:
+        # In Python, for each operation of a graph takes longer to be traced than all of this.
+        counted = [value if i >= of_samples or samples else np.zeros_like(value) for i, value in enumerate(values)]
+        arrays = [samples, *counted]
+        summed = self.session.comm.allreduce(np.concatenate([array.reshape(-1) for array in arrays]))
+        ends = np.cumsum([array.size for array in arrays])
+        sums = [part.reshape(array.shape) for part, array in zip(np.split(summed, ends[:-1]), arrays, strict=True)]
+        if self._outcome is None:
+            asked, ready = when.tolist()
+            is_first, rounds = clock.data_was_ready(self.session, asked, ready, float(samples)), local_steps.rounds()
+            if is_first and self.training and rounds:
+                rounds.count(float(samples))
+        return sums
 
 
 def track_variable(variable: tf.Variable) -> tf.Variable:
@@ -559,9 +559,9 @@ def _check_even(data: Any) -> None:
     known = {leaf.shape[0] for leaf in leaves}
     if len(known) == 1 and None not in known:
         return
-    counts = [tf.cast(count_rows(leaf), tf.int64) for leaf in leaves]
-    for count in counts[1:]:
-        tf.debugging.assert_equal(count, counts[0], _UNEVEN)
+    counts = tf.stack([tf.cast(count_rows(leaf), tf.int64) for leaf in leaves])
+    are_equal = tf.reduce_all(tf.equal(counts, counts[0]))
+    tf.raw_ops.Assert(condition=are_equal, data=[tf.constant(_UNEVEN)])  # `tf.debugging` makes ten operations of it
 
 
 def rows_of(active: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
