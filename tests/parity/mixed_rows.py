@@ -379,3 +379,58 @@ def batches_with_a_table() -> tuple[Any, Logs]:
     model.compile(keras.optimizers.SGD(0.05), "mse")
     history = model.fit(tf.data.Dataset.from_generator(batches, output_signature=spec), epochs=4, verbose=0)
     return model, dict(history.history)
+
+
+@keras3
+def loss_without_a_reduction() -> tuple[Any, Logs]:
+    """Its gradient is the sum over the rows."""
+    keras.utils.set_random_seed(51)
+    x, y = data()
+    model = mlp()
+    model.compile(keras.optimizers.SGD(0.002), keras.losses.MeanSquaredError(reduction="none"))
+    return fit(model, x, y)
+
+
+@keras3
+def step_that_returns_vectors() -> tuple[Any, Logs]:
+    """Counts and largest errors, one for each of three kinds."""
+
+    class Tables(Stepping):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            loss, gradients = self.gradients(*data)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            x, y = data
+            kinds = tf.one_hot(tf.cast(tf.abs(y[:, 0]) > 0.5, tf.int32) + tf.cast(y[:, 0] > 0, tf.int32), 3)
+            errors = tf.abs(self(x) - y)
+            return {
+                "loss": loss,
+                "count": tf.reduce_sum(kinds, axis=0),
+                "largest": tf.reduce_max(kinds * errors, axis=0),
+            }
+
+    keras.utils.set_random_seed(52)
+    model = Tables()
+    model.compile(keras.optimizers.SGD(0.05))
+    return fit(model, *data())
+
+
+@keras3
+def term_of_a_fixed_number_of_rows() -> tuple[Any, Logs]:
+    """Of few rows all are among the ten largest."""
+
+    class Hardest(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)
+
+        def call(self, inputs: Any) -> Any:
+            return self.last(self.first(inputs))
+
+        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any) -> Any:
+            return ops.mean(ops.top_k(ops.square(y_pred[:, 0] - y[:, 0]), 10)[0])
+
+    keras.utils.set_random_seed(53)
+    model = Hardest()
+    model.compile(keras.optimizers.SGD(0.02))
+    x, y = data()
+    return fit(model, x[:192], y[:192])

@@ -96,6 +96,26 @@ def layers_of(model: Any) -> list[Any]:
     return list(model._flatten_layers())
 
 
+def compiled_parts(model: Any) -> list[Any]:
+    """Returns the objects that a script has given `compile` as losses and metrics.
+
+    They stand in `_compile_loss` and `_compile_metrics` of Keras 3, which a model lists once it has used them.
+    """
+    loss, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
+    waiting = [getattr(loss, "_user_loss", None)]
+    waiting += [getattr(metrics, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
+    found: list[Any] = []
+    while waiting:
+        part = waiting.pop(0)
+        if isinstance(part, dict):
+            waiting += part.values()
+        elif isinstance(part, list | tuple):
+            waiting += part
+        elif hasattr(part, "reduction") or hasattr(part, "update_state"):
+            found.append(part)
+    return found
+
+
 def momentums_of(optimizer: Any) -> list[Any]:
     """Returns the velocities of an optimizer with momentum.
 

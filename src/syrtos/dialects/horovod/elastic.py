@@ -32,6 +32,9 @@ _FILE = "elastic-state.safetensors"
 class State:
     """The progress of a training function. Attributes are given as keywords; they hold plain data."""
 
+    # Of a script's states, the number of the one that trains, and of all that have begun.
+    number = begun = 0
+
     def __init__(self, **values: Any) -> None:
         self._known = list(values)
         self._reset_callbacks: list[Callable[[], None]] = []
@@ -110,6 +113,7 @@ class State:
 
     def _write(self) -> None:
         arrays = {
+            "number": to_bytes(self.number),
             "attributes": to_bytes(self._saved),
             "dtypes": to_bytes([array.dtype.name for array in self._saved_arrays]),
             "shapes": to_bytes([list(array.shape) for array in self._saved_arrays]),
@@ -127,7 +131,12 @@ class State:
         Returns:
             Whether there is a commit, on all workers.
         """
+        if not self.number:
+            State.begun += 1
+            self.number = State.begun
         found = self._committed_state() if basics.rank() == 0 else None
+        if found is not None and from_bytes(found["number"]) != self.number:
+            found = None  # of another state of the script, which has one for each fold of its data, e.g.
         if found is not None:
             self._saved = from_bytes(found["attributes"])
             shapes: list[list[int]] = from_bytes(found["shapes"])

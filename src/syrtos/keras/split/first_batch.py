@@ -212,6 +212,9 @@ def _find_rule(
             return False
         before, own, wanted = other.before, split.own[key], one.after
         rules = plan.variables
+    shapes = comm.allgather_object([*np.shape(own)])
+    if any(shape != [*np.shape(wanted)] for shape in shapes):  # rows, or a list that a step fills
+        return False
     rows = comm.allgather(np.asarray(own, np.float64)[np.newaxis])
     made = {rule: combine(rows, np.asarray(before, np.float64)) for rule, combine in _RULES.items()}
 

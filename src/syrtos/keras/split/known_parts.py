@@ -35,6 +35,8 @@ def unknown_parts(model: Any, stock: bool, name: str) -> list[str]:
     operations = getattr(model, "operations", None) or ()
     known = {id(layer) for layer in layers}
     parts += [f"the operation `{x.name}`" for x in operations if id(x) not in known and not _is_known_operation(x)]
+    losses = keras_internals.compiled_parts(model) if name != "predict_step" else []
+    parts += [f"the loss {type(x).__name__} without a reduction" for x in losses if _has_no_reduction(x)]
     optimizer = getattr(model, "optimizer", None)
     if name == "train_step" and optimizer is not None and not whole_batch.is_of_keras(type(optimizer)):
         parts.append(f"the optimizer {type(optimizer).__name__}")
@@ -72,12 +74,23 @@ def copies_of_weights(model: Any) -> list[Any]:
 def is_known_layer(layer: Any) -> bool:
     """Returns whether a layer is Keras's own, with nothing of the script's in it."""
     kind = type(layer)
-    if not whole_batch.is_of_keras(kind) or kind.__name__ in ("Lambda", "TorchModuleWrapper", "TFSMLayer", "JaxLayer"):
+    if not whole_batch.is_of_keras(kind) or kind.__name__ in _OTHERS:
         return False
+    if kind.__name__ == "TextVectorization" and getattr(layer, "_output_sequence_length", None) is None:
+        return False  # it pads to the longest text of the rows that it gets
     axes = getattr(layer, "axis", None)
     if axes == 0 or (isinstance(axes, list | tuple) and 0 in axes):
         return False
     return all(map(_is_known_value, (value for name, value in vars(layer).items() if not name.startswith("_"))))
+
+
+# Layers of Keras's around what is not, and one that cuts decibels at the loudest of all rows (Keras 3.15.1).
+_OTHERS = frozenset({"Lambda", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "MelSpectrogram"})
+
+
+def _has_no_reduction(part: Any) -> bool:
+    """Returns whether a part is a loss that gives a number for each row: its gradient is a sum, not a mean."""
+    return hasattr(part, "reduction") and not hasattr(part, "update_state") and part.reduction in (None, "none")
 
 
 def _is_known_value(value: Any) -> bool:

@@ -6,6 +6,7 @@ numbers.
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
 import copy
@@ -25,6 +26,9 @@ import numpy.typing as npt
 from syrtos.keras import keras_internals
 
 _PLAIN = (int, float, str, bytes, type(None), np.generic)
+# What a step may give a name anew: `self.scores = self.scores + [score]` makes another list.
+_VALUES = (*_PLAIN, list, dict, set, tuple, collections.deque, bytearray, np.ndarray)
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 # Containers with more elements than these are data of the script, which a step reads.
 _LARGEST = 10_000
 # Bytes of arrays and tensors that are copied at most; what is larger, or comes later, is taken for data too.
@@ -40,10 +44,9 @@ def keeping_python_state(model: Any, generators: bool = True) -> Iterator[list[C
     """Context manager: restores, at its end, what Python code of the script has changed.
 
     That is numbers, texts, containers, tensors, random generators, and what has a `state_dict` (optimizers of torch
-    and their schedules), which a
-    model, its parts and the script's globals hold, also in objects of the script's own classes, in these classes and
-    in closures. Of iterators a copy is lent. What only a library knows is not restored. Attributes that were made on
-    a built model meanwhile are removed.
+    and their schedules), which a model, its parts and the script's globals hold, also in namespaces, in objects of
+    the script's own classes, in these classes, and in closures and arguments of functions. Of iterators a copy is
+    lent. What only a library knows is not restored. Attributes that were made on a built model meanwhile are removed.
     What is printed meanwhile is not shown.
 
     Args:
@@ -56,7 +59,7 @@ def keeping_python_state(model: Any, generators: bool = True) -> Iterator[list[C
     changes: list[Change] = []
     known = set(vars(model)) if getattr(model, "built", False) else None
     kept = _Kept()
-    for part in [model, *keras_internals.layers_of(model), *model.metrics]:
+    for part in [model, *keras_internals.layers_of(model), *model.metrics, *keras_internals.compiled_parts(model)]:
         kept.keep_attributes(part)
     script = vars(sys.modules["__main__"])
     kept.keep_values(dict(script), script.__setitem__, now=script)
@@ -68,6 +71,8 @@ def keeping_python_state(model: Any, generators: bool = True) -> Iterator[list[C
         changes += kept.changes()
         made = [name for name in vars(model) if known is not None and name not in known and not name.startswith("_")]
         for name in made:
+            if (after := _numbers_of(vars(model)[name])) is not None:
+                changes.append(Change(f"{model.name}.{name}", np.zeros_like(after), after))
             delattr(model, name)  # e.g. an optimizer that a step makes when it has none
         kept.restore()
         if generators:
@@ -93,7 +98,7 @@ class _Kept:
     """Values that Python code changes without a trace elsewhere, and how to put them back."""
 
     def __init__(self) -> None:
-        self._numbers: list[tuple[str, npt.NDArray[np.float64], Callable[[], Any]]] = []
+        self._numbers: list[tuple[str, npt.NDArray[np.float64] | None, Callable[[], Any]]] = []
         self._seen: dict[int, Any] = {}  # the objects too: an identity is that of another object once its own is gone
         self._undo: list[Callable[[], None]] = []
         self._room = _ROOM
@@ -106,17 +111,19 @@ class _Kept:
 
     def changes(self) -> list[Change]:
         """Returns the numbers that are others than before, in the order in which they were found."""
-        now = [(name, before, _numbers_of(read())) for name, before, read in self._numbers]
-        return [
-            Change(name, before, np.full(1, np.nan) if after is None else after)
-            for name, before, after in now
-            if after is None or not np.array_equal(before, after, equal_nan=True)
-        ]
+        found: list[Change] = []
+        for name, before, read in self._numbers:
+            after = _numbers_of(read())
+            if before is None and after is not None:  # there was none: it counts as zero
+                found.append(Change(name, np.zeros_like(after), after))
+            elif before is not None and (after is None or not np.array_equal(before, after, equal_nan=True)):
+                found.append(Change(name, before, np.full(1, np.nan) if after is None else after))
+        return found
 
     def _watch(self, name: str, value: Any, read: Callable[[], Any]) -> None:
-        """Notes numbers, which ``read`` gives again later."""
+        """Notes numbers, or that there are none yet; ``read`` gives them again later."""
         before = _numbers_of(value)
-        if before is not None:
+        if before is not None or value is None:
             self._numbers.append((name, before, read))
 
     def keep_attributes(self, part: Any, depth: int = _DEPTH) -> None:
@@ -154,14 +161,14 @@ class _Kept:
             now: the namespace itself, where ``names`` is a part of it.
             label: the holder's name, for a person.
         """
-        plain = {name: value for name, value in names.items() if isinstance(value, _PLAIN) or _is_tensor(value)}
+        values = {name: value for name, value in names.items() if isinstance(value, _VALUES) or _is_tensor(value)}
         current = names if now is None else now
         for name, value in names.items():
             self._watch(f"{label}.{name}", value, functools.partial(current.get, name))
 
         def undo() -> None:
-            for name, value in plain.items():
-                if name in current and current[name] is not value:
+            for name, value in values.items():
+                if name in current and current[name] is not value and not _holds_layers(current[name]):
                     assign(name, value)
 
         self._undo.append(undo)
@@ -207,12 +214,20 @@ class _Kept:
             elif isinstance(value, list):
                 self._undo.append(functools.partial(list.__delitem__, value, slice(len(value), None)))
         elif isinstance(value, types.FunctionType):
-            if value.__closure__ and _is_of_script(value):
+            if _is_of_script(value):
                 self._seen[id(value)] = value
-                for cell in value.__closure__:
-                    self._keep_cell(cell, depth - 1)
-        elif _is_of_script(type(value)) and hasattr(value, "__dict__"):
+                self._keep_function(value, depth)
+        elif (_is_of_script(type(value)) or isinstance(value, _NAMESPACES)) and hasattr(value, "__dict__"):
             self.keep_attributes(value, depth - 1)
+
+    def _keep_function(self, function: types.FunctionType, depth: int) -> None:
+        for cell in function.__closure__ or ():
+            self._keep_cell(cell, depth - 1)
+        for default in [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]:
+            self._keep(default, depth - 1)
+        if vars(function):
+            own = vars(function)
+            self.keep_values(dict(own), own.__setitem__, depth - 1, own, function.__name__)
 
     def _has_room(self, value: Any) -> bool:
         """Returns whether an array or tensor may be copied, and counts it."""
@@ -272,6 +287,8 @@ def _as_it_is(value: Any) -> Callable[[], Any] | None:
         return functools.partial(value.setstate, value.getstate())
     if isinstance(value, np.random.RandomState):
         return functools.partial(value.set_state, value.get_state())
+    if type(value).__module__.startswith("torch") and type(value).__name__ == "Generator":
+        return functools.partial(value.set_state, value.get_state())
     if isinstance(value, np.random.Generator):
         return functools.partial(setattr, value.bit_generator, "state", copy.deepcopy(value.bit_generator.state))
     if _is_tensor(value) and hasattr(value, "detach"):
@@ -304,10 +321,13 @@ def _as_numbers(value: Any) -> npt.NDArray[np.float64] | None:
     if _is_tensor(value) and int(np.prod(value.shape)) > _LARGEST * 100:
         return None
     if isinstance(value, list | tuple | collections.deque):
-        few = len(value) <= _LARGEST
-        if not few or not all(isinstance(one, int | float | np.generic) or _is_scalar(one) for one in value):
+        if len(value) > _LARGEST or sum(map(_size_of, value)) > _LARGEST * 100:
             return None
-        return np.asarray([float(one) for one in value], np.float64)
+        if all(isinstance(one, int | float | np.generic) for one in value):
+            return np.asarray([float(one) for one in value], np.float64)
+        parts = [_numbers_of(one) for one in value]
+        found = [part.ravel() for part in parts if part is not None]
+        return np.concatenate(found) if len(found) == len(parts) else None
     if _is_tensor(value):
         value = value.detach().cpu().double().numpy() if hasattr(value, "detach") else value.numpy()
     if isinstance(value, int | float | np.generic | np.ndarray):
@@ -316,8 +336,8 @@ def _as_numbers(value: Any) -> npt.NDArray[np.float64] | None:
     return None
 
 
-def _is_scalar(value: Any) -> bool:
-    return _is_tensor(value) and len(value.shape) == 0
+def _size_of(value: Any) -> int:
+    return int(np.prod(getattr(value, "shape", ())))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -354,7 +374,7 @@ def _holds_layers(container: Any) -> bool:
 
     It keeps those that a step has made.
     """
-    if isinstance(container, np.ndarray | bytearray):
+    if not isinstance(container, dict | list | tuple | set | collections.deque):
         return False
     values: Iterable[Any] = container.values() if isinstance(container, dict) else container
     return any(hasattr(value, "variables") or hasattr(value, "assign") for value in values)

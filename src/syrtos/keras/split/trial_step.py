@@ -20,6 +20,8 @@ Array = npt.NDArray[Any]
 Note = Callable[[Sequence[Any], Sequence[Any]], None]
 # Rows of all workers that are computed both ways, and at least so many of each worker.
 ROWS, ROWS_OF_EACH = 8, 2
+# As many as have so many bytes are taken, but no more than these.
+_BYTES, _MOST_ROWS = 1 << 16, 64
 
 
 @dataclasses.dataclass
@@ -101,14 +103,24 @@ def describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[1 if called else 0]}"[:300].rstrip(".")
 
 
-def rows_to_take(comm: Communicator, count: int) -> int:
+def bytes_of(leaves: Sequence[Any]) -> int:
+    """Returns the bytes of the dense tensors among the leaves of a batch."""
+    shapes = [(tuple(leaf.shape), leaf.dtype) for leaf in leaves if getattr(leaf, "dtype", None) is not None]
+    sizes = [getattr(dtype, "itemsize", None) or getattr(dtype, "size", 8) for _, dtype in shapes]
+    return sum(int(np.prod(shape)) * size for (shape, _), size in zip(shapes, sizes, strict=True))
+
+
+def rows_to_take(comm: Communicator, count: int, size: int) -> int:
     """Returns how many rows of this worker are computed both ways: at most some, and not equally many on all workers, where a sum and a mean look alike.
 
     Args:
         comm: the workers.
         count: rows that this worker has.
+        size: bytes of all of them. Of small rows more are taken: few do not show what looks at some of many.
     """
-    each = max(ROWS // comm.size, ROWS_OF_EACH)
+    row = max(comm.agree("bytes of a row", size / max(count, 1)))
+    rows = min(max(ROWS, int(_BYTES // max(row, 1.0))), _MOST_ROWS)
+    each = max(rows // comm.size, ROWS_OF_EACH)
     counts = comm.agree("rows of each worker", float(count))
     taken = [int(min(have, each + (rank == 0))) for rank, have in enumerate(counts)]
     if len(set(taken)) == 1 and taken[0] > 1:

@@ -364,7 +364,7 @@ class _PredictingTrial(_Trial):
 def _some_rows(share: Share, session: Session) -> Share:
     """Picks rows from all over the share; one more on rank 0, so that the workers' numbers of rows differ."""
     total = int(share.samples)
-    each = trial_step.rows_to_take(session.comm, total)
+    each = trial_step.rows_to_take(session.comm, total, trial_step.bytes_of(tf.nest.flatten(share.data)))
     if total <= each:
         return share
     chosen = np.unique(np.linspace(0, total - 1, each).astype(np.int64))

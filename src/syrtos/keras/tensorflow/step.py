@@ -357,9 +357,9 @@ class StepScope(_Watcher):
         if rule == "sum":
             return ops.allreduce(self.session.comm, tf.where(self.active, value, tf.zeros_like(value)))
         least = rule == "max"
-        other = tf.constant(value.dtype.min if least else value.dtype.max, value.dtype)
-        rows = ops.allgather(self.session.comm, tf.reshape(tf.where(self.active, value, other), [1]))
-        return tf.ensure_shape((tf.reduce_max if least else tf.reduce_min)(rows), [])
+        other = tf.fill(tf.shape(value), tf.constant(value.dtype.min if least else value.dtype.max, value.dtype))
+        rows = ops.allgather(self.session.comm, tf.where(self.active, value, other)[tf.newaxis])
+        return tf.ensure_shape((tf.reduce_max if least else tf.reduce_min)(rows, axis=0), value.shape)
 
     def flush(self, scalars: list[tf.Tensor] | None = None, always: bool = False) -> list[tf.Tensor]:
         """Makes all noted variables equal in one exchange; returns the means by samples of ``scalars``."""
@@ -503,17 +503,14 @@ def _is_sum(variable: tf.Variable) -> bool:
 
 
 def numbers_of(outputs: Any) -> list[Any]:
-    """Returns the scalars among what a step returns, in order."""
+    """Returns the numbers, and tensors of numbers, among what a step returns, in order."""
     return [leaf for leaf in tf.nest.flatten(outputs) if _is_number(leaf)]
 
 
 def _is_number(leaf: Any) -> bool:
-    kinds = (tf.Tensor, tf.Variable)
-    return (
-        leaf.shape.rank == 0 and leaf.dtype != tf.string
-        if isinstance(leaf, kinds)
-        else isinstance(leaf, float | int | np.generic)
-    )
+    if isinstance(leaf, tf.Tensor | tf.Variable):
+        return leaf.dtype.is_floating or leaf.dtype.is_integer or leaf.dtype.is_bool
+    return isinstance(leaf, float | int | np.generic)
 
 
 def _is_log(value: Any) -> bool:

@@ -242,7 +242,7 @@ class _PredictingTrial(_Trial):
 
 def _some_rows(share: Share, session: Session) -> Share:
     """Picks rows from all over the share; one more on rank 0, so that the workers' numbers of rows differ."""
-    each = trial_step.rows_to_take(session.comm, share.samples)
+    each = trial_step.rows_to_take(session.comm, share.samples, trial_step.bytes_of(keras.tree.flatten(share.data)))
     if share.samples <= each:
         return share
     chosen = np.unique(np.linspace(0, share.samples - 1, each).astype(np.int64))
@@ -266,9 +266,10 @@ def _without_trace(model: Any, outcome: StepOutcome) -> Iterator[None]:
     """
     before: dict[int, tuple[Any, torch.Tensor]] = {}
     parameters = list(model.parameters())
-    kept = [(tensor, tensor.detach().clone()) for tensor in [*parameters, *model.buffers()]]
+    buffers = torch_internals.named_buffers(model)
+    kept = [(tensor, tensor.detach().clone()) for tensor in [*parameters, *(buffer for _, buffer in buffers)]]
     unsynchronized = {id(buffer) for buffer in torch_internals.statistics_of_batchnorm(model)}
-    names = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    names = {id(tensor): name for name, tensor in [*model.named_parameters(), *buffers]}
     compared = [(names.get(id(t), "a parameter"), t, value) for t, value in kept if id(t) not in unsynchronized]
     grads = [(p, None if p.grad is None else (p.grad, p.grad.detach().clone())) for p in parameters]
     steps = Drawn.steps

@@ -18,7 +18,7 @@ from syrtos.keras.patching import Method, Patch
 from syrtos.keras.recovery import replay
 from syrtos.keras.split import share_patches, shares, whole_batch
 from syrtos.keras.split.verdicts import naming_split
-from syrtos.keras.torch import batchnorm, first_batch, gradients, rows, sharded_update, step
+from syrtos.keras.torch import batchnorm, first_batch, gradients, rows, sharded_update, step, torch_internals
 from syrtos.keras.torch.variables import Torch
 from syrtos.keras.trainer import methods
 from syrtos.topology import check_servers
@@ -136,7 +136,10 @@ def _undone_if_left_out(model: Any, step: Method, data: list[Any]) -> Any:
     The logs of such a step are without its batch.
     """
     changed = [variable.value for variable in finite.changed_by_batch(model)]
-    before = [(tensor, tensor.detach().clone()) for tensor in [*changed, *model.buffers()]]
+    before = [
+        (tensor, tensor.detach().clone())
+        for tensor in [*changed, *(buffer for _, buffer in torch_internals.named_buffers(model))]
+    ]
     logs = step(data)
     if not finite.step_is_left_out(local_steps.of_step(world.sharing(), training=True).comm):
         return logs

@@ -24,7 +24,7 @@ from syrtos.keras.split import trial_step, verdicts
 from syrtos.keras.split.plan import Rule, SplitPlan
 from syrtos.keras.split.shares import SEED_STRIDE, Assignments
 from syrtos.keras.split.trial_step import StepOutcome
-from syrtos.keras.torch import gathering
+from syrtos.keras.torch import gathering, torch_internals
 from syrtos.keras.torch.overlap import Overlap
 
 _local = threading.local()
@@ -210,11 +210,20 @@ class StepScope(Assignments):
 
     def _combine(self, number: Any, rule: Rule) -> Any:
         """Returns the sum, maximum or minimum over the workers that have samples."""
+        if np.ndim(number):
+            return self._combine_tensors(number, rule)
         if rule == "sum":
             return _like(number, self._sum("numbers that a step returns", float(number) if self.samples else 0.0))
         worst = -np.inf if rule == "max" else np.inf
         values = self.session.comm.agree("numbers that a step returns", float(number) if self.samples else worst)
         return _like(number, max(values) if rule == "max" else min(values))
+
+    def _combine_tensors(self, tensor: torch.Tensor, rule: Rule) -> torch.Tensor:
+        other = {"sum": 0.0, "max": -np.inf, "min": np.inf}[rule]
+        mine = _wide(tensor) if self.samples else np.full(tuple(tensor.shape), other)
+        rows = self.session.comm.allgather(np.asarray(mine)[np.newaxis])
+        found = {"sum": np.sum, "max": np.max, "min": np.min}[rule](rows, axis=0)
+        return torch.as_tensor(found, device=tensor.device).to(tensor.dtype)
 
     def _rule_of(self, variable: Any) -> Rule:
         """Returns the rule by which the workers' values of a variable become one."""
@@ -326,7 +335,7 @@ def _is_sum(variable: Any) -> bool:
 
 
 def numbers_of(outputs: Any) -> list[Any]:
-    """Returns the scalars among what a step returns, in order."""
+    """Returns the numbers, and tensors of numbers, among what a step returns, in order."""
     return [leaf for leaf in keras.tree.flatten(outputs) if _is_number(leaf)]
 
 
@@ -342,7 +351,7 @@ def number_as_array(leaf: Any) -> Any:
 
 def _is_number(leaf: Any) -> bool:
     if isinstance(leaf, torch.Tensor):
-        return leaf.ndim == 0
+        return True
     return isinstance(leaf, float | int | np.generic) or (isinstance(leaf, np.ndarray) and leaf.ndim == 0)
 
 
@@ -367,10 +376,10 @@ class Buffer:
 
 def buffers_of(model: Any) -> list[Buffer]:
     """Returns the buffers of torch modules inside of a model: Keras has no variables of them."""
-    return [Buffer(name, tensor) for name, tensor in model.named_buffers()]
+    return [Buffer(name, tensor) for name, tensor in torch_internals.named_buffers(model)]
 
 
 def floating_buffers_of(model: Any) -> list[torch.Tensor]:
     """Returns the buffers that become the mean by samples: all floating ones, changed or not."""
     # torch's kernels don't count what they write to (`_version`).
-    return [tensor for tensor in model.buffers() if tensor.is_floating_point()]
+    return [tensor for _, tensor in torch_internals.named_buffers(model) if tensor.is_floating_point()]

@@ -127,8 +127,26 @@ def group_of(device: str, address: str, rank: int, size: int, timeout: float, he
 
 def statistics_of_batchnorm(model: Any) -> list[torch.Tensor]:
     """Returns the buffers of torch's own batch normalization, which computes them of this worker's rows (`_BatchNorm`, torch 2.13)."""
-    layers = [module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
+    layers = [module for module in _modules_of(model) if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
     return [buffer for layer in layers for buffer in layer.buffers()]
+
+
+def named_buffers(model: Any) -> list[tuple[str, torch.Tensor]]:
+    """Returns the buffers of all torch modules inside of a model, each once, with names.
+
+    A module's own method does not find those of layers that a list holds: Keras tracks these, and torch does not.
+    """
+    found = {id(buffer): (name, buffer) for name, buffer in model.named_buffers()}
+    for layer in keras_internals.layers_of(model):
+        named = ((f"{layer.name}.{name}", buffer) for name, buffer in layer.named_buffers())
+        found = {id(buffer): (name, buffer) for name, buffer in named} | found
+    return list(found.values())
+
+
+def _modules_of(model: Any) -> list[Any]:
+    """Returns a model's modules, those of layers in lists too, each once."""
+    found = [module for part in [model, *keras_internals.layers_of(model)] for module in part.modules()]
+    return list({id(module): module for module in found}.values())
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -136,7 +154,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 def hooks_of(model: Any) -> list[str]:
     """Returns what has hooks of the script's, by names that a person knows: a hook may mix rows (names of torch 2.13)."""
-    modules = {id(module): module for module in [*model.modules(), *keras_internals.layers_of(model)]}
+    modules = {id(module): module for module in _modules_of(model)}
     found = [
         f"the hooks of {getattr(module, 'name', type(module).__name__)}"
         for module in modules.values()

@@ -14,7 +14,7 @@ import pytest
 from syrtos.comm.communicator import ReduceOp
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import OutOfStepError
-from syrtos.keras.split import first_batch, known_parts, verdicts
+from syrtos.keras.split import first_batch, known_parts, trial_step, verdicts
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.trial_step import Assigned, StepOutcome
 
@@ -230,3 +230,21 @@ def test_rows_of_an_input_that_came_from_the_first_batch_mean_nothing() -> None:
         pass
     assert known_parts.unknown_parts(of_data, True, "train_step") == []
     assert known_parts.unknown_parts(of_script, True, "train_step") == ["the input of 16 rows"]
+
+
+def test_parts_of_keras_that_mix_rows_are_not_known() -> None:
+    texts = keras.layers.TextVectorization(output_mode="int")
+    assert not known_parts.is_known_layer(texts)
+    assert known_parts.is_known_layer(keras.layers.TextVectorization(output_mode="int", output_sequence_length=4))
+    assert not known_parts.is_known_layer(keras.layers.MelSpectrogram())
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="none"))
+    assert known_parts.unknown_parts(model, True, "train_step") == ["the loss MeanSquaredError without a reduction"]
+    assert known_parts.unknown_parts(model, True, "predict_step") == []
+
+
+def test_more_rows_are_compared_where_they_are_small(together: Callable[..., list[Any]]) -> None:
+    def taken(comm: InProcessCommunicator) -> tuple[int, int]:
+        return trial_step.rows_to_take(comm, 100, 100 * 16), trial_step.rows_to_take(comm, 100, 100 << 20)
+
+    assert together(2, taken) == [(33, 5), (32, 4)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import random
 import sys
+import types
 from typing import Any
 
 import keras
@@ -134,3 +135,58 @@ def test_arrays_are_copied_up_to_a_limit(monkeypatch: pytest.MonkeyPatch, model:
         model.small += 1
         model.large += 1
     assert (float(model.single), model.small.sum(), model.large.sum()) == (0.0, 0.0, 200.0)
+
+
+def test_a_name_gets_its_list_again(model: Counting) -> None:
+    scores = model.history_of_norms
+    with keeping_python_state(model) as changes:
+        model.history_of_norms = [*model.history_of_norms, 3.0]
+    assert model.history_of_norms is scores
+    assert [(change.name, change.after.tolist()) for change in changes] == [
+        (f"{model.name}.history_of_norms", [1.5, 3.0])
+    ]
+
+
+def test_namespaces_and_arguments_are_put_back(model: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(count: list[int] = [0]) -> None:  # noqa: B006
+        count.append(1)
+        step.calls = step.calls + 1  # type: ignore[attr-defined]
+
+    step.calls, step.__module__ = 0, "__main__"  # type: ignore[attr-defined]
+    script = sys.modules["__main__"]
+    monkeypatch.setattr(script, "settings_of_test", types.SimpleNamespace(steps=3), raising=False)
+    monkeypatch.setattr(script, "step_of_test", step, raising=False)
+    with keeping_python_state(model):
+        script.settings_of_test.steps = 4  # type: ignore[attr-defined]
+        step()
+    assert script.settings_of_test.steps == 3  # type: ignore[attr-defined]
+    assert (step.__defaults__, step.calls) == (([0],), 0)  # type: ignore[attr-defined]
+
+
+def test_numbers_that_were_not_there_are_changes(model: Counting) -> None:
+    model.running = None
+    with keeping_python_state(model) as changes:
+        model.running = 0.25
+        model.made_meanwhile = 2.0
+    found = {change.name: (change.before.tolist(), change.after.tolist()) for change in changes}
+    assert found == {f"{model.name}.running": (0.0, 0.25), f"{model.name}.made_meanwhile": (0.0, 2.0)}
+
+
+def test_arrays_in_a_list_are_numbers(model: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs: list[Any] = []
+    monkeypatch.setattr(sys.modules["__main__"], "outputs_of_test", outputs, raising=False)
+    with keeping_python_state(model) as changes:
+        outputs.append(np.ones((2, 2)))
+    assert outputs == []
+    assert [change.after.tolist() for change in changes if "outputs_of_test" in change.name] == [[1.0] * 4]
+
+
+@pytest.mark.needs("torch")
+def test_a_generator_of_torch_is_put_back(model: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch: Any = pytest.importorskip("torch")
+    generator = torch.Generator().manual_seed(3)
+    expected = torch.randperm(9, generator=torch.Generator().manual_seed(3)).tolist()
+    monkeypatch.setattr(sys.modules["__main__"], "generator_of_test", generator, raising=False)
+    with keeping_python_state(model):
+        torch.randperm(5, generator=generator)
+    assert torch.randperm(9, generator=generator).tolist() == expected
