@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from syrtos.comm import world
-from syrtos.errors import DataError
+from syrtos.errors import ConfigurationError, DataError
 from syrtos.keras import backend
 from syrtos.keras.features import local_steps
 
 
 class _Fits:
-    """The calls of methods that train which this process is in, and the iterator over batches that was made last."""
+    """The calls of methods that train which this process is in, their thread, and the iterator over batches that was made last."""
 
     running = 0
+    thread: int | None = None
     iterator: weakref.ref[Any] | None = None
 
 
@@ -27,6 +29,7 @@ def inside_fit(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def fit(*args: Any, **kwargs: Any) -> Any:
         _Fits.running += 1
+        _Fits.thread = threading.get_ident()
         try:
             with local_steps.inside_fit():
                 return original(*args, **kwargs)
@@ -44,6 +47,19 @@ def depth() -> int:
 def fit_is_running() -> bool:
     """Returns whether this process is inside a `fit` of Keras, or another method that trains."""
     return _Fits.running > 0
+
+
+def refuse_other_threads(name: str) -> None:
+    """Refuses a call of a method that exchanges by another thread than the one in which `fit` runs.
+
+    Raises:
+        ConfigurationError: exchanges of two threads would meet each other's.
+    """
+    if fit_is_running() and world.sharing().comm.size > 1 and threading.get_ident() != _Fits.thread:
+        raise ConfigurationError(
+            f"`{name}` was called by another thread than the one in which `fit` runs, as by a generator or a `PyDataset` of batches. The workers exchange in "
+            "both, in no common order. Compute what it gives before `fit`, or call the model itself there, which exchanges nothing: `model(x, training=False)`."
+        )
 
 
 @contextlib.contextmanager

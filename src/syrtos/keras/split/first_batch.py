@@ -44,7 +44,7 @@ def decide_outputs(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
         return
     split = trial.split(plan)
     if failed := _any_failed(comm, split):
-        plan.whole = f"it fails on a part of the batch: {failed}"
+        plan.whole = _describe_failure(failed)
         return
     differs, plan.difference = compare_outcomes(comm, whole, split, bound_of(trial.precision()), plan)
     plan.rows = [dataclasses.replace(row, kind="output") for row in rows_of(whole, split) if row.kind == "log"]
@@ -73,7 +73,7 @@ def decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
         plan.gradients = gradients
         split = trial.split(plan)
         if failed := _any_failed(comm, split):
-            plan.whole = f"it fails on a part of the batch: {failed}"
+            plan.whole = _describe_failure(failed)
             return
         differs, plan.difference = compare_outcomes(comm, whole, split, bound, plan)
         plan.rows = rows_of(whole, split)
@@ -190,6 +190,12 @@ def _any_failed(comm: Communicator, outcome: StepOutcome) -> str:
     errors = comm.allgather_object(outcome.error)
     own = [error for error in errors if error and "OutOfStepError" not in error]
     return next(iter(own or filter(None, errors)), "")
+
+
+def _describe_failure(error: str) -> str:
+    if "OutOfStepError" in error:
+        return "the workers come to different exchanges: a branch or a length depends on the rows of a part"
+    return f"it fails on a part of the batch: {error}"
 
 
 def _find_rule(

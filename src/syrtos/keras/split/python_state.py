@@ -292,17 +292,34 @@ def _as_it_is(value: Any) -> Callable[[], Any] | None:
     if isinstance(value, np.random.Generator):
         return functools.partial(setattr, value.bit_generator, "state", copy.deepcopy(value.bit_generator.state))
     if _is_tensor(value) and hasattr(value, "detach"):
-        return functools.partial(value.detach().copy_, value.detach().clone())
+        return _tensor_as_it_is(value)
     # Optimizers of torch, schedules of learning rates, `GradScaler`; not modules, whose tensors are kept by themselves.
     if hasattr(value, "load_state_dict") and hasattr(value, "state_dict") and not hasattr(value, "forward"):
         return functools.partial(value.load_state_dict, copy.deepcopy(value.state_dict()))
     return None
 
 
+def _tensor_as_it_is(tensor: Any) -> Callable[[], None]:
+    before, gradient = tensor.detach().clone(), tensor.grad if tensor.is_leaf else None
+    held = None if gradient is None else gradient.detach().clone()
+
+    def undo() -> None:
+        tensor.detach().copy_(before)
+        if tensor.is_leaf:
+            tensor.grad = gradient
+            if gradient is not None:
+                gradient.detach().copy_(held)
+
+    return undo
+
+
+# Parameters that a script has outside of its model, of a loss with an optimizer of its own, e.g., are changed by steps too.
+_TENSORS = frozenset({("torch", "Tensor"), ("torch", "Parameter"), ("tensorflow", "EagerTensor")})
+
+
 def _is_tensor(value: Any) -> bool:
-    """Returns whether a value is a tensor of torch, or an eager one of TensorFlow, and no variable or parameter."""
-    kind = type(value)
-    return (kind.__module__.partition(".")[0], kind.__name__) in (("torch", "Tensor"), ("tensorflow", "EagerTensor"))
+    """Returns whether a value is a tensor or a parameter of torch, or an eager tensor of TensorFlow, and no variable."""
+    return (type(value).__module__.partition(".")[0], type(value).__name__) in _TENSORS
 
 
 def _numbers_of(value: Any) -> npt.NDArray[np.float64] | None:

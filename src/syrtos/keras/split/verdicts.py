@@ -55,6 +55,12 @@ _SPLIT = (
 )
 
 
+def forget_split(error: BaseException) -> None:
+    """Takes the note of `naming_split` off an error: the whole batch has it too."""
+    notes = getattr(error, "__notes__", [])
+    notes[:] = [note for note in notes if not note.startswith(_SPLIT[:30])]
+
+
 class Verifying:
     """Ends what `syrtos verify` runs after some batches, and writes down what was compared."""
 

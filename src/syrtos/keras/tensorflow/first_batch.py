@@ -103,6 +103,7 @@ class Function:
             try:
                 outputs = self.function(batches)
             except Exception:
+                verdicts.forget_split(error)
                 raise error from None  # it is the script's
             verdicts.tell(self.plan, self._session, self._what())
         self._was_called = True

@@ -253,6 +253,7 @@ def _on_batch(original: Method) -> Method:
         session = world.sharing()
         if original.__name__ == "train_on_batch":
             local_steps.refuse_single_steps()
+        fitting.refuse_other_threads(original.__name__)
         if is_split(session):
             replicas.compute_equal(session.comm, self, original.__name__)
         return original(self, *args, **kwargs)

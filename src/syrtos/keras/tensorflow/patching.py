@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
+from syrtos.keras import fitting
 from syrtos.keras.features import asynchronous
 from syrtos.keras.files import temporary, write_once
 from syrtos.keras.patching import Method, replace, replace_everywhere
@@ -105,8 +106,9 @@ def agreeing(original: Method) -> Method:
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        world.sharing().comm.agree(f"model.{original.__name__}")
         name = original.__name__
+        fitting.refuse_other_threads(name)
+        world.sharing().comm.agree(f"model.{name}")
         with (
             given_whole(models.takes_whole_batches(self, name, world.sharing())),
             policy_ignored() if name == "predict" else contextlib.nullcontext(),

@@ -63,12 +63,20 @@ def without_draws() -> Iterator[None]:
         replaced.append((torch.nn.functional, "dropout", lambda input, *args, **kwargs: input))
         replaced.append((keras.Variable, "__init__", drawing(keras.Variable.__init__)))
         replaced.append((torch, "multinomial", _most_probable))
+        # Keras makes a permutation by sorting draws; those of above are equal, and would leave each row where it is.
+        replaced.append((keras.src.backend.torch.random, "shuffle", _backwards))
         in_place = ("bernoulli_", "exponential_", "normal_", "uniform_")
         replaced += [(torch.Tensor, name, filling(getattr(torch.Tensor, name))) for name in in_place]
         for owner, name, replacement in replaced:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, replacement)
         yield
+
+
+def _backwards(x: Any, axis: int = 0, seed: Any = None) -> torch.Tensor:
+    """Returns a tensor from its last row to its first, a permutation that a share has not in common with the batch."""
+    del seed
+    return torch.flip(keras.ops.convert_to_tensor(x), (axis,))
 
 
 def _most_probable(probabilities: torch.Tensor, num_samples: int, *args: Any, **kwargs: Any) -> torch.Tensor:

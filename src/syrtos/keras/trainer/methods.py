@@ -28,6 +28,7 @@ def method(original: Method) -> Method:
     timed = timing.part_of_run(original)
 
     def together(self: Any, *args: Any, **kwargs: Any) -> Any:
+        fitting.refuse_other_threads(original.__name__)
         world.sharing().comm.agree(f"model.{original.__name__}")
         return timed(self, *args, **kwargs)
 
@@ -43,6 +44,7 @@ def on_batch(original: Method, check: batches.Check) -> Method:
     """Wraps `test_on_batch` or `predict_on_batch`: ``check`` compares what the workers were given."""
 
     def of_equal_batches(self: Any, *args: Any, **kwargs: Any) -> Any:
+        fitting.refuse_other_threads(original.__name__)
         replicas.compute_equal(world.sharing().comm, self, original.__name__)
         batches.check_equal((args, {name: kwargs[name] for name in _BATCH if name in kwargs}), check)
         return original(self, *args, **kwargs)
