@@ -38,6 +38,11 @@ def decide_outputs(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
 
     It is split if its outputs, the ``logs`` of the trial, are the same from rows whole and split.
     """
+    _decide_outputs(plan, trial, session)
+    _look_at_more_rows(plan, trial, session, _decide_outputs)
+
+
+def _decide_outputs(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
     comm = session.comm
     whole = _whole(plan, trial, comm)
     if whole is None:
@@ -62,6 +67,25 @@ def decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
         trial: runs the step.
         session: the workers.
     """
+    _decide(plan, trial, session)
+    _look_at_more_rows(plan, trial, session, _decide)
+
+
+def _look_at_more_rows(
+    plan: SplitPlan, trial: StepTrial, session: Session, decide_by: Callable[[SplitPlan, StepTrial, Session], None]
+) -> None:
+    """Looks once more at more rows, if a few have shown no reason not to split.
+
+    Few rows show best what means over parts have not in common with a mean, and many what takes the largest of a number.
+    """
+    more = trial.with_more_rows() if plan.tried and not plan.whole else None
+    if more is not None and not confirm(plan, more, session):
+        other = SplitPlan(decided=True, known=plan.known, scale=plan.scale, log_scales=plan.log_scales)
+        decide_by(other, more, session)
+        plan.adopt(other)
+
+
+def _decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
     comm = session.comm
     whole = _whole(plan, trial, comm)
     if whole is None:

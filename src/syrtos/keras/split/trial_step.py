@@ -72,6 +72,10 @@ class StepTrial(Protocol):
         """Computes the step as the workers do together."""
         ...
 
+    def with_more_rows(self) -> StepTrial | None:
+        """Returns the same step on more rows, if these are small and there are more. All workers call it together."""
+        ...
+
     def backwards(self) -> StepTrial:
         """Returns the same step on the same rows, from the last to the first."""
         ...
@@ -110,16 +114,18 @@ def bytes_of(leaves: Sequence[Any]) -> int:
     return sum(int(np.prod(shape)) * size for (shape, _), size in zip(shapes, sizes, strict=True))
 
 
-def rows_to_take(comm: Communicator, count: int, size: int) -> int:
+def rows_to_take(comm: Communicator, count: int, size: int | None = None) -> int:
     """Returns how many rows of this worker are computed both ways: at most some, and not equally many on all workers, where a sum and a mean look alike.
 
     Args:
         comm: the workers.
         count: rows that this worker has.
-        size: bytes of all of them. Of small rows more are taken: few do not show what looks at some of many.
+        size: bytes of all of them, if more are to be taken where rows are small.
     """
-    row = max(comm.agree("bytes of a row", size / max(count, 1)))
-    rows = min(max(ROWS, int(_BYTES // max(row, 1.0))), _MOST_ROWS)
+    rows = ROWS
+    if size is not None:
+        row = max(comm.agree("bytes of a row", size / max(count, 1)))
+        rows = min(max(ROWS, int(_BYTES // max(row, 1.0))), _MOST_ROWS)
     each = max(rows // comm.size, ROWS_OF_EACH)
     counts = comm.agree("rows of each worker", float(count))
     taken = [int(min(have, each + (rank == 0))) for rank, have in enumerate(counts)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -155,10 +155,15 @@ def _precision(model: Any) -> int:
 class _Trial:
     """A trial of a step on some rows of the first batch: see `syrtos.keras.split.trial_step.StepTrial`."""
 
-    def __init__(self, model: Any, session: Session, step: Method, first: Share) -> None:
+    def __init__(self, model: Any, session: Session, step: Method, first: Share, takes_more: bool = False) -> None:
         self._model, self._session, self._step = model, session, step
-        self._all, self._some = first, _some_rows(first, session)
+        self._all, self._some = first, _some_rows(first, session, takes_more)
         self._precision = _precision(model)
+
+    def with_more_rows(self) -> Self | None:
+        more = type(self)(self._model, self._session, self._step, self._all, takes_more=True)
+        has_more = float(more._some.samples > self._some.samples)
+        return more if any(self._session.comm.agree("more rows?", has_more)) else None
 
     def has_few_rows(self) -> bool:
         """Returns whether fewer than two workers have rows, which shows nothing."""
@@ -240,9 +245,10 @@ class _PredictingTrial(_Trial):
         return [leaf for leaf in keras.tree.flatten(logs) if isinstance(leaf, torch.Tensor)]
 
 
-def _some_rows(share: Share, session: Session) -> Share:
+def _some_rows(share: Share, session: Session, takes_more: bool) -> Share:
     """Picks rows from all over the share; one more on rank 0, so that the workers' numbers of rows differ."""
-    each = trial_step.rows_to_take(session.comm, share.samples, trial_step.bytes_of(keras.tree.flatten(share.data)))
+    size = trial_step.bytes_of(keras.tree.flatten(share.data)) if takes_more else None
+    each = trial_step.rows_to_take(session.comm, share.samples, size)
     if share.samples <= each:
         return share
     chosen = np.unique(np.linspace(0, share.samples - 1, each).astype(np.int64))

@@ -37,6 +37,9 @@ class Trial:
     def whole(self, all_rows: bool) -> StepOutcome:
         return self._outcome(self.rows)
 
+    def with_more_rows(self) -> Trial | None:
+        return None
+
     def backwards(self) -> Trial:
         return dataclasses.replace(self, rows=self.rows[::-1])
 
@@ -245,6 +248,23 @@ def test_parts_of_keras_that_mix_rows_are_not_known() -> None:
 
 def test_more_rows_are_compared_where_they_are_small(together: Callable[..., list[Any]]) -> None:
     def taken(comm: InProcessCommunicator) -> tuple[int, int]:
-        return trial_step.rows_to_take(comm, 100, 100 * 16), trial_step.rows_to_take(comm, 100, 100 << 20)
+        few, small, large = (trial_step.rows_to_take(comm, 100, size) for size in (None, 100 * 16, 100 << 20))
+        assert large == few
+        return few, small
 
-    assert together(2, taken) == [(33, 5), (32, 4)]
+    assert together(2, taken) == [(5, 33), (4, 32)]
+
+
+def test_what_few_rows_do_not_show_more_rows_may(together: Callable[..., list[Any]]) -> None:
+    """A gradient of the two largest of all rows is a mean as long as a worker has no more than these."""
+
+    class OfMany(Trial):
+        def with_more_rows(self) -> Trial | None:
+            return Trial(self.comm, gradient=lambda r: r.mean(axis=0) ** 2, rows=ROWS * 2)
+
+    def decide(comm: InProcessCommunicator) -> SplitPlan:
+        plan, session = SplitPlan(), SimpleNamespace(comm=comm)
+        first_batch.decide(plan, OfMany(comm, gradient=lambda r: r.mean(axis=0)), session)  # type: ignore[arg-type]
+        return plan
+
+    assert all("do not add up" in plan.whole for plan in together(2, decide))
