@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -64,7 +65,7 @@ def without_draws() -> Iterator[None]:
         replaced.append((keras.Variable, "__init__", drawing(keras.Variable.__init__)))
         replaced.append((torch, "multinomial", _most_probable))
         # Keras makes a permutation by sorting draws; those of above are equal, and would leave each row where it is.
-        replaced.append((keras.src.backend.torch.random, "shuffle", _backwards))
+        replaced.append((importlib.import_module("keras.src.backend.torch.random"), "shuffle", _backwards))
         in_place = ("bernoulli_", "exponential_", "normal_", "uniform_")
         replaced += [(torch.Tensor, name, filling(getattr(torch.Tensor, name))) for name in in_place]
         for owner, name, replacement in replaced:
@@ -76,7 +77,8 @@ def without_draws() -> Iterator[None]:
 def _backwards(x: Any, axis: int = 0, seed: Any = None) -> torch.Tensor:
     """Returns a tensor from its last row to its first, a permutation that a share has not in common with the batch."""
     del seed
-    return torch.flip(keras.ops.convert_to_tensor(x), (axis,))
+    tensor: Any = keras.ops.convert_to_tensor(x)
+    return torch.flip(tensor, (axis,))
 
 
 def _most_probable(probabilities: torch.Tensor, num_samples: int, *args: Any, **kwargs: Any) -> torch.Tensor:
