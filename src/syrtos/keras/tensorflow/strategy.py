@@ -102,6 +102,8 @@ class _ReplicaContext(tf.distribute.ReplicaContext):
 
 def not_chosen() -> Strategy:
     """Returns the strategy, without counting it as chosen by the script."""
+    if Strategy._only is not None and "_extended" in vars(Strategy._only):
+        return Strategy._only  # TensorFlow's threads ask too: what the script chooses meanwhile must not be forgotten
     chosen = Strategy.chosen
     strategy = Strategy()
     Strategy.chosen = chosen
