@@ -1,9 +1,8 @@
 """Chooses the steps of a function before which some rows are computed both ways: see `syrtos.keras.split.first_batch`.
 
 The first batch decides, but a term of a loss may begin to count later (a weight that is raised epoch by epoch, a
-penalty in each third step), and
-a first batch may have one row. So later steps are looked at too: ever more rarely, at the beginnings of epochs, and
-within a budget of time.
+penalty in each third step), and a first batch may have one row. So later steps are looked at too: ever more rarely, at
+the beginnings of epochs, and within a budget of time.
 """
 
 from __future__ import annotations

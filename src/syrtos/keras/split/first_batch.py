@@ -80,7 +80,7 @@ def _look_at_more_rows(
     """
     more = trial.with_more_rows() if plan.tried and not plan.whole else None
     if more is not None and not confirm(plan, more, session):
-        other = SplitPlan(decided=True, known=plan.known, scale=plan.scale, log_scales=plan.log_scales)
+        other = plan.renewed()
         decide_by(other, more, session)
         plan.adopt(other)
 

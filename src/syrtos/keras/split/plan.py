@@ -72,6 +72,10 @@ class SplitPlan:
         """Returns the same while the comparison that makes the plan is going on."""
         return key in self.known or key in self.shown or key in self.variables
 
+    def renewed(self) -> SplitPlan:
+        """Returns an empty plan for a later comparison, which knows and measures by what this one does."""
+        return SplitPlan(decided=True, known=self.known, scale=self.scale, log_scales=self.log_scales)
+
     def adopt(self, other: SplitPlan) -> None:
         """Takes over what a later comparison has shown; the functions that use this plan must be made anew."""
         self.whole, self.gradients = other.whole, other.gradients

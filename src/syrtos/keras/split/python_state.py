@@ -71,8 +71,8 @@ def keeping_python_state(model: Any, generators: bool = True) -> Iterator[list[C
         changes += kept.changes()
         made = [name for name in vars(model) if known is not None and name not in known and not name.startswith("_")]
         for name in made:
-            if (after := _numbers_of(vars(model)[name])) is not None:
-                changes.append(Change(f"{model.name}.{name}", np.zeros_like(after), after))
+            if change := _change_of(f"{model.name}.{name}", None, _numbers_of(vars(model)[name])):
+                changes.append(change)
             delattr(model, name)  # e.g. an optimizer that a step makes when it has none
         kept.restore()
         if generators:
@@ -94,11 +94,23 @@ class Change(NamedTuple):
     after: npt.NDArray[np.float64]
 
 
+_Numbers = npt.NDArray[np.float64] | None
+
+
+def _change_of(name: str, before: _Numbers, after: _Numbers) -> Change | None:
+    """Returns the change of numbers, of which there may be none before or after; None where nothing has changed."""
+    if before is None:  # numbers that were not there count as zero
+        return None if after is None else Change(name, np.zeros_like(after), after)
+    if after is not None and np.array_equal(before, after, equal_nan=True):
+        return None
+    return Change(name, before, np.full(1, np.nan) if after is None else after)
+
+
 class _Kept:
     """Values that Python code changes without a trace elsewhere, and how to put them back."""
 
     def __init__(self) -> None:
-        self._numbers: list[tuple[str, npt.NDArray[np.float64] | None, Callable[[], Any]]] = []
+        self._numbers: list[tuple[str, _Numbers, Callable[[], Any]]] = []
         self._seen: dict[int, Any] = {}  # the objects too: an identity is that of another object once its own is gone
         self._undo: list[Callable[[], None]] = []
         self._room = _ROOM
@@ -111,14 +123,8 @@ class _Kept:
 
     def changes(self) -> list[Change]:
         """Returns the numbers that are others than before, in the order in which they were found."""
-        found: list[Change] = []
-        for name, before, read in self._numbers:
-            after = _numbers_of(read())
-            if before is None and after is not None:  # there was none: it counts as zero
-                found.append(Change(name, np.zeros_like(after), after))
-            elif before is not None and (after is None or not np.array_equal(before, after, equal_nan=True)):
-                found.append(Change(name, before, np.full(1, np.nan) if after is None else after))
-        return found
+        now = ((name, before, _numbers_of(read())) for name, before, read in self._numbers)
+        return [change for each in now if (change := _change_of(*each))]
 
     def _watch(self, name: str, value: Any, read: Callable[[], Any]) -> None:
         """Notes numbers, or that there are none yet; ``read`` gives them again later."""
@@ -231,7 +237,7 @@ class _Kept:
 
     def _has_room(self, value: Any) -> bool:
         """Returns whether an array or tensor may be copied, and counts it."""
-        size = int(np.prod(value.shape)) * int(getattr(value.dtype, "itemsize", None) or value.dtype.size)
+        size = bytes_of(value)
         if size > self._room:
             return False
         self._room -= size
@@ -335,7 +341,7 @@ def _as_numbers(value: Any) -> npt.NDArray[np.float64] | None:
             return None
         parts = [found.ravel() for found in map(_numbers_of, value.values()) if found is not None]
         return np.concatenate(parts) if parts else None
-    if _is_tensor(value) and int(np.prod(value.shape)) > _LARGEST * 100:
+    if _is_tensor(value) and _size_of(value) > _LARGEST * 100:
         return None
     if isinstance(value, list | tuple | collections.deque):
         if len(value) > _LARGEST or sum(map(_size_of, value)) > _LARGEST * 100:
@@ -355,6 +361,11 @@ def _as_numbers(value: Any) -> npt.NDArray[np.float64] | None:
 
 def _size_of(value: Any) -> int:
     return int(np.prod(getattr(value, "shape", ())))
+
+
+def bytes_of(value: Any) -> int:
+    """Returns the bytes of an array or tensor."""
+    return _size_of(value) * int(getattr(value.dtype, "itemsize", None) or value.dtype.size)
 
 
 @functools.lru_cache(maxsize=4096)

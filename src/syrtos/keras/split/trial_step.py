@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from syrtos.comm.communicator import Communicator
 from syrtos.keras.split.plan import SplitPlan
-from syrtos.keras.split.python_state import Change
+from syrtos.keras.split.python_state import Change, bytes_of
 
 Array = npt.NDArray[Any]
 Note = Callable[[Sequence[Any], Sequence[Any]], None]
@@ -107,11 +107,10 @@ def describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[1 if called else 0]}"[:300].rstrip(".")
 
 
-def bytes_of(leaves: Sequence[Any]) -> int:
-    """Returns the bytes of the dense tensors among the leaves of a batch."""
-    shapes = [(tuple(leaf.shape), leaf.dtype) for leaf in leaves if getattr(leaf, "dtype", None) is not None]
-    sizes = [getattr(dtype, "itemsize", None) or getattr(dtype, "size", 8) for _, dtype in shapes]
-    return sum(int(np.prod(shape)) * size for (shape, _), size in zip(shapes, sizes, strict=True))
+def bytes_of_batch(leaves: Sequence[Any]) -> int:
+    """Returns the bytes of the leaves of a batch that have one shape, which ragged tensors have not."""
+    shaped = (leaf for leaf in leaves if getattr(leaf, "dtype", None) is not None)
+    return sum(bytes_of(leaf) for leaf in shaped if None not in tuple(leaf.shape))
 
 
 def rows_to_take(comm: Communicator, count: int, size: int | None = None) -> int:

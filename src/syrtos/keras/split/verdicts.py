@@ -41,7 +41,7 @@ def naming_split(plan: SplitPlan, session: Session, function: Callable[..., Any]
                 is_split(session)
                 and not plan.whole
                 and type(error).__name__ != "OutOfRangeError"
-                and not any(note.startswith(_SPLIT[:30]) for note in told)
+                and not any(map(_names_split, told))
             ):
                 error.add_note(_SPLIT.format(workers=session.world.size))
             raise
@@ -58,7 +58,11 @@ _SPLIT = (
 def forget_split(error: BaseException) -> None:
     """Takes the note of `naming_split` off an error: the whole batch has it too."""
     notes = getattr(error, "__notes__", [])
-    notes[:] = [note for note in notes if not note.startswith(_SPLIT[:30])]
+    notes[:] = [note for note in notes if not _names_split(note)]
+
+
+def _names_split(note: str) -> bool:
+    return note.startswith(_SPLIT[:30])
 
 
 class Verifying:

@@ -182,9 +182,7 @@ class Function:
                 self._make_anew()
             verdicts.tell(self.plan, self._session, self._what())
         elif not few and not first_batch.confirm(self.plan, trial, self._session):
-            other = SplitPlan(
-                decided=True, known=self.plan.known, scale=self.plan.scale, log_scales=self.plan.log_scales
-            )
+            other = self.plan.renewed()
             self._by(trial, other)
             self._change(other)
         self.checks.note_check(self._session.comm, time.monotonic() - began, few)
@@ -370,7 +368,7 @@ class _PredictingTrial(_Trial):
 def _some_rows(share: Share, session: Session, takes_more: bool) -> Share:
     """Picks rows from all over the share; one more on rank 0, so that the workers' numbers of rows differ."""
     total = int(share.samples)
-    size = trial_step.bytes_of(tf.nest.flatten(share.data)) if takes_more else None
+    size = trial_step.bytes_of_batch(tf.nest.flatten(share.data)) if takes_more else None
     each = trial_step.rows_to_take(session.comm, total, size)
     if total <= each:
         return share

@@ -53,6 +53,9 @@ class Strategy(tf.distribute.Strategy):
 
     def __init__(self) -> None:
         Strategy.chosen = True
+        self._prepare()
+
+    def _prepare(self) -> None:
         if "_extended" not in self.__dict__:
             world.init()
             super().__init__(
@@ -102,11 +105,9 @@ class _ReplicaContext(tf.distribute.ReplicaContext):
 
 def not_chosen() -> Strategy:
     """Returns the strategy, without counting it as chosen by the script."""
-    if Strategy._only is not None and "_extended" in vars(Strategy._only):
-        return Strategy._only  # TensorFlow's threads ask too: what the script chooses meanwhile must not be forgotten
-    chosen = Strategy.chosen
-    strategy = Strategy()
-    Strategy.chosen = chosen
+    # Not by `Strategy()`, with the mark taken back: TensorFlow's threads ask too, while the script may choose one.
+    strategy = Strategy.__new__(Strategy)
+    strategy._prepare()
     return strategy
 
 

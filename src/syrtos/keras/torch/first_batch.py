@@ -110,9 +110,7 @@ class Function:
             self._by(trial, self.plan)
             verdicts.tell(self.plan, self._session, self._what())
         elif not few and not first_batch.confirm(self.plan, trial, self._session):
-            other = SplitPlan(
-                decided=True, known=self.plan.known, scale=self.plan.scale, log_scales=self.plan.log_scales
-            )
+            other = self.plan.renewed()
             self._by(trial, other)
             if not other.is_like(self.plan):
                 self.plan.adopt(other)
@@ -247,7 +245,7 @@ class _PredictingTrial(_Trial):
 
 def _some_rows(share: Share, session: Session, takes_more: bool) -> Share:
     """Picks rows from all over the share; one more on rank 0, so that the workers' numbers of rows differ."""
-    size = trial_step.bytes_of(keras.tree.flatten(share.data)) if takes_more else None
+    size = trial_step.bytes_of_batch(keras.tree.flatten(share.data)) if takes_more else None
     each = trial_step.rows_to_take(session.comm, share.samples, size)
     if share.samples <= each:
         return share

@@ -1,10 +1,13 @@
-"""What is said of errors of a step that was tried."""
+"""What is said of errors of a step that was tried, and the size of the batches that it is tried on."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
-from syrtos.keras.split.trial_step import describe_error
+from syrtos.keras.split.trial_step import bytes_of_batch, describe_error
 
 
 @pytest.mark.parametrize(
@@ -18,3 +21,8 @@ from syrtos.keras.split.trial_step import describe_error
 )  # fmt: skip
 def test_the_cause_is_named(message: str, said: str) -> None:
     assert describe_error(ValueError(message)) == said
+
+
+def test_the_bytes_of_a_batch_are_those_of_leaves_with_one_shape() -> None:
+    dense, ragged = np.zeros((4, 3), np.float32), SimpleNamespace(shape=(4, None), dtype=np.dtype(np.int64))
+    assert bytes_of_batch([dense, ragged, None]) == 48
