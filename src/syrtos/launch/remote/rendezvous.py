@@ -328,27 +328,35 @@ def _in_time(connection: Connection, seconds: int = 10) -> Iterator[None]:
 
 
 def _listener_at(address: tuple[str, int], backlog: int) -> Listener:
-    """Returns a listener at an address of this host; at all of its addresses where the name is one of a gateway, or not known yet.
+    """Returns a listener at an address of this host.
 
     Raises:
         WorldError: something else listens there.
     """
-    with socket.socket() as probe:
-        try:
-            probe.bind((address[0], 0))
-            # Debian gives a host's own name such an address, at which no other host could come.
-            is_name = not address[0].replace(".", "").isdigit() and address[0] != "localhost"
-            if is_name and probe.getsockname()[0].startswith("127."):
-                address = "", address[1]
-        except OSError:
-            address = "", address[1]  # whose connections must know the secret
     try:
-        return Listener(address, backlog=backlog)
+        return Listener((_interface_of(address[0]), address[1]), backlog=backlog)
     except OSError as error:
         raise WorldError(
             f"This host can't listen at port {address[1]}, at which the hosts are to meet: {error.strerror}. Another run may be there: choose another "
             "port in what starts the hosts."
         ) from error
+
+
+def _interface_of(name: str) -> str:
+    """Returns the address to listen at for hosts that know this one by a name; empty: all addresses of this host.
+
+    Those who connect must know the secret.
+    """
+    try:
+        found = socket.gethostbyname(name)
+        with socket.socket() as probe:
+            probe.bind((found, 0))
+    except OSError:
+        return ""  # the name of a gateway, or not known yet
+    # Distributions give a host's own name one of these addresses, at which no other host could come. Other addresses of 127/8
+    # are those of instances of a local job, whose neighbours on this machine use the same port.
+    own_name = name not in (found, "localhost") and found in ("127.0.0.1", "127.0.1.1")
+    return "" if own_name else found
 
 
 def _connect(cluster: Cluster, patience: float) -> Connection:
