@@ -129,7 +129,7 @@ def _table(summary: Summary, against_one: str) -> Table:
         aside = ", BatchNormalization aside" * ("own_statistics" in summary.facts)
         table.add_row("first batch", f"equal to one process{aside}: {max(summary.facts['first_batch'], 1e-8):.0e}")
     if "not_split" in summary.facts:
-        table.add_row("[yellow]not split[/]", f"{summary.facts['not_split']}; each worker computes the whole batch")
+        table.add_row("[yellow]not split[/]", f"{summary.facts['not_split']}; computed as by one process")
     if summary.steps:
         table.add_row(*_rate(summary))
     compiled = (

@@ -21,9 +21,12 @@ from syrtos.comm import world
 from syrtos.comm.communicator import ReduceOp
 from syrtos.dialects.estimator import export, graphs, hooks, inputs, optimizers, specs
 from syrtos.dialects.estimator.config import RunConfig
+from syrtos.dialects.estimator.first_batch import Comparing
 from syrtos.dialects.estimator.specs import EstimatorSpec, ModeKeys
 from syrtos.errors import ConfigurationError
 from syrtos.keras.split import shares
+from syrtos.keras.split.checks import Checks
+from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import gradients, patching, tf_internals
 from syrtos.keras.tensorflow.input import Share
 
@@ -64,6 +67,7 @@ class Estimator:
         self._warm_start_from = warm_start_from
         self._by_rank_0_alone = False
         self._graphs = 0
+        self._tests = SplitPlan(), Checks()
 
     # -- facts -----------------------------------------------------------------------------------
 
@@ -152,6 +156,7 @@ class Estimator:
             stop = [v1.train.StopAtStepHook(steps, max_steps)] if steps or max_steps else []
             all_hooks = [
                 hooks.BeginEqual(own_noise=True),
+                *self._comparing(scope, input_fn, loss, train_op),
                 hooks.LogLoss(loss, self._config.log_step_count_steps),
                 *stop,
                 *hooks.hooks_of_worker(
@@ -216,6 +221,7 @@ class Estimator:
             fetches = [loss, scope.active, tf.group(*(update for _, update in metrics.values()))]
             all_hooks = [
                 hooks.BeginEqual(),
+                *self._comparing(scope, input_fn, loss, metrics=metrics, known=self._tests),
                 *hooks.hooks_of_worker([*(own_hooks or ()), *(spec.evaluation_hooks or ())]),
             ]
             with self._restore_checkpoint(spec, checkpoint, all_hooks) as session:
@@ -347,9 +353,20 @@ class Estimator:
 
     def _inputs(self, input_fn: Any, mode: str, whole: bool = False) -> tuple[Any, Any] | Share:
         known = {"params": self._params, "config": self._config}
+        return inputs.read(input_fn, mode, inputs.ALL if whole else self._how(mode), known)
+
+    def _how(self, mode: str) -> inputs.How:
         distributed = self._config.train_distribute if mode == ModeKeys.TRAIN else self._config.eval_distribute
-        how = inputs.ALL if whole else inputs.OWN if distributed else inputs.SHARE
-        return inputs.read(input_fn, mode, how, known)
+        return inputs.OWN if distributed else inputs.SHARE
+
+    def _comparing(
+        self, scope: graphs.GraphScope, input_fn: Any, loss: Any, train_op: Any = None, **facts: Any
+    ) -> list[Comparing]:
+        """Returns the hook that compares steps with those of one process, where batches are split."""
+        mode, what = (ModeKeys.TRAIN, "train_step") if scope.training else (ModeKeys.EVAL, "test_step")
+        if not inputs.is_split(input_fn, self._how(mode)):
+            return []
+        return [Comparing(scope, f"`model_fn` in mode {mode!r}", what, loss, train_op, **facts)]
 
     def _seed(self, graph: Any) -> int | None:
         """Gives the graph its seed, and returns it."""

@@ -7,14 +7,16 @@ import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import tensorflow as tf
 
 from syrtos.comm import world
+from syrtos.comm.world import Session
 from syrtos.dialects.estimator import hooks
 from syrtos.dialects.estimator.specs import EstimatorSpec
 from syrtos.errors import ConfigurationError
+from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import ops, tf_internals
 from syrtos.keras.tensorflow.step import StepScope
 from syrtos.observe.clock import Phase
@@ -23,7 +25,36 @@ v1: Any = tf.compat.v1
 
 
 class GraphScope(StepScope):
-    """A step whose graph has no order but that of its edges: assigned values are made equal outside of it."""
+    """A step whose graph has no order but that of its edges: assigned values are made equal outside of it.
+
+    Attributes:
+        reduced: the gradients after their exchange, with the names of their variables.
+        own_loss: the loss of this worker's rows.
+    """
+
+    def __init__(self, session: Session, data: Any, training: bool) -> None:
+        """Makes a step on a `Share` or on a whole batch."""
+        super().__init__(session, data, training)
+        self.reduced: list[tuple[str, Any]] = []
+        self.own_loss: Any = None
+        self._ways: dict[str, Any] = {}
+        self._loss_is_sum = False
+
+    def adds(self, what: Literal["gradients", "loss"]) -> Any:
+        """Returns a boolean scalar: whether the workers' values are added up. It can be fed.
+
+        Else they become their mean by samples. What is not fed has the reduction of the last of `tf.compat.v1.losses`.
+        """
+        if what not in self._ways:
+            are_sums = tf_internals.losses_are_sums(v1.get_default_graph())
+            self._ways[what] = v1.placeholder_with_default(are_sums, [])
+            self._loss_is_sum = self._loss_is_sum or (what == "loss" and are_sums)
+        return self._ways[what]
+
+    def ways(self, plan: SplitPlan) -> dict[Any, bool]:
+        """Returns what the step is fed with so that it follows a plan."""
+        found = {"gradients": plan.gradients == "sum", "loss": self._loss_is_sum or plan.logs.get(0) == "sum"}
+        return {tensor: found[what] for what, tensor in self._ways.items()}
 
     def before_assign(self, variable: tf.Variable) -> None:
         """Does nothing: an assignment is not noted."""
@@ -32,7 +63,7 @@ class GraphScope(StepScope):
         """Does nothing: a value that is read is this worker's."""
 
 
-def over_all(scope: StepScope, loss: Any) -> Any:
+def over_all(scope: GraphScope, loss: Any) -> Any:
     """Returns the loss of the global batch.
 
     It is the mean of the workers' losses weighted by their samples, or their sum if losses are sums.
@@ -40,7 +71,8 @@ def over_all(scope: StepScope, loss: Any) -> Any:
     loss = tf.reshape(tf.convert_to_tensor(loss), [])
     if scope.session.comm.size == 1:
         return loss
-    share = 1.0 if tf_internals.losses_are_sums(v1.get_default_graph()) else scope.fraction()
+    scope.own_loss = loss
+    share = tf.where(scope.adds("loss"), 1.0, scope.fraction())
     mine = tf.where(scope.active, loss * tf.cast(share, loss.dtype), tf.zeros_like(loss))
     return ops.allreduce(scope.session.comm, tf.stop_gradient(mine))
 

@@ -101,7 +101,7 @@ class Together(v1.train.SessionRunHook):
             listener.begin()
         local = {id(v) for v in v1.trainable_variables()}
         self._statistics = Values(
-            v for v in v1.global_variables() if id(v) not in local and v.dtype.is_floating and _is_moving(v.op.name)
+            v for v in v1.global_variables() if id(v) not in local and v.dtype.is_floating and is_moving(v.op.name)
         )
 
     def after_create_session(self, session: Any, coord: Any) -> None:
@@ -215,7 +215,7 @@ def metric_totals() -> Values:
     return Values(found.values())
 
 
-def _is_moving(name: str) -> bool:
+def is_moving(name: str) -> bool:
     """Returns whether a variable's name is that of a moving statistic in Keras or `tf.compat.v1.layers`."""
     # an optimizer's averages are equal on all workers already
     return "moving_" in name.rsplit("/", 1)[-1]

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from syrtos.comm import world
+from syrtos.keras.split import verdicts
 from syrtos.keras.tensorflow import input as pipelines
 from syrtos.keras.tensorflow import tf_internals
 
@@ -46,6 +47,11 @@ def read(input_fn: Callable[..., Any], mode: str, how: How, known: dict[str, Any
     if isinstance(found, pipelines.Share):
         return found._replace(data=_pair(found.data))
     return _pair(found)
+
+
+def is_split(input_fn: Callable[..., Any], how: How) -> bool:
+    """Returns whether the workers get parts of the same batches, and not batches of their own or all rows."""
+    return how == SHARE and not called_with(input_fn, {"input_context": None}) and verdicts.is_split(world.current())
 
 
 def _pair(found: Any) -> tuple[Any, Any]:

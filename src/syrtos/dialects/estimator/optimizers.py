@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from syrtos.dialects.estimator.graphs import GraphScope
 from syrtos.keras.patching import replace
 from syrtos.keras.tensorflow import gradients, tf_internals
 from syrtos.keras.tensorflow.step import current_step
@@ -71,9 +72,13 @@ def _reduce_pairs(pairs: Any) -> list[tuple[Any, Any]]:
     assert step is not None
     pairs = list(pairs)
     grads = [g for g, _ in pairs]
-    if tf_internals.losses_are_sums(graph):  # the mean below is weighted by samples: undone
-        grads = [None if g is None else gradients.times(g, 1.0 / tf.cast(step.fraction(), g.dtype)) for g in grads]
+    # the mean below is weighted by samples, which is undone where losses are sums
+    adds = step.adds("gradients") if isinstance(step, GraphScope) else tf_internals.losses_are_sums(graph)
+    factor = tf.where(adds, 1.0 / step.fraction(), 1.0)
+    grads = [None if g is None else gradients.times(g, tf.cast(factor, g.dtype)) for g in grads]
     mean = gradients.Reduction(step.session.comm).apply(grads, [v for _, v in pairs], step.samples)
+    if isinstance(step, GraphScope):
+        step.reduced += [(v.op.name, g) for g, (_, v) in zip(mean, pairs, strict=True) if g is not None]
     marks = [_values(g).op for g in mean if g is not None]
     setattr(graph, _REDUCED, {*getattr(graph, _REDUCED, ()), *marks})
     return [(gradient, variable) for gradient, (_, variable) in zip(mean, pairs, strict=True)]

@@ -106,14 +106,16 @@ class Verifying:
 _NAMED = 3  # so many functions that are not split are named in the record of a run
 
 
-def tell_change(plan: SplitPlan, session: Session, what: str, step: int) -> None:
+def tell_change(
+    plan: SplitPlan, session: Session, what: str, step: int, computes: str = "Each worker computes"
+) -> None:
     """Says that a later batch has changed how a step is split; the record of the run has it too."""
     session.ledger.say(changed_at=step)
     if not (plan.whole or plan.variables or plan.gradients != "mean"):
         return  # a number that it returns becomes a sum, or no sum any more
     if session.world.rank == 0:
         how = (
-            f"is not split any more: {plan.whole}. Each worker computes the whole batch"
+            f"is not split any more: {plan.whole}. {computes} the whole batch"
             if plan.whole
             else "is split in another way"
         )
@@ -152,8 +154,8 @@ def _normalizes_by_share(layer: Any) -> bool:
     )
 
 
-def tell(plan: SplitPlan, session: Session, what: str) -> None:
-    """Says once that a step is not split, and why.
+def tell(plan: SplitPlan, session: Session, what: str, computes: str = "Each worker computes") -> None:
+    """Says once that a step is not split, why, and which workers compute the whole batch.
 
     The record of the run has that too, or else the largest difference between both ways.
     """
@@ -166,7 +168,7 @@ def tell(plan: SplitPlan, session: Session, what: str) -> None:
         session.ledger.say(not_split=f"{before}; {found}" if before else found)
     if session.world.rank == 0:
         print(
-            f"syrtos: {what} is not split over the workers: {plan.whole}. Each worker computes the whole batch, so the results are those of one process, "
+            f"syrtos: {what} is not split over the workers: {plan.whole}. {computes} the whole batch, so the results are those of one process, "
             f"and {session.world.size} workers are no faster than one.",
             file=sys.stderr,
         )
