@@ -29,6 +29,15 @@ def keras_of(optimizer: Any) -> Any:
     return sys.modules["tf_keras" if legacy else "keras"]
 
 
+def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Makes the variables of an optimizer of Keras 3, as its first update does; Keras 2 makes them outside of any trace."""
+    keras: Any = keras_of(optimizer)
+    if keras.__name__ == "keras" and not getattr(optimizer, "built", True):
+        with keras.src.backend.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(list(variables))
+        optimizer.built = True
+
+
 def trained_by(optimizer: Any) -> list[Any]:
     """Returns the variables an optimizer was built for, in the order in which it numbers them.
 

@@ -89,7 +89,4 @@ class SplitPlan:
 
 
 class Unproven(Exception):
-    """A step that is being traced assigns a variable of which no comparison has shown what becomes of the workers' values."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"no comparison of rows has shown what becomes of `{name}`, which it assigns in some steps")
+    """A step that is being traced does what no comparison of rows has shown to be the same for parts of them."""

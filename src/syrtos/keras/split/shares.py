@@ -96,9 +96,9 @@ def updating(original: Method) -> Method:
             given, *rest = [*args, *kwargs.values()]
             pairs = list(given)
             if pairs and isinstance(pairs[0], tuple):
-                note([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+                note(self, [gradient for gradient, _ in pairs], [variable for _, variable in pairs])
             else:
-                note(pairs, list(next(iter(rest), None) or getattr(self, "_trainable_variables", ())))
+                note(self, pairs, list(next(iter(rest), None) or getattr(self, "_trainable_variables", ())))
             return self.iterations
         with backend.active().updating():
             return original(self, *args, **kwargs)

@@ -17,7 +17,8 @@ from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import Change, bytes_of
 
 Array = npt.NDArray[Any]
-Note = Callable[[Sequence[Any], Sequence[Any]], None]
+# Takes an optimizer, the gradients that it is given, and their variables.
+Note = Callable[[Any, Sequence[Any], Sequence[Any]], None]
 # Rows of all workers that are computed both ways, and at least so many of each worker.
 ROWS, ROWS_OF_EACH = 8, 2
 # As many as have so many bytes are taken, but no more than these.
@@ -151,7 +152,7 @@ class _Noting:
 
 @contextlib.contextmanager
 def noting_gradients(note: Note) -> Iterator[None]:
-    """Context manager: optimizers make no update; ``note`` is called with their gradients and variables."""
+    """Context manager: optimizers make no update; ``note`` is called in the place of each."""
     _Noting.to = note
     try:
         yield

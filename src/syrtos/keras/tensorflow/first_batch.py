@@ -404,7 +404,10 @@ def _without_trace(model: Any, outcome: StepOutcome, keeps_draws_of_weights: boo
         if id(variable) not in before and bool(variable.is_initialized()):
             before[id(variable)] = variable, tf_internals.value_of(variable)
 
-    def keep_gradients(grads: Sequence[Any], variables: Sequence[Any]) -> None:
+    def keep_gradients(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        if not getattr(model, "run_eagerly", False):
+            # What is built in a trace that fails is never initialized, and a step that decides by its rows fails there.
+            keras_internals.build_optimizer(optimizer, variables)
         names = [state.name_of(variable) for variable in variables]
         scope = current_step()
         if scope is not None and not scope.reduces_early:

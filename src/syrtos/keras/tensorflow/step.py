@@ -30,7 +30,7 @@ from syrtos.keras.split import verdicts
 from syrtos.keras.split.plan import Rule, SplitPlan, Unproven
 from syrtos.keras.split.shares import Assignments
 from syrtos.keras.split.trial_step import StepOutcome
-from syrtos.keras.tensorflow import gathering, ops, tf_internals, tf_internals_graphs
+from syrtos.keras.tensorflow import decisions, gathering, ops, tf_internals, tf_internals_graphs
 from syrtos.keras.tensorflow.input import Numbered, Share, count_rows, has_rows
 from syrtos.keras.trainer.timing import clock, computing
 
@@ -334,6 +334,7 @@ class StepScope(_Watcher):
 
         Floating scalars among the outputs of a custom `train_step` become their mean by samples, or what the plan says.
         """
+        self._check_decisions()
         logs_are_global = logs_are_global or bool(self.plan.whole)
         numbers = [] if logs_are_global or self.session.comm.size == 1 else numbers_of(outputs)
         if self._outcome is not None:
@@ -379,6 +380,18 @@ class StepScope(_Watcher):
         with self.pausing_notes():
             return self._exchange_state(sums, means, extremes, scalars)
 
+    def _check_decisions(self) -> None:
+        """Refuses to be traced where the step decides by a number of this worker's rows.
+
+        Raises:
+            Unproven: later batches may show what the compared ones have not.
+        """
+        if self._graph is None or not self.plan.tried or self.plan.whole or not self.splits_batch:
+            return
+        if found := decisions.first_decision(self._graph, tf.nest.flatten(self.data, expand_composites=True)):
+            self.plan.unproven = f"it decides by a number of its rows ({found}), and parts of them have others"
+            raise Unproven(self.plan.unproven)
+
     def _check_shown(self, dirty: dict[int, tuple[tf.Variable, tf.Tensor]]) -> None:
         """Refuses to be traced where a variable is assigned, in a branch of `tf.cond` e.g., which no comparison has met.
 
@@ -389,8 +402,10 @@ class StepScope(_Watcher):
             return
         for key, (variable, _) in dirty.items():
             if not _is_sum(variable) and not self.plan.shows(key):
-                self.plan.unproven = str(Unproven(variable.name))
-                raise Unproven(variable.name)
+                self.plan.unproven = (
+                    f"no comparison of rows has shown what becomes of `{variable.name}`, which it assigns in some steps"
+                )
+                raise Unproven(self.plan.unproven)
 
     def _exchange_state(
         self, sums: list[Any], means: list[Any], extremes: list[Any], scalars: list[tf.Tensor]

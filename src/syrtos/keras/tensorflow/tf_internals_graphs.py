@@ -104,3 +104,12 @@ def after_pending_control_flow() -> Iterator[None]:
     with tf.control_dependencies(pending):
         yield
     setattr(current, _SEEN, len(current.get_operations()))
+
+
+def graph_of_call(operation: Any) -> Any:
+    """Returns the graph of the function that an operation calls; None if it calls none, or a function of no known graph."""
+    try:
+        called = operation.graph._get_function(operation.get_attr("f").name)
+    except (ValueError, AttributeError):
+        return None
+    return getattr(called, "graph", None)

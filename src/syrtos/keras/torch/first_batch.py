@@ -282,7 +282,7 @@ def _without_trace(model: Any, outcome: StepOutcome) -> Iterator[None]:
         if id(variable) not in before and variable._value is not None:
             before[id(variable)] = variable, variable._value.detach().clone()
 
-    def keep_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def keep_gradients(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         names = [state.name_of(variable) for variable in variables]
         scope = current_step()
         if scope is not None and not scope.reduces_early:

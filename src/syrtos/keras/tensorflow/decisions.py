@@ -1,0 +1,120 @@
+"""Finds what a step of the script's own decides by a number of this worker's rows.
+
+A spike that is skipped, a floor under a mean, a rate that falls where the loss has not: on rows of the first batch both
+ways may agree, and in a later batch a part of the rows decides otherwise than all of them. No comparison can tell when.
+The graph of the step shows it, once it is traced.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from syrtos.keras.tensorflow import tf_internals_graphs
+
+# Operations whose result is no smooth function of a number.
+_DECIDE = frozenset((
+    "Abs", "ArgMax", "ArgMin", "Ceil", "ClipByValue", "Equal", "Floor", "Greater", "GreaterEqual", "IsFinite", "IsInf", "IsNan", "Less", "LessEqual",
+    "Maximum", "Minimum", "NotEqual", "Relu", "Relu6", "Rint", "Round", "Sign", "TopKV2",
+))  # fmt: skip
+# These decide by their first input alone.
+_BRANCHES = frozenset(["Case", "If", "Select", "SelectV2", "StatelessCase", "StatelessIf"])
+# Operations whose results hold nothing of the rows but how many they are, or what all workers have exchanged.
+_CLEAN = frozenset(["EagerPyFunc", "PyFunc", "Rank", "Shape", "ShapeN", "Size"])
+_CALLS = frozenset(["PartitionedCall", "StatefulPartitionedCall"])
+
+_HERE = str(Path(__file__).parents[2]) + os.sep
+_OF_TENSORFLOW = f"{os.sep}tensorflow{os.sep}python{os.sep}"
+_CHECKS = "check_ops.py"  # of tf.debugging: it ends the step, and decides nothing
+# Files of Keras that only call TensorFlow; what calls them decides.
+_THIN = tuple(os.path.join("keras", "src", *path) for path in (("ops", ""), ("backend", "tensorflow", "")))
+_THICK = ("trainer.py", "layer.py", "optimizer_distribute_strategy.py", "rnn.py")
+
+
+def first_decision(graph: Any, rows: Iterable[Any]) -> str:
+    """Returns the script's first operation that decides by a number of this worker's rows; empty if there is none.
+
+    Args:
+        graph: in which the step has been traced.
+        rows: the tensors of this worker's share, in that graph. A tensor that is made of them is a number of the rows,
+            and no row itself, if its shape does not depend on how many rows there are.
+
+    Returns:
+        Such as ``Greater in train.py, line 7``.
+    """
+    found = [leaf for leaf in rows if isinstance(leaf, tf.Tensor) and leaf.graph is graph]
+    varies = any(leaf.shape.rank and leaf.shape[0] is None for leaf in found)
+    return _Search(varies).in_graph(graph, [(leaf, False) for leaf in found])[0]
+
+
+class _Search:
+    """A search for decisions.
+
+    Attributes:
+        varies: whether the number of rows is none of the static shapes; else only scalars count as numbers.
+    """
+
+    def __init__(self, varies: bool) -> None:
+        self.varies = varies
+
+    def in_graph(self, graph: Any, given: Sequence[tuple[Any, bool]]) -> tuple[str, list[bool | None]]:
+        """Returns the first decision in a graph, and of each of its outputs whether it is a number; None: neither that nor rows.
+
+        ``given``: tensors of the graph that depend on the rows, and whether they are numbers.
+        """
+        known: dict[int, bool] = {id(tensor): is_number for tensor, is_number in given}
+        for operation in graph.get_operations():
+            if operation.type in _CLEAN:
+                continue
+            of_inputs = [known.get(id(tensor)) for tensor in operation.inputs]
+            if all(one is None for one in of_inputs):
+                continue
+            if self._decides(operation, of_inputs):
+                return _describe(operation), []
+            outputs = [self._is_number(tensor) for tensor in operation.outputs]
+            if operation.type in _CALLS and (inner := tf_internals_graphs.graph_of_call(operation)) is not None:
+                pairs = zip(inner.inputs, of_inputs, strict=False)
+                found, outputs = self.in_graph(inner, [(tensor, one) for tensor, one in pairs if one is not None])
+                if found:
+                    return found, []
+            known |= {
+                id(tensor): one for tensor, one in zip(operation.outputs, outputs, strict=False) if one is not None
+            }
+        return "", [known.get(id(tensor)) for tensor in getattr(graph, "outputs", ())]
+
+    def _is_number(self, tensor: Any) -> bool | None:
+        if tensor.dtype in (tf.resource, tf.variant):
+            return None
+        return tensor.shape.is_fully_defined() if self.varies else tensor.shape.rank == 0
+
+    def _decides(self, operation: Any, of_inputs: Sequence[bool | None]) -> bool:
+        if operation.type in _BRANCHES:
+            return of_inputs[0] is True and _is_of_script(operation)
+        return operation.type in _DECIDE and any(of_inputs) and _is_of_script(operation)
+
+
+def _is_of_script(operation: Any) -> bool:
+    """Returns whether the script, or a library that it uses, has made an operation, and not Keras or a check of TensorFlow."""
+    return _line_of(operation) is not None
+
+
+def _line_of(operation: Any) -> Any:
+    for frame in reversed(operation.traceback or ()):
+        path = frame.filename
+        if path.endswith(_CHECKS) or path.startswith(_HERE):
+            return None
+        if _OF_TENSORFLOW in path or (any(one in path for one in _THIN) and not path.endswith(_THICK)):
+            continue
+        if f"{os.sep}keras{os.sep}src{os.sep}" in path or f"{os.sep}tf_keras{os.sep}" in path:
+            return None
+        return frame
+    return None
+
+
+def _describe(operation: Any) -> str:
+    line = _line_of(operation)
+    return f"{operation.type} in {Path(line.filename).name}, line {line.lineno}"

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from syrtos.keras.tensorflow.decisions import first_decision
+
+
+def decision(step: Callable[[Any], Any], rows: int | None = None) -> str:
+    """Returns what is found in a step that takes some rows of three numbers."""
+    found = []
+
+    @tf.function(autograph=False)
+    def traced(x: Any) -> Any:
+        step(x)
+        found.append(first_decision(tf.compat.v1.get_default_graph(), [x]))
+        return x
+
+    traced.get_concrete_function(tf.TensorSpec([rows, 3]))
+    return found[0]
+
+
+@pytest.mark.parametrize("rows", [None, 8])
+def test_a_mean_that_is_compared_is_found_with_its_line(rows: int | None) -> None:
+    found = decision(lambda x: tf.maximum(tf.reduce_mean(x), 1.0), rows)
+    assert found.startswith("Maximum in test_decisions.py, line ")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: tf.where(tf.reduce_sum(x) > 2.0, x, 0.0),
+        lambda x: tf.cond(tf.cast(tf.reduce_sum(x), tf.bool), lambda: x, lambda: 2 * x),
+        lambda x: tf.where(x > tf.reduce_mean(x), x, 0.0),  # rows against a number
+        lambda x: tf.nn.relu(tf.reduce_mean(x, axis=0)),  # numbers of columns
+        lambda x: keras.ops.maximum(keras.ops.mean(x), 1.0),
+        lambda x: tf.function(lambda y: tf.abs(tf.reduce_mean(y)))(x),
+        lambda x: tf.abs(tf.function(tf.reduce_mean)(x)),
+    ],
+)
+def test_a_number_that_decides_is_found(step: Callable[[Any], Any]) -> None:
+    assert "test_decisions.py" in decision(step)
+
+
+def _exchanged(x: Any) -> Any:
+    total = tf.numpy_function(np.sum, [x], tf.float32)
+    return tf.maximum(tf.ensure_shape(total, []), 1.0)
+
+
+METRIC = keras.metrics.MeanSquaredError()
+
+
+def _keras_alone(x: Any) -> Any:
+    METRIC.update_state(x, 2 * x)
+    return keras.losses.CategoricalCrossentropy()(x, x) + METRIC.result()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: tf.reduce_mean(tf.maximum(x, 1.0)),  # of rows
+        lambda x: tf.reduce_mean(x) * 2.0 + tf.sqrt(tf.reduce_sum(x * x)),  # a comparison shows these
+        lambda x: tf.reduce_mean(x) / tf.cast(tf.maximum(tf.shape(x)[0], 1), tf.float32),
+        lambda x: tf.maximum(tf.constant(2.0), 1.0) * x,
+        _exchanged,
+        _keras_alone,
+        lambda x: tf.debugging.assert_less(tf.reduce_mean(x), 9.0),
+    ],
+)
+def test_what_decides_nothing_by_a_part_is_not(step: Callable[[Any], Any]) -> None:
+    assert decision(step) == ""
