@@ -7,8 +7,8 @@ BACKEND ?= tensorflow
 # The frameworks that the tests have; without one of them, its tests are skipped and say so: `make test BACKENDS=tensorflow`.
 BACKENDS ?= tensorflow jax torch
 
-# -qq: what pip warns of concerns the machine's settings, and none of it this project.
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# -qq: what pip warns of concerns the machine's settings, and none of it this project. --no-compile: Python compiles what is imported, pip all files.
+PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 space := $(subst ,, )
 comma := ,
 # The environment of the tests and tools, by its frameworks.
@@ -17,7 +17,8 @@ READY := .venv/ready-$(subst $(space),-,$(strip $(BACKENDS)))
 # Tests that stand in one file share what they have set up, so they stay in one process; some of these wait.
 JOBS ?= 3
 # Where tests of the slower tiers stand: looking for them in all folders takes each process ten seconds.
-SLOW = tests/contract tests/parity tests/e2e tests/faults tests/conformance
+# Those that wait for services come first, so that they do not wait alone at the end.
+SLOW = tests/conformance tests/contract tests/parity tests/e2e tests/faults
 # Each tier leaves the duration of its tests in build/, which `.ci/run` sums up.
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junitxml build/$@.xml
 
@@ -36,7 +37,7 @@ test: $(READY)
 	$(PYTEST) -m "not slow and not long and not timing"
 
 # Many of these wait for others.
-test-slow test-long: JOBS = 5
+test-slow test-long: JOBS = 4
 # Then, with nothing beside them, those that judge times.
 test-slow: sdks
 	$(PYTEST) -m "slow and not long and not timing" $(SLOW)

@@ -91,6 +91,7 @@ def test_a_mistake_of_the_script_is_the_jobs_failure(trained: tuple[Ran, Path], 
 
 
 @pytest.mark.root
+@pytest.mark.long  # `test_pods` stops all hosts of such a run too
 def test_an_interrupted_job_goes_on_from_its_checkpoints(
     trained: tuple[Ran, Path], digits: Path, tmp_path: Path
 ) -> None:

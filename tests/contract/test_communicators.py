@@ -58,6 +58,6 @@ def test_little_memory() -> None:
     assert run_world(2, workers.with_little_memory) == ["ok", "ok"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_more_than_two_gigabytes_in_one_call() -> None:
     assert run_world(2, workers.over_two_gigabytes) == ["ok", "ok"]

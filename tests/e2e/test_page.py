@@ -381,6 +381,7 @@ def test_strangers(server: Server, context: BrowserContext, submit: Submit) -> N
     wait_for(server, name, "Stopped")
 
 
+@pytest.mark.long
 def test_long_log(server: Server, page: Page, submit: Submit) -> None:
     name = submit("long", WAITING)
     wait_for(server, name, "Training")

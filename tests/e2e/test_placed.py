@@ -68,6 +68,7 @@ def test_a_signal_to_one_host_stops_all_and_the_same_command_goes_on(tmp_path: P
     assert pauses.weights_of(said[0]) == expected
 
 
+@pytest.mark.long  # `test_pods` loses all hosts of such a run, `test_recovery_on_hosts` one
 def test_a_host_that_is_lost_comes_back(tmp_path: Path, expected: str) -> None:
     hosts = Hosts(tmp_path)
     first, second = hosts.start(0), hosts.start(1)

@@ -96,6 +96,7 @@ def search(server: Server, tmp_path: Path) -> tuple[str, Path]:
     return name, wait
 
 
+@pytest.mark.long
 def test_a_search_from_its_begin_to_its_end(server: Server, page: Page, search: tuple[str, Path]) -> None:
     name, wait = search
     link = page.locator(f"#searches a[data-name={name}]")

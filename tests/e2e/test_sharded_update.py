@@ -104,7 +104,7 @@ def test_between_hosts_no_more_bytes_are_sent(backend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("torch", "jax"))]
+    "backend", [pytest.param(name, marks=pytest.mark.long) for name in ("tensorflow", "torch", "jax")]
 )
 def test_after_a_kill_the_result_is_the_same(tmp_path: Path, backend: str) -> None:
     whole = train(tmp_path / "whole", "plain", "--shard-update", backend=backend)

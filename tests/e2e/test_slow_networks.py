@@ -43,7 +43,7 @@ def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("way", [way if "sync" in way else pytest.param(way, marks=pytest.mark.long) for way in WAYS])
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.long) for way in WAYS])
 def test_as_much_is_learnt(tmp_path: Path, learnt: tuple[str, list[float]], way: str) -> None:
     """In the mean of three seeds."""
     backend, exact = learnt

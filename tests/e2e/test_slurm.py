@@ -64,6 +64,7 @@ def pids_of_agents(node: str) -> list[int]:
     return [int(pid) for pid in done.stdout.split()]
 
 
+@pytest.mark.long  # `test_recovery_on_hosts` loses a host in the middle of a run
 def test_an_allocation_whose_node_is_lost(cluster: slurm.Slurm, tmp_path: Path, expected: str) -> None:
     run = start(cluster, tmp_path, "salloc", "-N3", "-n3", *RUN, "--run-dir", "run", str(pauses.SCRIPT), ".")
     pauses.wait_for((tmp_path / "reached").exists)

@@ -190,7 +190,7 @@ def test_batches_of_any_data_are_tried_on_two_workers(tmp_path: Path, kind: str,
 
 @pytest.mark.parametrize(
     "backend",
-    [pytest.param(name, marks=pytest.mark.slow if name == "tensorflow" else pytest.mark.long) for name in BACKENDS],
+    [pytest.param(name, marks=pytest.mark.long) for name in BACKENDS],
 )
 def test_memory_that_really_ends_ends_the_growth_and_not_the_search(tmp_path: Path, backend: str) -> None:
     # The script's own batch does not fit: it is halved until one does, and refined.

@@ -156,6 +156,7 @@ def test_a_grid_tries_each_combination_once(tmp_path: Path) -> None:
     assert worst["NextToken"] == "2"
 
 
+@pytest.mark.long
 def test_hyperband_ends_bad_trials_early(tmp_path: Path) -> None:
     script = 'for k in 1 2 3 4 5 6 7 8 9; do echo "loss: $x"; sleep 0.4; done'
     config = {"HyperbandStrategyConfig": {"MinResource": 1, "MaxResource": 9}}
@@ -193,6 +194,7 @@ def warm_start(*parents: str, kind: str = "IdenticalDataAndAlgorithm") -> dict[s
     return {"WarmStartType": kind, "ParentHyperParameterTuningJobs": names}
 
 
+@pytest.mark.long
 def test_earlier_searches_are_learnt_from(tmp_path: Path) -> None:
     """What was found counts in a search of the same data, and is tried first in one of other data."""
     script = 'echo "loss: $x"'

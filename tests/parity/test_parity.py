@@ -17,7 +17,7 @@ LIKE_ANOTHER = {
     "words_without_unknown_ones", "planned_words", "class_weight", "validation_split", "clipnorm", "clipvalue", "weight_decay", "mixed_bfloat16",
     "embedding_adam", "gradient_accumulation_scaled", "reduce_lr_on_plateau", "learning_rate_schedule", "batch_logs", "last_batch_of_one",
     "batches_of_one", "custom_train_step_with_sums", "own_loop_of_losses_by_sample", "regularizers", "py_dataset", "loss_sum", "metrics_of_ratios",
-    "early_stopping_restores_best",
+    "early_stopping_restores_best", "every_optimizer",
 }  # fmt: skip
 # Servers refuse to clip what is accumulated, and know no class of the script's.
 NOT_SERVED = ("gradient_accumulation", "own_loop_clipped_and_accumulated", "optimizer_of_its_own")
@@ -66,8 +66,8 @@ def test_two_parameter_servers_without_staleness(served_rows: table.Rows, name: 
 # Updates of dense gradients and of rows, inside of conditions, of two optimizers, and of loops of the script's own.
 COMPILED = [
     "custom_train_step_in_tf_function", "custom_train_step_two_optimizers", "run_eagerly", "steps_per_execution", "train_on_batch", "global_clipnorm",
-    "every_optimizer", "gradient_accumulation_scaled", "loss_scale_overflow", "mixed_float16", "embedding_large_sent_as_rows",
-    "embedding_small_adagrad_clipped", "own_loop_clipped_and_accumulated",
+    "optimizers_with_options", "gradient_accumulation_scaled", "loss_scale_overflow", "mixed_float16", "embedding_large_sent_as_rows",
+    "embedding_small_adagrad_clipped", "own_loop_clipped_and_accumulated", "every_optimizer",
 ]  # fmt: skip
 
 
@@ -84,8 +84,9 @@ def test_compiled_updates(compiled_rows: table.Rows, name: str) -> None:
 
 # Optimizers whose state is divided among the workers, and what reads or stores them.
 SHARDED = [
-    "custom_train_step_two_optimizers", "run_eagerly", "every_optimizer", "loss_scale_overflow", "embedding_large_sent_as_rows",
+    "custom_train_step_two_optimizers", "run_eagerly", "optimizers_with_options", "loss_scale_overflow", "embedding_large_sent_as_rows",
     "own_loop_clipped_and_accumulated", "ema", "checkpoint_csv_and_reload",
+    "every_optimizer",
 ]  # fmt: skip
 
 
@@ -98,7 +99,9 @@ def sharded_rows(request: pytest.FixtureRequest) -> tuple[registry.Framework, ta
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", registry.in_tiers(SHARDED, slow=SHARDED[::4]))
+@pytest.mark.parametrize(
+    "name", registry.in_tiers(SHARDED, slow=("custom_train_step_two_optimizers", "embedding_large_sent_as_rows"))
+)
 def test_sharded_updates(sharded_rows: tuple[registry.Framework, table.Rows], name: str) -> None:
     framework, rows = sharded_rows
     if name not in framework.cases:

@@ -21,7 +21,8 @@ def decision(step: Callable[[Any], Any], rows: int | None = None) -> str:
         found.append(first_decision(tf.compat.v1.get_default_graph(), [x]))
         return x
 
-    traced.get_concrete_function(tf.TensorSpec([rows, 3]))
+    function: Any = traced
+    function.get_concrete_function(tf.TensorSpec([rows, 3]))
     return found[0]
 
 
@@ -52,12 +53,13 @@ def _exchanged(x: Any) -> Any:
     return tf.maximum(tf.ensure_shape(total, []), 1.0)
 
 
-METRIC = keras.metrics.MeanSquaredError()
+METRIC: Any = keras.metrics.MeanSquaredError()
 
 
 def _keras_alone(x: Any) -> Any:
     METRIC.update_state(x, 2 * x)
-    return keras.losses.CategoricalCrossentropy()(x, x) + METRIC.result()
+    loss: Any = keras.losses.CategoricalCrossentropy()(x, x)
+    return loss + METRIC.result()
 
 
 @pytest.mark.parametrize(
