@@ -55,6 +55,11 @@ _SPLIT = (
 )
 
 
+def describe_decision(where: str) -> str:
+    """Says why a step that decides by a number of its rows is not split, e.g. ``where`` it is ``Greater in train.py, line 7``."""
+    return f"it decides by a number of its rows ({where}), and parts of them have others"
+
+
 def forget_split(error: BaseException) -> None:
     """Takes the note of `naming_split` off an error: the whole batch has it too."""
     notes = getattr(error, "__notes__", [])

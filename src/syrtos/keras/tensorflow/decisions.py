@@ -28,7 +28,7 @@ _CLEAN = frozenset(["EagerPyFunc", "PyFunc", "Rank", "Shape", "ShapeN", "Size"])
 _CALLS = frozenset(["PartitionedCall", "StatefulPartitionedCall"])
 
 _HERE = str(Path(__file__).parents[2]) + os.sep
-_OF_TENSORFLOW = f"{os.sep}tensorflow{os.sep}python{os.sep}"
+_OF_TENSORFLOW = str(Path(tf.__file__).parent) + os.sep
 _CHECKS = "check_ops.py"  # of tf.debugging: it ends the step, and decides nothing
 # Files of Keras that only call TensorFlow; what calls them decides.
 _THIN = tuple(os.path.join("keras", "src", *path) for path in (("ops", ""), ("backend", "tensorflow", "")))
@@ -107,7 +107,7 @@ def _line_of(operation: Any) -> Any:
         path = frame.filename
         if path.endswith(_CHECKS) or path.startswith(_HERE):
             return None
-        if _OF_TENSORFLOW in path or (any(one in path for one in _THIN) and not path.endswith(_THICK)):
+        if path.startswith(_OF_TENSORFLOW) or (any(one in path for one in _THIN) and not path.endswith(_THICK)):
             continue
         if f"{os.sep}keras{os.sep}src{os.sep}" in path or f"{os.sep}tf_keras{os.sep}" in path:
             return None

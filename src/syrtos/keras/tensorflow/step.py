@@ -389,7 +389,7 @@ class StepScope(_Watcher):
         if self._graph is None or not self.plan.tried or self.plan.whole or not self.splits_batch:
             return
         if found := decisions.first_decision(self._graph, tf.nest.flatten(self.data, expand_composites=True)):
-            self.plan.unproven = f"it decides by a number of its rows ({found}), and parts of them have others"
+            self.plan.unproven = verdicts.describe_decision(found)
             raise Unproven(self.plan.unproven)
 
     def _check_shown(self, dirty: dict[int, tuple[tf.Variable, tf.Tensor]]) -> None:

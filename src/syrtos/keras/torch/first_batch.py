@@ -21,7 +21,7 @@ from syrtos.keras.split.checks import Checks
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import keeping_python_state
 from syrtos.keras.split.trial_step import Assigned, StepOutcome
-from syrtos.keras.torch import gathering, ops, torch_internals
+from syrtos.keras.torch import decisions, gathering, ops, torch_internals
 from syrtos.keras.torch.rows import Share
 from syrtos.keras.torch.step import (
     Drawn,
@@ -124,6 +124,9 @@ class Function:
     def _by(self, trial: _Trial, plan: SplitPlan) -> None:
         decide = first_batch.decide_outputs if self._name == "predict_step" else first_batch.decide
         decide(plan, trial, self._session)
+        found = next(filter(None, self._session.comm.allgather_object(trial.decision)), "")
+        if found and not plan.whole:
+            plan.whole = verdicts.describe_decision(found)
 
     def _trial(self, batch: Share) -> _Trial:
         kind = _PredictingTrial if self._name == "predict_step" else _Trial
@@ -157,6 +160,7 @@ class _Trial:
         self._model, self._session, self._step = model, session, step
         self._all, self._some = first, _some_rows(first, session, takes_more)
         self._precision = _precision(model)
+        self.decision = ""  # by which the step decides by a number of its rows, once it was split
 
     def with_more_rows(self) -> Self | None:
         more = type(self)(self._model, self._session, self._step, self._all, takes_more=True)
@@ -186,7 +190,10 @@ class _Trial:
             buffers = [buffer._value for buffer in buffers_of(self._model)]
             scope.model = self._model
             with scope.as_current_step():
-                return scope.finish(self._step(self._some.data), False, [b for b in buffers if b.is_floating_point()])
+                with decisions.Watching(keras.tree.flatten(self._some.data)) as watching:
+                    logs = self._step(self._some.data)
+                self.decision = watching.found
+                return scope.finish(logs, False, [b for b in buffers if b.is_floating_point()])
 
         return self._outcome(run)
 
