@@ -39,7 +39,15 @@ def install(name: str) -> None:
     """Installs the packages of an environment."""
     folder = FOLDER / name
     # --no-deps: the file is complete. SDK v3 declares packages that training never imports (mlflow, scipy: 650 MB), and so does MLflow (scipy, pyarrow).
-    command = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    command = [
+        str(folder / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "-qq",
+        "--no-compile",
+        "--disable-pip-version-check",
+    ]
     subprocess.run([*command, "--no-deps", "-r", str(_constraints(name))], check=True)
     (folder / "ready").write_text(_version(name))
 

@@ -79,14 +79,14 @@ def _print(functions: list[Mapping[str, Any]], workers: int) -> None:
     console = Console()
     if not functions:
         print(
-            "syrtos: there was nothing to compare: `fit`, `evaluate` and `predict` of Keras are looked at, and the script called none of them.",
+            "syrtos: there was nothing to compare: `fit`, `evaluate` and `predict` of Keras, and Estimators are looked at, and the script called none of them.",
             file=sys.stderr,
         )
     for function in functions:
         console.print(_table(function, workers))
         if function["whole"]:
             console.print(
-                f"Not split: {function['whole']}. Each worker computes the whole batch: right, and no faster.",
+                f"Not split: {function['whole']}. {function['computes']} the whole batch: right, and no faster.",
                 highlight=False,
             )
     rows = [(row, function) for function in functions if not function["whole"] for row in function["rows"]]

@@ -120,7 +120,7 @@ def _ranks(run: Run) -> list[Facts]:
 def _split(run: Run) -> str:
     """Returns a sentence about the check of the first batch; empty if all parts of the steps are Keras's own."""
     if why := run.facts.get("not_split"):
-        return f"Not split: {why}. Each worker computes the whole batch."
+        return f"Not split: {why}. The whole batch is computed as by one process."
     difference = run.facts.get("first_batch")
     aside = ", BatchNormalization aside," * ("own_statistics" in run.facts)
     return "" if difference is None else f"First batch: equal to one process{aside} within {max(difference, 1e-8):.0e}."

@@ -21,7 +21,14 @@ from syrtos.comm import world
 from syrtos.comm.communicator import ReduceOp
 from syrtos.dialects.estimator import export, graphs, hooks, inputs, optimizers, specs
 from syrtos.dialects.estimator.config import RunConfig
-from syrtos.dialects.estimator.first_batch import Comparing
+from syrtos.dialects.estimator.first_batch import (
+    Comparing,
+    Known,
+    NeedsStaticRows,
+    has_static_rows,
+    of_any_rows,
+    tell_once,
+)
 from syrtos.dialects.estimator.specs import EstimatorSpec, ModeKeys
 from syrtos.errors import ConfigurationError
 from syrtos.keras.split import shares
@@ -67,7 +74,8 @@ class Estimator:
         self._warm_start_from = warm_start_from
         self._by_rank_0_alone = False
         self._graphs = 0
-        self._tests = SplitPlan(), Checks()
+        self._known: dict[str, Known] = {}
+        self._is_relaxed = self._keeps_static = False  # whether `model_fn` is given no static number of rows; needs one
 
     # -- facts -----------------------------------------------------------------------------------
 
@@ -137,10 +145,15 @@ class Estimator:
         check_steps(steps, max_steps)
         if max_steps is not None and self.global_step() >= max_steps:
             return
+        self._for_any_rows(lambda: self._train_in_graph(input_fn, own_hooks, steps, max_steps, listeners, saved))
+
+    def _train_in_graph(
+        self, input_fn: Any, own_hooks: Any, steps: int | None, max_steps: int | None, listeners: Any, saved: Any
+    ) -> None:
         with graphs.new_graph("fit") as graph:
             seed = self._seed(graph)
             step = v1.train.get_or_create_global_step()
-            batch = self._inputs(input_fn, ModeKeys.TRAIN)
+            batch = self._with_any_rows(self._inputs(input_fn, ModeKeys.TRAIN), input_fn, ModeKeys.TRAIN)
             with graphs.GraphScope(world.current(), batch, training=True).as_current_step() as scope:
                 if seed is not None:  # the same data, and other noise on it
                     v1.set_random_seed(seed + shares.SEED_STRIDE * world.current().world.rank)
@@ -202,7 +215,8 @@ class Estimator:
         Among them are ``loss`` (the mean over batches) and ``global_step``. Without a checkpoint the variables are as
         initialized.
         """
-        return self._evaluate(input_fn, steps, hooks, checkpoint_path or self.latest_checkpoint(), name)
+        checkpoint = checkpoint_path or self.latest_checkpoint()
+        return self._for_any_rows(lambda: self._evaluate(input_fn, steps, hooks, checkpoint, name))
 
     def _evaluate(
         self, input_fn: Any, steps: int | None, own_hooks: Any, checkpoint: str | None, name: str | None
@@ -210,7 +224,7 @@ class Estimator:
         with graphs.new_graph("test") as graph:
             self._seed(graph)
             step = v1.train.get_or_create_global_step()
-            batch = self._inputs(input_fn, ModeKeys.EVAL)
+            batch = self._with_any_rows(self._inputs(input_fn, ModeKeys.EVAL), input_fn, ModeKeys.EVAL)
             with graphs.GraphScope(world.current(), batch, training=False).as_current_step() as scope:
                 features, labels = scope.data
                 spec = self._call_model_fn(features, labels, ModeKeys.EVAL)
@@ -221,7 +235,7 @@ class Estimator:
             fetches = [loss, scope.active, tf.group(*(update for _, update in metrics.values()))]
             all_hooks = [
                 hooks.BeginEqual(),
-                *self._comparing(scope, input_fn, loss, metrics=metrics, known=self._tests),
+                *self._comparing(scope, input_fn, loss, metrics=metrics),
                 *hooks.hooks_of_worker([*(own_hooks or ()), *(spec.evaluation_hooks or ())]),
             ]
             with self._restore_checkpoint(spec, checkpoint, all_hooks) as session:
@@ -341,12 +355,18 @@ class Estimator:
         return mine if self._by_rank_0_alone else world.current().comm.broadcast_object(mine)
 
     def _call_model_fn(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        is_relaxed, self._is_relaxed = self._is_relaxed, False
         known = {"labels": labels, "mode": mode, "params": self.params, "config": self.config}
         asked = inputs.called_with(self._model_fn, known)
         if labels is not None and "labels" not in asked:
             raise ValueError("`model_fn` does not take labels, but `input_fn` returns labels.")
-        with graphs.refusing_calls_of_keras():
-            spec = self._model_fn(features=features, **asked)
+        try:
+            with graphs.refusing_calls_of_keras():
+                spec = self._model_fn(features=features, **asked)
+        except Exception as error:
+            if is_relaxed:
+                raise NeedsStaticRows from error
+            raise
         if not isinstance(spec, EstimatorSpec):
             raise ValueError("`model_fn` should return an EstimatorSpec.")
         return spec
@@ -359,14 +379,30 @@ class Estimator:
         distributed = self._config.train_distribute if mode == ModeKeys.TRAIN else self._config.eval_distribute
         return inputs.OWN if distributed else inputs.SHARE
 
+    def _with_any_rows(self, batch: Any, input_fn: Any, mode: str) -> Any:
+        """Returns a batch whose tensors can be fed with the rows of all workers, where it is split and `model_fn` allows that."""
+        is_split = isinstance(batch, Share) and inputs.is_split(input_fn, self._how(mode))
+        self._is_relaxed = is_split and not self._keeps_static and has_static_rows(batch.data)
+        return batch._replace(data=of_any_rows(batch.data)) if self._is_relaxed else batch
+
+    def _for_any_rows(self, run: Callable[[], Any]) -> Any:
+        """Runs a graph; once more, as it was, where `model_fn` can't be built without a static number of rows."""
+        try:
+            return run()
+        except NeedsStaticRows:
+            self._keeps_static = True
+            tell_once(world.current(), "`model_fn` is not compared with one process: it needs a static number of rows.")
+            return run()
+
     def _comparing(
-        self, scope: graphs.GraphScope, input_fn: Any, loss: Any, train_op: Any = None, **facts: Any
+        self, scope: graphs.GraphScope, input_fn: Any, loss: Any, train_op: Any = None, metrics: Any = None
     ) -> list[Comparing]:
         """Returns the hook that compares steps with those of one process, where batches are split."""
-        mode, what = (ModeKeys.TRAIN, "train_step") if scope.training else (ModeKeys.EVAL, "test_step")
-        if not inputs.is_split(input_fn, self._how(mode)):
+        mode, step = (ModeKeys.TRAIN, "train_step") if scope.training else (ModeKeys.EVAL, "test_step")
+        if self._keeps_static or not inputs.is_split(input_fn, self._how(mode)):
             return []
-        return [Comparing(scope, f"`model_fn` in mode {mode!r}", what, loss, train_op, **facts)]
+        known = self._known.setdefault(step, (SplitPlan(), Checks()))
+        return [Comparing(scope, known, step, loss, train_op, metrics, self._config.session_config)]
 
     def _seed(self, graph: Any) -> int | None:
         """Gives the graph its seed, and returns it."""

@@ -7,94 +7,138 @@ computes. So does a step that can't be split.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
 
 from syrtos.comm.communicator import ReduceOp
+from syrtos.comm.world import Session
 from syrtos.dialects.estimator import hooks
 from syrtos.dialects.estimator.graphs import GraphScope
-from syrtos.keras.split import comparison, first_batch, verdicts
+from syrtos.keras.split import comparison, first_batch, trial_step, verdicts
 from syrtos.keras.split.checks import Checks
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.trial_step import Assigned, StepOutcome
+from syrtos.keras.tensorflow import input as pipelines
+from syrtos.keras.tensorflow import tf_internals_graphs
 
 v1: Any = tf.compat.v1
 
 # Operations whose results are random, by the beginnings of their types' names; each has the result as its first output.
 _DRAWS = tuple(
     state + kind
-    for state in ("", "Stateless", "Stateful", "Parameterized")
+    for state in ("", "Stateless", "Stateful", "Parameterized", "StatelessParameterized")
     for kind in ("Random", "TruncatedNormal", "Multinomial", "Uniform", "Standard")
 )
-_NORMALIZES = ("FusedBatchNorm",)
 _MOST_ELEMENTS = 1_000_000  # of a sparse gradient, or of a variable that is not trained, that is compared
 _COMPUTES = "Rank 0 computes"  # the whole batch
+_NOT_TRIED = "it could not be tried"
 _Feed = Mapping[Any, Any]
+Known = tuple[SplitPlan, Checks]
+
+
+class NeedsStaticRows(Exception):
+    """A ``model_fn`` can't be built for batches of any number of rows."""
+
+
+def has_static_rows(data: Any) -> bool:
+    """Returns whether a batch's tensors have a static number of rows, so that no other number can be fed."""
+    return any(
+        leaf.shape.rank and leaf.shape[0] is not None for leaf in _with_rows(data) if isinstance(leaf, tf.Tensor)
+    )
+
+
+def of_any_rows(data: Any) -> Any:
+    """Returns the same batch, whose tensors may be fed with any number of rows."""
+
+    def relaxed(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
+            return leaf
+        return v1.placeholder_with_default(leaf, [None, *leaf.shape[1:]])
+
+    return tf.nest.map_structure(relaxed, data)
+
+
+def _with_rows(data: Any) -> list[Any]:
+    return [leaf for leaf in tf.nest.flatten(data) if pipelines.has_rows(leaf)]
 
 
 class Comparing(v1.train.SessionRunHook):
     """Computes some steps both ways before they count, in a session of their own, and feeds those that can't be split."""
 
     def __init__(
-        self, scope: GraphScope, what: str, kind: str, loss: Any, train_op: Any = None, metrics: Mapping[str, tuple[Any, Any]] | None = None,
-        known: tuple[SplitPlan, Checks] | None = None,
+        self, scope: GraphScope, known: Known, kind: str, loss: Any, train_op: Any = None, metrics: Mapping[str, tuple[Any, Any]] | None = None,
+        config: Any = None,
     ) -> None:  # fmt: skip
         """
         Args:
-            scope: the step, whose graph is being built.
-            what: its name for a person.
+            scope: the step, whose graph is being built; its data can be fed with any number of rows.
+            known: what earlier graphs of the same function have shown, and when they were compared.
             kind: ``train_step`` or ``test_step``.
             loss: the loss of all workers' rows, as `graphs.over_all` makes it.
             train_op: the training operation.
             metrics: the value and the update of each metric.
-            known: what earlier graphs of the same function have shown.
+            config: of sessions.
         """
-        self.plan, self.checks = known or (SplitPlan(), Checks())
-        self._scope, self._what, self._kind = scope, what, kind
-        self._loss, self._train_op, self._metrics = loss, train_op, dict(metrics or {})
+        self.plan, self.checks = known
+        self._scope, self._kind = scope, kind
+        self._what = f"`model_fn` in mode {'train' if kind == 'train_step' else 'eval'!r}"
+        self._loss, self._train_op, self._metrics, self._config = loss, train_op, dict(metrics or {}), config
         self._samples: Any = scope.samples  # in a graph tensors are keys of what is fed
         self._trial: _Trial | None = None
 
     def begin(self) -> None:
         """Makes the operations that comparisons need, before the graph is final."""
-        session = self._scope.session
-        self._whole = self._scope.rows_of_all(self._scope.data)
-        self._rows, self._all_rows = (
-            [leaf for leaf in tf.nest.flatten(tree, expand_composites=True) if isinstance(leaf, tf.Tensor)]
-            for tree in (self._scope.data, self._whole)
-        )
-        if session.options.verify == "off" or self.plan.whole:
+        if why := self._why_not():
             self.checks.end()
-        elif self._kind == "train_step" and _normalizes(v1.get_default_graph()):
-            self.checks.end()
-            _tell_own_statistics(self._scope)
-        else:
-            self._trial = _Trial(self._scope, self._loss, self._train_op, self._metrics)
+            tell_once(self._scope.session, f"{self._what} is not compared with one process: {why}.")
+            return
+        leaves = _with_rows(self._scope.data)
+        with tf_internals_graphs.exchanges_of_their_own():
+            gathered = self._scope.rows_of_all(leaves)
+        self._rows, self._all_rows = (tf.nest.flatten(tree, expand_composites=True) for tree in (leaves, gathered))
+        if not self.plan.whole:
+            self._trial = _Trial(self._scope, self._loss, self._train_op, self._metrics, self._rows, self._config)
+
+    def _why_not(self) -> str:
+        """Says why steps of this graph can't be compared; empty if they can."""
+        options, trains = self._scope.session.options, self._kind == "train_step"
+        if options.verify == "off":
+            return "`--verify off` was asked for"
+        if any(leaf.shape.rank is None for leaf in _with_rows(self._scope.data)):
+            return "the rank of a tensor of its batches is not known"
+        if trains and options.compress != "none":
+            return "its gradients are compressed"
+        if trains and _normalizes(v1.get_default_graph()):
+            return "its batch normalization uses mean and variance of each worker's share of a batch"
+        reduced = {name for name, _ in self._scope.reduced}
+        if trains and not any(v.op.name in reduced for v in v1.trainable_variables()):
+            return "a branch of a condition, or an optimizer of its own, makes its gradients"
+        return ""
 
     def before_run(self, run_context: Any) -> Any:
         """Compares what the next step computes, if that is due, and returns what the step is fed with."""
-        session = run_context.session
-        is_due = self.checks.is_due() and self._trial is not None
+        feed = self._feed(run_context.session)
         self.checks.count(1)
+        if self._scope.session.options.verify == "only" and self.checks.steps >= verdicts.Verifying.CALLS:
+            run_context.request_stop()
+        return v1.train.SessionRunArgs(None, feed)
+
+    def _feed(self, session: Any) -> _Feed:
+        is_due = self.checks.is_due() and self._trial is not None
         if not is_due and not self.plan.whole:
-            return v1.train.SessionRunArgs(None, self._ways())
+            return self._ways()
         *own, samples = session.run([*self._rows, self._samples])
         share: dict[Any, Any] = {**dict(zip(self._rows, own, strict=True)), self._samples: samples}
         batch = self._on_rank_0(session, share)
         if is_due and self._trial is not None:
-            self._check(self._trial.on(session, share, batch))
-        if self._scope.session.options.verify == "only" and self.checks.steps >= verdicts.Verifying.CALLS:
-            run_context.request_stop()
-        return v1.train.SessionRunArgs(None, batch if self.plan.whole else {**share, **self._ways()})
-
-    def end(self, session: Any) -> None:
-        """Closes the session of comparisons."""
-        if self._trial is not None:
-            self._trial.close()
+            self._check(self._trial, session, share, batch)
+        return batch if self.plan.whole else {**share, **self._ways()}
 
     def _ways(self) -> dict[Any, Any]:
         return self._scope.ways(self.plan) if self.plan.tried else {}
@@ -108,74 +152,103 @@ class Comparing(v1.train.SessionRunHook):
             return {**share, self._samples: np.float32(0.0)}
         return {**dict(zip(self._rows, rows, strict=True)), self._samples: samples}
 
-    def _check(self, trial: _Trial) -> None:
-        began, session, is_first = time.monotonic(), self._scope.session, not self.plan.tried
-        if is_first:
-            first_batch.decide(self.plan, trial, session)
-        elif not first_batch.confirm(self.plan, trial, session):
-            other = self.plan.renewed()
-            first_batch.decide(other, trial, session)
-            self.plan.adopt(other)
-            verdicts.tell_change(self.plan, session, self._what, self.checks.steps, _COMPUTES)
-        if not self.plan.whole and not _is_possible(self.plan):
-            self.plan.whole = "no sum or mean over the workers makes of their numbers those of the batch"
-        if is_first or self.plan.whole:
-            verdicts.tell(self.plan, session, self._what, _COMPUTES)
-        if is_first and session.options.verify == "only":
-            verdicts.Verifying.note(self.plan, session, "model_fn", self._kind, comparison.bound_of(4))
-        self.checks.note_check(session.comm, time.monotonic() - began, few_rows=False)
+    def _check(self, trial: _Trial, session: Any, share: _Feed, batch: _Feed) -> None:
+        began, workers, is_first = time.monotonic(), self._scope.session, not self.plan.tried
+        counts = workers.comm.agree("rows of each worker", float(share[self._samples]))
+        few = sum(count > 0 for count in counts) < 2
+        if not few:
+            with trial.on(session, share, batch):
+                if trial.is_repeatable():
+                    self._compare(trial, is_first)
+                else:
+                    self.checks.end()
+                    tell_once(
+                        self._scope.session,
+                        f"{self._what} is not compared with one process: it draws random numbers in a loop.",
+                    )
+        self.checks.note_check(workers.comm, time.monotonic() - began, few)
         if self.plan.whole:
             self.checks.end()
 
+    def _compare(self, trial: _Trial, is_first: bool) -> None:
+        workers = self._scope.session
+        if is_first:
+            first_batch.decide(self.plan, trial, workers)
+        elif not first_batch.confirm(self.plan, trial, workers):
+            other = self.plan.renewed()
+            first_batch.decide(other, trial, workers)
+            self.plan.adopt(other)
+            verdicts.tell_change(self.plan, workers, self._what, self.checks.steps + 1, _COMPUTES)
+        if self.plan.whole.startswith(_NOT_TRIED):  # as where all rows do not fit into the memory of one worker
+            tell_once(self._scope.session, f"{self._what} is not compared with one process: {self.plan.whole}.")
+            self.plan.whole = ""
+            self.checks.end()
+        elif not self.plan.whole and not _is_possible(self.plan):
+            self.plan.whole = "no sum or mean over the workers makes of their numbers those of the batch"
+        if is_first or self.plan.whole:
+            verdicts.tell(self.plan, workers, self._what, _COMPUTES)
+        if is_first and workers.options.verify == "only":
+            verdicts.Verifying.note(
+                self.plan, workers, "model_fn", self._kind, comparison.bound_of(trial.precision()), _COMPUTES
+            )
+
 
 def _is_possible(plan: SplitPlan) -> bool:
-    """Returns whether a graph can be fed so that it does what the plan says."""
-    return not plan.variables and all((key, rule) == (0, "sum") for key, rule in plan.logs.items())
+    """Returns whether a graph can be fed so that it does what the plan says. Metrics are added up in any case."""
+    return not plan.variables and plan.logs.get(0, "sum") == "sum"
 
 
 class _Trial:
     """A step in a session of its own, with the values of the session that trains: it leaves no trace there."""
 
-    def __init__(self, scope: GraphScope, loss: Any, train_op: Any, metrics: Mapping[str, tuple[Any, Any]]) -> None:
-        self._scope, self._graph = scope, v1.get_default_graph()
+    def __init__(
+        self, scope: GraphScope, loss: Any, train_op: Any, metrics: Mapping[str, tuple[Any, Any]], rows: Sequence[Any], config: Any
+    ) -> None:  # fmt: skip
+        self._scope, self._graph, self._config = scope, v1.get_default_graph(), config
         self._variables = hooks.Values(v1.global_variables())
         self._totals = hooks.metric_totals()
         self._begin = v1.local_variables_initializer()
         self._tables = [op for op in v1.get_collection(v1.GraphKeys.TABLE_INITIALIZERS) if op.type != "MakeIterator"]
         self._updates = tf.group(*(update for _, update in metrics.values()))
-        self._gradients = {name: _dense(gradient) for name, gradient in scope.reduced}
+        self._gradients = [(name, _dense(gradient)) for name, gradient in scope.reduced]
         self._numbers = {"loss": loss, **{name: value for name, (value, _) in metrics.items()}}
         self._state = [] if train_op is None else _untrained(v1.global_variables())
         self._train_op = train_op if self._state else tf.no_op()
-        fetched = [*self._gradients.values(), *self._numbers.values(), self._updates, self._train_op]
-        drawn = _draws(fetched, {id(leaf) for leaf in tf.nest.flatten(scope.data, expand_composites=True)})
-        self._draws = [(tensor, tf.shape(tensor), tf.reduce_max(tensor)) for tensor in drawn]
+        fetched = [*(g for _, g in self._gradients), *self._numbers.values(), self._updates, self._train_op]
+        self._forward = _ancestors(fetched, {id(leaf) for leaf in rows})
+        self._draws = _draws(self._forward)
         self._session: Any = None
 
-    def on(self, session: Any, share: _Feed, batch: _Feed) -> Self:
-        """Takes the values of a session that trains, and a batch: how it is split, and how it is whole."""
-        if self._session is None:
-            self._session = v1.Session(graph=self._graph)
+    @contextlib.contextmanager
+    def on(self, session: Any, share: _Feed, batch: _Feed) -> Iterator[None]:
+        """Context manager: the trial has the values of a session that trains, and a batch: its share, and all of it."""
+        tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+        tf.config.experimental.enable_tensor_float_32_execution(False)  # its rounding differs by the number of rows
+        self._session = v1.Session(graph=self._graph, config=self._config)
+        try:
             self._session.run(self._tables)
-        self._values = self._variables.read(session)
-        self._share, self._batch = share, batch
-        self._reset()
-        largest = self._session.run([largest for _, _, largest in self._draws], share)
-        self._largest = self._scope.session.comm.broadcast_object(largest)
-        return self
-
-    def close(self) -> None:
-        if self._session is not None:
+            self._values, self._share, self._batch = self._variables.read(session), share, batch
+            self._reset()
+            largest = self._session.run([largest for _, _, largest in self._draws], share)
+            self._largest = self._scope.session.comm.broadcast_object(largest)
+            yield
+        finally:
             self._session.close()
+            tf.config.experimental.enable_tensor_float_32_execution(tf32)
+
+    def is_repeatable(self) -> bool:
+        """Returns whether a step computes the same twice; draws in loops and conditions are not switched off."""
+        comm = self._scope.session.comm
+        one, other = (self.split(SplitPlan()) for _ in range(2))
+        if one.error or other.error:
+            return True  # the comparison says more
+        return not comparison.compare_outcomes(comm, one, other, 1e-6, SplitPlan())[0]
 
     # -- as `StepTrial` says ---------------------------------------------------------------------
 
     def whole(self, all_rows: bool) -> StepOutcome:
         del all_rows  # they always are
-        found = self._outcome(self._batch, {})
-        for one in found.assigned.values():
-            one.after = self._scope.session.comm.broadcast_object(one.after)  # others have a row that does not count
-        return found
+        return self._outcome(self._batch, {}, is_whole=True)
 
     def split(self, plan: SplitPlan) -> StepOutcome:
         return self._outcome(self._share, self._scope.ways(plan))
@@ -187,24 +260,25 @@ class _Trial:
         return self  # a maximum is not among the ways to combine numbers here
 
     def precision(self) -> int:
-        return 4
+        sizes = [t.dtype.size for operation in self._forward for t in operation.outputs if t.dtype.is_floating]
+        return 2 if 2 in sizes else 4
 
     # -- helpers ---------------------------------------------------------------------------------
 
-    def _outcome(self, rows: _Feed, ways: _Feed) -> StepOutcome:
+    def _outcome(self, rows: _Feed, ways: _Feed, is_whole: bool = False) -> StepOutcome:
         try:
-            return self._run({**rows, **ways})
-        except tf.errors.OpError as error:
-            return StepOutcome(error=f"{type(error).__name__}: {error.message.splitlines()[0]}")
+            return self._run({**rows, **ways}, is_whole)
+        except Exception as error:
+            return StepOutcome(error=trial_step.describe_error(error))
 
-    def _run(self, feed: dict[Any, Any]) -> StepOutcome:
+    def _run(self, feed: dict[Any, Any], is_whole: bool) -> StepOutcome:
         session = self._session
         self._reset()
         shapes = session.run([shape for _, shape, _ in self._draws], feed)
         for (tensor, _, _), shape, largest in zip(self._draws, shapes, self._largest, strict=True):
             feed[tensor] = np.full(shape, largest)
         totals = self._totals.read(session)
-        fetched = [list(self._gradients.values()), self._numbers["loss"], self._scope.own_loss, self._updates]
+        fetched = [[g for _, g in self._gradients], self._numbers["loss"], self._scope.own_loss, self._updates]
         gradients, loss, own_loss, _ = session.run(fetched, feed)
         if not feed[self._scope.samples]:
             self._totals.write(session, totals)
@@ -213,21 +287,22 @@ class _Trial:
         nothing = np.zeros(0)  # of no shape that a rule could be found for
         return StepOutcome(
             gradients=gradients,
-            gradient_names=list(self._gradients),
+            gradient_names=[name for name, _ in self._gradients],
             logs=[loss, *metrics],
             log_names=list(self._numbers),
             own_logs=[own_loss, *(nothing for _ in metrics)],
-            assigned=self._assigned(feed),
+            assigned=self._assigned(feed, is_whole),
         )
 
-    def _assigned(self, feed: _Feed) -> dict[int, Assigned]:
+    def _assigned(self, feed: _Feed, is_whole: bool) -> dict[int, Assigned]:
         if not self._state:
             return {}
         before = self._session.run(self._state)
         self._session.run(self._train_op, feed)
         after = self._session.run(self._state)
-        pairs = zip(self._state, before, after, strict=True)
-        return {id(v): Assigned(v.op.name, b, a) for v, b, a in pairs}
+        if is_whole:  # others have a row that does not count
+            after = [self._scope.session.comm.broadcast(np.asarray(value)) for value in after]
+        return {id(v): Assigned(v.op.name, b, a) for v, b, a in zip(self._state, before, after, strict=True)}
 
     def _reset(self) -> None:
         self._session.run(self._begin)
@@ -246,48 +321,53 @@ def _dense(gradient: Any) -> Any:
 
 def _untrained(variables: Sequence[Any]) -> list[Any]:
     """Returns those variables that a script may assign by itself: not those of optimizers, nor moving statistics."""
-    trained = {v.op.name for v in v1.trainable_variables()}
+    trained = [v.op.name for v in v1.trainable_variables()]
 
     def is_other(variable: Any) -> bool:
         name = variable.op.name
-        ours = name in trained or any(name.startswith((f"{one}/", f"{one}_")) for one in trained)
+        ours = name in trained or any(f"/{one}/" in f"/{name}" for one in trained)  # slots
         return not (ours or hooks.is_moving(name) or name.endswith(("_power", "global_step", "seed_generator_state")))
 
     return [v for v in variables if is_other(v) and (v.shape.num_elements() or _MOST_ELEMENTS) < _MOST_ELEMENTS]
 
 
-def _draws(fetched: Sequence[Any], fed: set[int]) -> list[Any]:
-    """Returns the random tensors that the fetched ones are computed from."""
+def _ancestors(fetched: Sequence[Any], fed: set[int]) -> list[Any]:
+    """Returns the operations that the fetched tensors and operations need, where some tensors are fed."""
     waiting = [one if isinstance(one, tf.Operation) else one.op for one in fetched]
-    seen, found = set[int](), []
+    found: dict[int, Any] = {}
     while waiting:
         operation = waiting.pop()
-        if id(operation) in seen:
+        if id(operation) not in found:
+            found[id(operation)] = operation
+            inputs = [tensor.op for tensor in operation.inputs if id(tensor) not in fed]
+            waiting += [*inputs, *operation.control_inputs]
+    return list(found.values())
+
+
+def _draws(operations: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
+    """Returns the random tensors among the results of operations, with their shapes and their largest elements."""
+    found = []
+    for operation in operations:
+        if not operation.type.startswith(_DRAWS):
             continue
-        seen.add(id(operation))
-        if operation.type.startswith(_DRAWS) and (
-            operation.outputs[0].dtype.is_floating or operation.outputs[0].dtype.is_integer
-        ):
-            found.append(operation.outputs[0])
-        inputs = [tensor for tensor in operation.inputs if id(tensor) not in fed]
-        waiting += [*(tensor.op for tensor in inputs), *operation.control_inputs]
+        tensor = operation.outputs[0]
+        if tensor.dtype.is_floating or tensor.dtype.is_integer:
+            with contextlib.suppress(ValueError):  # in a loop of TensorFlow 1
+                found.append((tensor, tf.shape(tensor), tf.reduce_max(tensor)))
     return found
 
 
 def _normalizes(graph: Any) -> bool:
-    """Returns whether a step of the graph normalizes by statistics of its own rows."""
-    return any(hooks.is_moving(v.op.name) for v in v1.global_variables()) or any(
-        operation.type.startswith(_NORMALIZES) for operation in graph.get_operations()
-    )
+    """Returns whether a training step normalizes by statistics of its own rows."""
+    fused = [operation for operation in graph.get_operations() if operation.type.startswith("FusedBatchNorm")]
+    if fused:
+        return any("Grad" not in one.type and one.get_attr("is_training") for one in fused)
+    names = [v.op.name for v in v1.global_variables()]
+    return any(name.endswith(("moving_mean", "moving_variance")) for name in names)
 
 
-def _tell_own_statistics(scope: GraphScope) -> None:
-    ledger = scope.session.ledger
-    if not ledger.told.get("own_statistics"):
-        ledger.say(own_statistics="model_fn")
-        if scope.session.world.rank == 0:
-            print(
-                "syrtos: the batch normalization of `model_fn` uses mean and variance of each worker's share of a batch while it trains, so the results "
-                "differ from those of one process, and no batch was computed both ways.",
-                flush=True,
-            )
+def tell_once(session: Session, text: str) -> None:
+    """Says why steps are not compared; the record of the run has it too."""
+    if session.world.rank == 0 and session.ledger.told.get("not_compared") != text:
+        print(f"syrtos: {text}", file=sys.stderr)
+    session.ledger.say(not_compared=text)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NoReturn
 
 import tensorflow as tf
@@ -18,6 +18,7 @@ from syrtos.dialects.estimator.specs import EstimatorSpec
 from syrtos.errors import ConfigurationError
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import ops, tf_internals
+from syrtos.keras.tensorflow.gradients import times
 from syrtos.keras.tensorflow.step import StepScope
 from syrtos.observe.clock import Phase
 
@@ -46,10 +47,23 @@ class GraphScope(StepScope):
         Else they become their mean by samples. What is not fed has the reduction of the last of `tf.compat.v1.losses`.
         """
         if what not in self._ways:
-            are_sums = tf_internals.losses_are_sums(v1.get_default_graph())
-            self._ways[what] = v1.placeholder_with_default(are_sums, [])
+            are_sums = tf_internals.losses_are_sums(self._graph)
+            with self._graph.as_default(), tf.control_dependencies(None):  # not in the branch of a condition
+                self._ways[what] = v1.placeholder_with_default(are_sums, [])
             self._loss_is_sum = self._loss_is_sum or (what == "loss" and are_sums)
         return self._ways[what]
+
+    def before_exchange(self, gradients: list[Any]) -> list[Any]:
+        """Undoes the weights of the mean by samples, where losses are sums."""
+        factor = tf.where(self.adds("gradients"), 1.0 / self.fraction(), 1.0)
+        return [None if g is None else times(g, tf.cast(factor, g.dtype)) for g in gradients]
+
+    def after_exchange(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Notes the gradients of the whole batch, but for those that a branch of a condition makes."""
+        for gradient, variable in zip(gradients, variables, strict=False):
+            values = getattr(gradient, "values", gradient)
+            if values is not None and values.graph is self._graph and self._graph.is_fetchable(values):
+                self.reduced.append((getattr(variable, "op", variable).name, gradient))
 
     def ways(self, plan: SplitPlan) -> dict[Any, bool]:
         """Returns what the step is fed with so that it follows a plan."""
@@ -71,7 +85,7 @@ def over_all(scope: GraphScope, loss: Any) -> Any:
     loss = tf.reshape(tf.convert_to_tensor(loss), [])
     if scope.session.comm.size == 1:
         return loss
-    scope.own_loss = loss
+    scope.own_loss = tf.where(scope.active, loss, tf.zeros_like(loss))
     share = tf.where(scope.adds("loss"), 1.0, scope.fraction())
     mine = tf.where(scope.active, loss * tf.cast(share, loss.dtype), tf.zeros_like(loss))
     return ops.allreduce(scope.session.comm, tf.stop_gradient(mine))

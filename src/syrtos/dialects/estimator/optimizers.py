@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from syrtos.dialects.estimator.graphs import GraphScope
 from syrtos.keras.patching import replace
 from syrtos.keras.tensorflow import gradients, tf_internals
 from syrtos.keras.tensorflow.step import current_step
@@ -71,14 +70,9 @@ def _reduce_pairs(pairs: Any) -> list[tuple[Any, Any]]:
     step, graph = current_step(), v1.get_default_graph()
     assert step is not None
     pairs = list(pairs)
-    grads = [g for g, _ in pairs]
-    # the mean below is weighted by samples, which is undone where losses are sums
-    adds = step.adds("gradients") if isinstance(step, GraphScope) else tf_internals.losses_are_sums(graph)
-    factor = tf.where(adds, 1.0 / step.fraction(), 1.0)
-    grads = [None if g is None else gradients.times(g, tf.cast(factor, g.dtype)) for g in grads]
+    grads = step.before_exchange([g for g, _ in pairs])
     mean = gradients.Reduction(step.session.comm).apply(grads, [v for _, v in pairs], step.samples)
-    if isinstance(step, GraphScope):
-        step.reduced += [(v.op.name, g) for g, (_, v) in zip(mean, pairs, strict=True) if g is not None]
+    step.after_exchange(mean, [v for _, v in pairs])
     marks = [_values(g).op for g in mean if g is not None]
     setattr(graph, _REDUCED, {*getattr(graph, _REDUCED, ()), *marks})
     return [(gradient, variable) for gradient, (_, variable) in zip(mean, pairs, strict=True)]
@@ -86,7 +80,10 @@ def _reduce_pairs(pairs: Any) -> list[tuple[Any, Any]]:
 
 def _come_from_reduced(grads: Any) -> bool:
     """Returns whether all of the gradients were reduced before, and perhaps clipped since."""
-    marks = getattr(v1.get_default_graph(), _REDUCED, set())
+    graph, marks = v1.get_default_graph(), set[Any]()
+    while graph is not None:  # of the branch of a condition, and of the graphs around it
+        marks |= getattr(graph, _REDUCED, set())
+        graph = getattr(graph, "outer_graph", None)
     return bool(marks) and all(_leads_to(_values(g).op, marks) for g in grads)
 
 

@@ -94,7 +94,9 @@ class Verifying:
             self._model.stop_training = self._model.stop_evaluating = self._model.stop_predicting = True
 
     @staticmethod
-    def note(plan: SplitPlan, session: Session, model: str, step: str, bound: float) -> None:
+    def note(
+        plan: SplitPlan, session: Session, model: str, step: str, bound: float, computes: str = "Each worker computes"
+    ) -> None:
         """Adds a line about the plan to a file of the run directory, on rank 0."""
         if session.world.rank == 0 and session.options.run_dir:
             found = {
@@ -102,6 +104,7 @@ class Verifying:
                 "step": step,
                 "whole": plan.whole,
                 "bound": bound,
+                "computes": computes,
                 "rows": [dataclasses.asdict(row) for row in plan.rows],
             }
             with verified_path(Path(session.options.run_dir)).open("a") as file:

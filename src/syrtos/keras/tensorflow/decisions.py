@@ -25,13 +25,22 @@ _DECIDE = frozenset((
 _BRANCHES = frozenset(["Case", "If", "Select", "SelectV2", "StatelessCase", "StatelessIf"])
 # Operations whose results hold nothing of the rows but how many they are, or what all workers have exchanged.
 _CLEAN = frozenset(["EagerPyFunc", "PyFunc", "Rank", "Shape", "ShapeN", "Size"])
-_CALLS = frozenset(["PartitionedCall", "StatefulPartitionedCall"])
+# The functions that an operation calls, by its attributes, and the number of inputs that are no arguments of theirs.
+_CALLS: dict[str, tuple[tuple[str, ...], int]] = {
+    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), (("f",), 0)),
+    **dict.fromkeys(("If", "StatelessIf"), (("then_branch", "else_branch"), 1)),
+    **dict.fromkeys(("While", "StatelessWhile"), (("cond", "body"), 0)),
+}
+# Running extremes of variables: the first batch shows their rules.
+_EXTREMES = frozenset(["Maximum", "Minimum"])
+_TO_VARIABLES = frozenset(["AssignVariableOp", "Cast", "Identity", "Reshape"])
 
 _HERE = str(Path(__file__).parents[2]) + os.sep
 _OF_TENSORFLOW = str(Path(tf.__file__).parent) + os.sep
 _CHECKS = "check_ops.py"  # of tf.debugging: it ends the step, and decides nothing
 # Files of Keras that only call TensorFlow; what calls them decides.
 _THIN = tuple(os.path.join("keras", "src", *path) for path in (("ops", ""), ("backend", "tensorflow", "")))
+_OLD_BACKENDS = tuple(os.path.join(*path, "backend.py") for path in (("keras", "src", "legacy"), ("tf_keras", "src")))
 _THICK = ("trainer.py", "layer.py", "optimizer_distribute_strategy.py", "rnn.py")
 
 
@@ -40,14 +49,17 @@ def first_decision(graph: Any, rows: Iterable[Any]) -> str:
 
     Args:
         graph: in which the step has been traced.
-        rows: the tensors of this worker's share, in that graph. A tensor that is made of them is a number of the rows,
-            and no row itself, if its shape does not depend on how many rows there are.
+        rows: the dense, sparse and ragged tensors of this worker's share, in that graph. A tensor that is made of them
+            is a number of the rows, and no row itself, if its shape does not depend on how many rows there are.
 
     Returns:
         Such as ``Greater in train.py, line 7``.
     """
-    found = [leaf for leaf in rows if isinstance(leaf, tf.Tensor) and leaf.graph is graph]
-    varies = any(leaf.shape.rank and leaf.shape[0] is None for leaf in found)
+    leaves = list(rows)
+    dense = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
+    varies = all(leaf.shape[0] is None for leaf in dense)
+    parts = tf.nest.flatten(leaves, expand_composites=True)
+    found = [leaf for leaf in parts if isinstance(leaf, tf.Tensor) and leaf.graph is graph]
     return _Search(varies).in_graph(graph, [(leaf, False) for leaf in found])[0]
 
 
@@ -76,11 +88,16 @@ class _Search:
             if self._decides(operation, of_inputs):
                 return _describe(operation), []
             outputs = [self._is_number(tensor) for tensor in operation.outputs]
-            if operation.type in _CALLS and (inner := tf_internals_graphs.graph_of_call(operation)) is not None:
-                pairs = zip(inner.inputs, of_inputs, strict=False)
-                found, outputs = self.in_graph(inner, [(tensor, one) for tensor, one in pairs if one is not None])
+            attributes, skipped = _CALLS.get(operation.type, ((), 0))
+            for attribute in attributes:
+                inner = tf_internals_graphs.graph_of_call(operation, attribute)
+                if inner is None:
+                    continue
+                pairs = zip(inner.inputs, of_inputs[skipped:], strict=False)
+                found, made = self.in_graph(inner, [(tensor, one) for tensor, one in pairs if one is not None])
                 if found:
                     return found, []
+                outputs = made if attribute == "f" else outputs
             known |= {
                 id(tensor): one for tensor, one in zip(operation.outputs, outputs, strict=False) if one is not None
             }
@@ -94,7 +111,17 @@ class _Search:
     def _decides(self, operation: Any, of_inputs: Sequence[bool | None]) -> bool:
         if operation.type in _BRANCHES:
             return of_inputs[0] is True and _is_of_script(operation)
+        if operation.type in _EXTREMES and _is_for_variables(operation):
+            return False
         return operation.type in _DECIDE and any(of_inputs) and _is_of_script(operation)
+
+
+def _is_for_variables(operation: Any) -> bool:
+    """Returns whether nothing but an assignment uses an operation's result."""
+    users = [user for tensor in operation.outputs for user in tensor.consumers()]
+    return bool(users) and all(
+        user.type in _TO_VARIABLES and (user.type == "AssignVariableOp" or _is_for_variables(user)) for user in users
+    )
 
 
 def _is_of_script(operation: Any) -> bool:
@@ -107,7 +134,8 @@ def _line_of(operation: Any) -> Any:
         path = frame.filename
         if path.endswith(_CHECKS) or path.startswith(_HERE):
             return None
-        if path.startswith(_OF_TENSORFLOW) or (any(one in path for one in _THIN) and not path.endswith(_THICK)):
+        is_thin = path.endswith(_OLD_BACKENDS) or (any(one in path for one in _THIN) and not path.endswith(_THICK))
+        if path.startswith(_OF_TENSORFLOW) or is_thin:
             continue
         if f"{os.sep}keras{os.sep}src{os.sep}" in path or f"{os.sep}tf_keras{os.sep}" in path:
             return None

@@ -178,7 +178,7 @@ class Function:
         if not few and not self.plan.tried:  # the batches before had too few rows
             before = dataclasses.replace(self.plan)
             self._by(trial, self.plan)
-            if not self.plan.is_like(before):
+            if self.plan.tried or not self.plan.is_like(before):  # decisions are looked for while it is traced
                 self._make_anew()
             verdicts.tell(self.plan, self._session, self._what())
         elif not few and not first_batch.confirm(self.plan, trial, self._session):

@@ -107,7 +107,10 @@ def _aggregate(original: Method) -> Method:
         pairs = list(grads_and_vars)
         gradients.broadcast_before_first(self, [variable for _, variable in pairs])
         gradients.about_to_apply(self, [variable for _, variable in pairs])
-        reduced = gradients.reduce_gradients(self, [gradient for gradient, _ in pairs])
+        given, step = [gradient for gradient, _ in pairs], current_step()
+        reduced = gradients.reduce_gradients(self, step.before_exchange(given) if step else given)
+        if step:
+            step.after_exchange(reduced, [variable for _, variable in pairs])
         return [(gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=True)]
 
     return aggregate

@@ -17,7 +17,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -257,6 +257,15 @@ class StepScope(_Watcher):
         total = self.total("samples", self.samples)
         return tf.where(self.active, self.samples / tf.maximum(total, 1.0), 1.0)
 
+    # -- around the exchange of gradients, for steps of graphs -----------------------------------------
+
+    def before_exchange(self, gradients: list[Any]) -> list[Any]:
+        """Returns the gradients whose mean by samples is to be taken."""
+        return gradients
+
+    def after_exchange(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Does nothing: gradients are compared where an optimizer takes them."""
+
     # -- numbers of the global batch, for losses and metrics ---------------------------------------
 
     def weight_of(self, values: Any) -> tf.Tensor | None:
@@ -388,7 +397,7 @@ class StepScope(_Watcher):
         """
         if self._graph is None or not self.plan.tried or self.plan.whole or not self.splits_batch:
             return
-        if found := decisions.first_decision(self._graph, tf.nest.flatten(self.data, expand_composites=True)):
+        if found := decisions.first_decision(self._graph, tf.nest.flatten(self.data)):
             self.plan.unproven = verdicts.describe_decision(found)
             raise Unproven(self.plan.unproven)
 

@@ -90,6 +90,22 @@ def set_last_token(token: tf.Tensor) -> None:
 
 
 @contextmanager
+def exchanges_of_their_own() -> Iterator[None]:
+    """Makes exchanges that are added within the context depend on none before, and later ones not on them."""
+    current = graph()
+    before = {name: getattr(current, name) for name in (_TOKEN, _SEEN) if hasattr(current, name)}
+    with tf.control_dependencies(None):
+        setattr(current, _TOKEN, tf.constant(0))
+        setattr(current, _SEEN, len(current.get_operations()))
+        yield
+    for name in (_TOKEN, _SEEN):
+        if name in before:
+            setattr(current, name, before[name])
+        else:
+            delattr(current, name)
+
+
+@contextmanager
 def after_pending_control_flow() -> Iterator[None]:
     """Makes ops that are added within the context run after conditionals and loops added since the last exchange.
 
@@ -106,10 +122,10 @@ def after_pending_control_flow() -> Iterator[None]:
     setattr(current, _SEEN, len(current.get_operations()))
 
 
-def graph_of_call(operation: Any) -> Any:
-    """Returns the graph of the function that an operation calls; None if it calls none, or a function of no known graph."""
+def graph_of_call(operation: Any, attribute: str) -> Any:
+    """Returns the graph of a function that an operation calls, by the name of its attribute; None if it is not known."""
     try:
-        called = operation.graph._get_function(operation.get_attr("f").name)
+        called = operation.graph._get_function(operation.get_attr(attribute).name)
     except (ValueError, AttributeError):
         return None
     return getattr(called, "graph", None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hmac
+import ipaddress
 import json
 import os
 import secrets
@@ -353,9 +354,10 @@ def _interface_of(name: str) -> str:
             probe.bind((found, 0))
     except OSError:
         return ""  # the name of a gateway, or not known yet
-    # Distributions give a host's own name one of these addresses, at which no other host could come. Other addresses of 127/8
-    # are those of instances of a local job, whose neighbours on this machine use the same port.
-    own_name = name not in (found, "localhost") and found in ("127.0.0.1", "127.0.1.1")
+    # Distributions give a host's own name an address of 127/8, at which no other host could come. Those of instances of a
+    # local job are here: their neighbours on this machine use the same port.
+    of_job = ipaddress.ip_address(found) in ipaddress.ip_network("127.64.0.0/10")
+    own_name = name not in (found, "localhost") and found.startswith("127.") and not of_job
     return "" if own_name else found
 
 

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from syrtos.keras.tensorflow.decisions import first_decision
 
@@ -42,6 +43,9 @@ def test_a_mean_that_is_compared_is_found_with_its_line(rows: int | None) -> Non
         lambda x: keras.ops.maximum(keras.ops.mean(x), 1.0),
         lambda x: tf.function(lambda y: tf.abs(tf.reduce_mean(y)))(x),
         lambda x: tf.abs(tf.function(tf.reduce_mean)(x)),
+        lambda x: tf.cond(tf.size(x) > 6, lambda: tf.maximum(tf.reduce_mean(x), 1.0), lambda: 0.0),
+        lambda x: tf.while_loop(lambda i, y: tf.reduce_mean(y) > i, lambda i, y: (i + 1.0, y), [0.0, x])[0],
+        lambda x: tf_keras.backend.maximum(tf_keras.backend.mean(x), 1.0),
     ],
 )
 def test_a_number_that_decides_is_found(step: Callable[[Any], Any]) -> None:
@@ -53,6 +57,7 @@ def _exchanged(x: Any) -> Any:
     return tf.maximum(tf.ensure_shape(total, []), 1.0)
 
 
+LARGEST = tf.Variable(tf.zeros(()), trainable=False)
 METRIC: Any = keras.metrics.MeanSquaredError()
 
 
@@ -69,6 +74,7 @@ def _keras_alone(x: Any) -> Any:
         lambda x: tf.reduce_mean(x) * 2.0 + tf.sqrt(tf.reduce_sum(x * x)),  # a comparison shows these
         lambda x: tf.reduce_mean(x) / tf.cast(tf.maximum(tf.shape(x)[0], 1), tf.float32),
         lambda x: tf.maximum(tf.constant(2.0), 1.0) * x,
+        lambda x: LARGEST.assign(tf.maximum(LARGEST, tf.reduce_max(x))),  # a rule that a comparison finds
         _exchanged,
         _keras_alone,
         lambda x: tf.debugging.assert_less(tf.reduce_mean(x), 9.0),
