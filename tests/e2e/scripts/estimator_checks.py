@@ -194,53 +194,74 @@ def sum_of_losses(folder: Path) -> None:
     np.testing.assert_allclose(made.get_variable_value("w"), expected, rtol=1e-4)
 
 
-def computes_what_one_process_computes(folder: Path) -> None:
-    """Losses and metrics of whole batches, of 19 rows and one of 1, against a loop over them."""
+def _check_equal_to_one_process(folder: Path, loss: Any, batch: int, counts: bool = False) -> None:
+    """Trains and evaluates on batches of so many rows, of a static number where it divides all, against a loop over them."""
     start = np.linspace(-1.0, 1.0, 4, dtype=np.float32)[:, None]
 
-    def pairs(y: Any, p: Any) -> Any:
-        return tf.reduce_mean(tf.abs((y - tf.transpose(y)) - (p - tf.transpose(p))))
+    def input_fn() -> Any:
+        return tf.data.Dataset.from_tensor_slices(({"x": X}, Y)).batch(batch, drop_remainder=96 % batch == 0)
 
     def root(y: Any, p: Any) -> Any:
         return tf.sqrt(tf.reduce_mean(tf.square(y - p)) + 1e-3)
+
+    def net(features: Any, labels: Any, mode: str) -> Any:
+        w = v1.get_variable("w", initializer=start)
+        rows = v1.get_variable("rows", initializer=0, trainable=False)
+        p = features["x"] @ w
+        value, step = loss(labels, p), v1.train.get_global_step()
+        optimizer = v1.train.GradientDescentOptimizer(0.001)
+        counted = tf.no_op()
+        if counts:
+            counted = tf.cond(
+                value > -1.0, lambda: tf.identity(v1.assign_add(rows, tf.shape(p)[0])), lambda: tf.identity(rows)
+            )
+        op = optimizer.minimize(value, global_step=step)
+        metrics = {"root": v1.metrics.mean(root(labels, p)), "mae": v1.metrics.mean_absolute_error(labels, p)}
+        return E.EstimatorSpec(mode, loss=value, train_op=tf.group(op, counted), eval_metric_ops=metrics)
+
+    made = E.Estimator(net, str(folder / f"{loss.__name__} {batch}")).train(input_fn)
+    expected = tf.Variable(start)
+    _Step.number = 0
+    for x, y in ((X[i : i + batch], Y[i : i + batch]) for i in range(0, 96, batch)):
+        with tf.GradientTape() as tape:
+            value = loss(y, x @ expected)
+        gradient: Any = tape.gradient(value, expected)
+        expected.assign_sub(0.001 * gradient)
+        _Step.number += 1
+    np.testing.assert_allclose(made.get_variable_value("w"), expected.numpy(), rtol=2e-5, err_msg=loss.__name__)
+    assert made.get_variable_value("rows") == (96 if counts else 0)
+    found = made.evaluate(input_fn)
+    batches = [(Y[i : i + batch], X[i : i + batch] @ expected) for i in range(0, 96, batch)]
+    np.testing.assert_allclose(found["root"], np.mean([root(y, p) for y, p in batches]), rtol=2e-5)
+    np.testing.assert_allclose(found["loss"], np.mean([loss(y, p) for y, p in batches]), rtol=2e-5)
+    np.testing.assert_allclose(found["mae"], np.mean(np.abs(Y - X @ expected.numpy())), rtol=2e-5)
+
+
+class _Step:
+    number = 0
+
+
+def computes_what_one_process_computes(folder: Path) -> None:
+    """Losses and metrics of whole batches: of 19 rows and one of 1, and of 16, a static number."""
+
+    def pairs(y: Any, p: Any) -> Any:
+        return tf.reduce_mean(tf.abs((y - tf.transpose(y)) - (p - tf.transpose(p))))
 
     def penalized(y: Any, p: Any) -> Any:
         return v1.losses.mean_squared_error(y, p, reduction=v1.losses.Reduction.SUM) + tf.square(tf.reduce_sum(p))
 
     def later(y: Any, p: Any) -> Any:
         """Has a term of pairs from the third step on, which is compared."""
-        step = v1.train.get_global_step() if v1.get_collection(v1.GraphKeys.GLOBAL_STEP) else steps
+        step = v1.train.get_global_step() if v1.get_collection(v1.GraphKeys.GLOBAL_STEP) else _Step.number
         return tf.reduce_mean(tf.square(y - p)) + tf.cast(step >= 2, tf.float32) * pairs(y, p)
 
     def total(y: Any, p: Any) -> Any:
         return tf.reduce_sum(tf.square(y - p))
 
-    for loss in (pairs, root, penalized, later, total):
-
-        def net(features: Any, labels: Any, mode: str, loss: Any = loss) -> Any:
-            w = v1.get_variable("w", initializer=start)
-            rows = v1.get_variable("rows", initializer=0, trainable=False)
-            p = features["x"] @ w
-            counted = v1.assign_add(rows, tf.shape(p)[0]) if loss is root else tf.no_op()
-            step = v1.train.get_global_step()
-            op = v1.train.GradientDescentOptimizer(0.001).minimize(value := loss(labels, p), global_step=step)
-            metrics = {"root": v1.metrics.mean(root(labels, p)), "mae": v1.metrics.mean_absolute_error(labels, p)}
-            return E.EstimatorSpec(mode, loss=value, train_op=tf.group(op, counted), eval_metric_ops=metrics)
-
-        made = E.Estimator(net, str(folder / loss.__name__)).train(reads(19, 1))
-        expected = tf.Variable(start)
-        for steps, i in enumerate(range(0, 96, 19)):  # noqa: B007 -- `later` reads it
-            x, y = X[i : i + 19], Y[i : i + 19]
-            with tf.GradientTape() as tape:
-                value = loss(y, x @ expected)
-            expected.assign_sub(0.001 * tape.gradient(value, expected))
-        np.testing.assert_allclose(made.get_variable_value("w"), expected.numpy(), rtol=2e-5, err_msg=loss.__name__)
-        assert made.get_variable_value("rows") == (96 if loss is root else 0)
-        found = made.evaluate(reads(19, 1))
-        batches = [(Y[i : i + 19], X[i : i + 19] @ expected) for i in range(0, 96, 19)]
-        np.testing.assert_allclose(found["root"], np.mean([root(y, p) for y, p in batches]), rtol=2e-5)
-        np.testing.assert_allclose(found["loss"], np.mean([loss(y, p) for y, p in batches]), rtol=2e-5)
-        np.testing.assert_allclose(found["mae"], np.mean(np.abs(Y - X @ expected.numpy())), rtol=2e-5)
+    for loss in (pairs, penalized, later, total):
+        _check_equal_to_one_process(folder, loss, 19)
+    _check_equal_to_one_process(folder, total, 16)
+    _check_equal_to_one_process(folder, pairs, 16, counts=True)
 
 
 def step_is_an_assignment(folder: Path) -> None:
