@@ -189,7 +189,7 @@ def test_a_ledger_that_was_cut_between_two_lines(tmp_path: Path) -> None:
         ({"first_batch": 3e-8}, "First batch: equal to one process within 3e-08."),
         (
             {"first_batch": 0.0, "not_split": "`train_step` of m: a layer counts rows"},
-            "Not split: `train_step` of m: a layer counts rows. Each worker computes the whole batch.",
+            "Not split: `train_step` of m: a layer counts rows. The whole batch is computed as by one process.",
         ),
     ],
 )
