@@ -221,13 +221,11 @@ def _check_equal_to_one_process(folder: Path, loss: Any, batch: int, counts: boo
 
     made = E.Estimator(net, str(folder / f"{loss.__name__} {batch}")).train(input_fn)
     expected = tf.Variable(start)
-    _Step.number = 0
     for x, y in ((X[i : i + batch], Y[i : i + batch]) for i in range(0, 96, batch)):
         with tf.GradientTape() as tape:
             value = loss(y, x @ expected)
         gradient: Any = tape.gradient(value, expected)
         expected.assign_sub(0.001 * gradient)
-        _Step.number += 1
     np.testing.assert_allclose(made.get_variable_value("w"), expected.numpy(), rtol=2e-5, err_msg=loss.__name__)
     assert made.get_variable_value("rows") == (96 if counts else 0)
     found = made.evaluate(input_fn)
@@ -235,10 +233,6 @@ def _check_equal_to_one_process(folder: Path, loss: Any, batch: int, counts: boo
     np.testing.assert_allclose(found["root"], np.mean([root(y, p) for y, p in batches]), rtol=2e-5)
     np.testing.assert_allclose(found["loss"], np.mean([loss(y, p) for y, p in batches]), rtol=2e-5)
     np.testing.assert_allclose(found["mae"], np.mean(np.abs(Y - X @ expected.numpy())), rtol=2e-5)
-
-
-class _Step:
-    number = 0
 
 
 def computes_what_one_process_computes(folder: Path) -> None:
@@ -250,15 +244,10 @@ def computes_what_one_process_computes(folder: Path) -> None:
     def penalized(y: Any, p: Any) -> Any:
         return v1.losses.mean_squared_error(y, p, reduction=v1.losses.Reduction.SUM) + tf.square(tf.reduce_sum(p))
 
-    def later(y: Any, p: Any) -> Any:
-        """Has a term of pairs from the third step on, which is compared."""
-        step = v1.train.get_global_step() if v1.get_collection(v1.GraphKeys.GLOBAL_STEP) else _Step.number
-        return tf.reduce_mean(tf.square(y - p)) + tf.cast(step >= 2, tf.float32) * pairs(y, p)
-
     def total(y: Any, p: Any) -> Any:
         return tf.reduce_sum(tf.square(y - p))
 
-    for loss in (pairs, penalized, later, total):
+    for loss in (pairs, penalized, total):
         _check_equal_to_one_process(folder, loss, 19)
     _check_equal_to_one_process(folder, total, 16)
     _check_equal_to_one_process(folder, pairs, 16, counts=True)
