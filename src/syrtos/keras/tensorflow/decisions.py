@@ -7,13 +7,13 @@ The graph of the step shows it, once it is traced.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from syrtos.keras.split.script_lines import line_of_script
 from syrtos.keras.tensorflow import tf_internals_graphs
 
 # Operations whose result is no smooth function of a number.
@@ -35,13 +35,8 @@ _CALLS: dict[str, tuple[tuple[str, ...], int]] = {
 _EXTREMES = frozenset(["Maximum", "Minimum"])
 _TO_VARIABLES = frozenset(["AssignVariableOp", "Cast", "Identity", "Reshape"])
 
-_HERE = str(Path(__file__).parents[2]) + os.sep
-_OF_TENSORFLOW = str(Path(tf.__file__).parent) + os.sep
+_OF_TENSORFLOW = str(Path(tf.__file__).parent)
 _CHECKS = "check_ops.py"  # of tf.debugging: it ends the step, and decides nothing
-# Files of Keras that only call TensorFlow; what calls them decides.
-_THIN = tuple(os.path.join("keras", "src", *path) for path in (("ops", ""), ("backend", "tensorflow", "")))
-_OLD_BACKENDS = tuple(os.path.join(*path, "backend.py") for path in (("keras", "src", "legacy"), ("tf_keras", "src")))
-_THICK = ("trainer.py", "layer.py", "optimizer_distribute_strategy.py", "rnn.py")
 
 
 def first_decision(graph: Any, rows: Iterable[Any]) -> str:
@@ -86,7 +81,7 @@ class _Search:
             if all(one is None for one in of_inputs):
                 continue
             if self._decides(operation, of_inputs):
-                return _describe(operation), []
+                return f"{operation.type} in {_line_of(operation)}", []
             outputs = [self._is_number(tensor) for tensor in operation.outputs]
             attributes, skipped = _CALLS.get(operation.type, ((), 0))
             for attribute in attributes:
@@ -110,10 +105,10 @@ class _Search:
 
     def _decides(self, operation: Any, of_inputs: Sequence[bool | None]) -> bool:
         if operation.type in _BRANCHES:
-            return of_inputs[0] is True and _is_of_script(operation)
+            return of_inputs[0] is True and bool(_line_of(operation))
         if operation.type in _EXTREMES and _is_for_variables(operation):
             return False
-        return operation.type in _DECIDE and any(of_inputs) and _is_of_script(operation)
+        return operation.type in _DECIDE and any(of_inputs) and bool(_line_of(operation))
 
 
 def _is_for_variables(operation: Any) -> bool:
@@ -124,25 +119,8 @@ def _is_for_variables(operation: Any) -> bool:
     )
 
 
-def _is_of_script(operation: Any) -> bool:
-    """Returns whether the script, or a library that it uses, has made an operation, and not Keras or a check of TensorFlow."""
-    return _line_of(operation) is not None
-
-
-def _line_of(operation: Any) -> Any:
-    for frame in reversed(operation.traceback or ()):
-        path = frame.filename
-        if path.endswith(_CHECKS) or path.startswith(_HERE):
-            return None
-        is_thin = path.endswith(_OLD_BACKENDS) or (any(one in path for one in _THIN) and not path.endswith(_THICK))
-        if path.startswith(_OF_TENSORFLOW) or is_thin:
-            continue
-        if f"{os.sep}keras{os.sep}src{os.sep}" in path or f"{os.sep}tf_keras{os.sep}" in path:
-            return None
-        return frame
-    return None
-
-
-def _describe(operation: Any) -> str:
-    line = _line_of(operation)
-    return f"{operation.type} in {Path(line.filename).name}, line {line.lineno}"
+def _line_of(operation: Any) -> str:
+    """Names the line that has made an operation; empty if Keras, syrtos or a check of TensorFlow has."""
+    frames = [(frame.filename, frame.lineno) for frame in reversed(operation.traceback or ())]
+    is_check = any(path.startswith(_OF_TENSORFLOW) and path.endswith(_CHECKS) for path, _ in frames)
+    return "" if is_check else line_of_script(frames, _OF_TENSORFLOW, "tensorflow")

@@ -5,15 +5,16 @@ There is no graph to read. What the step calls of torch is watched while it is t
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
 import torch
 from torch.overrides import TorchFunctionMode
+
+from syrtos.keras.split.script_lines import line_of_script
 
 # Functions whose result is no smooth function of a number, without the underscores around their names.
 _DECIDE = frozenset((
@@ -23,12 +24,7 @@ _DECIDE = frozenset((
 # Scripts guard against divergence by these. Where only one worker skips a step for it, the others miss it in an exchange, which is an error.
 _GUARDS = frozenset(("isfinite", "isinf", "isnan"))
 _MOST_BYTES = 1 << 20  # of a tensor that is followed
-_HERE = str(Path(__file__).parents[2]) + os.sep
-_OF_TORCH = str(Path(torch.__file__).parent) + os.sep
-_OF_KERAS = str(Path(keras.__file__).parent) + os.sep
-# Files of Keras that only call torch; what calls them decides.
-_THIN = tuple(os.path.join(_OF_KERAS, "src", *path, "") for path in (("ops",), ("backend", "torch")))
-_THICK = ("trainer.py", "layer.py")
+_OF_TORCH = str(Path(torch.__file__).parent)
 
 
 class Watching(TorchFunctionMode):
@@ -53,7 +49,8 @@ class Watching(TorchFunctionMode):
         name = getattr(func, "__name__", "").strip("_")
         if given and name not in _GUARDS:
             if not self.found and name in _DECIDE and any(leaf.dim() == 0 for leaf in _deciding(name, given, args)):
-                self.found = _of_script(name)
+                line = line_of_script(_calls(), _OF_TORCH, "torch")
+                self.found = f"{name} in {line}" if line else ""
             for leaf in keras.tree.flatten(result):
                 if isinstance(leaf, torch.Tensor) and leaf.nbytes <= _MOST_BYTES:
                     self._followed[id(leaf)] = leaf  # is kept, so that no other tensor gets its id
@@ -65,13 +62,9 @@ def _deciding(name: str, given: list[torch.Tensor], args: tuple[Any, ...]) -> li
     return [leaf for leaf in given if leaf is args[0]] if name == "where" else given
 
 
-def _of_script(name: str) -> str:
-    """Names the script's line that calls a function of torch; empty if Keras or syrtos does."""
-    frame = sys._getframe(2)
+def _calls() -> Iterator[tuple[str, int]]:
+    """Yields the file and the line of each call that led to a function of torch, from the innermost on."""
+    frame = sys._getframe(3)  # without this generator, its reader and `__torch_function__`
     while frame is not None:
-        path = frame.f_code.co_filename
-        is_thin = path.startswith(_THIN) and not path.endswith(_THICK)
-        if not (path.startswith(_OF_TORCH) or is_thin):
-            return "" if path.startswith((_HERE, _OF_KERAS)) else f"{name} in {Path(path).name}, line {frame.f_lineno}"
+        yield frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
-    return ""
