@@ -17,6 +17,7 @@ from rich.table import Table
 
 from syrtos import settings
 from syrtos.cli.execution import RunRequest, execute, this_machine
+from syrtos.errors import ConfigurationError
 from syrtos.launch.plan import make_plan
 from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.program import parse
@@ -45,7 +46,15 @@ def add_to(commands: Any) -> None:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Runs the script, prints the table, and returns the exit code."""
+    """Runs the script, prints the table, and returns the exit code.
+
+    Raises:
+        ConfigurationError: fewer than two workers are asked for.
+    """
+    if chosen.workers < 2:
+        raise ConfigurationError(
+            f"`syrtos verify` compares several workers with one process. Expected: `-n 2` or more. Received: -n {chosen.workers}."
+        )
     with tempfile.TemporaryDirectory(prefix="syrtos-verify-") as folder:
         run_dir = Path(folder, "run")
         spec = Spec(

@@ -82,8 +82,9 @@ def share(env: Mapping[str, str], cores: int, gpus: Mapping[str, int]) -> dict[s
 def _one_of(visible: list[str], local_rank: int, local_size: int, variable: str) -> str:
     if len(visible) < local_size:
         repeated = ",".join((visible * local_size)[:local_size])
+        gpus = f"{len(visible)} GPU{'s' * (len(visible) > 1)} ({variable}={','.join(visible)})"
         raise ConfigurationError(
-            f"This host has {local_size} workers and fewer GPUs ({', '.join(visible)}). Start as many workers as GPUs; or let workers share "
+            f"This host has {local_size} workers and {gpus}. Start as many workers as GPUs; or let workers share "
             f"GPUs, by naming them several times: {variable}={repeated}; or use the CPU: {variable}="
         )
     return visible[local_rank]

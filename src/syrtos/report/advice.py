@@ -194,7 +194,7 @@ def tiny_batches(situation: Situation) -> Recommendation | None:
     known = speed.find_measured(situation.run.folder)
     if known:  # what was measured is worth more than what is computed below
         cost = f"{situation.workers} workers train {known.times:.2f}× as fast as {known.workers} did ({known.run})"
-        action = f"use `-n {known.workers}`, for which this gain is, or a larger batch"
+        action = f"use `-n {known.workers}`, whose gain this is, or a larger batch"
         return _finding(situation, "tiny batches", cost, action, (1 - known.times) * situation.training)
     # of the fastest worker, for waiting for slower ones is no fault of small batches
     own, meets = situation.own_seconds(), situation.meeting()
@@ -211,7 +211,7 @@ def tiny_batches(situation: Situation) -> Recommendation | None:
         f"a step of {sum(situation.samples()):,.0f} samples takes {wall * 1e3:.1f} ms, of which workers compute {computes * 1e3:.1f} ms and exchange and wait "
         f"{meets * 1e3:.1f} ms"
     )
-    action = "use one worker (`-n 1`), for which this gain is, or a larger batch"
+    action = "use one worker (`-n 1`), whose gain this is, or a larger batch"
     return _finding(situation, "tiny batches", cost, action, (wall - alone) * situation.count)
 
 

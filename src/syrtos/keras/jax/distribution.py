@@ -11,6 +11,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from keras.src.distribution import distribution_lib
 
+from syrtos import settings
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError, DataError
 
@@ -32,6 +33,8 @@ class AllDevices(distribution_lib.DataParallel):
     @functools.cached_property
     def device_mesh(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         devices = distribution_lib.list_devices()
+        if jax.local_devices()[0].platform == "gpu":
+            _check_gpus()
         return distribution_lib.DeviceMesh((len(devices),), [self._batch_dim_name], devices)
 
     @property
@@ -69,6 +72,21 @@ def _check_devices(distribution: Any) -> None:
         raise ConfigurationError(
             f"The script's {type(distribution).__name__} leaves out devices of other workers ({', '.join(sorted(missing))}): each worker would train alone. "
             "Make it over all that `keras.distribution.list_devices()` names."
+        )
+
+
+def _check_gpus() -> None:
+    """Raises ConfigurationError where two workers of a host use one GPU; all workers call it together.
+
+    NCCL refuses such workers in the first exchange, and JAX then waits without end (seen with JAX 0.11.2, NCCL 2.28).
+    """
+    session = world.current()
+    visible = settings.environment().get("CUDA_VISIBLE_DEVICES")
+    places = session.comm.allgather_object((session.world.node_rank, visible))
+    if len(set(places)) < len(places):
+        raise ConfigurationError(
+            f"Two workers of a host use one GPU (CUDA_VISIBLE_DEVICES={visible or ''}). JAX's workers exchange by NCCL, which needs a GPU for each of "
+            "them. Start as many workers as GPUs; or use the CPU: CUDA_VISIBLE_DEVICES= JAX_PLATFORMS=cpu; or torch, whose workers can share one."
         )
 
 

