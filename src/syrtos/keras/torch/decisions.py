@@ -47,14 +47,56 @@ class Watching(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         given = [leaf for leaf in keras.tree.flatten((args, kwargs or {})) if id(leaf) in self._followed]
         name = getattr(func, "__name__", "").strip("_")
+        if given and name == "item" and type(result) is float:
+            return _Number.of(result, self)
         if given and name not in _GUARDS:
-            if not self.found and name in _DECIDE and any(leaf.dim() == 0 for leaf in _deciding(name, given, args)):
-                line = line_of_script(_calls(), _OF_TORCH, "torch")
-                self.found = f"{name} in {line}" if line else ""
+            if name in _DECIDE and any(leaf.dim() == 0 for leaf in _deciding(name, given, args)):
+                self.note(name)
             for leaf in keras.tree.flatten(result):
                 if isinstance(leaf, torch.Tensor) and leaf.nbytes <= _MOST_BYTES:
                     self._followed[id(leaf)] = leaf  # is kept, so that no other tensor gets its id
         return result
+
+    def note(self, name: str) -> None:
+        """Notes a function, where it is the first and the script calls it."""
+        if not self.found:
+            line = line_of_script(_calls(), _OF_TORCH, "torch")
+            self.found = f"{name} in {line}" if line else ""
+
+
+class _Number(float):
+    """A number of Python's that a step has taken from a tensor of its rows; what compares it decides by it."""
+
+    watching: Watching
+
+    @classmethod
+    def of(cls, value: float, watching: Watching) -> _Number:
+        """Returns ``value`` as a number that tells ``watching`` of comparisons."""
+        made = cls(value)
+        made.watching = watching
+        return made
+
+
+def _comparison(name: str) -> Callable[[_Number, Any], bool]:
+    def compare(number: _Number, other: Any) -> bool:
+        number.watching.note(name)
+        return getattr(float, f"__{name}__")(number, other)
+
+    return compare
+
+
+def _arithmetic(name: str) -> Callable[..., Any]:
+    def compute(number: _Number, *others: Any) -> Any:
+        result = getattr(float, f"__{name}__")(number, *others)
+        return _Number.of(result, number.watching) if type(result) is float else result
+
+    return compute
+
+
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(_Number, f"__{_name}__", _comparison(_name))
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "neg", "abs"):
+    setattr(_Number, f"__{_name}__", _arithmetic(_name))
 
 
 def _deciding(name: str, given: list[torch.Tensor], args: tuple[Any, ...]) -> list[torch.Tensor]:
@@ -64,7 +106,7 @@ def _deciding(name: str, given: list[torch.Tensor], args: tuple[Any, ...]) -> li
 
 def _calls() -> Iterator[tuple[str, int]]:
     """Yields the file and the line of each call that led to a function of torch, from the innermost on."""
-    frame = sys._getframe(3)  # without this generator, its reader and `__torch_function__`
+    frame = sys._getframe(4)  # without this generator, its reader, `note` and what calls it
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,8 @@ def test_a_mean_that_is_compared_is_found_with_its_line() -> None:
         lambda x: torch.abs(x.T.reshape(-1).mean()),
         lambda x: torch.maximum(x.mean().detach(), torch.tensor(1.0)),
         lambda x: 1 if x.mean().bool() else 2,
+        lambda x: 1 if x.mean().item() > 2.0 else 2,  # as Python's number
+        lambda x: max(0.5 * x.mean().item() + 1.0, 2.0),
     ],
 )
 def test_a_number_that_decides_is_found(step: Callable[[Any], Any]) -> None:
@@ -51,7 +54,7 @@ def _clipped(x: Any) -> Any:
         lambda x: x.sum() / max(len(x), 1),
         lambda x: torch.clamp(torch.tensor(2.0), min=1.0) * x,
         lambda x: 1 if torch.isnan(x.mean()) else 2,  # a guard
-        lambda x: x.mean().item(),
+        lambda x: [x.mean().item() / 2.0, math.isnan(x.mean().item()), f"{x.mean().item():.2f}"],
         _clipped,  # by gradients, which the workers have exchanged
     ],
 )
