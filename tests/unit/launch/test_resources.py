@@ -54,9 +54,7 @@ def test_each_worker_gets_one_gpu_by_local_rank() -> None:
 
 @pytest.mark.parametrize("variable", ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"])
 def test_more_workers_than_gpus_are_told_what_to_write(variable: str) -> None:
-    advice = (
-        rf"4 workers and 2 GPUs \({variable}=0,1\)\. Start as many workers as GPUs; .*: {variable}=0,1,0,1; .*: {variable}=$"
-    )
+    advice = rf"4 workers and 2 GPUs \({variable}=0,1\)\. Start as many workers as GPUs; .*: {variable}=0,1,0,1; .*: {variable}=$"
     with pytest.raises(ConfigurationError, match=advice):
         resources.share(placed(3, 4), 8, {variable: 2})
     shared = resources.share(placed(3, 4) | {variable: "0,1,0,1"}, 8, {variable: 2})

@@ -7,7 +7,7 @@ if a module has another file. ``libraries``: further modules that it imports, an
 ``compare``: whether a process that imports a module must have the environment and the places of modules in which the
 module was imported. ``idle``: whether it imports only while the processors have nothing else to do.
 
-TensorFlow and Keras take some 8 s of processor time to import, a fork takes milliseconds. The zygote does nothing but
+TensorFlow and Keras take seconds of processor time to import, a fork takes milliseconds. The zygote does nothing but
 import: a fork after TensorFlow has run an operation hangs. It is a program by itself and imports nothing of syrtos, so
 that its children haven't either.
 
@@ -68,6 +68,7 @@ def main(path: str, order: dict[str, Any]) -> None:
     listener.bind(path + ".new")
     listener.listen(64)  # clients that connect during the imports are served afterwards
     os.rename(path + ".new", path)  # a path that exists can be connected to
+    _put_imports_off()
     modules = Imported(
         order["modules"], order.get("libraries", ()), bool(order.get("compare")), bool(order.get("idle"))
     )
@@ -87,6 +88,17 @@ def main(path: str, order: dict[str, Any]) -> None:
 def marker_path(path: str) -> str:
     """Returns the path of the file that is there once a zygote at ``path`` has imported everything."""
     return f"{path}.imported"
+
+
+def _put_imports_off() -> None:
+    """Calls `deferred_imports.install`, of the file beside this one."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "deferred_imports.py")
+    spec = importlib.util.spec_from_file_location("deferred_imports", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.install()
 
 
 # -- what is imported --------------------------------------------------------------------------------

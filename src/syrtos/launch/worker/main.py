@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from syrtos import settings
 from syrtos.errors import ConfigurationError, WorldError
 from syrtos.launch import events, losses, resources, seeds
-from syrtos.launch.processes import leftovers, standard_input
+from syrtos.launch.processes import deferred_imports, leftovers, standard_input
 from syrtos.launch.program import Program, parse
 from syrtos.launch.remote import tasks
 from syrtos.launch.spec import new_run_dir
@@ -157,6 +157,7 @@ class _Worker:
         def check() -> None:
             check_keras_backend(settings.environment(), session.world.size)
 
+        deferred_imports.install()
         after_import("tensorflow", _activate("tensorflow"), around=importing)
         after_import("keras", _activate("keras3"), check, importing)
         after_import("tf_keras", _activate("legacy"), around=importing)
