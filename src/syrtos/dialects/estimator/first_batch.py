@@ -256,6 +256,9 @@ class _Trial:
     def with_more_rows(self) -> None:
         return None
 
+    def has_all_rows(self) -> bool:
+        return True
+
     def backwards(self) -> Self:
         return self  # a maximum is not among the ways to combine numbers here
 

@@ -2,7 +2,8 @@
 
 The first batch decides, but a term of a loss may begin to count later (a weight that is raised epoch by epoch, a
 penalty in each third step), and a first batch may have one row. So later steps are looked at too: ever more rarely, at
-the beginnings of epochs, and within a budget of time.
+the beginnings of epochs, and within a budget of time; and the step that ends an epoch once, whose batch may have fewer
+rows than the others.
 """
 
 from __future__ import annotations
@@ -23,13 +24,21 @@ _EPOCHS = 3
 class Checks:
     """The steps of one function that are checked; the same on all workers.
 
+    Attributes:
+        ends_epoch: whether the step that was asked for last is due because it ends an epoch.
+
     Between two checks lie 1, 2, 3, 5, 8 ... steps: Fibonacci's numbers share no divisor for long, so that what
     happens in each n-th step is met.
     """
 
     epochs = 0  # that have begun in this process
+    epoch_steps: int | None = None  # of these epochs, where it is known
 
-    def __init__(self) -> None:
+    def __init__(self, trains: bool = False) -> None:
+        """``trains``: whether the function makes the steps of epochs."""
+        self.ends_epoch = False
+        self._trains, self._saw_end = trains, False
+        self._epoch_now, self._epoch_began, self._counted = Checks.epochs, 0, 0
         self._steps, self._due = 0, 0
         self._gaps = 1, 1
         self._few = 0
@@ -42,15 +51,25 @@ class Checks:
         """Makes no check due any more."""
         self._over = True
 
-    def is_due(self) -> bool:
-        """Returns whether the next step is to be checked."""
+    def is_due(self, steps: int = 1) -> bool:
+        """Returns whether the next call, which makes so many steps, is to be checked."""
         if self._over:
             return False
+        self.ends_epoch = self._is_last(steps) and self._trains and not self._saw_end and self._steps > 0
+        if self.ends_epoch:
+            return True
         begins = Checks.epochs != self._epoch
         first_ones = Checks.epochs - self._first_epoch <= _EPOCHS
         return self._steps >= self._due or (
             begins and (first_ones or self._spent + self._cost <= self._allowed_seconds())
         )
+
+    def _is_last(self, steps: int) -> bool:
+        if self._epoch_now != Checks.epochs:
+            self._counted = self._steps - self._epoch_began
+            self._epoch_now, self._epoch_began = Checks.epochs, self._steps
+        length = Checks.epoch_steps or self._counted
+        return bool(length) and self._steps - self._epoch_began + steps >= length
 
     @property
     def steps(self) -> int:
@@ -69,6 +88,7 @@ class Checks:
             seconds: that the check took.
             few_rows: it had too few rows to show anything.
         """
+        self._saw_end |= self.ends_epoch
         now, steps = time.monotonic(), self._steps - self._last_steps
         since = max(now - self._last - seconds, 0.0) / steps if steps else 0.0
         self._cost = max(comm.agree("seconds of a check", seconds))

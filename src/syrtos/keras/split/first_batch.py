@@ -76,13 +76,16 @@ def _look_at_more_rows(
 ) -> None:
     """Looks once more at more rows, if a few have shown no reason not to split.
 
-    Few rows show best what means over parts have not in common with a mean, and many what takes the largest of a number.
+    Few rows show best what means over parts have not in common with a mean, and many what takes the largest of a
+    number. All of them show what a step does by how many there are.
     """
-    more = trial.with_more_rows() if plan.tried and not plan.whole else None
-    if more is not None and not confirm(plan, more, session):
-        other = plan.renewed()
-        decide_by(other, more, session)
-        plan.adopt(other)
+    more: StepTrial | None = trial
+    while plan.tried and not plan.whole and (more := more.with_more_rows()) is not None:
+        if not confirm(plan, more, session):
+            other = plan.renewed()
+            decide_by(other, more, session)
+            plan.adopt(other)
+        plan.shows_all_rows |= more.has_all_rows()
 
 
 def _decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:

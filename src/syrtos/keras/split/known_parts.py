@@ -78,8 +78,7 @@ def is_known_layer(layer: Any) -> bool:
         return False
     if kind.__name__ == "TextVectorization" and getattr(layer, "_output_sequence_length", None) is None:
         return False  # it pads to the longest text of the rows that it gets
-    axes = getattr(layer, "axis", None)
-    if axes == 0 or (isinstance(axes, list | tuple) and 0 in axes):
+    if whole_batch.may_be_rows(getattr(layer, "axis", None)):
         return False
     return all(map(_is_known_value, (value for name, value in vars(layer).items() if not name.startswith("_"))))
 

@@ -43,6 +43,7 @@ class SplitPlan:
         difference: the largest relative difference between both ways; None where all parts are Keras's own.
         rows: everything that was compared.
         tried: whether it was made by a comparison, and shows what becomes of every variable that the step assigns.
+        shows_all_rows: whether whole batches are small enough to be compared, and the first one was.
         unproven: what `Unproven` said while the step was traced; autograph may raise it as another error.
         known: ids of variables of which no comparison is needed: of metrics, and of Keras's own layers.
         shown: ids of variables whose change was compared.
@@ -58,6 +59,7 @@ class SplitPlan:
     difference: float | None = None
     rows: list[Row] = dataclasses.field(default_factory=list)
     tried: bool = False
+    shows_all_rows: bool = False
     unproven: str = ""
     known: set[int] = dataclasses.field(default_factory=set)
     shown: set[int] = dataclasses.field(default_factory=set)
@@ -74,13 +76,20 @@ class SplitPlan:
 
     def renewed(self) -> SplitPlan:
         """Returns an empty plan for a later comparison, which knows and measures by what this one does."""
-        return SplitPlan(decided=True, known=self.known, scale=self.scale, log_scales=self.log_scales)
+        return SplitPlan(
+            decided=True,
+            known=self.known,
+            scale=self.scale,
+            log_scales=self.log_scales,
+            shows_all_rows=self.shows_all_rows,
+        )
 
     def adopt(self, other: SplitPlan) -> None:
         """Takes over what a later comparison has shown; the functions that use this plan must be made anew."""
         self.whole, self.gradients = other.whole, other.gradients
         self.variables, self.logs, self.rows = other.variables, other.logs, other.rows
         self.shown |= other.shown
+        self.shows_all_rows |= other.shows_all_rows
 
     def is_like(self, other: SplitPlan) -> bool:
         """Returns whether both split steps alike."""

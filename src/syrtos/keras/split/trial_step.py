@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
+import os
 import re
+import resource
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from syrtos.comm.communicator import Communicator
+from syrtos.comm.world import Session
+from syrtos.keras import backend
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import Change, bytes_of
 
@@ -23,6 +29,17 @@ Note = Callable[[Any, Sequence[Any], Sequence[Any]], None]
 ROWS, ROWS_OF_EACH = 8, 2
 # As many as have so many bytes are taken, but no more than these.
 _BYTES, _MOST_ROWS = 1 << 16, 64
+# All rows are taken where those of all workers have so many bytes, and where a worker that computes them all takes at
+# most so many seconds and such a part of the memory that is free.
+_BYTES_OF_ALL, _SECONDS_OF_ALL, _PART_OF_MEMORY = 1 << 20, 1.0, 0.25
+
+
+class Amount(enum.IntEnum):
+    """How many rows of a batch are computed both ways."""
+
+    FEW = 0
+    MORE = 1
+    ALL = 2
 
 
 @dataclasses.dataclass
@@ -77,6 +94,10 @@ class StepTrial(Protocol):
         """Returns the same step on more rows, if these are small and there are more. All workers call it together."""
         ...
 
+    def has_all_rows(self) -> bool:
+        """Returns whether it computes all rows of the batch, on all workers."""
+        ...
+
     def backwards(self) -> StepTrial:
         """Returns the same step on the same rows, from the last to the first."""
         ...
@@ -114,24 +135,82 @@ def bytes_of_batch(leaves: Sequence[Any]) -> int:
     return sum(bytes_of(leaf) for leaf in shaped if None not in tuple(leaf.shape))
 
 
-def rows_to_take(comm: Communicator, count: int, size: int | None = None) -> int:
-    """Returns how many rows of this worker are computed both ways: at most some, and not equally many on all workers, where a sum and a mean look alike.
+def rows_to_take(comm: Communicator, count: int, size: int, amount: Amount) -> int:
+    """Returns how many rows of this worker are computed both ways.
+
+    Of a part of the rows not equally many are taken on all workers, where a sum and a mean look alike.
 
     Args:
         comm: the workers.
         count: rows that this worker has.
-        size: bytes of all of them, if more are to be taken where rows are small.
+        size: bytes of all of them.
+        amount: how many are wanted; fewer are taken where rows are large.
     """
     rows = ROWS
-    if size is not None:
+    if amount != Amount.FEW:
         row = max(comm.agree("bytes of a row", size / max(count, 1)))
         rows = min(max(ROWS, int(_BYTES // max(row, 1.0))), _MOST_ROWS)
+    if amount == Amount.ALL and sum(comm.agree("bytes of a batch", float(size))) <= _BYTES_OF_ALL:
+        return count
     each = max(rows // comm.size, ROWS_OF_EACH)
     counts = comm.agree("rows of each worker", float(count))
     taken = [int(min(have, each + (rank == 0))) for rank, have in enumerate(counts)]
     if len(set(taken)) == 1 and taken[0] > 1:
         taken[-1] -= 1
     return taken[comm.rank]
+
+
+class TrialOfRows:
+    """The part of a `StepTrial` that takes ever more rows of a batch."""
+
+    def __init__(self, session: Session, amount: Amount, before: TrialOfRows | None) -> None:
+        """``before``: the trial of the same step on fewer rows, if there was one."""
+        self._session, self._amount, self._before = session, amount, before
+        self._began, self._peak = time.monotonic(), _peak_memory()
+        self._seconds = 0.0  # that it took until it was asked for more
+
+    def counts(self) -> tuple[int, int]:
+        """Returns the number of rows of this worker that it computes, and of all that this worker has."""
+        raise NotImplementedError
+
+    def _again(self, amount: Amount) -> Self:
+        """Returns a trial of the same step with another amount of rows."""
+        raise NotImplementedError
+
+    def with_more_rows(self) -> Self | None:
+        """Returns the same step on more rows, if there are more and they do not cost too much. All workers call it together."""
+        self._seconds = time.monotonic() - self._began
+        for amount in range(self._amount + 1, Amount.ALL + 1):
+            more = self._again(Amount(amount))
+            if more._rows() > self._rows():
+                return more if amount != Amount.ALL or self._allows(more._rows()) else None
+        return None
+
+    def has_all_rows(self) -> bool:
+        """Returns whether it computes all rows of the batch, on all workers."""
+        own, there = self.counts()
+        return not any(self._session.comm.agree("are there other rows?", float(own < there)))
+
+    def _rows(self) -> int:
+        return int(sum(self._session.comm.agree("rows of each worker", float(self.counts()[0]))))
+
+    def _allows(self, rows: int) -> bool:
+        """Returns whether a trial of so many rows is cheap enough, by what this one, and the one before, have taken."""
+        own, seconds = self._rows(), self._seconds
+        if self._before is None:
+            seconds *= rows / own
+        else:
+            a_row = max(self._seconds - self._before._seconds, 0.0) / max(own - self._before._rows(), 1)
+            seconds += a_row * (rows - own)
+        memory = (_peak_memory() - self._peak) * rows / own * self._session.world.local_size
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        is_too_much = seconds > _SECONDS_OF_ALL or memory > _PART_OF_MEMORY * free
+        return not any(self._session.comm.agree("do all rows cost too much?", float(is_too_much)))
+
+
+def _peak_memory() -> int:
+    """Returns the most memory that this process has taken so far, in bytes, of its device or of the host."""
+    return backend.active().device_memory() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def in_own_row(value: Array, rank: int, size: int) -> Array:

@@ -56,8 +56,14 @@ def loss_is_row_by_row(loss: Any) -> bool:
 
 
 def _is_along_rows(wrapper: Any) -> bool:
-    """Returns whether a function of Keras's was asked to work along the rows, by `axis=0`."""
-    return getattr(wrapper, "_fn_kwargs", {}).get("axis", -1) == 0
+    """Returns whether a function of Keras's was asked to work along an axis that may be that of the rows."""
+    return may_be_rows(getattr(wrapper, "_fn_kwargs", {}).get("axis"))
+
+
+def may_be_rows(axis: Any) -> bool:
+    """Returns whether an axis, or one of several, may be that of the rows: 0, or -2 and below, which are so in tensors of that rank."""
+    axes = axis if isinstance(axis, list | tuple) else [axis]
+    return any(isinstance(one, int) and (one == 0 or one < -1) for one in axes)
 
 
 def of_all_rows(original: Method) -> Method:

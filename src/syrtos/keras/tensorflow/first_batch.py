@@ -22,7 +22,7 @@ from syrtos.keras.split import comparison, first_batch, known_parts, trial_step,
 from syrtos.keras.split.checks import Checks
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import Change, keeping_python_state
-from syrtos.keras.split.trial_step import Assigned, StepOutcome
+from syrtos.keras.split.trial_step import Amount, Assigned, StepOutcome, TrialOfRows
 from syrtos.keras.tensorflow import gathering, models, tf_internals, tf_internals_random
 from syrtos.keras.tensorflow.gradients import Reduction
 from syrtos.keras.tensorflow.input import Share, count_rows, cut, has_rows
@@ -54,7 +54,7 @@ class Function:
         self.plan = SplitPlan(decided=not verdicts.is_split(session) or alone)
         self.plan.whole = "" if self.plan.decided else known_parts.fixed_batch(model)
         self.verifying = verdicts.Verifying(model, session)
-        self.checks = Checks()
+        self.checks = Checks(trains=name == "train_step")
         self._make: Callable[[], Method] | None = None
         self.function: Method = step
         self._is_compared = self._was_called = False
@@ -78,12 +78,12 @@ class Function:
             StopIteration: there is no batch.
         """
         batches = iterator
-        if self.is_due():
+        if self.is_due(steps):
             found = [next(iterator)]
             with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
                 while len(found) < steps:
                     found.append(next(iterator))
-            self.decide(found[0])
+            self.decide(found[-1 if self.checks.ends_epoch else 0])
             batches = found if spec is None else _iterator_over(found, spec)
         elif spec is None:
             batches = list(iterator)
@@ -122,9 +122,9 @@ class Function:
             return ""
         return f"it can't be traced for a part of the batch: {trial_step.describe_error(error)}"
 
-    def is_due(self) -> bool:
-        """Returns whether the next batch is to be looked at before it counts."""
-        return not self.plan.decided or self.checks.is_due()
+    def is_due(self, steps: int = 1) -> bool:
+        """Returns whether the batches of the next call are to be looked at before they count."""
+        return not self.plan.decided or self.checks.is_due(steps)
 
     def decide(self, first: Any) -> None:
         """Looks at a batch, a share or one that a step cuts, before it counts. All workers call this together."""
@@ -173,7 +173,7 @@ class Function:
         if _has_unequal_leaves(self._session, batch.data):
             self._change(SplitPlan(decided=True, whole="its tensors have unequal numbers of rows"))
             return
-        began, trial = time.monotonic(), self._trial(batch)
+        began, trial = time.monotonic(), self._trial(batch, self._amount())
         few = trial.has_few_rows()
         if not few and not self.plan.tried:  # the batches before had too few rows
             before = dataclasses.replace(self.plan)
@@ -205,9 +205,13 @@ class Function:
         if self._make is not None:
             self.function = self._make()
 
-    def _trial(self, batch: Share) -> _Trial:
+    def _trial(self, batch: Share, amount: Amount = Amount.FEW) -> _Trial:
         kind = _PredictingTrial if self._name == "predict_step" else _Trial
-        return kind(self._model, self._session, self._step, batch)
+        return kind(self._model, self._session, self._step, batch, amount)
+
+    def _amount(self) -> Amount:
+        """Returns how many rows of a later batch are compared: all of an epoch's last one, where that is cheap."""
+        return Amount.ALL if self.checks.ends_epoch and self.plan.shows_all_rows else Amount.FEW
 
     def _what(self) -> str:
         return f"`{self._name}` of {self._model.name}"
@@ -255,18 +259,28 @@ def _precision(model: Any) -> int:
     return min(sizes, default=4)
 
 
-class _Trial:
+class _Trial(TrialOfRows):
     """A trial of a step on some rows of the first batch: see `syrtos.keras.split.trial_step.StepTrial`."""
 
-    def __init__(self, model: Any, session: Session, step: Method, first: Share, takes_more: bool = False) -> None:
-        self._model, self._session, self._step = model, session, step
+    def __init__(
+        self,
+        model: Any,
+        session: Session,
+        step: Method,
+        first: Share,
+        amount: Amount = Amount.FEW,
+        before: _Trial | None = None,
+    ) -> None:
+        super().__init__(session, amount, before)
+        self._model, self._step = model, step
         first = Share(first.samples, tf_internals.without_optionals(first.data))
-        self._all, self._some = first, _some_rows(first, session, takes_more)
+        self._all, self._some = first, _some_rows(first, session, amount)
 
-    def with_more_rows(self) -> Self | None:
-        more = type(self)(self._model, self._session, self._step, self._all, takes_more=True)
-        has_more = float(int(more._some.samples) > int(self._some.samples))
-        return more if any(self._session.comm.agree("more rows?", has_more)) else None
+    def counts(self) -> tuple[int, int]:
+        return int(self._some.samples), int(self._all.samples)
+
+    def _again(self, amount: Amount) -> Self:
+        return type(self)(self._model, self._session, self._step, self._all, amount, self)
 
     def has_few_rows(self) -> bool:
         """Returns whether fewer than two workers have rows, which shows nothing."""
@@ -365,11 +379,11 @@ class _PredictingTrial(_Trial):
         return [leaf for leaf in dense if isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string]
 
 
-def _some_rows(share: Share, session: Session, takes_more: bool) -> Share:
+def _some_rows(share: Share, session: Session, amount: Amount) -> Share:
     """Picks rows from all over the share; one more on rank 0, so that the workers' numbers of rows differ."""
     total = int(share.samples)
-    size = trial_step.bytes_of_batch(tf.nest.flatten(share.data)) if takes_more else None
-    each = trial_step.rows_to_take(session.comm, total, size)
+    size = trial_step.bytes_of_batch(tf.nest.flatten(share.data))
+    each = trial_step.rows_to_take(session.comm, total, size, amount)
     if total <= each:
         return share
     chosen = np.unique(np.linspace(0, total - 1, each).astype(np.int64))

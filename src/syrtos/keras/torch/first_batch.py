@@ -20,7 +20,7 @@ from syrtos.keras.split import comparison, first_batch, known_parts, trial_step,
 from syrtos.keras.split.checks import Checks
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import keeping_python_state
-from syrtos.keras.split.trial_step import Assigned, StepOutcome
+from syrtos.keras.split.trial_step import Amount, Assigned, StepOutcome, TrialOfRows
 from syrtos.keras.torch import decisions, gathering, ops, torch_internals
 from syrtos.keras.torch.rows import Share
 from syrtos.keras.torch.step import (
@@ -58,7 +58,7 @@ class Function:
         self.plan = SplitPlan(decided=not verdicts.is_split(session) or alone)
         self.plan.whole = "" if self.plan.decided else known_parts.fixed_batch(model)
         self.verifying = verdicts.Verifying(model, session)
-        self.checks = Checks()
+        self.checks = Checks(trains=name == "train_step")
         if self.plan.decided:
             self.checks.end()
 
@@ -104,7 +104,7 @@ class Function:
 
     def _check(self, batch: Share) -> None:
         """Computes rows of a later batch both ways."""
-        began, trial, steps = time.monotonic(), self._trial(batch), self.checks.steps
+        began, trial, steps = time.monotonic(), self._trial(batch, self._amount()), self.checks.steps
         few = batch.is_uneven or trial.has_few_rows()
         if not few and not self.plan.tried:  # the batches before had too few rows
             self._by(trial, self.plan)
@@ -128,9 +128,13 @@ class Function:
         if found and not plan.whole:
             plan.whole = verdicts.describe_decision(found)
 
-    def _trial(self, batch: Share) -> _Trial:
+    def _trial(self, batch: Share, amount: Amount = Amount.FEW) -> _Trial:
         kind = _PredictingTrial if self._name == "predict_step" else _Trial
-        return kind(self.model, self._session, getattr(self.model, self._name), batch)
+        return kind(self.model, self._session, getattr(self.model, self._name), batch, amount)
+
+    def _amount(self) -> Amount:
+        """Returns how many rows of a later batch are compared: all of an epoch's last one, where that is cheap."""
+        return Amount.ALL if self.checks.ends_epoch and self.plan.shows_all_rows else Amount.FEW
 
     def _what(self) -> str:
         return f"`{self._name}` of {self.model.name}"
@@ -153,19 +157,29 @@ def _precision(model: Any) -> int:
     return 2 if any("16" in name for name in names) else 4
 
 
-class _Trial:
+class _Trial(TrialOfRows):
     """A trial of a step on some rows of the first batch: see `syrtos.keras.split.trial_step.StepTrial`."""
 
-    def __init__(self, model: Any, session: Session, step: Method, first: Share, takes_more: bool = False) -> None:
-        self._model, self._session, self._step = model, session, step
-        self._all, self._some = first, _some_rows(first, session, takes_more)
+    def __init__(
+        self,
+        model: Any,
+        session: Session,
+        step: Method,
+        first: Share,
+        amount: Amount = Amount.FEW,
+        before: _Trial | None = None,
+    ) -> None:
+        super().__init__(session, amount, before)
+        self._model, self._step = model, step
+        self._all, self._some = first, _some_rows(first, session, amount)
         self._precision = _precision(model)
         self.decision = ""  # by which the step decides by a number of its rows, once it was split
 
-    def with_more_rows(self) -> Self | None:
-        more = type(self)(self._model, self._session, self._step, self._all, takes_more=True)
-        has_more = float(more._some.samples > self._some.samples)
-        return more if any(self._session.comm.agree("more rows?", has_more)) else None
+    def counts(self) -> tuple[int, int]:
+        return self._some.samples, self._all.samples
+
+    def _again(self, amount: Amount) -> Self:
+        return type(self)(self._model, self._session, self._step, self._all, amount, self)
 
     def has_few_rows(self) -> bool:
         """Returns whether fewer than two workers have rows, which shows nothing."""
@@ -250,10 +264,10 @@ class _PredictingTrial(_Trial):
         return [leaf for leaf in keras.tree.flatten(logs) if isinstance(leaf, torch.Tensor)]
 
 
-def _some_rows(share: Share, session: Session, takes_more: bool) -> Share:
+def _some_rows(share: Share, session: Session, amount: Amount) -> Share:
     """Picks rows from all over the share; one more on rank 0, so that the workers' numbers of rows differ."""
-    size = trial_step.bytes_of_batch(keras.tree.flatten(share.data)) if takes_more else None
-    each = trial_step.rows_to_take(session.comm, share.samples, size)
+    size = trial_step.bytes_of_batch(keras.tree.flatten(share.data))
+    each = trial_step.rows_to_take(session.comm, share.samples, size, amount)
     if share.samples <= each:
         return share
     chosen = np.unique(np.linspace(0, share.samples - 1, each).astype(np.int64))

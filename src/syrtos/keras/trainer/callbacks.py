@@ -169,7 +169,7 @@ class BeforeUsers(_Quiet):
         self._ledger.become("callbacks")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        Checks.epochs += 1
+        Checks.epochs, Checks.epoch_steps = Checks.epochs + 1, self.params.get("steps")
         self._last.data_epoch_begins(epoch, self.params)
         self._ledger.become("callbacks")
 

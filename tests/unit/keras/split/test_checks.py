@@ -89,3 +89,26 @@ def test_an_end_is_an_end(together: Callable[..., list[Any]]) -> None:
     assert found.is_due()
     found.end()
     assert not found.is_due()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_step_that_ends_an_epoch_is_checked_once(
+    together: Callable[..., list[Any]], known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first epoch if its length is known, else in the second."""
+
+    def ends(comm: InProcessCommunicator) -> list[int]:
+        found, at = Checks(trains=True), []
+        for number in range(30):
+            if number % 10 == 0:
+                Checks.epochs += 1
+            if found.is_due():
+                if found.ends_epoch:
+                    at.append(number)
+                found.note_check(comm, 1e-3, False)
+            Clock.now += 1.0
+            found.count(1)
+        return at
+
+    monkeypatch.setattr(Checks, "epoch_steps", 10 if known else None)
+    assert together(1, ends) == [[9 if known else 19]]

@@ -40,6 +40,9 @@ class Trial:
     def with_more_rows(self) -> Trial | None:
         return None
 
+    def has_all_rows(self) -> bool:
+        return True
+
     def backwards(self) -> Trial:
         return dataclasses.replace(self, rows=self.rows[::-1])
 
@@ -247,12 +250,13 @@ def test_parts_of_keras_that_mix_rows_are_not_known() -> None:
 
 
 def test_more_rows_are_compared_where_they_are_small(together: Callable[..., list[Any]]) -> None:
-    def taken(comm: InProcessCommunicator) -> tuple[int, int]:
-        few, small, large = (trial_step.rows_to_take(comm, 100, size) for size in (None, 100 * 16, 100 << 20))
-        assert large == few
-        return few, small
+    def taken(comm: InProcessCommunicator) -> tuple[int, ...]:
+        small, large = 100 * 16, 100 << 20
+        few, more, everything = (trial_step.rows_to_take(comm, 100, small, amount) for amount in trial_step.Amount)
+        assert [trial_step.rows_to_take(comm, 100, large, amount) for amount in trial_step.Amount] == [few] * 3
+        return few, more, everything
 
-    assert together(2, taken) == [(5, 33), (4, 32)]
+    assert together(2, taken) == [(5, 33, 100), (4, 32, 100)]
 
 
 def test_what_few_rows_do_not_show_more_rows_may(together: Callable[..., list[Any]]) -> None:
