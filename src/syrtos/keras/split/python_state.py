@@ -29,40 +29,52 @@ _PLAIN = (int, float, str, bytes, type(None), np.generic)
 # What a step may give a name anew: `self.scores = self.scores + [score]` makes another list.
 _VALUES = (*_PLAIN, list, dict, set, tuple, collections.deque, bytearray, np.ndarray)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
-# Containers with more elements than these are data of the script, which a step reads.
-_LARGEST = 10_000
+# Containers with more elements than these are data of the script, which a step reads; those with still more are not
+# copied.
+_LARGEST, _LARGEST_COPIED = 10_000, 200_000
 # Bytes of arrays and tensors that are copied at most; what is larger, or comes later, is taken for data too.
 _ROOM = 128 << 20
 _DEPTH = 4
 # Iterators whose copies draw from nothing that they draw from.
 _WITH_COPIES = ("list_iterator", "tuple_iterator", "range_iterator", "longrange_iterator", "count", "repeat")
+# Iterators of libraries that are lent too, by their modules: what was drawn is handed out again.
+_LENT = ("builtins", "itertools", "torch.utils.data.dataloader")
 _OF_PYTHON = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
+_INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 @contextlib.contextmanager
-def keeping_python_state(model: Any, generators: bool = True) -> Iterator[list[Change]]:
+def keeping_python_state(
+    model: Any, generators: bool = True, hooks: Iterable[Callable[..., Any]] = ()
+) -> Iterator[list[Change]]:
     """Context manager: restores, at its end, what Python code of the script has changed.
 
     That is numbers, texts, containers, tensors, random generators, and what has a `state_dict` (optimizers of torch
-    and their schedules), which a model, its parts and the script's globals hold, also in namespaces, in objects of
-    the script's own classes, in these classes, and in closures and arguments of functions. Of iterators a copy is
-    lent. What only a library knows is not restored. Attributes that were made on a built model meanwhile are removed.
-    What is printed meanwhile is not shown.
+    and their schedules, modules that are no part of the model). A model, its parts and the globals of the script and
+    of the modules beside it hold these, also in namespaces, in objects of the script's own classes, in these classes,
+    and in closures and arguments of functions. Of iterators of Python and of torch's `DataLoader` a copy is lent. What
+    only a library knows is not restored. Attributes that were made on a built model meanwhile are removed. What is
+    printed meanwhile is not shown.
 
     Args:
         model: the one whose step runs inside.
         generators: whether the global generators of NumPy and Python are restored too.
+        hooks: functions of the script that a framework calls.
 
     Yields:
         A list that gets the numbers that were changed, when they are restored.
     """
     changes: list[Change] = []
     known = set(vars(model)) if getattr(model, "built", False) else None
-    kept = _Kept()
+    kept = _Kept(model)
     for part in [model, *keras_internals.layers_of(model), *model.metrics, *keras_internals.compiled_parts(model)]:
         kept.keep_attributes(part)
-    script = vars(sys.modules["__main__"])
-    kept.keep_values(dict(script), script.__setitem__, now=script)
+    of_script = {id(found): found for name, found in list(sys.modules.items()) if _is_of_script_by_name(name)}
+    for module in of_script.values():
+        names = vars(module)
+        kept.keep_values(dict(names), names.__setitem__, now=names)
+    for hook in hooks:
+        kept.keep(hook)
     drawn = np.random.get_state(), random.getstate()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -109,7 +121,9 @@ def _change_of(name: str, before: _Numbers, after: _Numbers) -> Change | None:
 class _Kept:
     """Values that Python code changes without a trace elsewhere, and how to put them back."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Any) -> None:
+        """``model``: its parameters and buffers are kept by themselves."""
+        self._of_model = {id(tensor) for tensor in _tensors_of(model)}
         self._numbers: list[tuple[str, _Numbers, Callable[[], Any]]] = []
         self._seen: dict[int, Any] = {}  # the objects too: an identity is that of another object once its own is gone
         self._undo: list[Callable[[], None]] = []
@@ -179,10 +193,10 @@ class _Kept:
 
         self._undo.append(undo)
         for name, value in list(names.items()):
-            if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
+            if isinstance(value, Iterator) and type(value).__module__ in _LENT:
                 self._lend(name, value, assign)
             else:
-                self._keep(value, depth)
+                self.keep(value, depth)
 
     def _lend(self, name: str, iterator: Any, assign: Callable[[str, Any], None]) -> None:
         """Gives the name a copy of an iterator, which may be drawn from, until everything is put back."""
@@ -195,7 +209,8 @@ class _Kept:
         assign(name, lent)
         self._undo.append(lambda: assign(name, lent.from_the_start()))
 
-    def _keep(self, value: Any, depth: int) -> None:
+    def keep(self, value: Any, depth: int = _DEPTH) -> None:
+        """Keeps what an object holds, in so many containers and objects inside of each other."""
         with contextlib.suppress(Exception):  # an object of an odd kind is left alone
             self._keep_object(value, depth)
 
@@ -208,13 +223,18 @@ class _Kept:
             self._seen[id(value)] = value
             self._undo.append(undo)
             return
-        if isinstance(value, tuple):
+        if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+            self._keep_state_dict(value)
+            return
+        if isinstance(value, functools.partial):
+            self.keep((value.func, *value.args, *value.keywords.values()), depth)
+        elif isinstance(value, tuple):
             for child in value:
-                self._keep(child, depth - 1)
+                self.keep(child, depth - 1)
         elif isinstance(value, np.ndarray) and not self._has_room(value):
             return
         elif isinstance(value, tuple(_RESTORE)):
-            if isinstance(value, np.ndarray) or len(value) <= _LARGEST:
+            if isinstance(value, np.ndarray) or len(value) <= _LARGEST_COPIED:
                 self._seen[id(value)] = value
                 self._keep_container(value, depth)
             elif isinstance(value, list):
@@ -226,11 +246,28 @@ class _Kept:
         elif (_is_of_script(type(value)) or isinstance(value, _NAMESPACES)) and hasattr(value, "__dict__"):
             self.keep_attributes(value, depth - 1)
 
+    def _keep_state_dict(self, value: Any) -> None:
+        """Keeps an optimizer of torch, a schedule, a `GradScaler`, or a module that is no part of the model.
+
+        The numbers among its state are watched: they may depend on the rows, as what a schedule has seen of losses.
+        """
+        tensors = _tensors_of(value)
+        if (tensors or hasattr(value, "forward")) and all(id(tensor) in self._of_model for tensor in tensors):
+            return
+        if not all(map(self._has_room, tensors)):
+            return
+        self._seen[id(value)] = value
+        self._undo.append(functools.partial(value.load_state_dict, copy.deepcopy(value.state_dict())))
+        name = type(value).__name__
+        self._watch(
+            f"the state of {name}", _plain_numbers(value.state_dict()), lambda: _plain_numbers(value.state_dict())
+        )
+
     def _keep_function(self, function: types.FunctionType, depth: int) -> None:
         for cell in function.__closure__ or ():
             self._keep_cell(cell, depth - 1)
         for default in [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]:
-            self._keep(default, depth - 1)
+            self.keep(default, depth - 1)
         if vars(function):
             own = vars(function)
             self.keep_values(dict(own), own.__setitem__, depth - 1, own, function.__name__)
@@ -251,8 +288,9 @@ class _Kept:
             before = container.copy()
         else:
             before = _plain_copy(container)
-            for child in before.values() if isinstance(before, dict) else before:
-                self._keep(child, depth - 1)
+            if len(before) <= _LARGEST:
+                for child in before.values() if isinstance(before, dict) else before:
+                    self.keep(child, depth - 1)
 
         def undo() -> None:
             if not _is_equal(container, before) and not _holds_layers(container):
@@ -266,7 +304,7 @@ class _Kept:
             if isinstance(value, _PLAIN):
                 self._undo.append(lambda: setattr(cell, "cell_contents", value))
             else:
-                self._keep(value, depth)
+                self.keep(value, depth)
 
 
 class _Remembering:
@@ -299,10 +337,23 @@ def _as_it_is(value: Any) -> Callable[[], Any] | None:
         return functools.partial(setattr, value.bit_generator, "state", copy.deepcopy(value.bit_generator.state))
     if _is_tensor(value) and hasattr(value, "detach"):
         return _tensor_as_it_is(value)
-    # Optimizers of torch, schedules of learning rates, `GradScaler`; not modules, whose tensors are kept by themselves.
-    if hasattr(value, "load_state_dict") and hasattr(value, "state_dict") and not hasattr(value, "forward"):
-        return functools.partial(value.load_state_dict, copy.deepcopy(value.state_dict()))
     return None
+
+
+def _tensors_of(module: Any) -> list[Any]:
+    """Returns the parameters and buffers of a module of torch; none of anything else."""
+    if not (hasattr(module, "parameters") and hasattr(module, "buffers")):
+        return []
+    return [*module.parameters(), *module.buffers()]
+
+
+def _plain_numbers(state: Any) -> list[float]:
+    """Returns Python's numbers in dictionaries and lists inside of each other, in order."""
+    if isinstance(state, dict):
+        return [number for value in state.values() for number in _plain_numbers(value)]
+    if isinstance(state, list | tuple):
+        return [number for value in state for number in _plain_numbers(value)]
+    return [float(state)] if isinstance(state, int | float) else []
 
 
 def _tensor_as_it_is(tensor: Any) -> Callable[[], None]:
@@ -371,13 +422,17 @@ def bytes_of(value: Any) -> int:
 @functools.lru_cache(maxsize=4096)
 def _is_script_module(name: str) -> bool:
     file = getattr(sys.modules.get(name), "__file__", None)
-    return name == "__main__" or bool(file and not file.startswith(_OF_PYTHON))
+    installed = bool(file) and (file.startswith(_OF_PYTHON) or any(part in file for part in _INSTALLED))
+    return name == "__main__" or bool(file and not installed)
+
+
+def _is_of_script_by_name(name: str) -> bool:
+    return name.partition(".")[0] not in ("syrtos", "builtins") and _is_script_module(name)
 
 
 def _is_of_script(kind: Any) -> bool:
     """Returns whether a class or function stands in the script or in a module beside it, and not in an installed package."""
-    name = str(getattr(kind, "__module__", None) or "")
-    return name.partition(".")[0] not in ("syrtos", "builtins") and _is_script_module(name)
+    return _is_of_script_by_name(str(getattr(kind, "__module__", None) or ""))
 
 
 def _plain_copy(container: Any) -> Any:

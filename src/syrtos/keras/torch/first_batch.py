@@ -313,7 +313,8 @@ def _without_trace(model: Any, outcome: StepOutcome) -> Iterator[None]:
                 outcome.gradients.append(gradient.detach().to("cpu", torch.float64).to_dense().numpy().copy())
                 outcome.gradient_names.append(names[index] if index < len(names) else f"gradient {index + 1}")
 
-    with keeping_python_state(model) as changes:  # what it restores is compared first
+    hooks = torch_internals.hook_functions(model)
+    with keeping_python_state(model, hooks=hooks) as changes:  # what it restores is compared first
         try:
             with noting_assignments(about_to_assign), trial_step.noting_gradients(keep_gradients):
                 yield

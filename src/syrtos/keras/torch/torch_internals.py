@@ -162,6 +162,13 @@ def _modules_of(model: Any) -> list[Any]:
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
+def hook_functions(model: Any) -> list[Callable[..., Any]]:
+    """Returns the functions that the script has registered as hooks of parameters (names of torch 2.13)."""
+    kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    found = [getattr(parameter, kind, None) for parameter in model.parameters() for kind in kinds]
+    return [hook for hooks in found for hook in (hooks or {}).values()]
+
+
 def hooks_of(model: Any) -> list[str]:
     """Returns what has hooks of the script's, by names that a person knows: a hook may mix rows (names of torch 2.13)."""
     modules = {id(module): module for module in _modules_of(model)}

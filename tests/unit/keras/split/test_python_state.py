@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import collections
+import functools
+import importlib
 import random
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -190,3 +193,55 @@ def test_a_generator_of_torch_is_put_back(model: Counting, monkeypatch: pytest.M
     with keeping_python_state(model):
         torch.randperm(5, generator=generator)
     assert torch.randperm(9, generator=generator).tolist() == expected
+
+
+def test_modules_beside_the_script_are_put_back(
+    model: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "annealing_of_test.py").write_text("STEP = 0\ndef advance():\n    global STEP\n    STEP += 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    annealing = importlib.import_module("annealing_of_test")
+    monkeypatch.delitem(sys.modules, "annealing_of_test")
+    monkeypatch.setitem(sys.modules, "annealing_of_test", annealing)
+    with keeping_python_state(model) as changes:
+        annealing.advance()
+    assert annealing.STEP == 0
+    assert [change.after.tolist() for change in changes if change.name.endswith(".STEP")] == [1.0]
+
+
+def test_what_a_partial_function_and_a_hook_hold_is_put_back(model: Counting) -> None:
+    table, seen = [1.0], [2.0]
+    model.criterion = functools.partial(lambda table, value: table.append(value), table)
+    with keeping_python_state(model, hooks=[lambda value: seen.append(value)]):
+        model.criterion(3.0)
+        seen.append(4.0)
+    assert (table, seen) == ([1.0], [2.0])
+
+
+@pytest.mark.needs("torch")
+def test_modules_and_schedules_outside_of_the_model_are_put_back(
+    model: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    norm = torch.nn.BatchNorm1d(3)
+    optimizer = torch.optim.SGD(norm.parameters(), 0.1)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    monkeypatch.setattr(sys.modules["__main__"], "held_by_test", [norm, plateau], raising=False)
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
+    with keeping_python_state(model) as changes:
+        norm(torch.ones(4, 3))
+        plateau.step(1.5)
+    assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
+    assert plateau.best == float("inf")
+    assert [change.name for change in changes] == ["the state of ReduceLROnPlateau"]
+
+
+@pytest.mark.needs("torch")
+def test_batches_that_a_loader_gave_meanwhile_are_given_again(model: Counting) -> None:
+    import torch
+
+    model.batches = iter(torch.utils.data.DataLoader(list(range(6)), batch_size=2))  # type: ignore[arg-type]
+    with keeping_python_state(model):
+        next(model.batches)
+    assert [batch.tolist() for batch in model.batches] == [[0, 1], [2, 3], [4, 5]]
