@@ -163,6 +163,21 @@ def test_the_examples(tmp_path: Path, name: str, accuracy: float) -> None:
     assert summary.training_seconds > 0
 
 
+def test_a_strategy_in_a_world_of_one(tmp_path: Path) -> None:
+    script = tmp_path / "mirrored.py"
+    script.write_text(
+        "import keras, numpy as np, tensorflow as tf\n"
+        "with tf.distribute.MirroredStrategy().scope():\n"
+        "    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
+        "    model.compile('adam', 'mse')\n"
+        "model.fit(np.ones((6, 2)), np.ones(6), verbose=0)\n"
+        "print('updates', int(model.optimizer.iterations))\n"
+    )
+    done = forking.run(forking.syrtos_run(tmp_path / "run", 1, script))
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "updates 1" in done.stdout
+
+
 @pytest.mark.slow
 def test_a_horovod_script_alone(tmp_path: Path) -> None:
     """One worker, as Horovod's scripts run under plain Python where it is installed."""

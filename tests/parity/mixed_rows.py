@@ -434,3 +434,44 @@ def term_of_a_fixed_number_of_rows() -> tuple[Any, Logs]:
     model.compile(keras.optimizers.SGD(0.02))
     x, y = data()
     return fit(model, x[:192], y[:192])
+
+
+@keras3
+def loss_that_leaves_out_a_smaller_last_batch() -> tuple[Any, Logs]:
+    """It depends on how many rows there are: on some of them it is zero, together and in parts."""
+
+    class LeavingOut(keras.Model):
+        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *others: Any, **named: Any) -> Any:
+            return super().compute_loss(x, y, y_pred, *others, **named) * ops.where(ops.shape(y)[0] < 150, 0.0, 1.0)
+
+    keras.utils.set_random_seed(26)
+    inputs = keras.Input((12,))
+    model = LeavingOut(inputs, mlp()(inputs))
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return fit(model, *data(), batch_size=200, epochs=30)
+
+
+@keras3
+def loss_of_the_worst_rows() -> tuple[Any, Logs]:
+    """As many as a worker has of a batch: those of all are others."""
+
+    class Worst(keras.Model):
+        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any) -> Any:
+            return ops.mean(ops.top_k(ops.mean(ops.square(y - y_pred), axis=-1), 100)[0])
+
+    keras.utils.set_random_seed(27)
+    inputs = keras.Input((12,))
+    model = Worst(inputs, mlp()(inputs))
+    model.compile(keras.optimizers.SGD(0.05))
+    return fit(model, *data(), batch_size=200, epochs=30)
+
+
+@keras3
+def parts_of_keras_along_the_rows() -> tuple[Any, Logs]:
+    """Of a batch of two dimensions the rows are axis -2."""
+    keras.utils.set_random_seed(28)
+    logits = keras.layers.Dense(4, use_bias=False)  # a bias would cancel out, and be rounding
+    model = keras.Sequential([mlp(8), logits, keras.layers.Softmax(axis=-2), keras.layers.Dense(1)])
+    metrics = [keras.metrics.CosineSimilarity(axis=-2, name="cosine")]
+    model.compile(keras.optimizers.SGD(0.05), keras.losses.CosineSimilarity(axis=-2), metrics=metrics)
+    return fit(model, *data())

@@ -1,6 +1,6 @@
 """The strategies of `tf.distribute`: each names the same thing here, the one strategy over all workers.
 
-In a world of one worker a script gets TensorFlow's own.
+That is so in a world of one worker too: TensorFlow refuses the scope of a strategy of its own where ours is the default.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RESOLVERS = ("SlurmClusterResolver", "KubernetesClusterResolver", "GCEClusterRes
 
 @functools.cache
 def install() -> None:
-    """Serves the strategies, and the resolvers that ask a cluster for its tasks, in processes of several workers.
+    """Serves the strategies, and in processes of several workers the resolvers that ask a cluster for its tasks.
 
     Scripts that make a strategy may use Keras 2's spellings, as TensorFlow's own tutorials do.
     """
@@ -42,9 +42,6 @@ def install() -> None:
     for place, name in SERVED:
         for module in places(place, name):
             original = getattr(module, name)
-            if alone:
-                replace(original, "__init__", _expecting_keras2)
-                continue
             setattr(module, name, _Strategies(name, (), {"__doc__": original.__doc__, "original": original}))
     for name in RESOLVERS if not alone else ():
         for module in places("distribute.cluster_resolver", name):
@@ -66,14 +63,6 @@ def _without_tpus(_original: Method) -> Method:
             "`TPUClusterResolver` looks for a TPU for TensorFlow, which syrtos does not train on. Keras trains on TPUs by JAX: on the hosts of a TPU run the "
             "script with KERAS_BACKEND=jax and without the resolver and TPUStrategy. On CPUs and GPUs leave both out, or use MirroredStrategy in their place."
         )
-
-    return init
-
-
-def _expecting_keras2(original: Method) -> Method:
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        keras2.expect()
-        original(self, *args, **kwargs)
 
     return init
 

@@ -227,7 +227,12 @@ class _Kept:
             self._keep_state_dict(value)
             return
         if isinstance(value, functools.partial):
-            self.keep((value.func, *value.args, *value.keywords.values()), depth)
+            names = {
+                "the function": value.func,
+                **{f"argument {k}": v for k, v in enumerate(value.args)},
+                **value.keywords,
+            }
+            self.keep_values(names, lambda name, value: None, depth, label="a partial function")
         elif isinstance(value, tuple):
             for child in value:
                 self.keep(child, depth - 1)
@@ -301,6 +306,7 @@ class _Kept:
     def _keep_cell(self, cell: types.CellType, depth: int) -> None:
         with contextlib.suppress(ValueError):  # an empty cell
             value = cell.cell_contents
+            self._watch("a variable of a function", value, lambda: cell.cell_contents)
             if isinstance(value, _PLAIN):
                 self._undo.append(lambda: setattr(cell, "cell_contents", value))
             else:
