@@ -56,7 +56,7 @@ def on_hosts(
 
 
 @pytest.mark.root
-@pytest.mark.slow
+@pytest.mark.long  # `test_recovery_on_hosts` compares such a run too
 def test_two_hosts_train_like_one_process(hosts: netns.Hosts, alone: dict[str, Any], tmp_path: Path) -> None:
     done = on_hosts(hosts, 2, "--run-dir", str(tmp_path / "run"), str(SCRIPTS / "train.py"), str(tmp_path / "out.json"))
     assert done.returncode == 0, done.stderr

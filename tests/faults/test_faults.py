@@ -304,7 +304,7 @@ _LEFT_OUT = ("plain", "rank_0", "own_step", "eagerly", "accumulated", "decay", "
 @pytest.mark.parametrize(
     ("backend", "left_out"),
     [
-        ("tensorflow", ("plain", "own_step", "several_steps")),
+        ("tensorflow", ("plain", "own_step")),
         *(pytest.param(name, _LEFT_OUT, marks=pytest.mark.long) for name in ("tensorflow", "jax", "torch")),
     ],
 )

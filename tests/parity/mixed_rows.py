@@ -471,7 +471,7 @@ def parts_of_keras_along_the_rows() -> tuple[Any, Logs]:
     """Of a batch of two dimensions the rows are axis -2."""
     keras.utils.set_random_seed(28)
     logits = keras.layers.Dense(4, use_bias=False)  # a bias would cancel out, and be rounding
-    model = keras.Sequential([mlp(8), logits, keras.layers.Softmax(axis=-2), keras.layers.Dense(1)])
+    model = keras.Sequential([mlp(8, "tanh"), logits, keras.layers.Softmax(axis=-2), keras.layers.Dense(1)])
     metrics = [keras.metrics.CosineSimilarity(axis=-2, name="cosine")]
     model.compile(keras.optimizers.SGD(0.05), keras.losses.CosineSimilarity(axis=-2), metrics=metrics)
     return fit(model, *data())

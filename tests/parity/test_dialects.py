@@ -1,6 +1,6 @@
 """Scripts of old APIs on workers, and what they mean in one process: the same weights, on all workers.
 
-All on two workers; half of the groups on three, the others on four, one case of four there, since worlds need time; `make test-long` has all.
+All on two workers; of half of the groups one case of four on three, since worlds need time; `make test-long` has all on three and on four.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from table import HERE, ONE_THREAD
 
 import forking
 
-# Groups whose cases on three workers, or on four, are in `make test-slow`; on the other number in `make test-long`.
-ON_THREE, ON_FOUR = ("manual", "accumulating"), ("strategies", "estimator")
+# Groups that have cases on three workers in `make test-slow`.
+ON_THREE = ("manual", "strategies")
 LEGACY = [group for group in registry.GROUPS if group not in registry.GROUPS_OF_KERAS3]
 Trained = Callable[[str, int], Path]
 
@@ -61,7 +61,7 @@ def _cases(groups: list[str], *worlds: int, quick: tuple[str, ...] = (), of_two:
     def slow(group: str, workers: int) -> slice:
         if workers == 2:
             return of_two
-        return slice(workers - 3, None, 4) if group in (ON_THREE if workers == 3 else ON_FOUR) else slice(0)
+        return slice(0, None, 4) if group in ON_THREE and workers == 3 else slice(0)
 
     return [
         pytest.param(group, workers, *case.values, marks=case.marks)

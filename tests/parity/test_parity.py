@@ -50,7 +50,7 @@ def test_keras_3(rows: table.Rows, name: str) -> None:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", registry.in_tiers(CURRENT[1::3], slow=CURRENT[1::18]))
+@pytest.mark.parametrize("name", registry.in_tiers(CURRENT[1::3], slow=CURRENT[1::36]))
 def test_keras_3_on_three_workers(rows_of_three: table.Rows, name: str) -> None:
     table.check(rows_of_three, name)
 
