@@ -71,6 +71,10 @@ class Checks:
         length = Checks.epoch_steps or self._counted
         return bool(length) and self._steps - self._epoch_began + steps >= length
 
+    def begins_epoch(self) -> bool:
+        """Returns whether the step that was asked for last is the first of an epoch, after the first one."""
+        return self._trains and not self._over and 0 < self._steps == self._epoch_began
+
     @property
     def steps(self) -> int:
         """The number of steps that were made."""

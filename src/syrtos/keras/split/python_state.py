@@ -83,7 +83,7 @@ def keeping_python_state(
         changes += kept.changes()
         made = [name for name in vars(model) if known is not None and name not in known and not name.startswith("_")]
         for name in made:
-            if change := _change_of(f"{model.name}.{name}", None, _numbers_of(vars(model)[name])):
+            if change := _change_of(f"{model.name}.{name}", None, numbers_of(vars(model)[name])):
                 changes.append(change)
             delattr(model, name)  # e.g. an optimizer that a step makes when it has none
         kept.restore()
@@ -137,12 +137,12 @@ class _Kept:
 
     def changes(self) -> list[Change]:
         """Returns the numbers that are others than before, in the order in which they were found."""
-        now = ((name, before, _numbers_of(read())) for name, before, read in self._numbers)
+        now = ((name, before, numbers_of(read())) for name, before, read in self._numbers)
         return [change for each in now if (change := _change_of(*each))]
 
     def _watch(self, name: str, value: Any, read: Callable[[], Any]) -> None:
         """Notes numbers, or that there are none yet; ``read`` gives them again later."""
-        before = _numbers_of(value)
+        before = numbers_of(value)
         if before is not None or value is None:
             self._numbers.append((name, before, read))
 
@@ -385,7 +385,7 @@ def _is_tensor(value: Any) -> bool:
     return (type(value).__module__.partition(".")[0], type(value).__name__) in _TENSORS
 
 
-def _numbers_of(value: Any) -> npt.NDArray[np.float64] | None:
+def numbers_of(value: Any) -> npt.NDArray[np.float64] | None:
     """Returns a number, or the numbers of a tensor, an array, a list or a dictionary, as float64; None of what holds none, or is too odd or large."""
     with contextlib.suppress(Exception):
         return _as_numbers(value)
@@ -396,7 +396,7 @@ def _as_numbers(value: Any) -> npt.NDArray[np.float64] | None:
     if isinstance(value, dict):
         if len(value) > _LARGEST:
             return None
-        parts = [found.ravel() for found in map(_numbers_of, value.values()) if found is not None]
+        parts = [found.ravel() for found in map(numbers_of, value.values()) if found is not None]
         return np.concatenate(parts) if parts else None
     if _is_tensor(value) and _size_of(value) > _LARGEST * 100:
         return None
@@ -405,7 +405,7 @@ def _as_numbers(value: Any) -> npt.NDArray[np.float64] | None:
             return None
         if all(isinstance(one, int | float | np.generic) for one in value):
             return np.asarray([float(one) for one in value], np.float64)
-        parts = [_numbers_of(one) for one in value]
+        parts = [numbers_of(one) for one in value]
         found = [part.ravel() for part in parts if part is not None]
         return np.concatenate(found) if len(found) == len(parts) else None
     if _is_tensor(value):

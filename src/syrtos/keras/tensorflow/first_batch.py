@@ -19,6 +19,7 @@ from syrtos.keras.features import local_steps
 from syrtos.keras.patching import Method
 from syrtos.keras.replica import state
 from syrtos.keras.split import comparison, first_batch, known_parts, trial_step, verdicts
+from syrtos.keras.split.between_steps import NumbersBetweenSteps
 from syrtos.keras.split.checks import Checks
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import Change, keeping_python_state
@@ -55,6 +56,7 @@ class Function:
         self.plan.whole = "" if self.plan.decided else known_parts.fixed_batch(model)
         self.verifying = verdicts.Verifying(model, session)
         self.checks = Checks(trains=name == "train_step")
+        self._numbers = NumbersBetweenSteps(model, session)
         self._make: Callable[[], Method] | None = None
         self.function: Method = step
         self._is_compared = self._was_called = False
@@ -124,7 +126,10 @@ class Function:
 
     def is_due(self, steps: int = 1) -> bool:
         """Returns whether the batches of the next call are to be looked at before they count."""
-        return not self.plan.decided or self.checks.is_due(steps)
+        if not self.plan.decided or self.checks.is_due(steps):
+            self._numbers.note()
+            return True
+        return self.checks.begins_epoch() and self._numbers.have_changed()
 
     def decide(self, first: Any) -> None:
         """Looks at a batch, a share or one that a step cuts, before it counts. All workers call this together."""

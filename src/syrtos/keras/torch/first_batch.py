@@ -17,6 +17,7 @@ from syrtos.keras.features import local_steps
 from syrtos.keras.patching import Method
 from syrtos.keras.replica import state
 from syrtos.keras.split import comparison, first_batch, known_parts, trial_step, verdicts
+from syrtos.keras.split.between_steps import NumbersBetweenSteps
 from syrtos.keras.split.checks import Checks
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import keeping_python_state
@@ -59,12 +60,16 @@ class Function:
         self.plan.whole = "" if self.plan.decided else known_parts.fixed_batch(model)
         self.verifying = verdicts.Verifying(model, session)
         self.checks = Checks(trains=name == "train_step")
+        self._numbers = NumbersBetweenSteps(model, session)
         if self.plan.decided:
             self.checks.end()
 
     def is_due(self) -> bool:
         """Returns whether the next batch is to be looked at before it counts."""
-        return not self.plan.decided or self.checks.is_due()
+        if not self.plan.decided or self.checks.is_due():
+            self._numbers.note()
+            return True
+        return self.checks.begins_epoch() and self._numbers.have_changed()
 
     def decide(self, first: Share) -> None:
         """Looks at a batch, before it counts. All workers call this together."""
