@@ -40,6 +40,8 @@ TRIAL_VARIABLE = "SYRTOS_TRIAL"
 # this user, and their name there.
 CALL_VARIABLE = "SYRTOS_CALL"
 CALL_NAME = "syrtos-notebook"
+# Set where a worker shares its GPU with another.
+SHARED_GPU_VARIABLE = "SYRTOS_SHARED_GPU"
 # When a process began to import the frameworks from which this one is forked, and when it had, in seconds since the
 # epoch.
 IMPORTED_VARIABLE = "SYRTOS_IMPORTED"

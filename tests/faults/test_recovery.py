@@ -209,8 +209,8 @@ def test_all_generations_are_forked_from_a_process_that_has_imported_the_framewo
     assert weights["killed"] == weights["whole"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("backend", ["jax", "torch"])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["jax", pytest.param("torch", marks=pytest.mark.long)])
 def test_workers_of_other_backends_are_forked_too(tmp_path: Path, backend: str) -> None:
     ended = run(
         tmp_path, "-n", "2", "--max-restarts", "2", SCRIPTS / "standby.py", tmp_path, "whole",

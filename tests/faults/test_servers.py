@@ -98,10 +98,13 @@ def test_staleness_bounds_how_far_a_worker_is_ahead(tmp_path: Path) -> None:
     assert 0 < ahead <= 4 * EPOCHS, ahead
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("flags", [(), ("--staleness", "0")])
-@pytest.mark.parametrize(("what", "code"), [("killed by rank 0", 128 + signal.SIGKILL), ("vanished rank 0", 1)])
+@pytest.mark.parametrize("flags", [pytest.param((), marks=pytest.mark.long), ("--staleness", "0")])
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [("killed by rank 0", 128 + signal.SIGKILL), pytest.param("vanished rank 0", 1, marks=pytest.mark.long)],
+)
 def test_rank_0_ends_the_run(tmp_path: Path, what: str, code: int, flags: tuple[str, ...]) -> None:
     ended = served(tmp_path, what, "--ps", "1", *flags, workers=2, forked=False)
     assert ended.code == code, ended.stderr

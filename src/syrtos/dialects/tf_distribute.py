@@ -91,7 +91,8 @@ class _Strategies(type):
         Raises:
             ConfigurationError: the script says itself what is exchanged, e.g. by Horovod.
         """
-        if cls.__name__ == "OneDeviceStrategy" and world.explicit():  # it places, and reduces nothing
+        # The first places, and reduces nothing; and one worker of Horovod's reduces nothing by it.
+        if world.explicit() and (cls.__name__ == "OneDeviceStrategy" or world.current().world.size == 1):
             return cls.original(*args, **kwargs)
         activate.check_not_explicit(cls.__name__)
         keras2.expect()

@@ -76,6 +76,8 @@ def share(env: Mapping[str, str], cores: int, gpus: Mapping[str, int]) -> dict[s
         ]  # -1 hides all from there on
         if visible and local_size > 1 and not _shows_its_own(env):
             wanted[variable] = _one_of(visible, local_rank, local_size, variable)
+            if visible[:local_size].count(wanted[variable]) > 1:
+                wanted[settings.SHARED_GPU_VARIABLE] = "1"
     return wanted
 
 

@@ -58,7 +58,8 @@ def test_more_workers_than_gpus_are_told_what_to_write(variable: str) -> None:
     with pytest.raises(ConfigurationError, match=advice):
         resources.share(placed(3, 4), 8, {variable: 2})
     shared = resources.share(placed(3, 4) | {variable: "0,1,0,1"}, 8, {variable: 2})
-    assert shared[variable] == "1"
+    assert shared[variable] == shared["SYRTOS_SHARED_GPU"] == "1"
+    assert "SYRTOS_SHARED_GPU" not in resources.share(placed(1, 2) | {variable: "0,1,0,1"}, 8, {variable: 2})
 
 
 def test_parts_of_gpus_have_names() -> None:

@@ -246,6 +246,8 @@ class _Trial:
 
     # -- as `StepTrial` says ---------------------------------------------------------------------
 
+    left_out = ""
+
     def whole(self, all_rows: bool) -> StepOutcome:
         del all_rows  # they always are
         return self._outcome(self._batch, {}, is_whole=True)

@@ -76,17 +76,14 @@ def _check_devices(distribution: Any) -> None:
 
 
 def _check_gpus() -> None:
-    """Raises ConfigurationError where two workers of a host use one GPU; all workers call it together.
+    """Raises ConfigurationError where this worker shares a GPU with another, as the run was asked for.
 
     NCCL refuses such workers in the first exchange, and JAX then waits without end (seen with JAX 0.11.2, NCCL 2.28).
     """
-    session = world.current()
-    visible = settings.environment().get("CUDA_VISIBLE_DEVICES")
-    places = session.comm.allgather_object((session.world.node_rank, visible))
-    if len(set(places)) < len(places):
+    if settings.SHARED_GPU_VARIABLE in settings.environment():
         raise ConfigurationError(
-            f"Two workers of a host use one GPU (CUDA_VISIBLE_DEVICES={visible or ''}). JAX's workers exchange by NCCL, which needs a GPU for each of "
-            "them. Start as many workers as GPUs; or use the CPU: CUDA_VISIBLE_DEVICES= JAX_PLATFORMS=cpu; or torch, whose workers can share one."
+            "Two workers of a host use one GPU. JAX's workers exchange by NCCL, which needs a GPU for each of them. Start as many workers as GPUs; or use "
+            "the CPU: CUDA_VISIBLE_DEVICES= JAX_PLATFORMS=cpu; or torch, whose workers can share one."
         )
 
 

@@ -60,6 +60,6 @@ def _small_number(value: Any, variables_only: bool) -> list[float] | None:
         return None if variables_only else [float(value)]
     if not hasattr(value, "assign") or not hasattr(value, "shape"):
         return None
-    inner = value.value() if callable(getattr(value, "value", None)) else getattr(value, "value", None)
+    inner: Any = value.value() if callable(getattr(value, "value", None)) else getattr(value, "value", None)
     found = numbers_of(inner.numpy() if hasattr(inner, "assign") else inner)  # Keras 3 holds a variable of TensorFlow
     return found.ravel().tolist() if found is not None and found.size <= _MOST_ELEMENTS else None

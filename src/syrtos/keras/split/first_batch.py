@@ -79,13 +79,17 @@ def _look_at_more_rows(
     Few rows show best what means over parts have not in common with a mean, and many what takes the largest of a
     number. All of them show what a step does by how many there are.
     """
-    more: StepTrial | None = trial
-    while plan.tried and not plan.whole and (more := more.with_more_rows()) is not None:
+    while plan.tried and not plan.whole:
+        more = trial.with_more_rows()
+        if more is None:
+            plan.left_out = trial.left_out
+            return
         if not confirm(plan, more, session):
             other = plan.renewed()
             decide_by(other, more, session)
             plan.adopt(other)
         plan.shows_all_rows |= more.has_all_rows()
+        trial = more
 
 
 def _decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:

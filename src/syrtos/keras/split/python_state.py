@@ -13,6 +13,7 @@ import copy
 import functools
 import io
 import itertools
+import os
 import random
 import sys
 import sysconfig
@@ -40,7 +41,6 @@ _WITH_COPIES = ("list_iterator", "tuple_iterator", "range_iterator", "longrange_
 # Iterators of libraries that are lent too, by their modules: what was drawn is handed out again.
 _LENT = ("builtins", "itertools", "torch.utils.data.dataloader")
 _OF_PYTHON = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
-_INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 @contextlib.contextmanager
@@ -69,8 +69,7 @@ def keeping_python_state(
     kept = _Kept(model)
     for part in [model, *keras_internals.layers_of(model), *model.metrics, *keras_internals.compiled_parts(model)]:
         kept.keep_attributes(part)
-    of_script = {id(found): found for name, found in list(sys.modules.items()) if _is_of_script_by_name(name)}
-    for module in of_script.values():
+    for module in _modules_of_script():
         names = vars(module)
         kept.keep_values(dict(names), names.__setitem__, now=names)
     for hook in hooks:
@@ -137,7 +136,7 @@ class _Kept:
 
     def changes(self) -> list[Change]:
         """Returns the numbers that are others than before, in the order in which they were found."""
-        now = ((name, before, numbers_of(read())) for name, before, read in self._numbers)
+        now = ((name, before, _read_numbers(read)) for name, before, read in self._numbers)
         return [change for each in now if (change := _change_of(*each))]
 
     def _watch(self, name: str, value: Any, read: Callable[[], Any]) -> None:
@@ -306,7 +305,6 @@ class _Kept:
     def _keep_cell(self, cell: types.CellType, depth: int) -> None:
         with contextlib.suppress(ValueError):  # an empty cell
             value = cell.cell_contents
-            self._watch("a variable of a function", value, lambda: cell.cell_contents)
             if isinstance(value, _PLAIN):
                 self._undo.append(lambda: setattr(cell, "cell_contents", value))
             else:
@@ -325,6 +323,9 @@ class _Remembering:
     def __next__(self) -> Any:
         self._drawn.append(next(self._generator))
         return self._drawn[-1]
+
+    def __len__(self) -> int:
+        return len(self._generator)  # type: ignore[arg-type] - of a loader's iterator
 
     def from_the_start(self) -> Iterator[Any]:
         """Returns the generator itself where nothing was drawn from it, else an iterator over the values drawn and those to come."""
@@ -392,6 +393,12 @@ def numbers_of(value: Any) -> npt.NDArray[np.float64] | None:
     return None
 
 
+def _read_numbers(read: Callable[[], Any]) -> _Numbers:
+    with contextlib.suppress(Exception):  # a variable of a function that holds nothing any more
+        return numbers_of(read())
+    return None
+
+
 def _as_numbers(value: Any) -> npt.NDArray[np.float64] | None:
     if isinstance(value, dict):
         if len(value) > _LARGEST:
@@ -428,12 +435,23 @@ def bytes_of(value: Any) -> int:
 @functools.lru_cache(maxsize=4096)
 def _is_script_module(name: str) -> bool:
     file = getattr(sys.modules.get(name), "__file__", None)
-    installed = bool(file) and (file.startswith(_OF_PYTHON) or any(part in file for part in _INSTALLED))
-    return name == "__main__" or bool(file and not installed)
+    return name == "__main__" or bool(file and not file.startswith(_OF_PYTHON))
 
 
 def _is_of_script_by_name(name: str) -> bool:
     return name.partition(".")[0] not in ("syrtos", "builtins") and _is_script_module(name)
+
+
+def _modules_of_script() -> list[types.ModuleType]:
+    """Returns the script and the modules in its folder, or in folders of that, each once."""
+    script = sys.modules["__main__"]
+    folder = os.path.dirname(os.path.abspath(getattr(script, "__file__", None) or "."))
+    found = [script]
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if os.path.abspath(file).startswith(folder + os.sep) and _is_of_script_by_name(name) and module not in found:
+            found.append(module)
+    return found
 
 
 def _is_of_script(kind: Any) -> bool:

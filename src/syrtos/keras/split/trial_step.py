@@ -11,6 +11,7 @@ import resource
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -29,9 +30,10 @@ Note = Callable[[Any, Sequence[Any], Sequence[Any]], None]
 ROWS, ROWS_OF_EACH = 8, 2
 # As many as have so many bytes are taken, but no more than these.
 _BYTES, _MOST_ROWS = 1 << 16, 64
-# All rows are taken where those of all workers have so many bytes, and where a worker that computes them all takes at
-# most so many seconds and such a part of the memory that is free.
-_BYTES_OF_ALL, _SECONDS_OF_ALL, _PART_OF_MEMORY = 1 << 20, 1.0, 0.25
+# All rows are taken where there are at most so many, of so many bytes, and where a worker that computes them all takes
+# such a part of the memory that is free, or so many bytes of an accelerator, and not too many seconds.
+_ROWS_OF_ALL, _BYTES_OF_ALL = 1024, 1 << 20
+_PART_OF_MEMORY, _BYTES_OF_DEVICE, _SECONDS_OF_ALL = 0.25, 1 << 30, 10.0
 
 
 class Amount(enum.IntEnum):
@@ -80,7 +82,13 @@ class StepOutcome:
 
 
 class StepTrial(Protocol):
-    """A step on some rows of the first batch, which leaves no trace."""
+    """A step on some rows of the first batch, which leaves no trace.
+
+    Attributes:
+        left_out: the rows that it computes, such as ``64 of its 512 rows``, if all would cost too much; else empty.
+    """
+
+    left_out: str
 
     def whole(self, all_rows: bool) -> StepOutcome:
         """Computes the step on each worker as one process does, on some rows, or on ``all_rows`` of the batch."""
@@ -150,8 +158,10 @@ def rows_to_take(comm: Communicator, count: int, size: int, amount: Amount) -> i
     if amount != Amount.FEW:
         row = max(comm.agree("bytes of a row", size / max(count, 1)))
         rows = min(max(ROWS, int(_BYTES // max(row, 1.0))), _MOST_ROWS)
-    if amount == Amount.ALL and sum(comm.agree("bytes of a batch", float(size))) <= _BYTES_OF_ALL:
-        return count
+    if amount == Amount.ALL:
+        small = sum(comm.agree("bytes of a batch", float(size))) <= _BYTES_OF_ALL
+        if small and sum(comm.agree("rows of a batch", float(count))) <= _ROWS_OF_ALL:
+            return count
     each = max(rows // comm.size, ROWS_OF_EACH)
     counts = comm.agree("rows of each worker", float(count))
     taken = [int(min(have, each + (rank == 0))) for rank, have in enumerate(counts)]
@@ -163,11 +173,10 @@ def rows_to_take(comm: Communicator, count: int, size: int, amount: Amount) -> i
 class TrialOfRows:
     """The part of a `StepTrial` that takes ever more rows of a batch."""
 
-    def __init__(self, session: Session, amount: Amount, before: TrialOfRows | None) -> None:
-        """``before``: the trial of the same step on fewer rows, if there was one."""
-        self._session, self._amount, self._before = session, amount, before
-        self._began, self._peak = time.monotonic(), _peak_memory()
-        self._seconds = 0.0  # that it took until it was asked for more
+    def __init__(self, session: Session, amount: Amount) -> None:
+        self._session, self._amount = session, amount
+        self._began, self._used = time.monotonic(), _memory()
+        self.left_out = ""
 
     def counts(self) -> tuple[int, int]:
         """Returns the number of rows of this worker that it computes, and of all that this worker has."""
@@ -179,11 +188,11 @@ class TrialOfRows:
 
     def with_more_rows(self) -> Self | None:
         """Returns the same step on more rows, if there are more and they do not cost too much. All workers call it together."""
-        self._seconds = time.monotonic() - self._began
+        seconds = time.monotonic() - self._began
         for amount in range(self._amount + 1, Amount.ALL + 1):
             more = self._again(Amount(amount))
             if more._rows() > self._rows():
-                return more if amount != Amount.ALL or self._allows(more._rows()) else None
+                return more if amount != Amount.ALL or self._allows(more._rows(), seconds) else None
         return None
 
     def has_all_rows(self) -> bool:
@@ -194,23 +203,37 @@ class TrialOfRows:
     def _rows(self) -> int:
         return int(sum(self._session.comm.agree("rows of each worker", float(self.counts()[0]))))
 
-    def _allows(self, rows: int) -> bool:
-        """Returns whether a trial of so many rows is cheap enough, by what this one, and the one before, have taken."""
-        own, seconds = self._rows(), self._seconds
-        if self._before is None:
-            seconds *= rows / own
-        else:
-            a_row = max(self._seconds - self._before._seconds, 0.0) / max(own - self._before._rows(), 1)
-            seconds += a_row * (rows - own)
-        memory = (_peak_memory() - self._peak) * rows / own * self._session.world.local_size
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        is_too_much = seconds > _SECONDS_OF_ALL or memory > _PART_OF_MEMORY * free
-        return not any(self._session.comm.agree("do all rows cost too much?", float(is_too_much)))
+    def _allows(self, rows: int, seconds: float) -> bool:
+        """Returns whether a trial of so many rows is cheap enough, by what this one has taken in ``seconds``; else says what was left out."""
+        own, workers = self._rows(), self._session.world.local_size
+        device, host = (peak - before for peak, before in zip(_peak_memory(), self._used, strict=True))
+        is_too_much = (
+            host * workers * rows / own > _PART_OF_MEMORY * _free_memory()
+            or device * rows / own > _BYTES_OF_DEVICE
+            or seconds * rows / own > _SECONDS_OF_ALL
+        )
+        allowed = not any(self._session.comm.agree("do all rows cost too much?", float(is_too_much)))
+        if not allowed:
+            self.left_out = f"{own} of its {rows} rows"
+        return allowed
 
 
-def _peak_memory() -> int:
-    """Returns the most memory that this process has taken so far, in bytes, of its device or of the host."""
-    return backend.active().device_memory() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _memory() -> tuple[int, int]:
+    """Returns the bytes that this process has on its accelerator at most so far, and on the host now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return backend.active().device_memory(), pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _peak_memory() -> tuple[int, int]:
+    """Returns the most bytes that this process has had on its accelerator, and on the host."""
+    return backend.active().device_memory(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _free_memory() -> int:
+    """Returns the bytes that this host can give to processes, caches among them."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    found = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), "0")
+    return int(found) * 1024
 
 
 def in_own_row(value: Array, rank: int, size: int) -> Array:

@@ -170,6 +170,7 @@ def tell(plan: SplitPlan, session: Session, what: str, computes: str = "Each wor
     if plan.difference is not None and not plan.whole:
         session.ledger.say(first_batch=plan.difference)
     if not plan.whole:
+        _tell_left_out(plan, session, what)
         return
     before, found = str(session.ledger.told.get("not_split", "")), f"{what}: {plan.whole}"
     if before.count("; `") < _NAMED - 1:  # more are on the terminal
@@ -178,5 +179,16 @@ def tell(plan: SplitPlan, session: Session, what: str, computes: str = "Each wor
         print(
             f"syrtos: {what} is not split over the workers: {plan.whole}. {computes} the whole batch, so the results are those of one process, "
             f"and {session.world.size} workers are no faster than one.",
+            file=sys.stderr,
+        )
+
+
+def _tell_left_out(plan: SplitPlan, session: Session, what: str) -> None:
+    """Says once that not all rows of the first batch were compared, because that would have cost too much."""
+    rows, plan.left_out = plan.left_out, ""
+    if rows and session.world.rank == 0:
+        print(
+            f"syrtos: {what} was compared with one process on {rows}: all of them need more memory or time than a comparison may take. What depends on how "
+            "many rows there are (the worst 64 of a batch, a smaller last batch that does not count) was not shown to be that of one process.",
             file=sys.stderr,
         )

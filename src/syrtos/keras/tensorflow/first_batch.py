@@ -126,7 +126,8 @@ class Function:
 
     def is_due(self, steps: int = 1) -> bool:
         """Returns whether the batches of the next call are to be looked at before they count."""
-        if not self.plan.decided or self.checks.is_due(steps):
+        is_due = self.checks.is_due(steps)  # it counts the steps of epochs, from the first one on
+        if is_due or not self.plan.decided:
             self._numbers.note()
             return True
         return self.checks.begins_epoch() and self._numbers.have_changed()
@@ -274,9 +275,8 @@ class _Trial(TrialOfRows):
         step: Method,
         first: Share,
         amount: Amount = Amount.FEW,
-        before: _Trial | None = None,
     ) -> None:
-        super().__init__(session, amount, before)
+        super().__init__(session, amount)
         self._model, self._step = model, step
         first = Share(first.samples, tf_internals.without_optionals(first.data))
         self._all, self._some = first, _some_rows(first, session, amount)
@@ -285,7 +285,7 @@ class _Trial(TrialOfRows):
         return int(self._some.samples), int(self._all.samples)
 
     def _again(self, amount: Amount) -> Self:
-        return type(self)(self._model, self._session, self._step, self._all, amount, self)
+        return type(self)(self._model, self._session, self._step, self._all, amount)
 
     def has_few_rows(self) -> bool:
         """Returns whether fewer than two workers have rows, which shows nothing."""
@@ -323,7 +323,8 @@ class _Trial(TrialOfRows):
             lambda leaf: tf.reverse(leaf, [0])[start : start + int(self._some.samples)] if has_rows(leaf) else leaf,
             gathering.rows_of_all(scope, scope.data),
         )
-        return type(self)(self._model, self._session, self._step, Share(self._some.samples, rows))
+        same = Share(self._some.samples, rows)
+        return type(self)(self._model, self._session, self._step, same, Amount.ALL)
 
     def precision(self) -> int:
         """Returns the bytes of the least precise dtype of the model's layers."""

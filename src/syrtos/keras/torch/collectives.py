@@ -97,6 +97,7 @@ def _group(device: str) -> Any:
 def _leave(group: Any, pid: int) -> None:
     """Ends NCCL's part of a process; torch prints a warning in place of it where the process just ends (2.11)."""
     if os.getpid() == pid:
+        torch.cuda.synchronize()  # others may need what this GPU still sends
         group.abort()  # `shutdown` would wait for workers that have failed
 
 

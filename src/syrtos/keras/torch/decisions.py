@@ -57,6 +57,10 @@ class Watching(TorchFunctionMode):
                     self._followed[id(leaf)] = leaf  # is kept, so that no other tensor gets its id
         return result
 
+    def __exit__(self, *exception: object) -> None:
+        self._followed.clear()  # a number of the step may outlive it, and holds this object
+        super().__exit__(*exception)
+
     def note(self, name: str) -> None:
         """Notes a function, where it is the first and the script calls it."""
         if not self.found:
@@ -68,6 +72,10 @@ class _Number(float):
     """A number of Python's that a step has taken from a tensor of its rows; what compares it decides by it."""
 
     watching: Watching
+    __hash__ = float.__hash__
+
+    def __reduce__(self) -> tuple[type, tuple[float]]:
+        return float, (float(self),)
 
     @classmethod
     def of(cls, value: float, watching: Watching) -> _Number:
@@ -77,10 +85,10 @@ class _Number(float):
         return made
 
 
-def _comparison(name: str) -> Callable[[_Number, Any], bool]:
-    def compare(number: _Number, other: Any) -> bool:
+def _comparison(name: str) -> Callable[..., bool]:
+    def compare(number: _Number, *other: Any) -> bool:
         number.watching.note(name)
-        return getattr(float, f"__{name}__")(number, other)
+        return getattr(float, f"__{name}__")(number, *other)
 
     return compare
 
@@ -93,9 +101,23 @@ def _arithmetic(name: str) -> Callable[..., Any]:
     return compute
 
 
-for _name in ("lt", "le", "gt", "ge"):
+for _name in ("bool", "eq", "ge", "gt", "le", "lt", "ne"):
     setattr(_Number, f"__{_name}__", _comparison(_name))
-for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "neg", "abs"):
+for _name in (
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "truediv",
+    "rtruediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "neg",
+    "abs",
+):
     setattr(_Number, f"__{_name}__", _arithmetic(_name))
 
 

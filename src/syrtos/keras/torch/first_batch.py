@@ -66,7 +66,8 @@ class Function:
 
     def is_due(self) -> bool:
         """Returns whether the next batch is to be looked at before it counts."""
-        if not self.plan.decided or self.checks.is_due():
+        is_due = self.checks.is_due()  # it counts the steps of epochs, from the first one on
+        if is_due or not self.plan.decided:
             self._numbers.note()
             return True
         return self.checks.begins_epoch() and self._numbers.have_changed()
@@ -114,7 +115,7 @@ class Function:
         if not few and not self.plan.tried:  # the batches before had too few rows
             self._by(trial, self.plan)
             verdicts.tell(self.plan, self._session, self._what())
-        elif not few and not first_batch.confirm(self.plan, trial, self._session):
+        elif not few and (not first_batch.confirm(self.plan, trial, self._session) or self._decision(trial)):
             other = self.plan.renewed()
             self._by(trial, other)
             if not other.is_like(self.plan):
@@ -129,9 +130,13 @@ class Function:
     def _by(self, trial: _Trial, plan: SplitPlan) -> None:
         decide = first_batch.decide_outputs if self._name == "predict_step" else first_batch.decide
         decide(plan, trial, self._session)
-        found = next(filter(None, self._session.comm.allgather_object(trial.decision)), "")
+        found = self._decision(trial)
         if found and not plan.whole:
             plan.whole = verdicts.describe_decision(found)
+
+    def _decision(self, trial: _Trial) -> str:
+        """Returns what the step decides by, on any worker; empty for nothing. All workers call it together."""
+        return next((found[0] for found in self._session.comm.allgather_object(trial.decisions) if found), "")
 
     def _trial(self, batch: Share, amount: Amount = Amount.FEW) -> _Trial:
         kind = _PredictingTrial if self._name == "predict_step" else _Trial
@@ -174,11 +179,12 @@ class _Trial(TrialOfRows):
         amount: Amount = Amount.FEW,
         before: _Trial | None = None,
     ) -> None:
-        super().__init__(session, amount, before)
+        super().__init__(session, amount)
         self._model, self._step = model, step
         self._all, self._some = first, _some_rows(first, session, amount)
         self._precision = _precision(model)
-        self.decision = ""  # by which the step decides by a number of its rows, once it was split
+        # By which the step decides by a number of its rows, once it was split; of trials with more rows too.
+        self.decisions: list[str] = [] if before is None else before.decisions
 
     def counts(self) -> tuple[int, int]:
         return self._some.samples, self._all.samples
@@ -211,7 +217,7 @@ class _Trial(TrialOfRows):
             with scope.as_current_step():
                 with decisions.Watching(keras.tree.flatten(self._some.data)) as watching:
                     logs = self._step(self._some.data)
-                self.decision = watching.found
+                self.decisions += filter(None, [watching.found])
                 return scope.finish(logs, False, [b for b in buffers if b.is_floating_point()])
 
         return self._outcome(run)
@@ -226,7 +232,8 @@ class _Trial(TrialOfRows):
             return leaf.flip(0)[start : start + self._some.samples] if getattr(leaf, "shape", ()) else leaf
 
         rows = keras.tree.map_structure(mine, gathering.rows_of_all(scope, self._some.data))
-        return type(self)(self._model, self._session, self._step, Share(self._some.samples, rows))
+        same = Share(self._some.samples, rows)
+        return type(self)(self._model, self._session, self._step, same, Amount.ALL)
 
     def precision(self) -> int:
         """Returns the bytes of the least precise dtype of the model's layers, or of `torch.autocast` where the step has entered it."""

@@ -169,8 +169,8 @@ class BeforeUsers(_Quiet):
         self._ledger.become("callbacks")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        Checks.epochs, Checks.epoch_steps = Checks.epochs + 1, self.params.get("steps")
         self._last.data_epoch_begins(epoch, self.params)
+        Checks.epochs, Checks.epoch_steps = Checks.epochs + 1, self.params.get("steps")
         self._ledger.become("callbacks")
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

@@ -9,6 +9,7 @@ This module imports nothing of syrtos, because the zygote loads it by its path.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import threading
@@ -30,12 +31,15 @@ _WITHOUT_JAX = "keras.src.callbacks.orbax_checkpoint"
 
 
 def install() -> None:
-    """Puts off these imports in this process, from now on."""
-    sys.meta_path.insert(0, _Finder())
+    """Puts off these imports in this process, from now on; again, where the zygote has done so, changes nothing."""
+    if not any(getattr(finder, "puts_imports_off", False) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(MetaPathFinder):
     """Finds the modules above the ordinary way, and changes how they are executed."""
+
+    puts_imports_off = True  # also in a copy of this module, which has a class of its own
 
     def __init__(self) -> None:
         self._searching = threading.local()
@@ -74,15 +78,23 @@ class _Deferring(_Wrapping):
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
+        if module.__name__.endswith(".lite"):
+            # An empty package, whose first import would take this module's place as an attribute of `tensorflow`.
+            importlib.import_module("tensorflow.lite")
         lock, state = threading.RLock(), {"begun": False}
 
         def execute() -> None:
             with lock:  # a thread that comes second waits for all names
-                if not state["begun"]:
-                    state["begun"] = True
+                if state["begun"]:
+                    return
+                state["begun"] = True
+                try:
                     self._original.exec_module(module)
-                    vars(module).pop("__getattr__", None)
-                    vars(module).pop("__dir__", None)
+                except BaseException:
+                    state["begun"] = False  # the next one who asks gets the error again
+                    raise
+                vars(module).pop("__getattr__", None)
+                vars(module).pop("__dir__", None)
 
         def get(name: str) -> Any:
             if name.startswith("__") and name != "__all__":

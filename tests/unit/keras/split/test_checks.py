@@ -98,10 +98,12 @@ def test_the_step_that_ends_an_epoch_is_checked_once(
     """In the first epoch if its length is known, else in the second."""
 
     def ends(comm: InProcessCommunicator) -> list[int]:
-        found, at = Checks(trains=True), []
+        found, at = Checks(trains=True), []  # before the first epoch begins, as `fit` makes its function
         for number in range(30):
             if number % 10 == 0:
                 Checks.epochs += 1
+            assert found.is_due() or number
+            assert found.begins_epoch() == (number in (10, 20))
             if found.is_due():
                 if found.ends_epoch:
                     at.append(number)

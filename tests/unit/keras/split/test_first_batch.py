@@ -33,6 +33,7 @@ class Trial:
     returns: Compute = lambda rows: 0.0
     gradient: Compute = lambda rows: 0.0
     rows: np.ndarray[Any, Any] = dataclasses.field(default_factory=lambda: ROWS)
+    left_out: str = ""
 
     def whole(self, all_rows: bool) -> StepOutcome:
         return self._outcome(self.rows)

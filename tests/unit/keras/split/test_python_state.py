@@ -203,6 +203,7 @@ def test_modules_beside_the_script_are_put_back(
     annealing = importlib.import_module("annealing_of_test")
     monkeypatch.delitem(sys.modules, "annealing_of_test")
     monkeypatch.setitem(sys.modules, "annealing_of_test", annealing)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "train.py"), raising=False)
     with keeping_python_state(model) as changes:
         annealing.advance()
     assert annealing.STEP == 0
