@@ -383,6 +383,15 @@ def iterators_that_are_not_tuned() -> None:
     assert [int(n) for n in dataset] == list(range(1, 9))
 
 
+def imports_that_are_put_off() -> None:
+    """TensorFlow Lite and scikit-learn's wrappers are there when they are used, and when they are used again."""
+    converter = tf.lite.TFLiteConverter.from_keras_model(model())
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    assert converter.convert()
+    assert tf.compat.v1.lite.Interpreter is tf.lite.Interpreter
+    assert issubclass(keras.wrappers.SKLearnRegressor, keras.src.wrappers.sklearn_wrapper.SKLBase)
+
+
 def evaluated_before_weights_are_loaded() -> None:
     """Evaluation leaves the optimizer unbuilt, as in one process: weights that are loaded then bring no state of another optimizer."""
     path = FOLDER / "evaluated_before_weights_are_loaded" / "trained.weights.h5"
