@@ -26,9 +26,12 @@ PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --junit
 
 # One worker first: the summary of two then says how fast they are against one.
 demo: export KERAS_BACKEND = $(BACKEND)
+# On processors: a machine with one GPU has none for the second worker.
+demo: export CUDA_VISIBLE_DEVICES =
+demo: export HIP_VISIBLE_DEVICES =
 demo: .venv/demo-$(BACKEND)
 	$(BIN)/syrtos run -n 1 examples/digits.py
-	$(BIN)/syrtos run -n 2 examples/digits.py
+	$(BIN)/syrtos run -n 2 --oversubscribe examples/digits.py
 
 environment: $(READY)
 

@@ -20,7 +20,6 @@ ROOMS = {
     "notebook": "functions of cells",
     "sagemaker": "on AWS's own hosts",
     "jobs": "SageMaker-shaped jobs, the service",
-    "engines": "Slurm, Kubernetes, ...: what places the processes of a run",
     "report": "what a run has left behind: where its time went, what to change",
     "engines": "what places the processes of a run: Slurm, or something that has started them",
     "launch": "plan, supervise, judge; the worker",

@@ -14,6 +14,15 @@ HEAD = """# Troubleshooting
 By message: what you see, what it means, what to do. "…" stands for a value. Written by `python docs/troubleshooting.py` from
 `docs/troubleshooting.toml`; a test looks for each message in the code. [All messages](reference/errors.md) by class are in the reference.
 
+Without a message:
+
+- **The loss is not that of one process.** Expected causes are Dropout (each worker draws its own masks), BatchNormalization (give `--sync-batchnorm`), `--batch per-worker`, `--scale-lr`, and random
+  numbers without a seed. Otherwise `syrtos verify -n 2 train.py` shows where the first batches differ.
+- **It is slower than with one worker.** The summary says so and why; [what is measured](performance.md) has figures.
+- **Memory runs out.** Each worker holds the whole model and, where data are arrays, all of them: N workers of a machine need N times that. [Data](tutorials/data.md) that is read in parts needs less; on a
+  GPU `syrtos tune batch` finds the largest batch.
+- **A port is in use.** Every worker runs your script: start servers where `syrtos.rank() == 0`. Ports of syrtos on one machine are free ones; `--metrics-port 0` takes a free one.
+
 `syrtos doctor train.py` finds many of these before a run. Every worker's output is in `RUN_DIR/logs`. For a bug report add what `syrtos env` prints.
 """
 

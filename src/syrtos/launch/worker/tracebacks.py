@@ -5,6 +5,7 @@ The whole traceback is in the worker's log.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -54,6 +55,8 @@ def advice(error: BaseException, size: int) -> str:
         return f"Keras's backend is TensorFlow, which is not installed. {proposal}." if proposal else ""
     if size < 2:
         return ""
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return f"All {size} workers run this script, and another may have opened that port before: start servers where `syrtos.rank() == 0`."
     if type(error).__module__.startswith("torch.distributed") or "EADDRINUSE" in str(error):
         return (
             f"All {size} workers run this script, and it starts a distributed training of its own (`torch.distributed`). Run it with `python`, or take that "

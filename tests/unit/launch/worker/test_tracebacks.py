@@ -197,3 +197,12 @@ def test_an_absent_tensorflow_is_explained_where_keras_imports_it(
     assert advice.endswith("JAX is installed: `KERAS_BACKEND=jax syrtos run ...`.")
     of_script = compile("raise ModuleNotFoundError('no', name='tensorflow')", tmp_path / "train.py", "exec")
     assert tracebacks.advice(caught(lambda: exec(of_script)), 1) == ""
+
+
+def test_a_port_that_another_worker_has_opened() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        error = caught(lambda: socket.create_server(server.getsockname(), reuse_port=False))
+    assert "start servers where `syrtos.rank() == 0`" in tracebacks.advice(error, 2)
+    assert tracebacks.advice(error, 1) == ""
