@@ -24,11 +24,11 @@ _EPOCHS = 3
 class Checks:
     """The steps of one function that are checked; the same on all workers.
 
-    Attributes:
-        ends_epoch: whether the step that was asked for last is due because it ends an epoch.
-
     Between two checks lie 1, 2, 3, 5, 8 ... steps: Fibonacci's numbers share no divisor for long, so that what
     happens in each n-th step is met.
+
+    Attributes:
+        ends_epoch: whether the step that was asked for last is due because it ends an epoch.
     """
 
     epochs = 0  # that have begun in this process

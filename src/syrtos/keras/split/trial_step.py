@@ -20,6 +20,7 @@ import numpy.typing as npt
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
 from syrtos.keras import backend
+from syrtos.keras.patching import Method
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import Change, bytes_of
 
@@ -173,14 +174,20 @@ def rows_to_take(comm: Communicator, count: int, size: int, amount: Amount) -> i
 class TrialOfRows:
     """The part of a `StepTrial` that takes ever more rows of a batch."""
 
-    def __init__(self, session: Session, amount: Amount) -> None:
-        self._session, self._amount = session, amount
+    def __init__(self, model: Any, session: Session, step: Method, batch: Any, some: Any, amount: Amount) -> None:
+        """
+        Args:
+            model: whose step it is.
+            session: the workers.
+            step: computes the values.
+            batch: what this worker has of the batch: an object with ``samples``, the number of its rows.
+            some: the rows of it that are computed, likewise.
+            amount: how many rows were wanted.
+        """
+        self._model, self._session, self._step = model, session, step
+        self._all, self._some, self._amount = batch, some, amount
         self._began, self._used = time.monotonic(), _memory()
         self.left_out = ""
-
-    def counts(self) -> tuple[int, int]:
-        """Returns the number of rows of this worker that it computes, and of all that this worker has."""
-        raise NotImplementedError
 
     def _again(self, amount: Amount) -> Self:
         """Returns a trial of the same step with another amount of rows."""
@@ -188,24 +195,32 @@ class TrialOfRows:
 
     def with_more_rows(self) -> Self | None:
         """Returns the same step on more rows, if there are more and they do not cost too much. All workers call it together."""
-        seconds = time.monotonic() - self._began
+        seconds, own = time.monotonic() - self._began, self._rows()
         for amount in range(self._amount + 1, Amount.ALL + 1):
             more = self._again(Amount(amount))
-            if more._rows() > self._rows():
-                return more if amount != Amount.ALL or self._allows(more._rows(), seconds) else None
+            rows = more._rows()
+            if rows > own:
+                return more if amount != Amount.ALL or self._allows(own, rows, seconds) else None
         return None
 
     def has_all_rows(self) -> bool:
         """Returns whether it computes all rows of the batch, on all workers."""
-        own, there = self.counts()
-        return not any(self._session.comm.agree("are there other rows?", float(own < there)))
+        lacks = int(self._some.samples) < int(self._all.samples)
+        return not any(self._session.comm.agree("are there other rows?", float(lacks)))
+
+    def has_few_rows(self) -> bool:
+        """Returns whether fewer than two workers have rows, which shows nothing."""
+        return sum(count > 0 for count in self._rows_of_each()) < 2
+
+    def _rows_of_each(self) -> Sequence[float]:
+        return self._session.comm.agree("rows of each worker", float(self._some.samples))
 
     def _rows(self) -> int:
-        return int(sum(self._session.comm.agree("rows of each worker", float(self.counts()[0]))))
+        return int(sum(self._rows_of_each()))
 
-    def _allows(self, rows: int, seconds: float) -> bool:
-        """Returns whether a trial of so many rows is cheap enough, by what this one has taken in ``seconds``; else says what was left out."""
-        own, workers = self._rows(), self._session.world.local_size
+    def _allows(self, own: int, rows: int, seconds: float) -> bool:
+        """Returns whether a trial of so many rows is cheap enough, by what this one of ``own`` has taken; else says what was left out."""
+        workers = self._session.world.local_size
         device, host = (peak - before for peak, before in zip(_peak_memory(), self._used, strict=True))
         is_too_much = (
             host * workers * rows / own > _PART_OF_MEMORY * _free_memory()

@@ -268,29 +268,12 @@ def _precision(model: Any) -> int:
 class _Trial(TrialOfRows):
     """A trial of a step on some rows of the first batch: see `syrtos.keras.split.trial_step.StepTrial`."""
 
-    def __init__(
-        self,
-        model: Any,
-        session: Session,
-        step: Method,
-        first: Share,
-        amount: Amount = Amount.FEW,
-    ) -> None:
-        super().__init__(session, amount)
-        self._model, self._step = model, step
+    def __init__(self, model: Any, session: Session, step: Method, first: Share, amount: Amount = Amount.FEW) -> None:
         first = Share(first.samples, tf_internals.without_optionals(first.data))
-        self._all, self._some = first, _some_rows(first, session, amount)
-
-    def counts(self) -> tuple[int, int]:
-        return int(self._some.samples), int(self._all.samples)
+        super().__init__(model, session, step, first, _some_rows(first, session, amount), amount)
 
     def _again(self, amount: Amount) -> Self:
         return type(self)(self._model, self._session, self._step, self._all, amount)
-
-    def has_few_rows(self) -> bool:
-        """Returns whether fewer than two workers have rows, which shows nothing."""
-        counts = self._session.comm.agree("rows of each worker", float(self._some.samples))
-        return sum(count > 0 for count in counts) < 2
 
     def whole(self, all_rows: bool) -> StepOutcome:
         if all_rows:

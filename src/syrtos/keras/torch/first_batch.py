@@ -179,23 +179,13 @@ class _Trial(TrialOfRows):
         amount: Amount = Amount.FEW,
         before: _Trial | None = None,
     ) -> None:
-        super().__init__(session, amount)
-        self._model, self._step = model, step
-        self._all, self._some = first, _some_rows(first, session, amount)
+        super().__init__(model, session, step, first, _some_rows(first, session, amount), amount)
         self._precision = _precision(model)
         # By which the step decides by a number of its rows, once it was split; of trials with more rows too.
         self.decisions: list[str] = [] if before is None else before.decisions
 
-    def counts(self) -> tuple[int, int]:
-        return self._some.samples, self._all.samples
-
     def _again(self, amount: Amount) -> Self:
         return type(self)(self._model, self._session, self._step, self._all, amount, self)
-
-    def has_few_rows(self) -> bool:
-        """Returns whether fewer than two workers have rows, which shows nothing."""
-        counts = self._session.comm.agree("rows of each worker", float(self._some.samples))
-        return sum(count > 0 for count in counts) < 2
 
     def whole(self, all_rows: bool) -> StepOutcome:
         if all_rows:
