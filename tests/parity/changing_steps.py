@@ -291,3 +291,30 @@ def training_function_of_its_own() -> tuple[Any, Logs]:
     x, y = data()
     model, logs = fit(model, x, y)
     return model, {**logs, "evaluated": [float(model.evaluate(x, y, verbose=0))]}
+
+
+@case
+def step_that_draws_from_an_iterator_of_its_own() -> tuple[Any, Logs]:
+    """Each step takes the next rows without targets; the comparison of the first batch must not take any away."""
+    x, y = data()
+
+    class SemiSupervised(Stepping):
+        def __init__(self) -> None:
+            super().__init__()
+            numbered = tf.data.Dataset.from_tensor_slices((x[::-1].copy(), np.arange(len(x))))
+            self.unlabelled = iter(numbered.batch(8).repeat())
+
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            other, numbers = next(self.unlabelled)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+                loss += 0.1 * tf.reduce_mean(tf.square(self(other, training=True)))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss, "first_number": tf.cast(numbers[0], tf.float32)}
+
+    keras.utils.set_random_seed(49)
+    model = SemiSupervised()
+    model.compile(keras.optimizers.SGD(0.05))
+    return fit(model, x, y)

@@ -33,7 +33,7 @@ ROWS, ROWS_OF_EACH = 8, 2
 _BYTES, _MOST_ROWS = 1 << 16, 64
 # All rows are taken where there are at most so many, of so many bytes, and where a worker that computes them all takes
 # such a part of the memory that is free, or so many bytes of an accelerator, and not too many seconds.
-_ROWS_OF_ALL, _BYTES_OF_ALL = 1024, 1 << 20
+_ROWS_OF_ALL, _BYTES_OF_ALL = 1024, 1 << 24
 _PART_OF_MEMORY, _BYTES_OF_DEVICE, _SECONDS_OF_ALL = 0.25, 1 << 30, 10.0
 
 

@@ -424,7 +424,12 @@ def _without_trace(model: Any, outcome: StepOutcome, keeps_draws_of_weights: boo
     try:
         # A step that is traced draws nothing in Python, and a data set's threads may draw meanwhile.
         puts_python_back = not keeps_draws_of_weights and bool(getattr(model, "run_eagerly", False))
-        with keeping_python_state(model, puts_python_back) as changes, watching, noting:
+        with (
+            keeping_python_state(model, puts_python_back) as changes,
+            watching,
+            noting,
+            tf_internals.restoring_iterators(),
+        ):
             yield
     finally:
         if getattr(model, "run_eagerly", False):  # else Python runs when a step is traced, and not in each

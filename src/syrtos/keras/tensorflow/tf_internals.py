@@ -32,6 +32,7 @@ from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 from tensorflow.python.saved_model import load as saved_model_load
 from tensorflow.python.saved_model import save as saved_model_save
 
+from syrtos.errors import DataError
 from syrtos.keras.tensorflow import tf_internals_graphs
 
 # Untyped, because the original annotates its hooks with the constants it returns.
@@ -398,6 +399,40 @@ def _asked_handle() -> tf.Tensor:
         return handle
 
 
+# The iterators that this thread has drawn from within `restoring_iterators`, each with its state before.
+_draws = threading.local()
+
+
+@contextmanager
+def restoring_iterators() -> Iterator[None]:
+    """Puts iterators of `tf.data` back where they were that this thread has drawn from eagerly, at the context's end.
+
+    Drawing from one whose state can't be saved, e.g. of a Python generator, is a `DataError`.
+    """
+    outer, _draws.states = getattr(_draws, "states", None), {}
+    try:
+        yield
+    finally:
+        states, _draws.states = _draws.states, outer
+        for iterator, serialized in states.values():
+            tf.raw_ops.DeserializeIterator(resource_handle=iterator._iterator_resource, serialized=serialized)
+
+
+def _note_draw(iterator: Any) -> None:
+    """Saves the state of an iterator before the first draw. Others are left alone: threads may be drawing from them."""
+    states = getattr(_draws, "states", None)
+    if states is None or id(iterator) in states:
+        return
+    ignore = 1  # of state outside of the pipeline, e.g. of random generators: draws of a trial are put back elsewhere
+    try:
+        serialized = tf.raw_ops.SerializeIterator(
+            resource_handle=iterator._iterator_resource, external_state_policy=ignore
+        )
+    except tf.errors.OpError as error:
+        raise DataError("it draws from an iterator of tf.data whose place can't be saved") from error
+    states[id(iterator)] = iterator, serialized
+
+
 @functools.cache
 def watch_iterators(waiting: Callable[[], AbstractContextManager[None]]) -> None:
     """Makes graphs note when they ask an iterator for data; eagerly that takes place inside ``waiting()``.
@@ -408,6 +443,7 @@ def watch_iterators(waiting: Callable[[], AbstractContextManager[None]]) -> None
 
     def next_internal(self: Any) -> Any:
         if tf_internals_graphs.graph() is None:
+            _note_draw(self)
             with waiting():
                 return original(self)
         if not isinstance(tf_internals_graphs.graph(), FuncGraph):
