@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -27,6 +28,8 @@ for folder in HELPERS:
 
 from registry import QUICK_XLA  # noqa: E402 - it is found by the lines above
 
+from syrtos.testing import warm  # noqa: E402
+
 # Programs of XLA are tiny here, and compiled for longer than they run.
 os.environ.setdefault("XLA_FLAGS", QUICK_XLA)
 
@@ -49,6 +52,20 @@ PACKAGES = {
     "TensorFlow": "tensorflow",
     "Keras 2": "tf_keras",
 }
+
+
+# The zygotes that the processes of pytest-xdist share, and what ends them.
+SHARING = contextlib.ExitStack()
+
+
+def pytest_configure() -> None:
+    """Shares one import of the frameworks among all processes of this run."""
+    if not DIVIDED:
+        SHARING.enter_context(warm.sharing())
+
+
+def pytest_unconfigure() -> None:
+    SHARING.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

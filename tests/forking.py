@@ -23,7 +23,7 @@ ZYGOTE = "SYRTOS_TESTS_ZYGOTE"
 
 def command(first: object, env: dict[str, str]) -> list[str]:
     """How to start the command `syrtos` as a process whose workers are forked, or a script; ``env`` learns of the zygote."""
-    env[ZYGOTE] = warm.zygote(env).path
+    env[ZYGOTE] = warm.zygote_path(env)
     env[settings.NEW_INTERPRETERS_VARIABLE] = "1"  # and with them: none but that zygote
     return [sys.executable, SYRTOS] if first == "syrtos" else [sys.executable, str(first)]
 

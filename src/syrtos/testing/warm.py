@@ -1,11 +1,23 @@
-"""A zygote for tests, started once for each environment that matters, and its processes as workers."""
+"""Zygotes for tests, one for each environment that matters, and their processes as workers.
+
+A process starts them for itself. Within `sharing` it shares them with the processes that it starts, e.g. those of
+pytest-xdist: an import of TensorFlow takes seconds of processor time.
+"""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import fcntl
 import functools
+import hashlib
 import importlib.util
-from collections.abc import Mapping
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from syrtos import settings
 from syrtos.launch.processes import local
@@ -16,35 +28,86 @@ from syrtos.launch.processes.forking import Command, Forked, Zygote
 _READ_AT_IMPORT = ("JAX_", "KERAS_", "TF_USE_", "TF_ENABLE_", "TF_XLA_", "XLA_", "CUDA_", "LD_", "PYTHON")
 # One thread for NumPy: a fork keeps none of the others. The hashes of strings are those of all workers.
 _OF_ZYGOTES = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONHASHSEED": "0"}
+# The folder of the zygotes that are shared, which processes inherit with their environment.
+_SHARED = "SYRTOS_TESTS_ZYGOTES"
+# The FIFO that is the standard input of shared zygotes: they end when the process that shares them closes it.
+_LIFE = "life"
 
 
-def zygote(env: Mapping[str, str]) -> Zygote:
-    """Returns this process's zygote for ``env``, which is started when it is first asked for.
+@contextlib.contextmanager
+def sharing() -> Iterator[None]:
+    """Context manager: processes that are started within it share their zygotes, which end with it."""
+    with tempfile.TemporaryDirectory(prefix="syrtos-", ignore_cleanup_errors=True) as folder:
+        life = Path(folder, _LIFE)
+        os.mkfifo(life)
+        held = os.open(life, os.O_RDWR)  # for reading too, else opening it waits for a reader
+        os.environ[_SHARED] = folder
+        try:
+            yield
+        finally:
+            del os.environ[_SHARED]
+            os.close(held)
+
+
+def zygote_path(env: Mapping[str, str]) -> str:
+    """Returns the socket of a zygote for ``env``, which is started when one is first asked for.
 
     It has imported TensorFlow and the Keras that ``env`` chooses.
     """
+    env = {"KERAS_BACKEND": "tensorflow", **env}  # Keras's own default
     keras = "tf_keras" if env.get("TF_USE_LEGACY_KERAS", "") in ("1", "true", "True") else "keras"
     modules = tuple(name for name in (keras, "tensorflow") if importlib.util.find_spec(name))
     read = tuple(
         sorted(item for item in env.items() if item[0].startswith(_READ_AT_IMPORT) and item[0] not in _OF_ZYGOTES)
     )
-    if not _zygote(modules, read).lives():
-        _zygote.cache_clear()
-    return _zygote(modules, read)
+    if folder := os.environ.get(_SHARED):
+        return _shared(Path(folder), modules, read)
+    if not _own(modules, read).lives():
+        _own.cache_clear()
+    return _own(modules, read).path
+
+
+def _shared(folder: Path, modules: tuple[str, ...], read: tuple[tuple[str, str], ...]) -> str:
+    """Returns the socket of a shared zygote, which the first process that needs it starts."""
+    home = folder / hashlib.sha256(repr((modules, read)).encode()).hexdigest()[:16]
+    with home.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = str(home / Zygote.SOCKET)
+        if not _answers(path):
+            shutil.rmtree(home, ignore_errors=True)  # the socket of one that was killed
+            home.mkdir()
+            with open(folder / _LIFE, "rb") as life:
+                Zygote(dict.fromkeys(modules, ""), _environment(read), home=home, life=life).wait()
+        return path
+
+
+def _answers(path: str) -> bool:
+    """Returns whether something listens at a socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
 
 
 @functools.cache
-def _zygote(modules: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> Zygote:
-    rest = {name: value for name, value in settings.environment().items() if not name.startswith(_READ_AT_IMPORT)}
-    found = Zygote(dict.fromkeys(modules, ""), {**rest, **dict(env), **_OF_ZYGOTES})
+def _own(modules: tuple[str, ...], read: tuple[tuple[str, str], ...]) -> Zygote:
+    """Returns a zygote of this process alone, which ends with it."""
+    found = Zygote(dict.fromkeys(modules, ""), _environment(read))
     found.wait()
     atexit.register(found.close)
     return found
 
 
+def _environment(read: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    rest = {name: value for name, value in settings.environment().items() if not name.startswith(_READ_AT_IMPORT)}
+    return {**rest, **dict(read), **_OF_ZYGOTES}
+
+
 def start(env: Mapping[str, str]) -> local.Start:
     """Returns a stand-in for `local.start`: the workers are forked by the zygote for ``env``."""
-    path = zygote(env).path
+    path = zygote_path(env)
 
     def make_forked(command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: local.Files) -> Forked:
         return Forked(path, Command(command[1:], env), (*files, pmi))

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from syrtos.errors import LaunchError
 from syrtos.launch.processes import signalling, zygote
@@ -43,6 +44,8 @@ class Zygote:
         path: the socket at which a `Family` asks it for processes.
     """
 
+    SOCKET = "socket"
+
     def __init__(
         self,
         modules: Mapping[str, str],
@@ -50,6 +53,8 @@ class Zygote:
         libraries: Sequence[str] = (),
         compare: bool = False,
         idle: bool = False,
+        home: Path | None = None,
+        life: IO[bytes] | None = None,
     ) -> None:
         """Starts the process.
 
@@ -60,21 +65,23 @@ class Zygote:
             libraries: further modules that it imports. The forked processes find them imported.
             compare: whether a forked process ends that imports in another environment than ``env``.
             idle: whether it imports only while the processors have nothing else to do.
+            home: a folder for its socket, which it removes at its end; else one is made.
+            life: a stream with whose end it ends, in place of the end of this process.
         """
-        self._folder = tempfile.TemporaryDirectory(prefix="syrtos-")
-        self.path = str(Path(self._folder.name, "socket"))
-        self._log = Path(self._folder.name, "log")
+        self._folder = None if home else tempfile.TemporaryDirectory(prefix="syrtos-")
+        folder = home or Path(self._folder.name if self._folder else "")
+        self.path, self._log = str(folder / self.SOCKET), folder / "log"
         order = {"modules": dict(modules), "libraries": list(libraries), "compare": compare, "idle": idle}
         command = [sys.executable, zygote.__file__, self.path, json.dumps(order)]
         with self._log.open("wb") as said:
             self._process = subprocess.Popen(
                 command,
                 env=env,
-                stdin=subprocess.PIPE,
+                stdin=life or subprocess.PIPE,
                 stdout=said,
                 stderr=said,
                 start_new_session=True,
-                preexec_fn=signalling.die_with_parent,
+                preexec_fn=None if life else signalling.die_with_parent,
             )
 
     def wait(self) -> None:
@@ -106,7 +113,8 @@ class Zygote:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._folder.cleanup()
+        if self._folder:
+            self._folder.cleanup()
 
     @property
     def printed_text(self) -> str:
