@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import Any
+from typing import NoReturn
 
 import tensorflow as tf
 
@@ -52,7 +52,7 @@ def keras_namespace() -> types.SimpleNamespace:
     return types.SimpleNamespace(model_to_estimator=keras_model.model_to_estimator)
 
 
-def layers() -> Any:
+def layers() -> types.ModuleType:
     """Returns `tf.compat.v1.layers`."""
     return tf_internals.legacy_layers()
 
@@ -60,7 +60,7 @@ def layers() -> Any:
 @functools.cache
 def namespace() -> types.SimpleNamespace:
     """Returns everything under ``tf.estimator`` in TensorFlow 2.15, the last that had it."""
-    v1: Any = tf.compat.v1
+    v1 = tf.compat.v1
     own = {
         "Estimator": estimator.Estimator,
         "EstimatorSpec": specs.EstimatorSpec,
@@ -88,7 +88,8 @@ def namespace() -> types.SimpleNamespace:
         "inputs": types.SimpleNamespace(numpy_input_fn=inputs.numpy_input_fn, pandas_input_fn=inputs.pandas_input_fn),
     }
     hooks = {name: getattr(v1.train, name) for name in _HOOKS if hasattr(v1.train, name)}
-    gone: dict[str, Any] = {name: functools.partial(_refuse, name, _CANNED_INSTEAD) for name in _CANNED}
+    # Each raises an error when it is called, and not when it is looked up: scripts ask by `hasattr` what there is.
+    gone: dict[str, object] = {name: functools.partial(_refuse, name, _CANNED_INSTEAD) for name in _CANNED}
     gone |= {name: functools.partial(_refuse, name, instead) for name, instead in _GONE.items()}
     early = {name: functools.partial(_refuse, f"experimental.{name}", _STOPPING) for name in _EARLY}
     gone["experimental"] = types.SimpleNamespace(**early)
@@ -100,6 +101,6 @@ def namespace() -> types.SimpleNamespace:
     return types.SimpleNamespace(**gone, **hooks, **own)
 
 
-def _refuse(name: str, instead: str, *args: Any, **kwargs: Any) -> Any:
+def _refuse(name: str, instead: str, *args: object, **kwargs: object) -> NoReturn:
     del args, kwargs
     raise ConfigurationError(f"tf.estimator.{name} is not served. Instead: {instead}.")
