@@ -46,13 +46,30 @@ class Variable(Protocol):
         ...
 
 
+class Counter(Variable, Protocol):
+    """A variable that counts."""
+
+    def assign_add(self, delta: int) -> object:
+        """Adds to the value."""
+        ...
+
+
 class Optimizer(Protocol):
     """An optimizer of Keras."""
 
     learning_rate: Any  # takes numbers and schedules, and gives variables
     built: bool  # of Keras 3 and new Keras 2
     gradient_accumulation_steps: int | None  # of Keras 3
-    iterations: Variable
+    iterations: Counter
+    register_local_var: Callable[[Variable], None]  # of an optimizer that Horovod's dialect has made distributed
+
+    def minimize(self, loss: Loss, var_list: Sequence[Variable], *args: object, **kwargs: object) -> object:
+        """Computes gradients, and makes an update; of Keras 2, and of Keras 3 by `syrtos.dialects.keras2`."""
+        ...
+
+    def _compute_gradients(self, loss: Loss, var_list: Sequence[Variable]) -> Iterable[GradientAndVariable]:
+        """Computes gradients; of old Keras 2."""
+        ...
 
     def apply_gradients(self, grads_and_vars: Iterable[GradientAndVariable]) -> object:
         """Makes an update."""
@@ -82,4 +99,13 @@ class Model(Protocol):
     @property
     def variables(self) -> Sequence[Variable]:
         """All variables."""
+        ...
+
+
+class Layer(Protocol):
+    """A layer of Keras."""
+
+    @property
+    def trainable_weights(self) -> Sequence[Variable]:
+        """The variables that training changes."""
         ...

@@ -28,15 +28,15 @@ _ELASTIC = {
 
 
 def run(
-    func: Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    func: Callable[..., object],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     num_proc: int | None = None,
     *,
     hosts: str | None = None,
     hostfile: str | None = None,
     np: int | None = None,
-    **options: Any,
+    **options: object,
 ) -> list[Any]:
     """Calls a function on new workers of this machine and returns their results in rank order.
 
@@ -54,6 +54,7 @@ def run(
         ConfigurationError: other hosts are named, or options of elastic runs are given.
         TypeError: an option that Horovod doesn't know.
     """
+    # Not at the top: each `import horovod.tensorflow` imports this module, and few scripts call this function.
     from syrtos.testing import run_world
 
     _check_options(options)
@@ -63,10 +64,12 @@ def run(
             f"horovod.run gives arguments by position, and `{func.__name__}` takes these by name alone: {', '.join(bound.kwargs)}."
         )
     workers = _workers(num_proc or np, hosts, hostfile)
+    # A day, for the default timeout is one for tests. New interpreters, for a single call does not repay the process
+    # that imports frameworks once, of which the workers of several calls are forked.
     return run_world(workers, func, *bound.args, timeout=86400.0, dialects=True, forked=False)
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
+def _check_options(options: Mapping[str, object]) -> None:
     unknown = sorted(set(options) - _IGNORED - _ELASTIC)
     if unknown:
         raise TypeError(f"horovod.run() got an unexpected keyword argument {unknown[0]!r}")
