@@ -98,7 +98,7 @@ class Model(Protocol):
 
     @property
     def variables(self) -> Sequence[Variable]:
-        """All variables."""
+        """The variables that training changes, and others."""
         ...
 
 

@@ -47,7 +47,7 @@ class ReduceOp(enum.Enum):
 
 
 class _State:
-    """Whether `init` has been called in this process."""
+    """The changes that `init` has made in this process."""
 
     initialized = False
 

@@ -6,6 +6,7 @@ import copy
 import enum
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, Self, TypedDict
 
@@ -41,7 +42,7 @@ class _Task(TypedDict, total=False):
 
 
 class _Cluster(TypedDict, total=False):
-    """What TF_CONFIG says: the addresses of each role, the role of this process, and more."""
+    """The content of TF_CONFIG: the addresses of each role, the role of this process, and more."""
 
     cluster: dict[str, list[str]]
     task: _Task
@@ -230,3 +231,22 @@ def _model_dir(given: str | os.PathLike[str] | None, cluster: _Cluster) -> str |
         raise ValueError(f"`model_dir` is given as {given} and in TF_CONFIG as {told}: give it in one place.")
     found = given if given is not None else told
     return None if found is None else str(found)
+
+
+def with_model_dir(config: RunConfig, model_dir: str | os.PathLike[str] | None) -> RunConfig:
+    """Returns the config with the folder that was given, or else with one that rank 0 has made for all workers.
+
+    Raises:
+        ValueError: ``model_dir`` and the config's differ.
+    """
+    if model_dir is not None and config.model_dir not in (None, str(model_dir)):
+        raise ValueError(
+            f"`model_dir` is given as {model_dir}, and the RunConfig has {config.model_dir}. Give one of them."
+        )
+    chosen = str(model_dir) if model_dir is not None else config.model_dir
+    comm = world.current().comm
+    if chosen is None:
+        made = tempfile.mkdtemp() if comm.rank == 0 else None
+        chosen = comm.broadcast_object(made)
+    config.model_dir = chosen
+    return config

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -21,8 +20,8 @@ import tensorflow as tf
 from syrtos import settings
 from syrtos.comm import world
 from syrtos.comm.communicator import ReduceOp
-from syrtos.dialects.estimator import export, graphs, hooks, inputs, optimizers, specs
-from syrtos.dialects.estimator.config import RunConfig
+from syrtos.dialects.estimator import export, graphs, hooks, inputs, optimizers, sessions, specs
+from syrtos.dialects.estimator.config import RunConfig, with_model_dir
 from syrtos.dialects.estimator.first_batch import (
     Comparing,
     Known,
@@ -41,7 +40,7 @@ from syrtos.keras.tensorflow.input import Share
 
 if TYPE_CHECKING:
     from syrtos.dialects.estimator.export import ServingInputReceiver
-    from syrtos.dialects.estimator.protocols import MonitoredSession, SavingListener, Scaffold
+    from syrtos.dialects.estimator.protocols import SavingListener
 
 Value = TypeVar("Value")
 # Features and labels, or a worker's share of them.
@@ -79,7 +78,7 @@ class Estimator:
         optimizers.install()
         patching.patch_tensorflow()
         self._model_fn = model_fn
-        self._config = _with_model_dir(copy.copy(config) if config else RunConfig(), model_dir)
+        self._config = with_model_dir(copy.copy(config) if config else RunConfig(), model_dir)
         self._params = copy.deepcopy(params) if params is not None else {}
         self._warm_start_from = warm_start_from
         self._by_rank_0_alone = False
@@ -99,7 +98,6 @@ class Estimator:
     @property
     def config(self) -> RunConfig:
         """A copy of the settings."""
-        # A script that changed the estimator's own would change them on one worker.
         return copy.copy(self._config)
 
     @property
@@ -155,7 +153,7 @@ class Estimator:
         saved: Callable[[int], None] | None = None,
     ) -> None:
         """Trains as `train` does, and calls ``saved`` with the step of each checkpoint, on all workers."""
-        check_steps(steps, max_steps)
+        specs.check_steps(steps, max_steps)
         if max_steps is not None and self.global_step() >= max_steps:
             return
         self._for_any_rows(lambda: self._train_in_graph(input_fn, own_hooks, steps, max_steps, listeners, saved))
@@ -182,13 +180,11 @@ class Estimator:
                 with tf_internals.assignments_of_keras() as assigned:
                     spec = self._call_model_fn(features, labels, ModeKeys.TRAIN)
                 graphs.check_reduced(gradients.reductions - before)
-                loss, train_op = (
-                    graphs.loss_of_all(scope, spec.loss),
-                    tf.group(graphs.operation(spec.train_op), *assigned),
-                )
+                loss = graphs.loss_of_all(scope, spec.loss)
+                train_op = tf.group(graphs.operation(spec.train_op), *assigned)
             # Not over a checkpoint of an earlier call, from which training goes on.
             specs.warm_start(self._warm_start_from if self.latest_checkpoint() is None else None)
-            scaffold = self._scaffold(spec)
+            scaffold = sessions.scaffold_of(spec, self._config)
             together = hooks.Together(self._config, self.model_dir, scaffold, list(listeners or ()), saved)
             stop = [v1.train.StopAtStepHook(steps, max_steps)] if steps or max_steps else []
             # Hooks are called in this order. Comparisons need equal variables; `LogLoss` and those that stop say whether to
@@ -198,32 +194,16 @@ class Estimator:
                 *self._comparing(scope, input_fn, loss, train_op),
                 hooks.LogLoss(loss, self._config.log_step_count_steps),
                 *stop,
-                *hooks.hooks_of_worker([*(own_hooks or ()), *(spec.training_hooks or ()), *self._writers(loss, spec)]),
+                *hooks.hooks_of_worker(
+                    [
+                        *(own_hooks or ()),
+                        *(spec.training_hooks or ()),
+                        *sessions.hooks_of_rank_0(self._config, loss, spec),
+                    ]
+                ),
                 together,
             ]
-            self._run_steps(scaffold, all_hooks, [scope.samples, train_op])
-
-    def _run_steps(self, scaffold: Scaffold, all_hooks: list[object], fetches: list[object]) -> None:
-        # The others get rank 0's variables by `BeginEqual`, and need not see its files.
-        reads = self.model_dir if world.current().world.rank == 0 else None
-        creator = v1.train.ChiefSessionCreator(scaffold, config=self._config.session_config, checkpoint_dir=reads)
-        with v1.train.MonitoredSession(creator, all_hooks) as session:
-            graphs.train(session, fetches)
-
-    def _writers(self, loss: tf.Tensor, spec: EstimatorSpec) -> list[object]:
-        """Returns the hooks that only rank 0 has: those that write files, and the chief's."""
-        if world.current().world.rank:
-            return []
-        v1.summary.scalar("loss", loss)
-        found = [*(spec.training_chief_hooks or ())]
-        if self._config.log_step_count_steps:
-            found.append(v1.train.StepCounterHook(self._config.log_step_count_steps, output_dir=self.model_dir))
-        if self._config.save_summary_steps:
-            merged = v1.summary.merge_all()
-            found.append(
-                v1.train.SummarySaverHook(self._config.save_summary_steps, output_dir=self.model_dir, summary_op=merged)
-            )
-        return found
+            sessions.train(self._config, scaffold, all_hooks, [scope.samples, train_op])
 
     # -- evaluating ------------------------------------------------------------------------------
 
@@ -268,7 +248,7 @@ class Estimator:
                 *self._comparing(scope, input_fn, loss, metrics=metrics),
                 *hooks.hooks_of_worker([*(own_hooks or ()), *(spec.evaluation_hooks or ())]),
             ]
-            with self._restore_checkpoint(spec, checkpoint, all_hooks) as session:
+            with sessions.open_checkpoint(self._config, spec, checkpoint, all_hooks) as session:
                 losses = graphs.steps_of(session, fetches, totals, steps)
                 # Without hooks, which would take these runs for steps, and end the session where the data has ended.
                 totals.reduce(graphs.without_hooks(session), ReduceOp.SUM)
@@ -279,24 +259,12 @@ class Estimator:
                 "The values of `eval_metric_ops` must not need a further batch: give (value, update) pairs."
             )
         results = {**found[0], "loss": np.float32(np.mean(losses)), "global_step": found[1]}
-        self._write_summary(results, name)
+        sessions.write_summary(self.eval_dir(name), results)
         return results
 
     def eval_dir(self, name: str | None = None) -> str:
         """Returns the folder in which the results of evaluations are written."""
         return str(Path(self.model_dir) / (f"eval_{name}" if name else "eval"))
-
-    def _write_summary(self, results: Mapping[str, Any], name: str | None) -> None:
-        if world.current().world.rank:
-            return
-        summary = v1.Summary()
-        for key, value in results.items():
-            if key != "global_step" and np.ndim(value) == 0:
-                summary.value.add(tag=key, simple_value=float(value))
-        with tf.Graph().as_default(), v1.summary.FileWriter(self.eval_dir(name)) as writer:
-            writer.add_summary(summary, int(results["global_step"]))
-        values = ", ".join(f"{key} = {value}" for key, value in sorted(results.items()))
-        v1.logging.info("Saving dict for global step %d: %s", int(results["global_step"]), values)
 
     # -- predicting, exporting -------------------------------------------------------------------
 
@@ -338,7 +306,7 @@ class Estimator:
                     raise ValueError(f"Expected to run at least one of {keys}; there are {list(predictions)}.")
                 predictions = chosen
             all_hooks = [*hooks.hooks_of_worker(own_hooks), *hooks.hooks_of_worker(spec.prediction_hooks)]
-            with self._restore_checkpoint(spec, checkpoint, all_hooks) as session:
+            with sessions.open_checkpoint(self._config, spec, checkpoint, all_hooks) as session:
                 while not session.should_stop():
                     with world.current().ledger.part("predict"):
                         batch = session.run(predictions)
@@ -469,30 +437,6 @@ class Estimator:
         graph.seed = seed  # pyright: ignore[reportAttributeAccessIssue]  # TensorFlow's stubs lack it
         return seed
 
-    def _scaffold(self, spec: EstimatorSpec) -> Scaffold:
-        scaffold = spec.scaffold or v1.train.Scaffold()
-        if scaffold.saver is None and not v1.get_collection(v1.GraphKeys.SAVERS):
-            keep, hours = self._config.keep_checkpoint_max, self._config.keep_checkpoint_every_n_hours
-            saver = v1.train.Saver(
-                max_to_keep=keep, keep_checkpoint_every_n_hours=hours, defer_build=True, save_relative_paths=True
-            )
-            v1.add_to_collection(v1.GraphKeys.SAVERS, saver)
-        return scaffold
-
-    def _restore_checkpoint(
-        self, spec: EstimatorSpec, checkpoint: str | None, all_hooks: Sequence[object]
-    ) -> MonitoredSession:
-        """Returns a session with the variables of a checkpoint, which rank 0 must be able to read."""
-        # With `BeginEqual` the others get rank 0's variables.
-        equal = any(isinstance(hook, hooks.BeginEqual) for hook in all_hooks)
-        path = checkpoint if world.current().world.rank == 0 or not equal else None
-        creator = v1.train.ChiefSessionCreator(
-            spec.scaffold or v1.train.Scaffold(),
-            config=self._config.session_config,
-            checkpoint_filename_with_path=path,
-        )
-        return v1.train.MonitoredSession(creator, all_hooks)
-
     def _checkpoint(self, given: str | None) -> str:
         found = given or self.latest_checkpoint()
         if found is None:
@@ -504,35 +448,3 @@ class Estimator:
         comm, found = world.current().comm, self.latest_checkpoint()
         mine = int(tf.train.load_variable(found, "global_step")) if found and comm.rank == 0 else 0
         return int(comm.broadcast_object(mine))
-
-
-def check_steps(steps: int | None, max_steps: int | None) -> None:
-    """Checks the two ways of limiting steps.
-
-    Raises:
-        ValueError: both are given, or one is not positive.
-    """
-    if steps is not None and max_steps is not None:
-        raise ValueError("Can not provide both steps and max_steps.")
-    for name, value in (("steps", steps), ("max_steps", max_steps)):
-        if value is not None and value <= 0:
-            raise ValueError(f"Must specify {name} > 0, given: {value}.")
-
-
-def _with_model_dir(config: RunConfig, model_dir: str | os.PathLike[str] | None) -> RunConfig:
-    """Returns the config with the folder that was given, or else with one that rank 0 has made for all workers.
-
-    Raises:
-        ValueError: ``model_dir`` and the config's differ.
-    """
-    if model_dir is not None and config.model_dir not in (None, str(model_dir)):
-        raise ValueError(
-            f"`model_dir` is given as {model_dir}, and the RunConfig has {config.model_dir}. Give one of them."
-        )
-    chosen = str(model_dir) if model_dir is not None else config.model_dir
-    comm = world.current().comm
-    if chosen is None:
-        made = tempfile.mkdtemp() if comm.rank == 0 else None
-        chosen = comm.broadcast_object(made)
-    config.model_dir = chosen
-    return config

@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.dialects import keras2
-from syrtos.dialects.estimator import graphs, inputs
+from syrtos.dialects.estimator import graphs, inputs, sessions
 from syrtos.dialects.estimator.config import RunConfig
-from syrtos.dialects.estimator.estimator import Estimator, check_steps
+from syrtos.dialects.estimator.estimator import Estimator
 from syrtos.dialects.estimator.export import new_folder
-from syrtos.dialects.estimator.specs import ModeKeys
+from syrtos.dialects.estimator.specs import ModeKeys, check_steps
 from syrtos.keras.tensorflow import input as pipelines
 from syrtos.keras.tensorflow import tf_internals
 
@@ -176,7 +176,7 @@ class KerasEstimator(Estimator):
             self._names.get(str(key), str(key)): np.float32(value) for key, value in found.items()
         }
         results["global_step"] = int(self._step)
-        self._write_summary(results, name)
+        sessions.write_summary(self.eval_dir(name), results)
         return results
 
     def predict(

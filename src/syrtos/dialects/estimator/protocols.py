@@ -19,7 +19,7 @@ class Session(Protocol):
 
 
 class StepContext(Protocol):
-    """What a monitored session gives to the function that it runs outside of its hooks."""
+    """The argument of a function that a monitored session runs outside of its hooks."""
 
     session: Session
 
@@ -41,7 +41,7 @@ class MonitoredSession(Session, Protocol):
 
 
 class RunContext(Protocol):
-    """What a hook is given before and after a step: `tf.compat.v1.train.SessionRunContext`."""
+    """The argument of a hook before and after a step: `tf.compat.v1.train.SessionRunContext`."""
 
     @property
     def session(self) -> Session:
@@ -50,7 +50,7 @@ class RunContext(Protocol):
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a hook has asked for the end of the run."""
+        """True once a hook has asked for the end of the run."""
         ...
 
     def request_stop(self) -> None:
@@ -59,7 +59,7 @@ class RunContext(Protocol):
 
 
 class RunValues(Protocol):
-    """What a hook is given after a step: `tf.compat.v1.train.SessionRunValues`."""
+    """The values that a hook is given after a step: `tf.compat.v1.train.SessionRunValues`."""
 
     @property
     def results(self) -> Any:
@@ -68,7 +68,7 @@ class RunValues(Protocol):
 
 
 class Saver(Protocol):
-    """What writes and reads checkpoints: `tf.compat.v1.train.Saver`."""
+    """A writer and reader of checkpoints: `tf.compat.v1.train.Saver`."""
 
     def save(self, sess: Session, save_path: str, global_step: int, write_meta_graph: bool) -> object:
         """Writes a checkpoint."""
@@ -89,22 +89,22 @@ class Scaffold(Protocol):
 
 
 class SavingListener(Protocol):
-    """What is called around checkpoints: `tf.compat.v1.train.CheckpointSaverListener`."""
+    """Functions that are called around checkpoints: `tf.compat.v1.train.CheckpointSaverListener`."""
 
     def begin(self) -> None:
-        """Is called before the graph is final."""
+        """Adds operations, before the graph is final."""
         ...
 
     def before_save(self, session: Session, global_step_value: int) -> None:
-        """Is called before a checkpoint."""
+        """Prepares a checkpoint."""
         ...
 
     def after_save(self, session: Session, global_step_value: int) -> object:
-        """Is called after a checkpoint; a true result ends the training."""
+        """Looks at a new checkpoint; a true result ends the training."""
         ...
 
     def end(self, session: Session, global_step_value: int) -> None:
-        """Is called after the last step."""
+        """Cleans up after the last step."""
         ...
 
 

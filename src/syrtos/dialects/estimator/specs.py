@@ -115,6 +115,19 @@ class WarmStartSettings:
     var_name_to_prev_var_name: Mapping[str, str] | None = None
 
 
+def check_steps(steps: int | None, max_steps: int | None) -> None:
+    """Checks the two ways of limiting steps.
+
+    Raises:
+        ValueError: both are given, or one is not positive.
+    """
+    if steps is not None and max_steps is not None:
+        raise ValueError("Can not provide both steps and max_steps.")
+    for name, value in (("steps", steps), ("max_steps", max_steps)):
+        if value is not None and value <= 0:
+            raise ValueError(f"Must specify {name} > 0, given: {value}.")
+
+
 def warm_start(settings: str | WarmStartSettings | None) -> None:
     """Makes the graph's variables begin from a checkpoint.
 
