@@ -160,8 +160,9 @@ def _compute_gradients(
     """
     if _scales(self):
         raise ConfigurationError(
-            "Keras 3 divides gradients by the loss scale when they are applied, so `compute_gradients` would return scaled ones. Use "
-            "`optimizer.minimize`, or `tape.gradient(optimizer.scale_loss(loss), variables)` and `optimizer.apply`."
+            "Keras 3 divides gradients by the loss scale when they are applied, so `compute_gradients` would return "
+            "scaled ones. Use `optimizer.minimize`, or `tape.gradient(optimizer.scale_loss(loss), variables)` and "
+            "`optimizer.apply`."
         )
     return _gradients(self, loss, var_list, tape)
 
@@ -281,8 +282,8 @@ def _without(*arguments: str) -> Callable[[Method], Method]:
 # The arguments after the generator, in the order of Keras 2.
 _POSITIONAL = {
     "fit": (
-        "steps_per_epoch", "epochs", "verbose", "callbacks", "validation_data", "validation_steps", "validation_freq", "class_weight",
-        "max_queue_size", "workers", "use_multiprocessing", "shuffle", "initial_epoch",
+        "steps_per_epoch", "epochs", "verbose", "callbacks", "validation_data", "validation_steps", "validation_freq",
+        "class_weight", "max_queue_size", "workers", "use_multiprocessing", "shuffle", "initial_epoch",
     ),
     "evaluate": ("steps", "callbacks", "max_queue_size", "workers", "use_multiprocessing", "verbose"),
     "predict": ("steps", "callbacks", "max_queue_size", "workers", "use_multiprocessing", "verbose"),

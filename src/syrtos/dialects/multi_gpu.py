@@ -73,7 +73,8 @@ def multi_gpu_model(
     count = len(gpus) if isinstance(gpus, list | tuple) else gpus
     if isinstance(count, int) and count < 2:
         raise ValueError(
-            f"For multi-gpu usage to be effective, call `multi_gpu_model` with `len(gpus) >= 2`. Received: `gpus={gpus}`"
+            "For multi-gpu usage to be effective, call `multi_gpu_model` with `len(gpus) >= 2`. Received: "
+            f"`gpus={gpus}`"
         )
     _say(count if isinstance(count, int) else None, world.current().world.size)
     keras2.install()

@@ -107,8 +107,8 @@ class ClusterCoordinator:
         self._servers = _servers("ClusterCoordinator")
         if self._servers.synchronous:
             raise ConfigurationError(
-                "A ClusterCoordinator's calls are made by one worker each, and `--staleness 0` makes each update of all workers' gradients. "
-                "Leave out `--staleness`, or give it 1 or more."
+                "A ClusterCoordinator's calls are made by one worker each, and `--staleness 0` makes each update of "
+                "all workers' gradients. Leave out `--staleness`, or give it 1 or more."
             )
         self._strategy = strategy
         self._calls: list[Callable[[], object]] = []

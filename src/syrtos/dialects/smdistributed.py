@@ -32,8 +32,8 @@ Value = TypeVar("Value")
 
 __all__ = [
     "Compression", "DistributedGradientTape", "DistributedOptimizer", "ReduceOp", "allreduce", "broadcast",
-    "broadcast_global_variables", "broadcast_variables", "init", "local_rank", "local_size", "oob_allreduce", "overlap", "rank",
-    "shutdown", "size",
+    "broadcast_global_variables", "broadcast_variables", "init", "local_rank", "local_size", "oob_allreduce", "overlap",
+    "rank", "shutdown", "size",
 ]  # fmt: skip
 
 
@@ -109,7 +109,8 @@ def allreduce(
     comm = _session().comm
     if not 0 <= param_index < num_params:
         raise errors.ConfigurationError(
-            f"allreduce needs 0 <= param_index < num_params. Received: param_index={param_index}, num_params={num_params}."
+            f"allreduce needs 0 <= param_index < num_params. Received: param_index={param_index}, "
+            f"num_params={num_params}."
         )
     if isinstance(tensor, tf.IndexedSlices):
         tensor = tf.convert_to_tensor(tensor)
@@ -185,8 +186,8 @@ def DistributedOptimizer(
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not keras2.is_optimizer(inner):
         raise errors.ConfigurationError(
-            f"DistributedOptimizer takes Keras optimizers. Received: {type(optimizer).__name__}. For loops of one's own there is "
-            "DistributedGradientTape."
+            f"DistributedOptimizer takes Keras optimizers. Received: {type(optimizer).__name__}. For loops of one's "
+            "own there is DistributedGradientTape."
         )
     gradients.mark(inner, _reduction(device_dense, device_sparse, compression, sparse_as_dense, op))
     return optimizer

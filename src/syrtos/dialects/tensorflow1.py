@@ -15,12 +15,18 @@ from syrtos.keras.tensorflow import tf_internals
 _PARTS = ("image", "initializers", "io", "losses", "math", "metrics", "nn", "random", "saved_model", "summary", "train")
 # Names that need another word than the one for all.
 _INSTEAD = {
-    "contrib": "tf.contrib was removed as a whole; Keras has layers, metrics and optimizers in its place, and `tf.data` its input pipelines",
-    "layers": "use `keras.layers` and a keras.Model, or `tf.compat.v1.layers` inside the `model_fn` of a tf.estimator.Estimator",
+    "contrib": (
+        "tf.contrib was removed as a whole; Keras has layers, metrics and optimizers in its place, and `tf.data` its "
+        "input pipelines"
+    ),
+    "layers": (
+        "use `keras.layers` and a keras.Model, or `tf.compat.v1.layers` inside the `model_fn` of a "
+        "tf.estimator.Estimator"
+    ),
 }
 _TRAINING = (
-    "train a keras.Model by `model.fit`, or keep the graph as the `model_fn` of a tf.estimator.Estimator, which syrtos serves; helpers alone "
-    "(flags, logging, gfile) are under `tf.compat.v1`"
+    "train a keras.Model by `model.fit`, or keep the graph as the `model_fn` of a tf.estimator.Estimator, which "
+    "syrtos serves; helpers alone (flags, logging, gfile) are under `tf.compat.v1`"
 )
 
 
@@ -49,6 +55,6 @@ def _raise_missing(place: str, before: object, name: str) -> NoReturn:
     if name.startswith("_") or not (known or name in dir(before)):
         raise AttributeError(f"module 'tensorflow' has no attribute {f'{place}.{name}'.removeprefix('tf.')!r}")
     raise GoneError(
-        f"`{place}.{name}` belongs to TensorFlow 1, for which this script was written, and TensorFlow {tf.__version__} runs it no longer: "
-        f"{_INSTEAD.get(name, _TRAINING)}."
+        f"`{place}.{name}` belongs to TensorFlow 1, for which this script was written, and TensorFlow "
+        f"{tf.__version__} runs it no longer: {_INSTEAD.get(name, _TRAINING)}."
     )

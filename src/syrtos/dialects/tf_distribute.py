@@ -1,6 +1,7 @@
 """The strategies of `tf.distribute`: each names the same thing here, the one strategy over all workers.
 
-That is so in a world of one worker too: TensorFlow refuses the scope of a strategy of its own where ours is the default.
+That is so in a world of one worker too: TensorFlow refuses the scope of a strategy of its own where ours is the
+default.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ class NoTPUError(ConfigurationError, ValueError):
 def _without_tpus(_original: Method) -> Method:
     def init(self: object, *args: object, **kwargs: object) -> None:
         raise NoTPUError(
-            "`TPUClusterResolver` looks for a TPU for TensorFlow, which syrtos does not train on. Keras trains on TPUs by JAX: on the hosts of a TPU run the "
-            "script with KERAS_BACKEND=jax and without the resolver and TPUStrategy. On CPUs and GPUs leave both out, or use MirroredStrategy in their place."
+            "`TPUClusterResolver` looks for a TPU for TensorFlow, which syrtos does not train on. Keras trains on "
+            "TPUs by JAX: on the hosts of a TPU run the script with KERAS_BACKEND=jax and without the resolver and "
+            "TPUStrategy. On CPUs and GPUs leave both out, or use MirroredStrategy in their place."
         )
 
     return init
@@ -116,8 +118,8 @@ def _tell_of_another_size(name: str, asked: int | None, size: int) -> None:
     # Results don't depend on the number of workers: a line is enough.
     if asked not in (None, 1, size) and world.current().world.rank == 0:
         print(
-            f"syrtos: tf.distribute.{name} names {asked} devices or workers, and this run has {size}: it trains on {size}, with the "
-            f"same results. For {asked} start it with `syrtos run -n {asked}`.",
+            f"syrtos: tf.distribute.{name} names {asked} devices or workers, and this run has {size}: it trains on "
+            f"{size}, with the same results. For {asked} start it with `syrtos run -n {asked}`.",
             file=sys.stderr,
         )
 

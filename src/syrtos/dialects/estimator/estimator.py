@@ -72,8 +72,8 @@ class Estimator:
         """
         if world.current().servers:
             raise ConfigurationError(
-                "Parameter servers (`--ps`) apply Keras optimizers, and an Estimator's graph has one of TensorFlow 1. Run the script without "
-                "`--ps`: its workers then make each update together."
+                "Parameter servers (`--ps`) apply Keras optimizers, and an Estimator's graph has one of TensorFlow "
+                "1. Run the script without `--ps`: its workers then make each update together."
             )
         optimizers.install()
         patching.patch_tensorflow()
@@ -187,8 +187,8 @@ class Estimator:
             scaffold = sessions.scaffold_of(spec, self._config)
             together = hooks.Together(self._config, self.model_dir, scaffold, list(listeners or ()), saved)
             stop = [v1.train.StopAtStepHook(steps, max_steps)] if steps or max_steps else []
-            # Hooks are called in this order. Comparisons need equal variables; `LogLoss` and those that stop say whether to
-            # go on, on which `together`, the last one, makes the workers agree.
+            # Hooks are called in this order. Comparisons need equal variables; `LogLoss` and those that stop say
+            # whether to go on, on which `together`, the last one, makes the workers agree.
             all_hooks = [
                 hooks.BeginEqual(own_noise=True),
                 *self._comparing(scope, input_fn, loss, train_op),
@@ -395,7 +395,7 @@ class Estimator:
         return inputs.OWN if distributed else inputs.SHARE
 
     def _with_any_rows(self, batch: Batch, input_fn: Callable[..., object], mode: str) -> Batch:
-        """Returns a batch whose tensors can be fed with the rows of all workers, where it is split and `model_fn` allows that."""
+        """Returns a batch that can be fed with all workers' rows, where it is split and `model_fn` allows that."""
         if not isinstance(batch, Share):
             self._is_relaxed = False
             return batch

@@ -151,7 +151,9 @@ class BestExporter(_Saving):
         as_text: bool = False,
         exports_to_keep: int | None = 5,
     ) -> None:
-        """Makes an exporter whose ``compare_fn(best_eval_result, current_eval_result)`` says whether the current is better.
+        """Makes an exporter whose ``compare_fn(best_eval_result, current_eval_result)`` says which one is better.
+
+        It returns whether the current evaluation is.
 
         Raises:
             ValueError: ``exports_to_keep`` is not positive.

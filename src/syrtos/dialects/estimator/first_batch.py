@@ -1,8 +1,8 @@
 """The first batches of a graph: whether its steps on shares compute what one process computes.
 
-A graph is built once, for a worker's share. What comes into it from outside can be fed, though: rows, their number, random
-numbers. Where rank 0 is fed the rows of all workers, and the others rows that do not count, it computes what one process
-computes. So does a step that can't be split.
+A graph is built once, for a worker's share. What comes into it from outside can be fed, though: rows, their number,
+random numbers. Where rank 0 is fed the rows of all workers, and the others rows that do not count, it computes what one
+process computes. So does a step that can't be split.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _with_rows(data: object) -> list[tf.Tensor]:
 
 
 class Comparing(v1.train.SessionRunHook):
-    """Computes some steps both ways before they count, in a session of their own, and feeds those that can't be split."""
+    """Computes some steps both ways before they count, in their own session, and feeds those that can't be split."""
 
     def __init__(
         self,

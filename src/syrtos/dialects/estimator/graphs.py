@@ -117,8 +117,8 @@ def operation(train_op: object) -> tf.Operation | tf.Tensor:
     if isinstance(train_op, tf.Variable):  # what assignments return
         return train_op.op
     raise TypeError(
-        f"`train_op` must be an operation of the graph. Received: {type(train_op).__name__}. The optimizers of Keras 3 make none: use one of "
-        "tf.compat.v1.train, or tf_keras.optimizers.legacy with TF_USE_LEGACY_KERAS=1."
+        f"`train_op` must be an operation of the graph. Received: {type(train_op).__name__}. The optimizers of Keras "
+        "3 make none: use one of tf.compat.v1.train, or tf_keras.optimizers.legacy with TF_USE_LEGACY_KERAS=1."
     )
 
 
@@ -151,9 +151,10 @@ def _refusing(name: str, original: Callable[..., object]) -> Callable[..., NoRet
     @functools.wraps(original)
     def refuse(*args: object, **kwargs: object) -> NoReturn:
         raise ConfigurationError(
-            f"`model.{name}` was called in a `model_fn`, which builds a graph: its tensors have no values yet, and nothing would be trained. Either make a "
-            "`loss` of `model(features, training=True)` and `labels`, and give the EstimatorSpec "
-            "`train_op=tf.compat.v1.train.AdamOptimizer().minimize(loss, tf.compat.v1.train.get_global_step())`; or let Keras train: "
+            f"`model.{name}` was called in a `model_fn`, which builds a graph: its tensors have no values yet, and "
+            "nothing would be trained. Either make a `loss` of `model(features, training=True)` and `labels`, and "
+            "give the EstimatorSpec `train_op=tf.compat.v1.train.AdamOptimizer().minimize(loss, "
+            "tf.compat.v1.train.get_global_step())`; or let Keras train: "
             "`tf.keras.estimator.model_to_estimator(model)` in place of the Estimator, or `model.fit`."
         )
 
@@ -182,8 +183,9 @@ def check_reduced(reductions: int) -> None:
     """
     if world.current().world.size > 1 and not reductions and v1.trainable_variables():
         raise ConfigurationError(
-            "`model_fn` has built a training step whose gradients are not exchanged: it updates variables without an optimizer. Use one of "
-            "tf.compat.v1.train (or a class derived from its Optimizer), or of tf_keras.optimizers.legacy."
+            "`model_fn` has built a training step whose gradients are not exchanged: it updates variables without an "
+            "optimizer. Use one of tf.compat.v1.train (or a class derived from its Optimizer), or of "
+            "tf_keras.optimizers.legacy."
         )
 
 
@@ -205,8 +207,8 @@ def metrics_of(spec: EstimatorSpec) -> dict[str, tuple[object, object]]:
                 v1.add_to_collection(v1.GraphKeys.LOCAL_VARIABLES, variable)
         else:
             raise TypeError(
-                f"The metric {name!r} makes no operations in a graph. Use tf.compat.v1.metrics, or a metric of tf_keras with "
-                "TF_USE_LEGACY_KERAS=1."
+                f"The metric {name!r} makes no operations in a graph. Use tf.compat.v1.metrics, or a metric of "
+                "tf_keras with TF_USE_LEGACY_KERAS=1."
             )
     return found
 

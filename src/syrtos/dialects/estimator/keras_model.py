@@ -284,7 +284,8 @@ class _Checkpoints(keras.callbacks.Callback):
 def _no_hooks(*given: Sequence[object] | None) -> None:
     if any(given):
         raise ValueError(
-            "Hooks and saving listeners work on sessions, and the Estimator of a Keras model has none: use callbacks with `model.fit`."
+            "Hooks and saving listeners work on sessions, and the Estimator of a Keras model has none: use callbacks "
+            "with `model.fit`."
         )
 
 

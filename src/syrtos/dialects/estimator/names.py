@@ -14,16 +14,18 @@ from syrtos.keras.tensorflow import tf_internals
 
 # Classes of sessions and their hooks, which TensorFlow still has.
 _HOOKS = (
-    "CheckpointSaverHook", "CheckpointSaverListener", "FeedFnHook", "FinalOpsHook", "GlobalStepWaiterHook", "LoggingTensorHook",
-    "NanLossDuringTrainingError", "NanTensorHook", "ProfilerHook", "SecondOrStepTimer", "SessionRunArgs", "SessionRunContext",
-    "SessionRunHook", "SessionRunValues", "StepCounterHook", "StopAtStepHook", "SummarySaverHook",
+    "CheckpointSaverHook", "CheckpointSaverListener", "FeedFnHook", "FinalOpsHook", "GlobalStepWaiterHook",
+    "LoggingTensorHook", "NanLossDuringTrainingError", "NanTensorHook", "ProfilerHook", "SecondOrStepTimer",
+    "SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues", "StepCounterHook", "StopAtStepHook",
+    "SummarySaverHook",
 )  # fmt: skip
 # Models that came with TensorFlow, and what to write in place of one.
 _CANNED = (
-    "BaselineClassifier", "BaselineEstimator", "BaselineRegressor", "BinaryClassHead", "BoostedTreesClassifier", "BoostedTreesEstimator",
-    "BoostedTreesRegressor", "DNNClassifier", "DNNEstimator", "DNNLinearCombinedClassifier", "DNNLinearCombinedEstimator",
-    "DNNLinearCombinedRegressor", "DNNRegressor", "Head", "LinearClassifier", "LinearEstimator", "LinearRegressor", "LogisticRegressionHead",
-    "MultiClassHead", "MultiHead", "MultiLabelHead", "PoissonRegressionHead", "RegressionHead",
+    "BaselineClassifier", "BaselineEstimator", "BaselineRegressor", "BinaryClassHead", "BoostedTreesClassifier",
+    "BoostedTreesEstimator", "BoostedTreesRegressor", "DNNClassifier", "DNNEstimator", "DNNLinearCombinedClassifier",
+    "DNNLinearCombinedEstimator", "DNNLinearCombinedRegressor", "DNNRegressor", "Head", "LinearClassifier",
+    "LinearEstimator", "LinearRegressor", "LogisticRegressionHead", "MultiClassHead", "MultiHead", "MultiLabelHead",
+    "PoissonRegressionHead", "RegressionHead",
 )  # fmt: skip
 _EARLY = (
     "make_early_stopping_hook",
@@ -40,8 +42,8 @@ _GONE = {
     "regressor_parse_example_spec": "write the dict of tf.io.FixedLenFeature for tf.io.parse_example",
 }
 _CANNED_INSTEAD = (
-    "build the model in Keras (a few Dense layers, keras.utils.FeatureSpace for the columns) and train it with `fit`, or give a `model_fn` to "
-    "tf.estimator.Estimator"
+    "build the model in Keras (a few Dense layers, keras.utils.FeatureSpace for the columns) and train it with "
+    "`fit`, or give a `model_fn` to tf.estimator.Estimator"
 )
 _TPU = "tf.estimator.Estimator with tf.estimator.RunConfig; there are no TPUs"
 _STOPPING = "call `run_context.request_stop()` in a hook of your own: a wish of one worker stops all"

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 Result = TypeVar("Result")
-# What a run of a graph is fed with: values by the graph's tensors. To the stubs a tensor has no hash: eager ones have none.
+# What a run of a graph is fed with: values by the graph's tensors. The keys are objects, because TensorFlow's stubs say
+# that a tensor has no hash; eager ones have none.
 Feed = Mapping[object, object]
 
 

@@ -19,8 +19,8 @@ __version__ = "0.28.1"
 
 # Options of Horovod's launcher that tuned another engine, or chose one.
 _IGNORED = {
-    "slots", "start_timeout", "disable_cache", "output_filename", "verbose", "use_gloo", "use_mpi", "mpi_args", "network_interface",
-    "network_interfaces", "executable", "ssh_port", "ssh_identity_file",
+    "slots", "start_timeout", "disable_cache", "output_filename", "verbose", "use_gloo", "use_mpi", "mpi_args",
+    "network_interface", "network_interfaces", "executable", "ssh_port", "ssh_identity_file",
 }  # fmt: skip
 _ELASTIC = {
     "min_num_proc", "max_num_proc", "min_np", "max_np", "reset_limit", "cooldown_range", "host_discovery_script",
@@ -61,7 +61,8 @@ def run(
     bound = inspect.signature(func).bind(*args, **(kwargs or {}))
     if bound.kwargs:
         raise ConfigurationError(
-            f"horovod.run gives arguments by position, and `{func.__name__}` takes these by name alone: {', '.join(bound.kwargs)}."
+            f"horovod.run gives arguments by position, and `{func.__name__}` takes these by name alone: "
+            f"{', '.join(bound.kwargs)}."
         )
     workers = _workers(num_proc or np, hosts, hostfile)
     # A day, for the default timeout is one for tests. New interpreters, for a single call does not repay the process
@@ -85,8 +86,8 @@ def _workers(asked: int | None, hosts: str | None, hostfile: str | None) -> int:
     away = [host.name for host in found if host.name not in ("localhost", "127.0.0.1", socket.gethostname())]
     if away:
         raise ConfigurationError(
-            f"horovod.run starts workers of this machine, and `hosts` names {', '.join(away)}. Start the script itself on several hosts: "
-            "`syrtos horovodrun -np N -H a:2,b:2 python train.py`."
+            f"horovod.run starts workers of this machine, and `hosts` names {', '.join(away)}. Start the script "
+            "itself on several hosts: `syrtos horovodrun -np N -H a:2,b:2 python train.py`."
         )
     slots = sum(host.slots for host in found)
     if asked and found and asked > slots:

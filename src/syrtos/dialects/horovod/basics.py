@@ -114,8 +114,8 @@ def _check_comm(comm: object) -> None:
     if comm is None or (isinstance(comm, list | tuple) and sorted(comm) == whole):
         return
     raise errors.ConfigurationError(
-        f"hvd.init(comm=...) takes all ranks of the world ({whole}) or None. For some of them start fewer workers, or register a "
-        f"ProcessSet. Received: {comm!r}."
+        f"hvd.init(comm=...) takes all ranks of the world ({whole}) or None. For some of them start fewer workers, or "
+        f"register a ProcessSet. Received: {comm!r}."
     )
 
 

@@ -131,8 +131,8 @@ class LearningRateScheduleCallback(_Callback):
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
                 raise ValueError(
-                    f"Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter to the "
-                    f"{type(self).__name__}()."
+                    "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch "
+                    f"parameter to the {type(self).__name__}()."
                 )
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:

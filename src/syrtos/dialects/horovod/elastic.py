@@ -105,8 +105,9 @@ class State:
         saved, now = [a.shape for a in self._saved_arrays], [tuple(v.shape) for v in variables]
         if saved != now:
             raise ConfigurationError(
-                f"The state was saved with {len(saved)} variables and there are {len(now)} now, or their shapes differ. Build the model "
-                "(give it an Input, or call it once) before the state is made, and make the same model in each run."
+                f"The state was saved with {len(saved)} variables and there are {len(now)} now, or their shapes "
+                "differ. Build the model (give it an Input, or call it once) before the state is made, and make the "
+                "same model in each run."
             )
 
     def sync(self) -> None:

@@ -71,5 +71,6 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation | None:
     raise RuntimeError(
         "hvd.broadcast_global_variables() needs TensorFlow 1's list of all variables. Write "
         f"hvd.broadcast_variables(model.variables, root_rank={root_rank}), or use "
-        "hvd.callbacks.BroadcastGlobalVariablesCallback; syrtos also broadcasts before an optimizer's first step by itself."
+        "hvd.callbacks.BroadcastGlobalVariablesCallback; syrtos also broadcasts before an optimizer's first step by "
+        "itself."
     )

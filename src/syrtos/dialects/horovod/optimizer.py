@@ -61,14 +61,16 @@ def DistributedOptimizer(
     if op not in (Average, Sum):
         raise ValueError(f"op must be hvd.Average or hvd.Sum for a Keras optimizer. Received: {op}.")
     reduction = _reduction(
-        op, compression, sparse_as_dense, gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients,
+        op, compression, sparse_as_dense, gradient_predivide_factor, num_groups, groups, process_set,
+        scale_local_gradients,
         factor=1.0 if average_aggregated_gradients else float(backward_passes_per_step),
     )  # fmt: skip
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not keras2.is_optimizer(inner):
         raise ConfigurationError(
-            f"hvd.DistributedOptimizer takes Keras optimizers. Received: {type(optimizer).__name__}. Optimizers of TensorFlow 1 "
-            "(tf.compat.v1.train) have a Keras one of the same name; loops of one's own use hvd.DistributedGradientTape."
+            f"hvd.DistributedOptimizer takes Keras optimizers. Received: {type(optimizer).__name__}. Optimizers of "
+            "TensorFlow 1 (tf.compat.v1.train) have a Keras one of the same name; loops of one's own use "
+            "hvd.DistributedGradientTape."
         )
     if backward_passes_per_step > 1:
         keras2.accumulate(inner, backward_passes_per_step)

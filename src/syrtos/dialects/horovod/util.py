@@ -21,8 +21,8 @@ from syrtos.dialects.horovod.basics import (
 )
 
 __all__ = [
-    "ccl_built", "cuda_built", "ddl_built", "get_env_rank_and_size", "gloo_built", "in_thread", "is_version_greater_equal_than",
-    "mpi_built", "nccl_built", "rocm_built", "run",
+    "ccl_built", "cuda_built", "ddl_built", "get_env_rank_and_size", "gloo_built", "in_thread",
+    "is_version_greater_equal_than", "mpi_built", "nccl_built", "rocm_built", "run",
 ]  # fmt: skip
 
 
