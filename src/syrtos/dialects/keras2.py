@@ -99,7 +99,7 @@ def build(optimizer: Optimizer | None, model: Model) -> None:
 
 
 @functools.cache
-def expect() -> None:
+def install_once_imported() -> None:
     """Teaches Keras 3 the spellings of Keras 2 once the script has imported it, or now if it has."""
     after_import("keras", install)
 
@@ -111,18 +111,18 @@ def install() -> None:
     if is_legacy():
         return
     base = importlib.import_module("keras.src.optimizers.base_optimizer").BaseOptimizer
-    _optimizer(base)
+    _patch_base_optimizer(base)
     trainers = (
         importlib.import_module("keras.src.trainers.trainer").Trainer,
         importlib.import_module("keras.src.backend.tensorflow.trainer").TensorFlowTrainer,
     )
-    _models(keras().Model, trainers)
-    _layers_and_metrics()
+    _patch_models(keras().Model, trainers)
+    _patch_layers_and_metrics()
     keras().Variable.ref = lambda self: self.value.ref()
     for found in _keras_packages():
-        _optimizers(found, base)
-        _backend(found)
-        _functions(found)
+        _add_legacy_optimizers(found, base)
+        _add_backend_functions(found)
+        _add_functions(found)
         found.utils.experimental = types.SimpleNamespace(DatasetCreator=DatasetCreator)
 
 
@@ -137,7 +137,7 @@ def _callable_variables(original: Callable[[Optimizer], Iterable[Variable]]) -> 
     return property(lambda self: _Callable(original(self)))
 
 
-def _optimizer(base: Any) -> None:
+def _patch_base_optimizer(base: Any) -> None:
     """Gives the base class of Keras 3's optimizers the attributes and methods of Keras 2's."""
     # The class for loss scales has a `variables` of its own.
     for cls in (base, keras().optimizers.LossScaleOptimizer):
@@ -158,7 +158,7 @@ def _compute_gradients(
     Raises:
         ConfigurationError: the optimizer scales losses, so the gradients would be scaled.
     """
-    if _scales(self):
+    if _scales_losses(self):
         raise ConfigurationError(
             "Keras 3 divides gradients by the loss scale when they are applied, so `compute_gradients` would return "
             "scaled ones. Use `optimizer.minimize`, or `tape.gradient(optimizer.scale_loss(loss), variables)` and "
@@ -167,7 +167,7 @@ def _compute_gradients(
     return _gradients(self, loss, var_list, tape)
 
 
-def _scales(optimizer: _OptimizerOfKeras3) -> bool:
+def _scales_losses(optimizer: _OptimizerOfKeras3) -> bool:
     # A `LossScaleOptimizer` has an inner optimizer; others may be given a fixed factor.
     return hasattr(optimizer, "inner_optimizer") or optimizer.loss_scale_factor is not None
 
@@ -178,7 +178,7 @@ def _gradients(
     if not callable(loss) and tape is None:
         raise ValueError("`tape` is required when a tensor is given as the loss: the one that recorded it.")
     tape = tape or tf.GradientTape()
-    if callable(loss) or _scales(optimizer):
+    if callable(loss) or _scales_losses(optimizer):
         with tape:
             loss = optimizer.scale_loss(loss() if callable(loss) else loss)
     # TensorFlow's stubs know no variables of Keras.
@@ -191,7 +191,7 @@ def _minimize(self: _OptimizerOfKeras3, loss: Loss, var_list: Variables, tape: t
     self.apply_gradients(_gradients(self, loss, var_list, tape))
 
 
-def _optimizers(found: types.ModuleType, base: type) -> None:
+def _add_legacy_optimizers(found: types.ModuleType, base: type) -> None:
     """Puts the optimizers of today into `keras.optimizers.legacy` and `keras.optimizers.experimental`."""
     known = {**_classes(found.optimizers, base), "Optimizer": found.optimizers.Optimizer}
     for name, optimizer in known.items():
@@ -229,11 +229,11 @@ def _decay_rate(original: Callable[[_OptimizerOfKeras3], tf.Tensor]) -> Callable
     return current_rate
 
 
-def _models(model: type, trainers: tuple[type, type]) -> None:
+def _patch_models(model: type, trainers: tuple[type, type]) -> None:
     # Where Keras defines them: it takes a `compile` of another class for the script's own.
-    replace(trainers[0], "compile", _without("experimental_run_tf_function"))
+    replace(trainers[0], "compile", _dropping_arguments("experimental_run_tf_function"))
     for name in ("fit", "evaluate", "predict"):
-        replace(trainers[1], name, _without("workers", "use_multiprocessing", "max_queue_size"))
+        replace(trainers[1], name, _dropping_arguments("workers", "use_multiprocessing", "max_queue_size"))
         setattr(model, f"{name}_generator", _from_generator(name))
     for name in ("fit", "evaluate"):
         replace(trainers[1], name, _from_creator)
@@ -261,7 +261,7 @@ def _from_creator(original: Method) -> Method:
     return method
 
 
-def _without(*arguments: str) -> Callable[[Method], Method]:
+def _dropping_arguments(*arguments: str) -> Callable[[Method], Method]:
     """Returns a wrapper that drops arguments that Keras 3 does not have, and says so once."""
 
     def wrapper(original: Method) -> Method:
@@ -269,7 +269,7 @@ def _without(*arguments: str) -> Callable[[Method], Method]:
             for name in arguments:
                 if name in kwargs:
                     del kwargs[name]
-                    _say(f"`{name}` means nothing to Keras 3 and is ignored; remove it.")
+                    _say_once(f"`{name}` means nothing to Keras 3 and is ignored; remove it.")
             return original(self, *args, **kwargs)
 
         # Keras reads a layer's signature, and binds its config to it.
@@ -292,7 +292,7 @@ _POSITIONAL = {
 
 def _from_generator(name: str) -> Method:
     def method(self: object, generator: object, *args: object, **kwargs: object) -> object:
-        _say(f"`{name}_generator` is `{name}` today.")
+        _say_once(f"`{name}_generator` is `{name}` today.")
         if len(args) > len(_POSITIONAL[name]):
             raise TypeError(
                 f"{name}_generator takes {len(_POSITIONAL[name])} arguments after the generator. Received: {len(args)}."
@@ -304,17 +304,17 @@ def _from_generator(name: str) -> Method:
 
 
 @functools.cache
-def _say(text: str) -> None:
+def _say_once(text: str) -> None:
     print(f"syrtos: {text}", file=sys.stderr)
 
 
-def _backend(found: types.ModuleType) -> None:
+def _add_backend_functions(found: types.ModuleType) -> None:
     """Adds `K.get_value(optimizer.lr)` and `K.set_value(optimizer.lr, 0.1)`."""
     found.backend.get_value = lambda x: np.asarray(x)
     found.backend.set_value = lambda x, value: x.assign(value)
 
 
-def _functions(found: types.ModuleType) -> None:
+def _add_functions(found: types.ModuleType) -> None:
     """Adds a layer that is gone, and losses and metrics as functions, of which `tf.keras` has fewer than `keras`."""
     for room in ("losses", "metrics"):
         public = getattr(found, room)
@@ -325,11 +325,11 @@ def _functions(found: types.ModuleType) -> None:
         found.layers.ThresholdedReLU = importlib.import_module("keras.src.legacy.layers").ThresholdedReLU
 
 
-def _layers_and_metrics() -> None:
+def _patch_layers_and_metrics() -> None:
     """Adds `metric.reset_states()`, and lets BatchNormalization take ``fused``."""
     keras().metrics.Metric.reset_states = lambda self: self.reset_state()
     # `fused` chose between two ways of computing the same.
-    replace(keras().layers.BatchNormalization, "__init__", _without("fused"))
+    replace(keras().layers.BatchNormalization, "__init__", _dropping_arguments("fused"))
 
 
 def _keras_packages() -> list[types.ModuleType]:

@@ -61,7 +61,7 @@ def ParameterServerStrategy(
     """
     del cluster_resolver, variable_partitioner
     _servers("ParameterServerStrategy")
-    keras2.expect()
+    keras2.install_once_imported()
     return Strategy()
 
 

@@ -46,7 +46,7 @@ def install() -> None:
             setattr(module, name, _Strategies(name, (), {"__doc__": original.__doc__, "original": original}))
     for name in RESOLVERS if not alone else ():
         for module in modules_with("distribute.cluster_resolver", name):
-            setattr(module, name, functools.partial(_resolver, name))
+            setattr(module, name, functools.partial(_resolver_of_run, name))
     for module in modules_with("distribute.cluster_resolver", "TPUClusterResolver"):
         replace(module.TPUClusterResolver, "__init__", _without_tpus)
 
@@ -95,14 +95,14 @@ class _Strategies(type):
         if world.explicit() and (cls.__name__ == "OneDeviceStrategy" or world.current().world.size == 1):
             return cls.original(*args, **kwargs)
         activate.check_not_explicit(cls.__name__)
-        keras2.expect()
-        _tell_of_another_size(cls.__name__, _asked_for(args, kwargs), world.current().world.size)
+        keras2.install_once_imported()
+        _tell_of_another_size(cls.__name__, _count_named_workers(args, kwargs), world.current().world.size)
         if cls.__name__ == "MultiWorkerMirroredStrategy":
             heed_policy()
         return Strategy()
 
 
-def _asked_for(args: Sequence[object], kwargs: Mapping[str, object]) -> int | None:
+def _count_named_workers(args: Sequence[object], kwargs: Mapping[str, object]) -> int | None:
     """Returns the number of devices or workers that the script named; None if it named none."""
     first = args[0] if args else kwargs.get("devices", kwargs.get("cluster_resolver"))
     if isinstance(first, list | tuple):
@@ -124,7 +124,7 @@ def _tell_of_another_size(name: str, asked: int | None, size: int) -> None:
         )
 
 
-def _resolver(name: str, *args: object, **kwargs: object) -> object:
+def _resolver_of_run(name: str, *args: object, **kwargs: object) -> object:
     """Returns a resolver that knows the workers of this run: nothing needs to be asked of the cluster."""
     del name, args, kwargs
     # Not by `Strategy()`: a script that asks for a resolver has not chosen a strategy yet.

@@ -372,7 +372,7 @@ class Estimator:
         # Of this graph alone: others, such as that of an export, have no batch.
         is_relaxed, self._is_relaxed = self._is_relaxed, False
         known = {"labels": labels, "mode": mode, "params": self.params, "config": self.config}
-        asked = inputs.called_with(self._model_fn, known)
+        asked = inputs.arguments_for(self._model_fn, known)
         if labels is not None and "labels" not in asked:
             raise ValueError("`model_fn` does not take labels, but `input_fn` returns labels.")
         try:

@@ -157,20 +157,20 @@ class Comparing(v1.train.SessionRunHook):
     def _feed_of_step(self, session: TensorFlowSession) -> Feed:
         is_due = self.checks.is_due() and self._trial is not None
         if not is_due and not self.plan.whole:
-            return self._ways()
+            return self._feed_of_plan()
         # What a run takes out of the pipeline no later run gets: the step that counts has to be fed with it.
         *own, samples = session.run([*self._rows, self._samples])
         share: dict[object, npt.ArrayLike] = {**dict(zip(self._rows, own, strict=True)), self._samples: samples}
-        batch = self._on_rank_0(session, share)
+        batch = self._feed_of_all_rows(session, share)
         if is_due and self._trial is not None:
             self._check(self._trial, session, share, batch)
-        return batch if self.plan.whole else {**share, **self._ways()}
+        return batch if self.plan.whole else {**share, **self._feed_of_plan()}
 
-    def _ways(self) -> dict[object, bool]:
+    def _feed_of_plan(self) -> dict[object, bool]:
         # Before the first comparison nothing is fed: the graph's own way holds, by the reduction of its losses.
         return self._scope.ways(self.plan) if self.plan.tried else {}
 
-    def _on_rank_0(
+    def _feed_of_all_rows(
         self, session: TensorFlowSession, share: Mapping[object, npt.ArrayLike]
     ) -> dict[object, npt.ArrayLike]:
         """Returns what each worker is fed with, so that all rows are rank 0's."""

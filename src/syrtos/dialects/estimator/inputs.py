@@ -53,7 +53,7 @@ def read(
     # A function that asks for the context shards its data by it: of one process where all rows are wanted.
     everyone = tf.distribute.InputContext(place.size, place.rank, place.size)
     context = tf.distribute.InputContext() if how == ALL else everyone
-    asked = called_with(input_fn, {"mode": mode, "input_context": context, **known})
+    asked = arguments_for(input_fn, {"mode": mode, "input_context": context, **known})
     found = input_fn(**asked)
     own_shard = "input_context" in asked
     if isinstance(found, tf.data.Dataset):
@@ -72,7 +72,7 @@ def read(
 
 def is_split(input_fn: Callable[..., object], how: How) -> bool:
     """Returns whether the workers get parts of the same batches, and not batches of their own or all rows."""
-    return how == SHARE and not called_with(input_fn, {"input_context": None}) and verdicts.is_split(world.current())
+    return how == SHARE and not arguments_for(input_fn, {"input_context": None}) and verdicts.is_split(world.current())
 
 
 def _pair(found: object) -> tuple[object, object]:
@@ -83,7 +83,7 @@ def _pair(found: object) -> tuple[object, object]:
     return found, None
 
 
-def called_with(function: Callable[..., object], known: Mapping[str, object]) -> dict[str, object]:
+def arguments_for(function: Callable[..., object], known: Mapping[str, object]) -> dict[str, object]:
     """Returns the ``known`` values that a function asks for by the names of its arguments, and does not have yet."""
     # `inspect` lists what a partial has bound by name among its parameters too.
     bound = function.keywords if isinstance(function, functools.partial) else {}

@@ -129,7 +129,7 @@ class KerasEstimator(Estimator):
         saved: Callable[[int], None] | None = None,
     ) -> None:
         """Trains by `fit`, and calls ``saved`` with the step of each checkpoint; see `Estimator.train_saving`."""
-        _no_hooks(own_hooks, listeners)
+        _check_no_hooks(own_hooks, listeners)
         check_steps(steps, max_steps)
         self._restore(self.latest_checkpoint())
         left = max_steps - int(self._step) if max_steps is not None else steps
@@ -168,7 +168,7 @@ class KerasEstimator(Estimator):
         name: str | None = None,
     ) -> dict[str, Any]:
         """Evaluates by the model's `evaluate`; see `Estimator.evaluate`."""
-        _no_hooks(hooks)
+        _check_no_hooks(hooks)
         self._restore(self._checkpoint(checkpoint_path))
         dataset = self._dataset(input_fn, ModeKeys.EVAL)
         found = self._model.evaluate(dataset if steps is None else dataset.take(steps), verbose=0, return_dict=True)
@@ -188,7 +188,7 @@ class KerasEstimator(Estimator):
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
         """Yields predictions, which go by the names of the layers that make them; see `Estimator.predict`."""
-        _no_hooks(hooks)
+        _check_no_hooks(hooks)
         self._restore(self._checkpoint(checkpoint_path))
         # A `Sequential` of Keras 3 has no names of its outputs.
         names = getattr(self._model, "output_names", None) or [self._model.layers[-1].name]
@@ -231,7 +231,7 @@ class KerasEstimator(Estimator):
 
     def _dataset(self, input_fn: Callable[..., object], mode: str) -> tf.data.Dataset:
         known = {"mode": mode, "params": self._params, "config": self._config}
-        found = input_fn(**inputs.called_with(input_fn, known))
+        found = input_fn(**inputs.arguments_for(input_fn, known))
         if not isinstance(found, tf.data.Dataset):
             once = tf.data.Dataset.from_tensors(found)
             found = once.repeat() if mode == ModeKeys.TRAIN else once
@@ -281,7 +281,7 @@ class _Checkpoints(keras.callbacks.Callback):
         return any(world.current().comm.agree("save?", float(late)))
 
 
-def _no_hooks(*given: Sequence[object] | None) -> None:
+def _check_no_hooks(*given: Sequence[object] | None) -> None:
     if any(given):
         raise ValueError(
             "Hooks and saving listeners work on sessions, and the Estimator of a Keras model has none: use callbacks "

@@ -56,7 +56,7 @@ def _reducing(
     # Not only in `apply_gradients`: a script that clips by a norm is to see the norm that one process sees.
     def compute_gradients(self: object, *args: Options.args, **kwargs: Options.kwargs) -> Iterable[GradientAndVariable]:
         pairs = original(self, *args, **kwargs)
-        return _reduce_pairs(pairs) if _trains() else pairs
+        return _reduce_pairs(pairs) if _is_training_step() else pairs
 
     return compute_gradients
 
@@ -71,14 +71,14 @@ def _reducing_others(
     ) -> Result:
         # A list, because a script may give an iterator, and the pairs are needed twice.
         pairs = list(grads_and_vars)
-        if _trains() and not _come_from_reduced([g for g, _ in pairs if g is not None]):
+        if _is_training_step() and not _come_from_reduced([g for g, _ in pairs if g is not None]):
             pairs = _reduce_pairs(pairs)
         return original(self, pairs, *args, **kwargs)
 
     return apply_gradients
 
 
-def _trains() -> bool:
+def _is_training_step() -> bool:
     step = current_step()
     return step is not None and step.training
 
@@ -102,10 +102,10 @@ def _come_from_reduced(grads: Sequence[Gradient]) -> bool:
     while graph is not None:
         marks |= getattr(graph, _REDUCED, set())
         graph = getattr(graph, "outer_graph", None)
-    return bool(marks) and all(_leads_to(_values(g).op, marks) for g in grads)
+    return bool(marks) and all(_is_made_from(_values(g).op, marks) for g in grads)
 
 
-def _leads_to(operation: tf.Operation, marks: set[tf.Operation]) -> bool:
+def _is_made_from(operation: tf.Operation, marks: set[tf.Operation]) -> bool:
     """Returns whether an operation is made from one of the marked ones."""
     # Without recursion: a path from the clipped gradients to the reduced ones may be longer than Python's stack.
     seen, waiting = set[tf.Operation](), [operation]
