@@ -38,8 +38,8 @@ _FILE = "elastic-state.safetensors"
 class State:
     """The progress of a training function. Attributes are given as keywords; they hold plain data."""
 
-    # Of a script's states, the number of the one that trains, and of all that have begun. A script that trains one
-    # state after the other has commits of each, and makes them in the same order in each run.
+    # The number of this state among those that the script has begun to train, and how many these are. A commit has its
+    # state's number: a script may train one state after the other, in the same order in each run.
     number = begun = 0
 
     def __init__(self, **values: object) -> None:
