@@ -47,22 +47,27 @@ def install() -> None:
             module.ClusterCoordinator, module.RemoteValue = ClusterCoordinator, RemoteValue
 
 
-def ParameterServerStrategy(
-    cluster_resolver: object = None, variable_partitioner: object = None
-) -> tf.distribute.Strategy:
-    """Returns the strategy of this run.
+class _StrategyOfRun(type):
+    """The metaclass of a class that Keras asks `isinstance` of, and whose call returns the strategy of this run."""
 
-    Args:
-        cluster_resolver: not asked; the workers and servers are those of the run.
-        variable_partitioner: not asked; each server holds an equal share of every variable.
+    def __call__(cls, cluster_resolver: object = None, variable_partitioner: object = None) -> tf.distribute.Strategy:
+        """Returns the strategy of this run.
 
-    Raises:
-        ConfigurationError: the run has no parameter servers.
-    """
-    del cluster_resolver, variable_partitioner
-    _servers("ParameterServerStrategy")
-    keras2.install_once_imported()
-    return Strategy()
+        Args:
+            cluster_resolver: not asked; the workers and servers are those of the run.
+            variable_partitioner: not asked; each server holds an equal share of every variable.
+
+        Raises:
+            ConfigurationError: the run has no parameter servers.
+        """
+        del cluster_resolver, variable_partitioner
+        _servers("ParameterServerStrategy")
+        keras2.install_once_imported()
+        return Strategy()
+
+
+class ParameterServerStrategy(metaclass=_StrategyOfRun):
+    """Synchronous or asynchronous training with the parameter servers of this run."""
 
 
 def _servers(name: str) -> Servers:

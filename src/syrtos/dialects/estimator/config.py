@@ -138,7 +138,7 @@ class RunConfig:
         if seconds is not None:
             other.save_checkpoints_steps = None
         for name, value in kwargs.items():
-            setattr(other, name, value)
+            setattr(other, name, str(value) if name == "model_dir" and value is not None else value)
         return other
 
     # -- roles -----------------------------------------------------------------------------------
