@@ -81,7 +81,8 @@ def run(
         contextlib.closing(door.Door(path := str(Path(folder) / "door"), places)),
     ):
         env = launcher.environment_of_workers(settings.environment()) | {door.VARIABLE: path}
-        env.pop("CUDA_VISIBLE_DEVICES", None)  # this process's own: workers have what Ray gives them
+        # this process's own: workers have what Ray gives them
+        env.pop("CUDA_VISIBLE_DEVICES", None)
         with reporting(places, str(Path(str(options["run_dir"])).resolve())):
             launcher.run(command, env, subprocess.DEVNULL)
         with launcher.memory() as result:
@@ -170,7 +171,8 @@ def _report_of_session() -> Callable[[dict[str, Any]], None] | None:
     tune, train = sys.modules.get("ray.tune"), sys.modules.get("ray.train")
     if tune is not None and tune.get_context().get_trial_id() is not None:
         return tune.report
-    with contextlib.suppress(Exception):  # which kind says that there is no session differs from version to version
+    # which kind of error says that there is no session differs between versions of Ray
+    with contextlib.suppress(Exception):
         if train is not None and train.get_context().get_world_size() is not None:
             return train.report
     return None

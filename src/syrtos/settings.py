@@ -319,7 +319,8 @@ def is_secret(name: str) -> bool:
 
 def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that TensorFlow, Keras and their libraries read when they are imported."""
-    others = ("SYRTOS_", "CUDA_", "PYTHON")  # ours, each worker's own GPUs, and what an interpreter has read before
+    # ours, each worker's own GPUs, and what an interpreter has read before
+    others = ("SYRTOS_", "CUDA_", "PYTHON")
     return {name: value for name, value in env.items() if is_harmless(name) and not name.startswith(others)}
 
 

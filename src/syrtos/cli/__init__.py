@@ -78,7 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = made.parse_args(words)
     try:
         if arguments is None and words[0] == "run":
-            from syrtos.cli.defaults import added_words  # only here: the other commands do without engines
+            # only here: the other commands do without engines
+            from syrtos.cli.defaults import added_words
 
             if added := added_words(_commands_of(made).choices["run"], words[1:]):
                 words = ["run", *added, *words[1:]]
@@ -101,7 +102,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _packages_of_jobs() -> str:
     """Returns the packages that jobs need, quoted for a shell."""
     # By their names, since a checkout or a wheel may be what syrtos was installed from.
-    from importlib.metadata import requires  # only here: it takes longer to import than all of this file
+    # only here: it takes longer to import than all of this file
+    from importlib.metadata import requires
 
     wanted = (requirement.partition(";") for requirement in requires("syrtos") or ())
     return " ".join(f"'{name.strip()}'" for name, _, extra in wanted if extra.strip() == 'extra == "jobs"')

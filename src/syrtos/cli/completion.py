@@ -34,7 +34,8 @@ def main(chosen: argparse.Namespace) -> int:
     parser = cli.parser()
     for action in _actions(parser):
         if action.dest == "script":
-            action.nargs = argparse.REMAINDER  # which shtab knows: the script's arguments may be files too
+            # shtab knows REMAINDER, not PARSER: it completes the script's arguments as files too
+            action.nargs = argparse.REMAINDER
         if action.dest == "script" or action.type is Path:
             is_folder = "DIR" in str(action.metavar)
             setattr(action, "complete", shtab.DIRECTORY if is_folder else shtab.FILE)  # noqa: B010

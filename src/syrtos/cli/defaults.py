@@ -69,7 +69,8 @@ def words_of(tables: Mapping[str, Any], parser: Parser, typed: Mapping[str, Any]
     run = tables.get("run", {})
     left_out = {*typed, *(_HOSTS if _HOSTS & typed.keys() else ())}
     engine = typed.get("on") or ("" if "on" in left_out else run.get("on", ""))
-    left_out |= set() if engine else {"gpus_per_worker"}  # which only engines are asked for
+    # only engines are asked for GPUs: without one the file's number has no meaning
+    left_out |= set() if engine else {"gpus_per_worker"}
     for name, value in run.items():
         option, action = _option(name, options)
         words = [*_words(name, option, action, value)]

@@ -302,7 +302,8 @@ def is_going_on(run_dir: Path) -> bool:
 
 def _execute(request: RunRequest, run_dir: Path, resume: bool, met: Met | None) -> int:
     spec, policy, began = request.spec, request.policy, time.time() - process_age()
-    verifies = spec.options.verify == "only"  # `syrtos verify` prints a table in place of all that is printed of a run
+    # `syrtos verify` prints a table in place of all that is printed of a run
+    verifies = spec.options.verify == "only"
     if not verifies:
         _announce(spec, generations.generation_folder(run_dir, generations.next_generation(run_dir, resume)))
 
@@ -374,12 +375,14 @@ def _print_failed(ended: generations.RunEnd, run_dir: Path, restarts_asked: bool
         )
     if ended.reason:
         print(f"syrtos: no restart: {ended.reason}.", file=sys.stderr)
-    again_the_same = ended.outcome.has_reported("NonFiniteError")  # the same batch gives the same numbers
+    # the same batch gives the same numbers
+    again_the_same = ended.outcome.has_reported("NonFiniteError")
     if not ended.resumable or again_the_same:
         return ended.outcome.code
     mended = ", once the cause is mended" if ended.reason else ""
     by_scheduler = [ended.outcome.end.name, ended.outcome.code] == _BY_SCHEDULER
-    goes_on = generations.has_snapshot(run_dir) and by_scheduler  # which a full disk may have prevented
+    # a full disk may have prevented the snapshot that the scheduler's signal asked for
+    goes_on = generations.has_snapshot(run_dir) and by_scheduler
     same = ", and so does the same command with this --run-dir" * goes_on
     print(f"syrtos: `syrtos resume {run_dir}` goes on from {ended.resumable}{mended}{same}.", file=sys.stderr)
     return STOPPED if goes_on else ended.outcome.code
@@ -404,7 +407,8 @@ def _agents(spec: Spec, met: Met | None) -> Agents | None:
     """Returns the agents of a run on hosts; None for a run on this machine alone."""
     if not spec.hosts:
         return None
-    from syrtos.launch.remote.agents import Agents  # only here: it takes 30 ms to import
+    # only here: it takes 30 ms to import
+    from syrtos.launch.remote.agents import Agents
 
     agents = Agents(met.agents if met else None)
     if met:

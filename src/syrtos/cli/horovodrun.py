@@ -113,9 +113,8 @@ def translate_arguments(chosen: argparse.Namespace) -> list[str]:
     ssh += ["-p", str(chosen.ssh_port)] if chosen.ssh_port else []
     ssh += ["-i", chosen.ssh_identity_file] if chosen.ssh_identity_file else []
     named = chosen.hosts or chosen.hostfile
-    follows = bool(
-        chosen.host_discovery_script or (named and chosen.min_np)
-    )  # on this machine alone nothing comes or goes
+    # without hosts the run is on this machine alone, where nothing comes or goes
+    follows = bool(chosen.host_discovery_script or (named and chosen.min_np))
     pairs = {
         "-n": chosen.max_np if follows else chosen.workers,
         "--min-workers": (chosen.min_np or chosen.workers) if follows else None,

@@ -127,7 +127,8 @@ def place(chosen: argparse.Namespace, run_dir: Path, launch: Callable[[Met | Non
         The exit code.
     """
     if chosen.on == PLACED:
-        from syrtos.cli.meeting import meet  # only here: with what it needs it takes 30 ms to import
+        # only here: with what it needs it takes 30 ms to import
+        from syrtos.cli.meeting import meet
 
         return meet(chosen, launch)
     engine = engine_for(chosen)
@@ -227,7 +228,8 @@ def _tell_waiting(submitted: Submitted, over: threading.Event) -> None:
         try:
             state = submitted.state()
         except SyrtosError:
-            continue  # an engine that does not answer for a moment; whoever reads the output is told
+            # an engine that does not answer for a moment; whoever reads the output is told
+            continue
         if state.phase == "waiting" and state.why and state.why != told:
             output.say(state.why)
             told = state.why

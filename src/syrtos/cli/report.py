@@ -81,8 +81,10 @@ def main(chosen: argparse.Namespace) -> int:
             _once(chosen, runs, output, console, live)
             if not live:
                 break
-            time.sleep(max(_PAUSE, 5 * (time.monotonic() - began)))  # long ledgers take long to read
-    except KeyboardInterrupt:  # which is how a person ends `--follow`: the page reads itself no more
+            # long ledgers take long to read
+            time.sleep(max(_PAUSE, 5 * (time.monotonic() - began)))
+    except KeyboardInterrupt:
+        # Ctrl-C is how a person ends `--follow`: the last page is not to read itself again
         if runs and chosen.follow:
             _once(chosen, runs, output, console)
     return 0

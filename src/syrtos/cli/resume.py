@@ -34,7 +34,8 @@ def main(chosen: argparse.Namespace) -> int:
     run_dir = find_run_dir(chosen.run_dir)
     request = read_request(run_dir)
     spec = _resized_spec(request.spec, chosen)
-    make_plan(spec, this_machine(spec.hosts), settings.environment())  # refused before anything is written
+    # refused before anything is written
+    make_plan(spec, this_machine(spec.hosts), settings.environment())
     changes = request_changes(chosen.workers, spec.hosts if chosen.hosts else ())
     return execute(dataclasses.replace(request, spec=spec), run_dir, resume=True, changes=changes)
 

@@ -210,9 +210,8 @@ def _policy(chosen: argparse.Namespace, spec: Spec) -> RestartPolicy:
     repair = spec.options.on_divergence == "repair"
     if given is None:
         if spec.elastic is not None:
-            return RestartPolicy(
-                sys.maxsize, repair=repair
-            )  # hosts may be lost again and again; those that commit nothing end the run
+            # hosts may be lost again and again; those that commit nothing end the run
+            return RestartPolicy(sys.maxsize, repair=repair)
         return RestartPolicy(0 if spec.options.servers else _RESTARTS, asked=False, repair=repair)
     if given < 0:
         raise ConfigurationError(f"`--max-restarts` must be 0 or more. Received: {given}.")

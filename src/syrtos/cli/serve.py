@@ -59,7 +59,8 @@ def main(chosen: argparse.Namespace) -> int:
     out = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         _serve(server, home, out)
-    except KeyboardInterrupt:  # of a person; uvicorn raises it again when it has closed its connections
+    except KeyboardInterrupt:
+        # a person's Ctrl-C: uvicorn raises it again when it has closed its connections
         code = 130
     else:
         code = 0

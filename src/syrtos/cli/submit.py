@@ -60,7 +60,8 @@ def main(chosen: argparse.Namespace) -> int:
     facts, inputs = _read_request(chosen)
     estimator = Estimator(**facts)
     for number in filter(is_wanted, (signal.SIGTERM, signal.SIGHUP)):
-        signal.signal(number, signal.default_int_handler)  # the end of this command ends the job
+        # the end of this command ends the job
+        signal.signal(number, signal.default_int_handler)
     try:
         estimator.fit(inputs, wait=not chosen.no_wait, job_name=chosen.name)
     except KeyboardInterrupt:

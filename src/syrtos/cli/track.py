@@ -24,9 +24,8 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="its run directory")
     parser.add_argument("trackers", nargs="+", metavar="TRACKER", help=TRACKERS)
-    parser.add_argument(
-        "--until-closed", action="store_true", help=argparse.SUPPRESS
-    )  # follow until standard input ends
+    # follow until standard input ends
+    parser.add_argument("--until-closed", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(main=main)
 
 

@@ -52,7 +52,8 @@ def main(arguments: list[str]) -> int:
 
     asked = search_file.read(parser().parse_args(arguments).file)
     for number in filter(is_wanted, (signal.SIGTERM, signal.SIGHUP)):
-        signal.signal(number, signal.default_int_handler)  # the end of this command ends the search
+        # the end of this command ends the search
+        signal.signal(number, signal.default_int_handler)
     with local.running(Home()) as (service, own):
         return _follow(service, own, asked)
 

@@ -63,7 +63,8 @@ def main(chosen: argparse.Namespace) -> int:
             options=Options(run_dir=str(run_dir), verify="only"),
             oversubscribe=True,
         )
-        make_plan(spec, this_machine(spec.hosts), settings.environment())  # refused before anything is started
+        # refused before anything is started
+        make_plan(spec, this_machine(spec.hosts), settings.environment())
         code = execute(RunRequest(spec, RestartPolicy(0), 0), run_dir)
         functions = list(_functions(run_dir))
     if chosen.json:

@@ -35,7 +35,8 @@ def check(track: Sequence[str], metrics_port: int | None) -> None:
         ConfigurationError: the run can't be watched like this.
     """
     if track:
-        from syrtos.report import trackers  # only here: a run that is not tracked should start at once
+        # only here: a run that is not tracked should start at once
+        from syrtos.report import trackers
 
         trackers.check(track)
     if metrics_port is not None:

@@ -84,7 +84,8 @@ def weighted_mean(
     memories = [_memory_of(kind, v, a) for v, a in zip(variables, arrays, strict=True)]
     for memory in memories if world.current().options.on_nan == "skip" else ():
         memory.before = memory.residual, memory.basis
-    with np.errstate(over="ignore", invalid="ignore"):  # of float16; what is infinite shows in the result
+    # a gradient may be too large for float16: what becomes infinite shows in the result
+    with np.errstate(over="ignore", invalid="ignore"):
         sums = codec.mean(comm, arrays, weight, memories)
     return [total.reshape(array.shape) for total, array in zip(sums, arrays, strict=True)]
 
@@ -283,7 +284,8 @@ def choose_codec(comm: Communicator, variables: Sequence[Any]) -> Codec | None:
     if options.compress == "none" or not variables or comm.size == 1:
         return None
     everyone = comm.size == world.current().world.size
-    return _of_run() if everyone or options.compress != "auto" else None  # that is measured by all workers
+    # `auto` measures the network, which all workers do together: never for a part of them
+    return _of_run() if everyone or options.compress != "auto" else None
 
 
 @functools.cache

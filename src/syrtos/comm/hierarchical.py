@@ -57,7 +57,8 @@ class HierarchicalCommunicator(MPICommunicator):
 
     def _reduce_half(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
         """Reduces in float32 inside the host, and rounds what travels between hosts."""
-        lane_op = ReduceOp.SUM if op is ReduceOp.MEAN else op  # means are scaled on the way into the window
+        # means are scaled on the way into the window
+        lane_op = ReduceOp.SUM if op is ReduceOp.MEAN else op
 
         def carry(lane_slice: Array) -> Callable[[], None]:
             assert self.lane is not None

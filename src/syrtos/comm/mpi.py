@@ -52,9 +52,8 @@ class MPICommunicator(Communicator):
         try:
             self.watchdog.wait(request.Test, call, self.rank)
         except BaseException:
-            self._unfinished.append(
-                request
-            )  # it holds the arrays that MPI may still write to: they must not be used again
+            # it holds the arrays that MPI may still write to: they must not be used again
+            self._unfinished.append(request)
             raise
 
     def sum_in_place(self, array: Array, op: ReduceOp = ReduceOp.SUM) -> None:
@@ -67,7 +66,8 @@ class MPICommunicator(Communicator):
         """Begins to reduce a flat array in place; it is done when the returned function returns."""
         if self.size == 1 or array.size == 0:
             return lambda: None
-        if op in (ReduceOp.MIN, ReduceOp.MAX):  # MPI leaves open what becomes of NaN, and workers got different results
+        # MPI leaves open what becomes of NaN, and workers got different results
+        if op in (ReduceOp.MIN, ReduceOp.MAX):
             everyone = self._allgather(array, [array.size] * self.size).reshape(self.size, -1)
             UFUNC[op].reduce(everyone, axis=0, out=array)
             return lambda: None

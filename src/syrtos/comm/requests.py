@@ -153,7 +153,8 @@ def refusing(*questions: Question) -> Iterator[None]:
     """Context manager: answers all of ``questions`` with the error that is raised in it."""
     try:
         yield
-    except Exception as error:  # a worker that is not answered would wait until the watchdog ends it
+    except Exception as error:
+        # a worker that is not answered would wait until the watchdog ends it
         for question in questions:
             question.answer(error=f"A parameter server could not answer `{question.fields['ask']}`: {error}")
 
@@ -162,7 +163,8 @@ def _replier(
     comm: MPI.Comm, asked: _Incoming, left: set[int], outgoing: list[_Outgoing]
 ) -> Callable[[Fields, Sequence[Array]], None]:
     def reply(fields: Fields, arrays: Sequence[Array]) -> None:
-        if asked.source not in left:  # it would never be received, and the server would wait for that
+        # it would never be received, and the server would wait for that
+        if asked.source not in left:
             outgoing.append(_send(comm, asked.source, _ANSWER, {**fields, "id": asked.fields["id"]}, list(arrays)))
 
     return reply

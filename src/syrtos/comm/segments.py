@@ -58,9 +58,8 @@ def _create_unnamed(comm: MPI.Comm, nbytes: int) -> Iterator[int]:
     process, number, identity = comm.bcast((os.getpid(), descriptor, _identity(descriptor)))
     if comm.Get_rank() and number >= 0:
         descriptor = _open_file(f"/proc/{process}/fd/{number}")
-        if (
-            descriptor >= 0 and _identity(descriptor) != identity
-        ):  # of another process, where containers number theirs alike
+        # the number is that of another process where containers number their own from 1 alike
+        if descriptor >= 0 and _identity(descriptor) != identity:
             os.close(descriptor)
             descriptor = -1
     yield from _closing(descriptor)

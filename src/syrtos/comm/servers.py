@@ -64,7 +64,8 @@ class Servers:
         most = 1 << 62 if limit is None else limit
         answer, _ = self._ask_first("take", limit=most, repeatable=repeatable, wait=False)
         if answer["piece"] == LATER:
-            self._idle()  # before waiting, so that no other worker waits for this one's updates
+            # before waiting, so that no other worker waits for this one's updates
+            self._idle()
             answer, _ = self._ask_first("take", limit=most, repeatable=repeatable, wait=True)
         return None if answer["piece"] == NONE else int(answer["piece"])
 

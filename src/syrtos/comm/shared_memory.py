@@ -38,9 +38,8 @@ class SharedMemoryCommunicator(MPICommunicator):
     def __init__(self, comm: MPI.Comm, watchdog: Watchdog | None = None) -> None:
         super().__init__(comm, watchdog)
         self._windows: Windows | None = None
-        self._stages: list[
-            Array
-        ] = []  # for each worker what it contributes to others' slices, and cannot write into the result
+        # for each worker what it contributes to others' slices, and cannot write into the result
+        self._stages: list[Array] = []
         self._scratch = np.empty(0, np.uint8)  # a result that is copied
 
     def close(self) -> None:
@@ -69,7 +68,8 @@ class SharedMemoryCommunicator(MPICommunicator):
                 if all(start == stop for start, stop in pieces):
                     break
                 start, stop = pieces[self.rank]
-                turn = 1 - turn  # the others have read the other half before they come to the next meeting
+                # the others have read the other half before they come to the next meeting
+                turn = 1 - turn
                 board[turn, self.rank, : stop - start] = whole[start:stop]
                 self._pause()
                 for rank, (start, stop) in enumerate(pieces):
@@ -232,9 +232,8 @@ class _Layout:
         """Returns the parts of a result that is lent, which nobody may write to."""
         total.flags.writeable = False
         found = [total[offset : offset + part.size] for part, offset in zip(self.parts, self.offsets, strict=True)]
-        return [
-            part if part.nbytes >= _LENT else part.copy() for part in found
-        ]  # a small one that is kept would keep all
+        # a small one that is kept would keep all
+        return [part if part.nbytes >= _LENT else part.copy() for part in found]
 
     def copy(
         self, parts: Sequence[Array], view: Array, begin: int, end: int, action: Callable[[Array, Array], None]

@@ -97,7 +97,8 @@ class WorkQueue:
 
     def _serve_idle(self, current: _Round) -> None:
         served = None
-        while served != current.served:  # a worker that gets its first piece frees one that was kept
+        # a worker that gets its first piece frees one that was kept
+        while served != current.served:
             served = set(current.served)
             waiting, current.idle = current.idle, []
             for question in waiting:

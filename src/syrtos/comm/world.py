@@ -237,7 +237,8 @@ def _join(options: Options) -> Session:
 
 def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> Session:
     if not launch.joins:
-        topology.check_world(launch, 1)  # our MPI aborts the process inside another one: explain first
+        # our MPI aborts the process inside another one: explain first
+        topology.check_world(launch, 1)
     from mpi4py import MPI  # importing it starts MPI: only where one is expected
 
     from syrtos.comm.hierarchical import communicator_over

@@ -89,7 +89,8 @@ class _Probe:
         self.facts: dict[str, Any] = {}
         self._offset = 0.0
         self._has_folder = False
-        self._others: dict[str, str] = {}  # why it can't connect to each; empty where it can
+        # why it can't connect to each; empty where it can
+        self._others: dict[str, str] = {}
         self._why = ""
         self._process = subprocess.Popen(
             command,

@@ -177,7 +177,8 @@ def growing(path: Path, submitted: Submitted, follow: bool) -> Iterator[bytes]:
             pass
         if over:
             return
-        over = submitted.state().is_over  # what was written before its end is read once more
+        # what was written before its end is read once more
+        over = submitted.state().is_over
         if not over:
             time.sleep(_EVERY)
 

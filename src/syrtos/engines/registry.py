@@ -43,6 +43,7 @@ def engine_of(name: str) -> Engine:
 
 
 def _entry_points() -> EntryPoints:
-    from importlib.metadata import entry_points  # only here: it takes longer to import than all of this file
+    # only here: it takes longer to import than all of this file
+    from importlib.metadata import entry_points
 
     return entry_points(group=GROUP)

@@ -153,7 +153,8 @@ def is_of_script(run_dir: Path) -> bool:
         number = folders.numbers(run_dir / "snapshots")[0]
         with folders.first_part(run_dir / "snapshots", number).open("rb") as file:
             return bool(head.first_facts(iter(lambda: file.read(1 << 16), b""))["place"]["commits"])
-    except (OSError, ValueError, KeyError, IndexError):  # there is none, or it is damaged
+    except (OSError, ValueError, KeyError, IndexError):
+        # there is no snapshot, or it is damaged
         return False
 
 

@@ -81,16 +81,20 @@ class Membership:
         self._most = float(spec.workers) if self._elastic is None else self._elastic.most or math.inf
         self._running: Spec | None = None
         self._reached, self._began = 0, 0.0
-        self._known: set[str] = set()  # hosts of generations that have committed something
-        self._avoided: set[str] = set()  # hosts that came to a generation which then committed nothing
+        # hosts of generations that have committed something
+        self._known: set[str] = set()
+        # hosts that came to a generation which then committed nothing
+        self._avoided: set[str] = set()
         self._lost = frozenset[str]()  # hosts without which the generation runs
-        self._wish: tuple[Spec | None, str] = (None, "")  # why the generation of this spec is to be replaced
+        # why the generation of this spec is to be replaced
+        self._wish: tuple[Spec | None, str] = (None, "")
         self.committed: Callable[[], int] = lambda: 0
         self._next_list = self._next_try = 0.0
         self._ripens = math.inf  # when it is said that a wish has to wait
         self._told = ""
         self._over = threading.Event()
-        for path in (run_dir / _RESIZE, run_dir / _TAKEN, *run_dir.glob(".resize-[0-9]*.json")):  # of an earlier run
+        # what an earlier run in this folder was asked is not for this one
+        for path in (run_dir / _RESIZE, run_dir / _TAKEN, *run_dir.glob(".resize-[0-9]*.json")):
             path.unlink(missing_ok=True)
         self._thread = threading.Thread(target=self._watch, name="syrtos-membership", daemon=True)
         self._thread.start()
@@ -240,7 +244,8 @@ class Membership:
         if self._most < now or (self._elastic is None and possible != now):
             return f"The run is to have {_count(possible)} in the place of {now}."
         back = self._lost - (self.agents.left_out() if self.agents else set())
-        if back and time.monotonic() - self._began > _SETTLED:  # a process on it was started anew by something else
+        # a process on it was started anew by something else
+        if back and time.monotonic() - self._began > _SETTLED:
             return f"{', '.join(sorted(back))} answers again."
         listed = {host.name: host.slots for host in self._listed}
         fewer = [host.name for host in running.hosts if listed.get(host.name, 0) < host.slots]
@@ -288,7 +293,8 @@ class Membership:
             return
         try:
             self._listed = listed_by(self._elastic.discover, self._elastic.hostfile)
-            self._avoided &= {host.name for host in self._listed}  # one that goes and comes back may have been mended
+            # one that goes and comes back may have been mended
+            self._avoided &= {host.name for host in self._listed}
         except ConfigurationError as error:
             self._tell(f"the hosts stay as they are: {error}")
         self._next_list = time.monotonic() + _LIST_EVERY

@@ -109,7 +109,8 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str], without: fro
     check_tf_config(env)
     environment = {OPTIONS_VARIABLE: spec.options.to_json(), **hash_seed(env)}
     if not spec.hosts and "UCX_NET_DEVICES" not in env:
-        environment["UCX_NET_DEVICES"] = "lo"  # MPI's data ports: nothing listens beyond loopback where it need not
+        # MPI's data ports: nothing listens beyond loopback where it need not
+        environment["UCX_NET_DEVICES"] = "lo"
     worker = (machine.python, *spec.program.flags, "-m", "syrtos.launch.worker.main", *spec.program.words)
     spared = frozenset(range(1, spec.workers)) if spec.options.asynchronous else frozenset[int]()
     groups = tuple(Group(worker, ranks, host) for host, ranks in _place_ranks(spec, without))

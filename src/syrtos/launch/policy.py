@@ -98,9 +98,12 @@ def _may_go_well(policy: RestartPolicy, attempt: Attempt) -> bool:
     """Returns whether the next generation may go better than an attempt with such an end."""
     end, goes_on = attempt.outcome.end, attempt.reached > 0
     if end is End.NOT_STARTED:
-        return goes_on  # without a snapshot there is nothing to lose, and workers that can't be started can't be the next time
+        # without a snapshot there is nothing to lose, and workers that can't be started can't be
+        # the next time
+        return goes_on
     if not policy.asked:
-        by_script = end is End.LOST and (attempt.outcome.status or 0) > 0  # `os._exit(3)`
+        # a positive code is the script's own, as of `os._exit(3)`: no accident of the machine
+        by_script = end is End.LOST and (attempt.outcome.status or 0) > 0
         return end in _LOST and goes_on and not by_script
     return end in (*_LOST, End.FAILED)
 

@@ -26,7 +26,8 @@ class _Drawn:
         self.by_script: set[str] = set()
         self.rank: int | None = None  # where workers draw apart
         self.numbers = itertools.count()
-        self.line: tuple[int, ...] = ()  # this process's number among the children of its parent, and so on
+        # this process's number among the children of its parent, and so on
+        self.line: tuple[int, ...] = ()
         self._children = 0
 
     def about_to_fork(self) -> None:

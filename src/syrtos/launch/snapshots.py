@@ -79,7 +79,8 @@ class OnHosts:
         self._asking = threading.RLock()  # the thread that copies snapshots asks too
         # the copy that an agent has made to be read: its number, and the lengths of its parts
         self._held: tuple[Agent, int, list[int]] | None = None
-        self._loaded: dict[int, bytes] = {}  # parts of a snapshot that no agent has yet, and its number
+        # parts of a snapshot that no agent has yet, and its number
+        self._loaded: dict[int, bytes] = {}
         self._loaded_number = 0
         agents.before_start = self._distribute
 
@@ -126,7 +127,8 @@ class OnHosts:
             if self._loaded:
                 yield self._loaded[part]
                 return
-            if part and (not self._held or self._held[1] != number):  # another generation gives out the number again
+            # another generation gives out the number again
+            if part and (not self._held or self._held[1] != number):
                 raise BlockingIOError(f"The copy of snapshot {number} was released.")
             agent, lengths = self._hold(number)
             whole = False
@@ -187,7 +189,8 @@ class OnHosts:
         count = self.parts(number)
         for part in range(count):
             data = b"".join(self.pieces(part, number))
-            with contextlib.suppress(ConnectionError):  # the engine sees that it is lost
+            # the engine sees that it is lost
+            with contextlib.suppress(ConnectionError):
                 self._put(agent, part, number, count, data)
 
     @staticmethod
@@ -200,7 +203,8 @@ class OnHosts:
         with self._asking:
             self._release()
             for agent in self._agents.answering_agents():
-                with contextlib.suppress(OSError):  # it is lost: the next generation does without
+                # it is lost: the next generation does without
+                with contextlib.suppress(OSError):
                     agent.ask("keep", room=self._room, number=number)
 
     def settle(self) -> int:

@@ -60,9 +60,8 @@ def supervise(
             start = standby.start if standby else local.start
             engine = local.Local(plan.groups, plan.nodes, env, start, whole=not plan.reports)
         else:
-            from syrtos.launch.remote.hosts import (
-                Hosts,  # which takes 30 ms to import, and a run of one machine has no use for
-            )
+            # only here: it takes 30 ms to import, and a run of one machine has no use for it
+            from syrtos.launch.remote.hosts import Hosts
 
             engine = Hosts(plan, env, agents)
         prepare = agents.prepare if agents else _preparing(standby, env)
@@ -105,8 +104,10 @@ class _Supervisor:
         self._kill_at: float | None = None
         self._stopped_at = 0.0
         self._same_stop = same_stop
-        self._ended: list[ProcessEnd] = []  # processes whose last words are still passed on
-        self._over: set[int] = set()  # ranks whose processes have ended, or are about to
+        # processes whose last words are still passed on
+        self._ended: list[ProcessEnd] = []
+        # ranks whose processes have ended, or are about to
+        self._over: set[int] = set()
         self._waits = Waits()
         self._hangs = Hangs(self._waits, engine.look)
         self._quiet = env.get("TF_CPP_MIN_LOG_LEVEL") != "0"  # 0 asks for all lines
@@ -120,7 +121,8 @@ class _Supervisor:
     def run(self) -> Outcome:
         with signalling.answering_signals(self._signals.append):
             self._run()
-        if self._signals and self._facts.unfinished and self._facts.stopped_by is None:  # while workers were ended
+        # a signal that came while workers were ended has stopped the run too
+        if self._signals and self._facts.unfinished and self._facts.stopped_by is None:
             self._facts.stopped_by = self._signals[0]
         self._pass_the_rest_on()
         return dataclasses.replace(judge(self._facts), otherwise=self._otherwise)
@@ -138,7 +140,8 @@ class _Supervisor:
 
     def _wait(self) -> None:
         while self._engine.runs() or self._ended:
-            while self._signals:  # not where they come: another may be sending to an agent there
+            # not where they come: another may be sending to an agent there
+            while self._signals:
                 self._on_signal(self._signals.pop(0))
             self._ended += self._engine.wait(0.02)
             while self._ended and self._is_heard(self._ended[0]):
@@ -147,7 +150,8 @@ class _Supervisor:
                 self._prepare(self._imports)
                 self._imports = None
             if self._facts.fatal and self._waits.all_wait(set(self._facts.unfinished) - self._over):
-                self._end_soon(0.0)  # for a worker that is gone: no one has anything to write any more
+                # all wait for a worker that is gone: none has anything to write any more
+                self._end_soon(0.0)
             if notice := self._waits.notice(self._facts.unfinished):
                 output.say(f"{notice}. {self._states()}")
             if (
@@ -256,7 +260,8 @@ class _Supervisor:
 
         Every rank writes its stack into its log.
         """
-        if not self._facts.hung:  # the first to give up knows: those that follow may have come by now
+        # the first to give up knows: those that follow may have come by now
+        if not self._facts.hung:
             awaited = self._waits.awaited_ranks(self._facts.unfinished)
             states = {rank: self._hangs.state(rank) for rank in awaited}
             stopped = {rank: state for rank, state in states.items() if state in (STOPPED, TRACED)}
@@ -290,7 +295,8 @@ class _Supervisor:
             self._waits.alive(event["rank"], event["position"])
         elif event["kind"] == "serves":
             self._waits.serves(event["rank"])
-        elif event["kind"] == "stalled" and not self._facts.spared:  # those wait for servers only
+        elif event["kind"] == "stalled" and not self._facts.spared:
+            # those wait for servers only
             self._on_stalled()
 
     def _on_left(self, rank: int, code: int) -> None:
@@ -306,6 +312,7 @@ class _Supervisor:
         self._end_soon(_LAST_REPORTS if code else self._grace)
 
 
-_SAME_STOP = 5.0  # seconds within which SIGTERM, sent to several hosts of a run, counts as one
+# seconds within which SIGTERM, sent to several hosts of a run, counts as one
+_SAME_STOP = 5.0
 _LAST_REPORTS = 1.0  # seconds in which other workers may report a failure too
 _LAST_OUTPUT = 5.0

@@ -173,7 +173,8 @@ def run(command: Sequence[str], env: Mapping[str, str], parcel_file: IO[bytes] |
         KeyboardInterrupt: this process was sent SIGINT.
     """
     screen, came = Screen(), list[int]()
-    with warnings.catch_warnings():  # JAX warns of forks; what is forked here becomes another program at once
+    # JAX warns of forks; what is forked here becomes another program at once
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         process = subprocess.Popen(
             command,
@@ -210,7 +211,8 @@ def _interrupts(process: subprocess.Popen[bytes], came: list[int]) -> Iterator[N
         came.append(number)
         process.send_signal(signal.SIGINT)
 
-    if threading.current_thread() is not threading.main_thread():  # which gets no signals
+    # only the main thread may set a handler of signals
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.signal(signal.SIGINT, pass_on)

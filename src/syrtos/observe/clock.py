@@ -71,7 +71,8 @@ class Clock:
         self._since = now() - age
         self._moved = 0.0  # seconds since then that `spend` has counted
         self._marked: float | None = None
-        self._lock = threading.RLock()  # a signal handler of the script may save a model in the middle of a tick
+        # a signal handler of the script may save a model in the middle of a tick
+        self._lock = threading.RLock()
         self._home = self._thread = threading.get_ident()
         self.parts = [ClockPart("script", "start")]
 
@@ -105,7 +106,8 @@ class Clock:
 
         Time that was attributed before is not counted again.
         """
-        if (recorder := trace.state.recorder) and kind != "wait":  # a profile has each agreement by its name
+        # a profile has each agreement by its name
+        if (recorder := trace.state.recorder) and kind != "wait":
             now = self._now()
             recorder.add("exchange" if kind == "exchange" else "input and update", name or kind, now - seconds, now)
         with self._lock:
@@ -162,7 +164,8 @@ class Clock:
     def end(self, part: ClockPart) -> None:
         """Closes a part, whose seconds then are complete."""
         self.unwind(part)
-        if self.parts[-1] is part:  # else another thread has closed it with what was below
+        # else another thread has closed it with what was below
+        if self.parts[-1] is part:
             self.parts.pop()
         if len(self.parts) == 1:
             self._thread = self._home
@@ -179,7 +182,8 @@ class Clock:
         try:
             yield
         finally:
-            if self.is_mine:  # else another thread has opened a part meanwhile, which goes on
+            # else another thread has opened a part meanwhile, which goes on
+            if self.is_mine:
                 self.unwind(part)
             part.kind = before
 

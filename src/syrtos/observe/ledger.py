@@ -247,7 +247,8 @@ class Ledger:
 
     def say_sums(self) -> None:
         """Records the sums so far."""
-        sums = {about: dict(amounts) for about, amounts in list(self._sums.items())}  # other threads add to them
+        # other threads add to them
+        sums = {about: dict(amounts) for about, amounts in list(self._sums.items())}
         self.say(**{about: {name: round(amount, 3) for name, amount in each.items()} for about, each in sums.items()})
 
     def epoch(self, **facts: object) -> None:

@@ -93,7 +93,8 @@ class _Gpus:
             pynvml.nvmlInit()
             self._nvml: Any = pynvml
             self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        except Exception:  # no library, no driver, or no GPU: NVML has an error class for each
+        except Exception:
+            # no library, no driver, or no GPU: NVML has an error class for each
             self._handles = []
 
     def now(self) -> list[dict[str, float | None]]:

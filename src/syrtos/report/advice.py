@@ -104,7 +104,8 @@ _READING = {
 def slow_input(situation: Situation) -> Recommendation | None:
     """Checks whether all workers wait for their data."""
     by_rank = [each["input"] for each in situation.by_rank]
-    seconds = min(by_rank)  # what one worker waits more than the others is that worker's: `slow_worker`
+    # what one worker waits more than the others is that worker's: `slow_worker`
+    seconds = min(by_rank)
     way = str(situation.facts.get("input", "own"))
     divided = way in ("records", "sliced") and situation.workers > 1
     saved = seconds * (1 - 1 / situation.workers) if divided else min(seconds, situation.training - seconds)
@@ -124,7 +125,8 @@ def slow_worker(situation: Situation) -> Recommendation | None:
     by_rank = [_without_pauses(rank) for rank in situation.ranks]
     own = [sum(each.values()) for each in by_rank]
     slowest = int(np.argmax(own))
-    usual = max(_median_of_others(own, slowest), own[slowest] / 100)  # others may only wait
+    # others may only wait
+    usual = max(_median_of_others(own, slowest), own[slowest] / 100)
     if own[slowest] < _SLOW * usual:
         return None
     beyond = {

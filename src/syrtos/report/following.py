@@ -42,7 +42,8 @@ def follow(run_dir: Path, words: Sequence[str], goes_on: Callable[[], bool]) -> 
             ),
         )
     figures, until = Figures(run_dir), {word: float(state.get(word, {}).get("until", 0.0)) for word in words}
-    logged = dict(until)  # when the run went on: later, points of several workers come in any order
+    # when the run went on: later, points of several workers come in any order
+    logged = dict(until)
     while used:
         last = not goes_on()
         points = figures.points()
@@ -73,7 +74,8 @@ def _call_guarded(word: str, used: dict[str, Tracker], call: Callable[[], object
     """Calls ``call``; a tracker that fails is no longer used."""
     try:
         call()
-    except Exception as error:  # each tracker has errors of its own, and the run goes on without it
+    except Exception as error:
+        # each tracker has errors of its own, and the run goes on without it
         used.pop(word, None)
         print(f"syrtos: --track {word.partition(':')[0]}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 

@@ -21,7 +21,8 @@ import numpy as np
 from syrtos.report.read import Floats, Run
 
 _FEWEST = 8  # measurements
-_CLEAR = 3.0  # how many times the change of the gradients their noise must be, to be told from it
+# how many times the change of the gradients their noise must be, to be told from it
+_CLEAR = 3.0
 _DRAWS, _BLOCKS, _WINDOWS = 500, 16, 40
 _NOT = "The gradient noise scale was not measured: "
 
@@ -107,7 +108,8 @@ def _by_moments(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
     if len(found) < 3:
         return "XLA exchanges gradients inside of its program, and only the moments of Adam, at the ends of three epochs or more, tell it there."
     at, squares, mean, kept, window = (np.array(column, np.float64) for column in zip(*found, strict=True))
-    excess = np.asarray((squares - mean) / np.maximum(1 - kept, 1e-9), np.float64)  # S / B
+    # S / B
+    excess = np.asarray((squares - mean) / np.maximum(1 - kept, 1e-9), np.float64)
     changes = np.abs(np.diff(np.log(squares))) / np.maximum(np.diff(at), 1) * window[1:]
     # a gradient that becomes smaller makes E|g|² larger too, so only what is well above that change is noise
     clear = excess[1:] > _CLEAR * changes * squares[1:]

@@ -25,7 +25,8 @@ from syrtos.report.json_files import parse_line
 from syrtos.report.summary import EVALUATION, TRAINING
 
 Floats = npt.NDArray[np.float64]
-_PART = 50_000  # lines that become columns at once: as dictionaries they take five times the memory
+# lines that become columns at once: as dictionaries they take five times the memory
+_PART = 50_000
 
 
 @dataclasses.dataclass(frozen=True)

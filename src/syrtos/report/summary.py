@@ -344,8 +344,10 @@ def _pace(ranks: list[Tally]) -> Pace:
     parts = [{kind: seconds / rank.timed_steps for kind, seconds in rank.step_parts.items()} for rank in ranks]
     first, facts = parts[0], ranks[0].facts
     summed = {"compute"} | ({"input"} if facts.get("input") != "sliced" else set())
-    summed |= {"update"} if "state_whole" in facts else set()  # of which each worker does a part
-    summed |= {"exchange"} if facts.get("exchange") == "compiled" else set()  # which is not told from computing
+    # each worker does a part of the update: the parts add up to that of one process
+    summed |= {"update"} if "state_whole" in facts else set()
+    # a compiled exchange is not told from computing
+    summed |= {"exchange"} if facts.get("exchange") == "compiled" else set()
     mean = sum(first.values())
     own = sum(first[kind] for kind in ("input", "compute", "update", "callbacks", "rest") if kind not in summed)
     return Pace(

@@ -129,7 +129,8 @@ def _run(
     finally:
         engine.kill()
     for thread in copying:
-        thread.join(_LAST_OUTPUT)  # a child of a worker may hold the pipe for as long as it likes
+        # a child of a worker may hold the pipe for as long as it likes
+        thread.join(_LAST_OUTPUT)
     if why:
         raise WorldFailed(f"{why} {_printed_text(folder, size)}")
 

@@ -83,7 +83,8 @@ def _along(root: Path, place: str, limit: str, usage: str, cache: str) -> Iterat
     for each in [folder, *folder.parents]:
         if not each.is_relative_to(root):
             return
-        if (most := _number(each / limit)) is not None and most < 2**60:  # version 1 has no word for "no limit"
+        # version 1 has no word for "no limit"
+        if (most := _number(each / limit)) is not None and most < 2**60:
             free = most - (_number(each / usage) or 0) + _in_cache(each / "memory.stat", cache)
             yield MachineMemory(max(free, 0), most)
 

@@ -23,7 +23,8 @@ from syrtos.launch.supervise import supervise
 from syrtos.observe.ledger import forget, launching
 from syrtos.settings import TRIAL_VARIABLE, TuneTrial
 
-_BEGAN, _RESULT, _CALLED = "began.json", "trial.json", "called.json"  # as `syrtos.keras.trials.trial` writes them
+# as `syrtos.keras.trials.trial` writes them
+_BEGAN, _RESULT, _CALLED = "began.json", "trial.json", "called.json"
 _OUTPUT = "output.txt"
 _LAST = 20_000  # characters of a log in which the reason of an end is looked for
 

@@ -21,8 +21,10 @@ class Estimators(Conversion):
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
-        self._models: dict[str, str] = {}  # the name of an estimator: the text of its model
-        self._specs: dict[str, str] = {}  # the name of a TrainSpec or EvalSpec: its data set
+        # the name of an estimator: the text of its model
+        self._models: dict[str, str] = {}
+        # the name of a TrainSpec or EvalSpec: its data set
+        self._specs: dict[str, str] = {}
         self._gone: set[str] = set()
 
     def visit_Module(self, node: cst.Module) -> None:

@@ -87,10 +87,13 @@ class PerWorker(Conversion):
         self._ranks: set[str] = set()
         self._values: dict[str, cst.BaseExpression] = {}  # what names are given last
         self._true: set[str] = set()  # names that say whether this is rank 0
-        self._shards: set[cst.CSTNode] = set()  # where the number of workers divides data
+        # where the number of workers divides data
+        self._shards: set[cst.CSTNode] = set()
         self._sharded: set[cst.CSTNode] = set()  # the calls and slices that do so
         self._divided = False
-        self._grows = False  # each worker goes over all of the data in an epoch: one process does in as many epochs as there are workers
+        # each worker goes over all of the data in an epoch: one process does in as many epochs as
+        # there are workers
+        self._grows = False
         self._speaks = False  # Horovod or SMDDP
 
     # -- what stands where ------------------------------------------------------------------------------------
@@ -453,7 +456,8 @@ class PerWorker(Conversion):
         if all(m.matches(line, m.SimpleStatementLine([m.Pass()])) for line in body) and updated_node.orelse is None:
             return cst.RemoveFromParent()
         if decided is None or isinstance(self.get_metadata(ParentNodeProvider, original_node), cst.If):
-            return updated_node  # an `elif` keeps its condition, which holds the constant of rank 0
+            # an `elif` keeps its condition, which holds the constant of rank 0
+            return updated_node
         if decided:
             kept = self._of_rank_0([line for line in body if isinstance(line, cst.BaseStatement)])
             first = kept[0]

@@ -20,7 +20,8 @@ class Conversion(m.MatcherDecoratableTransformer):
         wants: what the converted module must define: ``keras``, ``WORKERS``, ``syrtos``, ``learning_rate_callbacks``.
     """
 
-    WORDS: ClassVar[tuple[str, ...]] = ("",)  # a module without any of them has nothing to convert
+    # a module without any of them has nothing to convert
+    WORDS: ClassVar[tuple[str, ...]] = ("",)
     METADATA_DEPENDENCIES = (QualifiedNameProvider, PositionProvider, ParentNodeProvider)
 
     def __init__(self, workers: int) -> None:

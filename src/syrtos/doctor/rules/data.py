@@ -42,7 +42,8 @@ _NO_DATA = frozenset(
         "evaluate",
     }
 )
-_IDLE = 1.1  # of the time of a step: what uneven shares may cost before they count as slow
+# the part of a step's time that uneven shares may take before they count as slow
+_IDLE = 1.1
 _SPLITTING = ("fit", "fit_generator", "train_on_batch", "experimental_distribute_dataset")
 _BATCHES = {"fit": ("batch_size", 2), "batch": ("batch_size", 0)}
 

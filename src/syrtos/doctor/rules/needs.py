@@ -71,7 +71,8 @@ def hidden_needs(program: ScriptProgram) -> Iterator[Finding]:
                 named = need.split("|")
                 if named[0] in seen or any(map(is_installed, named)) or _is_tried(script, call):
                     continue
-                if argument(call, "format") is None:  # data sets of Grain need no TensorFlow
+                # data sets of Grain need no TensorFlow
+                if argument(call, "format") is None:
                     seen.add(named[0])
                     yield _describe_missing(
                         program, script, call, f"`{method(call)}` needs the package `{named[0]}`", named[0]

@@ -62,9 +62,8 @@ class Kubernetes(Engine):
 
 def _cluster(context: str, namespace: str) -> KubernetesNamespace:
     try:
-        from syrtos.engines.kubernetes.cluster import (
-            KubernetesNamespace,  # only here: it takes a second, and --dry-run needs none
-        )
+        # only here: it takes a second, and --dry-run needs none
+        from syrtos.engines.kubernetes.cluster import KubernetesNamespace
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"`--on kubernetes` needs the package {error.name}: `pip install 'syrtos[kubernetes]'`."

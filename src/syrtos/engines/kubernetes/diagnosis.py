@@ -230,7 +230,8 @@ def _exit_code(pod: Object) -> int:
 
 
 def _end(pod: Object) -> str:
-    return str(_terminated(pod).get("finishedAt", "~"))  # RFC 3339, whose order is that of time; `~` comes last
+    # RFC 3339, whose order is that of time; `~` comes last
+    return str(_terminated(pod).get("finishedAt", "~"))
 
 
 def _died(pod: Object) -> str:

@@ -26,7 +26,8 @@ POD_LABELS = {
     "JobSet": "jobset.sigs.k8s.io/jobset-name",
     "TrainJob": "jobset.sigs.k8s.io/jobset-name",
 }
-_REPLICATED = "node"  # the name of a JobSet's only Job, and of that of Kubeflow Trainer's runtimes
+# the name of a JobSet's only Job, and of that of Kubeflow Trainer's runtimes
+_REPLICATED = "node"
 _DAY = 24 * 3600
 
 
@@ -147,7 +148,8 @@ def _job_spec(request: KubernetesRun, pod: Object) -> Object:
         "completions": request.pods,
         "parallelism": request.pods,
         "backoffLimit": 0,
-        "podReplacementPolicy": "Failed",  # none comes while the one before it still ends, and writes its state
+        # none comes while the one before it still ends, and writes its state
+        "podReplacementPolicy": "Failed",
         "podFailurePolicy": {"rules": rules},
         "template": {"metadata": {"labels": labels(request)}, "spec": pod},
     }
@@ -171,7 +173,8 @@ def _job_set(request: KubernetesRun) -> Object:
         "successPolicy": {"operator": "All", "targetReplicatedJobs": [_REPLICATED]},
         "failurePolicy": {
             "maxRestarts": request.number("restarts", 3),
-            "restartStrategy": "BlockingRecreate",  # the run directory has one launcher at a time
+            # the run directory has one launcher at a time
+            "restartStrategy": "BlockingRecreate",
             "rules": [rule],
         },
         "ttlSecondsAfterFinished": request.number("ttl", _DAY),

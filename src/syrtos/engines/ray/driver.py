@@ -41,9 +41,8 @@ def main(path: str) -> int:
 @contextlib.contextmanager
 def _places(asked: Asked, path: str, over: threading.Event) -> Iterator[list[tuple[str, int]]]:
     """Context manager: yields the hosts, on which agents can be started at the door."""
-    from syrtos.engines.ray.places import (
-        WorkerPlaces,  # only here: it takes a second to import, and the launcher may be gone
-    )
+    # only here: it takes a second to import, and the launcher may be gone
+    from syrtos.engines.ray.places import WorkerPlaces
 
     with (
         contextlib.closing(WorkerPlaces(asked, over.is_set)) as places,

@@ -44,7 +44,8 @@ class WorkerPlace:
 
     def facts(self, python: str, folder: str) -> dict[str, Any]:
         """Returns where the place is, and whether the interpreter and the folder of the run are there."""
-        ray: Any = importlib.import_module("ray")  # not above: tests of what needs no Ray import this file
+        # not above: tests of what needs no Ray import this file
+        ray: Any = importlib.import_module("ray")
         context = ray.get_runtime_context()
         return {
             "node": context.get_node_id(),
@@ -104,7 +105,8 @@ class WorkerPlace:
 
 def _lines(path: Path) -> list[str]:
     try:
-        *whole, _ = path.read_text().split("\n")  # what follows the last of them is still written
+        # what follows the last of them is still written
+        *whole, _ = path.read_text().split("\n")
     except OSError:
         return []
     return whole

@@ -25,7 +25,8 @@ from syrtos.settings import environment
 ray: Any = importlib.import_module("ray")
 _strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
 
-_LOOK = 2.0  # seconds that actors have to say where they are: those that are just moved have no time to
+# seconds that actors have to say where they are: those that are just moved have no time to
+_LOOK = 2.0
 _START = 50.0  # seconds for an agent to connect; a launcher waits for 60
 _QUIET = 5.0  # seconds before it is said what a run waits for
 _KNOCK = 10.0  # seconds

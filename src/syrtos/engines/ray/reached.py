@@ -37,9 +37,8 @@ def reach_cluster(asked: Asked, run_dir: Path) -> Iterator[Reached]:
         LaunchError: Ray gives no places.
         SystemExit: a signal has come meanwhile.
     """
-    settings.take(
-        "CUDA_VISIBLE_DEVICES"
-    )  # this process's own: workers would get it in the place of what Ray gives them
+    # this process's own: workers would get it in the place of what Ray gives them
+    settings.take("CUDA_VISIBLE_DEVICES")
     with tempfile.TemporaryDirectory(prefix="syrtos-ray-") as folder:
         door = str(Path(folder) / "door")
         process = subprocess.Popen(

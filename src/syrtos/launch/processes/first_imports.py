@@ -109,7 +109,8 @@ class _Reader:
         if not is_compared(name):
             return
         if self.frameworks:
-            self.uncertain = True  # one that is imported later, as `tf.keras`, would read it
+            # one that is imported later, as `tf.keras`, would read it
+            self.uncertain = True
         self.variables[name] = value
 
     def _import(self, statement: ast.Import | ast.ImportFrom) -> None:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _FOLDER = Path("/dev/shm")
 _PREFIX = "mpich_shm_"
-_YOUNG = 10.0  # seconds in which a segment may have been made, and be about to be mapped
+# seconds in which a segment may have been made, and be about to be mapped
+_YOUNG = 10.0
 
 
 def unlink_early(session: Session) -> None:

@@ -147,7 +147,8 @@ class Local(ProcessEngine):
         for rank in self._deaths.wait(seconds):
             code = self._processes[rank].wait()
             if code:
-                signalling.to_group(self._processes[rank].pid, signal.SIGKILL)  # its children
+                # the children that a failed worker leaves behind are in its process group
+                signalling.to_group(self._processes[rank].pid, signal.SIGKILL)
             self._codes[rank] = self._aborted.get(rank, code)
             ended.append(ProcessEnd(rank, self._codes[rank]))
         return ended
@@ -163,11 +164,13 @@ class Local(ProcessEngine):
         left = self._left()
         for rank in left:
             signalling.to_group(self._processes[rank].pid, signal.SIGKILL)
-            signalling.to_process(self._processes[rank].pid, signal.SIGKILL)  # it may lead no group yet
+            # it may lead no group yet
+            signalling.to_process(self._processes[rank].pid, signal.SIGKILL)
         for rank in left:
             try:
                 self._codes[rank] = self._processes[rank].wait(_LONGEST_KILL)
-            except (subprocess.TimeoutExpired, TimeoutError):  # the kernel does not let it go yet
+            except (subprocess.TimeoutExpired, TimeoutError):
+                # the kernel does not let it go yet
                 self._codes[rank] = -signal.SIGKILL
         self._deaths.close()
 

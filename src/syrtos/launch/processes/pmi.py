@@ -25,7 +25,8 @@ class KeyValues:
     def __init__(self, nodes: Sequence[int]) -> None:
         """Begins a store for as many workers as there are ``nodes``: the number of each rank's host, in rank order."""
         self._size = len(nodes)
-        self._name = f"kvs_{uuid.uuid4().hex[:12]}"  # MPICH names its shared memory by it: never the same twice
+        # MPICH names its shared memory by it: never the same twice
+        self._name = f"kvs_{uuid.uuid4().hex[:12]}"
         self._values = {"PMI_process_mapping": _mapping(nodes)}
         self._arrived: list[int] = []
 

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # not loaded after a fork: another thread may have held the loader's lock
+# not loaded after a fork: another thread may have held the loader's lock
+_LIBC = ctypes.CDLL(None)
 
 
 def die_with_parent() -> None:

@@ -94,7 +94,8 @@ class _Copies:
         self._held = bytearray()
         self._start = 0  # of what is held
         self._over = False
-        self._positions = dict.fromkeys(range(len(targets)), 0)  # of those that still read
+        # only targets that still read have a position
+        self._positions = dict.fromkeys(range(len(targets)), 0)
         self._change = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
         for rank, target in enumerate(targets):

@@ -47,7 +47,8 @@ class Standby:
         self.frameworks: tuple[str, ...] = ()  # that the first zygote imports
         self._zygote: Zygote | None = None
         self._given_up: list[Zygote] = []  # which end with what they have forked
-        self._begun: dict[str, str] | None = None  # with which variables of a worker's share of this machine
+        # with which variables of a worker's share of this machine
+        self._begun: dict[str, str] | None = None
         # When the first zygote began to import, and when it was ready, s since the epoch.
         self._imported: tuple[float, float] | None = None
 

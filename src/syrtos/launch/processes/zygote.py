@@ -72,14 +72,16 @@ def main(path: str, order: dict[str, Any]) -> None:
     modules = Imported(
         order["modules"], order.get("libraries", ()), bool(order.get("compare")), bool(order.get("idle"))
     )
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)  # from now on the end of standard input is the end
+    # from now on the end of standard input is the end
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
     sys.stdout.flush()  # else each child prints it too
     sys.stderr.flush()
     gc.freeze()  # else the first collection of each child copies all pages
     open(marker_path(path), "w").close()
     request = ForkServer(listener).run()
     if request is None:
-        shutil.rmtree(os.path.dirname(path), ignore_errors=True)  # its starter may have been killed
+        # the starter removes the folder too, unless it was killed
+        shutil.rmtree(os.path.dirname(path), ignore_errors=True)
     else:
         modules.hide()
         become(request)
@@ -197,7 +199,8 @@ class Imported(MetaPathFinder, Loader):
         os.environ.update(
             {name: value for name, value in self._set.items() if os.environ.get(name) == self._before.get(name)}
         )
-        if logging.getLogger().handlers:  # TensorFlow's logger gets a handler of its own only where the root has none
+        # TensorFlow's logger gets a handler of its own only where the root has none
+        if logging.getLogger().handlers:
             for handler in self._handlers:
                 logging.getLogger("tensorflow").removeHandler(handler)
         # `logging.config` disables the loggers that there are; without the imports there would be none.
@@ -281,7 +284,8 @@ class ForkServer:
         parent = os.getpid()
         try:
             pid = os.fork()
-        except OSError:  # no memory, or too many processes: the client sees the end of the connection
+        except OSError:
+            # no memory, or too many processes: the client sees the end of the connection
             return self._forget(client)
         if pid == 0:
             self._leave()
@@ -394,7 +398,8 @@ def _log_to(new: Any, old: Any) -> None:
 
     absl closes what is not `sys.stderr` at the end, and what is logged after it would be a traceback.
     """
-    for reference in getattr(logging, "_handlerList", ()):  # all of them; seen in Python 3.11 to 3.13
+    # all of them; seen in Python 3.11 to 3.13
+    for reference in getattr(logging, "_handlerList", ()):
         handler = reference()
         if isinstance(handler, logging.StreamHandler) and handler.stream is old:
             handler.setStream(new)

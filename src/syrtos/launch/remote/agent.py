@@ -47,7 +47,8 @@ _LOOK = 0.01  # seconds between two looks at what workers are forked from
 def main() -> None:
     """Serves the launcher at the other end of standard input and output."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    signal.signal(signal.SIGINT, lambda *_: None)  # the launcher passes it on; workers would inherit that it is ignored
+    # the launcher passes it on; workers would inherit that it is ignored
+    signal.signal(signal.SIGINT, lambda *_: None)
     said, heard = os.dup(1), os.dup(0)
     os.dup2(2, 1)  # whatever prints here must not be taken for messages
     os.write(said, GREETING)
@@ -75,7 +76,8 @@ class _Agent:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._workers: _Workers | None = None
-        self._starting = threading.Lock()  # what comes for workers that are being started waits
+        # what comes for workers that are being started waits
+        self._starting = threading.Lock()
         self._patience = _IDLE_PATIENCE
         self._asked: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._snapshots = HeldSnapshots()
@@ -204,7 +206,8 @@ class _Agent:
             data, facts = self._snapshots.answer(message)
         except Exception as error:  # the launcher would wait for ever
             data, facts = b"", {"error": f"{type(error).__name__}: {error}"}
-        with contextlib.suppress(OSError):  # the launcher is gone: the thread that hears it knows
+        # the launcher is gone: the thread that hears it knows
+        with contextlib.suppress(OSError):
             self._channel.send("answer", data, **facts)
 
 
@@ -266,7 +269,8 @@ class _Workers:
 
     def _tell(self, rank: int, stream: int, piece: bytes) -> None:
         if piece and not self._over:
-            with contextlib.suppress(OSError):  # the launcher is gone: the thread that hears it knows
+            # the launcher is gone: the thread that hears it knows
+            with contextlib.suppress(OSError):
                 self._channel.send("output", piece, rank=rank, stream=stream)
 
 

@@ -121,7 +121,8 @@ class Agent:
             why = self._heard()
         except EOFError:
             why = f"was on {self._name}, to which the connection has ended" if self.ready else "could not be started"
-        except Exception as error:  # else nothing would be heard of this host any more, and the run would wait for ever
+        except Exception as error:
+            # else nothing would be heard of this host any more, and the run would wait for ever
             why = f"was on {self._name}, whose agent can't be understood: {type(error).__name__}: {error}"
         self.give_up(why)
 
@@ -201,7 +202,8 @@ class Agents:
         """Begins with ``agents``, which run already, by host."""
         self._agents: dict[str, Agent] = dict(agents or {})
         self._changing = threading.RLock()  # two threads start agents
-        self._known: dict[str, tuple[tuple[str, ...], Mapping[str, str]]] = {}  # how others are started
+        # how others are started
+        self._known: dict[str, tuple[tuple[str, ...], Mapping[str, str]]] = {}
         self.before_start: Callable[[list[Agent]], None] = lambda agents: None
         self._over = threading.Event()
         threading.Thread(target=self._pulse, name="syrtos-pulse", daemon=True).start()

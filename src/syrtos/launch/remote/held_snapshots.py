@@ -20,7 +20,8 @@ class HeldSnapshots:
         self._making = threading.Lock()
         self._memory: SlotsInMemory | None = None
         self._slots: Slots | None = None
-        self._copies: list[bytes] = []  # of the parts of a snapshot, while a launcher reads them
+        # copies of the parts of a snapshot, while a launcher reads them
+        self._copies: list[bytes] = []
         self._coming: dict[int, bytearray] = {}  # parts that a launcher sends
 
     def with_places(self, env: Mapping[str, str]) -> dict[str, str]:

@@ -109,7 +109,8 @@ class Hosts(ProcessEngine):
         """Deals with a message of an agent; called by the thread that hears the agent."""
         kind, rank = message["is"], int(message.get("rank", -1))
         if kind == "output":
-            with contextlib.suppress(ValueError):  # it is closed: the generation is over
+            # it is closed: the generation is over
+            with contextlib.suppress(ValueError):
                 self._writers[rank, message["stream"]].write(message["data"])
         elif kind == "pmi":
             self._answer(rank, message["line"])

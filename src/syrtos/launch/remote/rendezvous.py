@@ -290,7 +290,8 @@ def attend(cluster: Cluster, patience: float) -> int:
     output.say(f"{name} is rank {cluster.rank} of {len(cluster.names)}; {first} shows the run, and where its logs are")
 
     def tell() -> None:
-        with contextlib.suppress(OSError):  # the first process is gone: the thread that hears it knows
+        # the first process is gone: the thread that hears it knows
+        with contextlib.suppress(OSError):
             channel.send("terminated")
 
     # In a thread: this one may be sending.

@@ -57,7 +57,8 @@ class Pump(Reader):
         if data:
             self.line_is_open = not data.endswith(b"\n")
         buffer = getattr(self._target, "buffer", None)
-        with contextlib.suppress(BrokenPipeError):  # `| head` has enough; the run goes on
+        # `| head` has enough; the run goes on
+        with contextlib.suppress(BrokenPipeError):
             if buffer is None:
                 self._target.write(data.decode(errors="replace"))
             else:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from syrtos.comm.communicator import Communicator
 
 _exit = os._exit
-_STACKS = 0.3  # seconds in which all workers write their stacks, before the first of them ends the run
+# seconds in which all workers write their stacks, before the first of them ends the run
+_STACKS = 0.3
 _FORKABLE = ("keras", "tf_keras", "tensorflow")
 _COMPARED = ("syrtos", "keras", "tf_keras", "tensorflow", "jax", "jaxlib", "torch", "numpy", "mpi4py", "mpich")
 
@@ -89,7 +90,8 @@ class _Worker:
             code = self._script_code(program)
             if code == 0 and not self._is_forked():
                 self._finish()
-                with contextlib.suppress(Exception):  # of a hint: the script has come to its end
+                # a hint that can't be given must not fail a script that has come to its end
+                with contextlib.suppress(Exception):
                     for name in unread():
                         print(
                             f"syrtos: hyperparameter `{name}` was never read by the script", file=sys.stderr, flush=True
@@ -200,7 +202,8 @@ class _Worker:
         from syrtos.comm import world
 
         session = world.current()
-        session.watchdog.timeout = float("inf")  # one may upload or evaluate for as long as it likes
+        # a worker may upload or evaluate for as long as it likes
+        session.watchdog.timeout = float("inf")
         if session.servers:
             session.servers.leave()
         if self._options.asynchronous:
@@ -365,7 +368,8 @@ class _Worker:
         for tee in self._tees:
             try:
                 tee.wait(timeout=2)
-            except subprocess.TimeoutExpired:  # a child of the script still holds our output, and may for long
+            except subprocess.TimeoutExpired:
+                # a child of the script still holds our output, and may for long
                 tee.terminate()
         self._tees.clear()
 
@@ -378,7 +382,8 @@ def _activate(name: str) -> Callable[[], None]:
 def _serve(program: Program, run_dir: str) -> None:
     """Does the work of a parameter server, which imports Keras; classes of the script's own are found beside it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # for the workers, which may have a step to finish and weights to save
+        # the signals are for the workers, which may have a step to finish and weights to save
+        signal.signal(number, signal.SIG_IGN)
     main_module.find_modules_of(program)
     importlib.import_module("syrtos.keras.tensorflow.parameter_server.server").serve(lambda: losses.lost_ranks(run_dir))
 
