@@ -15,7 +15,7 @@ from typing import Any
 
 from syrtos import settings
 from syrtos.checkpoint import durable
-from syrtos.cli.execution import Met, going_on_error, is_going_on
+from syrtos.cli.execution import ConnectedHosts, going_on_error, is_going_on
 from syrtos.engines.engine import Engine, Reached, Submitted, Wanted, read_end
 from syrtos.engines.registry import engine_of
 from syrtos.errors import ConfigurationError, SyrtosError
@@ -27,7 +27,7 @@ _FACTS = "engine.json"
 # The word after --on for hosts on each of which this command was started.
 PLACED = "placed"
 # For launchers none of whose hosts is this machine, whatever their names.
-_NOWHERE = Met("", {}, lambda take: None)
+_NOWHERE = ConnectedHosts("", {}, lambda take: None)
 _EVERY = 2.0  # seconds between two questions about a run that waits
 _INTERRUPTED = 130
 # Options of this command that the launcher does not get which the engine starts; those with a value, and those without.
@@ -115,7 +115,7 @@ def engine_for(chosen: argparse.Namespace) -> Engine | None:
     return engine_of(chosen.on) if chosen.on else None
 
 
-def place(chosen: argparse.Namespace, run_dir: Path, launch: Callable[[Met | None], int]) -> int:
+def run_where_asked(chosen: argparse.Namespace, run_dir: Path, launch: Callable[[ConnectedHosts | None], int]) -> int:
     """Runs what was asked for, where it was asked for.
 
     Args:
@@ -160,7 +160,7 @@ def _values_again(chosen: argparse.Namespace) -> Iterator[str]:
 
 
 def _reach(
-    chosen: argparse.Namespace, reached: AbstractContextManager[Reached], launch: Callable[[Met | None], int]
+    chosen: argparse.Namespace, reached: AbstractContextManager[Reached], launch: Callable[[ConnectedHosts | None], int]
 ) -> int:
     with reached as found:
         chosen.are_placed = True

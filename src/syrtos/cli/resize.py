@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from syrtos.cli.execution import is_going_on, read_request
+from syrtos.cli.execution import is_going_on
 from syrtos.cli.run import check_may_resize
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
+from syrtos.cli.run_request import read_request
 from syrtos.errors import ConfigurationError
 from syrtos.launch.membership import ask_for
 

@@ -7,9 +7,10 @@ import dataclasses
 from typing import Any
 
 from syrtos import settings
-from syrtos.cli.execution import execute, read_request, request_changes, this_machine
+from syrtos.cli.execution import execute, this_machine
 from syrtos.cli.run import check_may_resize
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
+from syrtos.cli.run_request import read_request, request_changes
 from syrtos.errors import ConfigurationError
 from syrtos.launch.plan import make_plan
 from syrtos.launch.spec import Spec, parse_hosts

@@ -12,8 +12,9 @@ from typing import Any, get_args
 
 from syrtos import settings
 from syrtos.cli import placing
-from syrtos.cli.execution import Met, RunRequest, execute, this_machine
+from syrtos.cli.execution import ConnectedHosts, execute, this_machine
 from syrtos.cli.parsing import Help
+from syrtos.cli.run_request import RunRequest
 from syrtos.cli.watching import TRACKERS, all_trackers, check
 from syrtos.errors import ConfigurationError
 from syrtos.launch.membership import listed_by
@@ -45,6 +46,23 @@ def add_to(commands: Any) -> None:
     )
     parser.set_defaults(main=main)
     parser.add_argument("-h", "--help", action=Help, most_needed=_MOST_NEEDED)
+    _add_workers(parser)
+    parser.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="run directory: logs, ledgers and summary (default: runs/TIME)"
+    )
+    _add_ends_and_restarts(parser)
+    placing.add_to(parser)
+    _add_watching(parser)
+    parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
+    _add_options(parser)
+    parser.add_argument("-m", action="store_true", dest="module", help="run a module instead of a file, as `python -m`")
+    # One positional for both: argparse would swallow a `--` between two.
+    parser.add_argument(
+        "script", nargs=argparse.PARSER, help="the Python script (or `python script`) and its arguments"
+    )
+
+
+def _add_workers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", type=int, dest="workers", metavar="N", help="number of workers (default: one per slot, or 1)"
     )
@@ -62,9 +80,9 @@ def add_to(commands: Any) -> None:
         help="a variable of this environment that workers of other hosts get too, beside PATH, PYTHONPATH and those of Keras, its frameworks and MPI",
     )
     parser.add_argument("--oversubscribe", action="store_true", help="allow more workers than cores")
-    parser.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="run directory: logs, ledgers and summary (default: runs/TIME)"
-    )
+
+
+def _add_ends_and_restarts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grace",
         type=float,
@@ -89,15 +107,6 @@ def add_to(commands: Any) -> None:
         "--discover",
         metavar="COMMAND",
         help="a command that prints the hosts of the moment, one to a line (`name:2`); it is run every 5 s. With --min-workers (default: 1)",
-    )
-    placing.add_to(parser)
-    _add_watching(parser)
-    parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
-    _add_options(parser)
-    parser.add_argument("-m", action="store_true", dest="module", help="run a module instead of a file, as `python -m`")
-    # One positional for both: argparse would swallow a `--` between two.
-    parser.add_argument(
-        "script", nargs=argparse.PARSER, help="the Python script (or `python script`) and its arguments"
     )
 
 
@@ -169,11 +178,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def main(chosen: argparse.Namespace) -> int:
     """Runs the script where it was asked for, and reports."""
     run_dir = (chosen.run_dir or new_run_dir()).resolve()
-    return placing.place(chosen, run_dir, functools.partial(_launch, chosen, run_dir))
+    return placing.run_where_asked(chosen, run_dir, functools.partial(_launch, chosen, run_dir))
 
 
-def _launch(chosen: argparse.Namespace, run_dir: Path, met: Met | None) -> int:
-    """Plans, runs, and reports; ``met`` are processes on the hosts that have connected by themselves."""
+def _launch(chosen: argparse.Namespace, run_dir: Path, connected: ConnectedHosts | None) -> int:
+    """Plans, runs, and reports; ``connected`` are processes on the hosts that have connected by themselves."""
     elastic = _elastic(chosen)
     hosts = _hosts(chosen)
     spec = Spec(
@@ -188,7 +197,7 @@ def _launch(chosen: argparse.Namespace, run_dir: Path, met: Met | None) -> int:
         elastic=elastic,
         placed=chosen.are_placed,
     )
-    plan = make_plan(spec, this_machine(spec.hosts, met), settings.environment())
+    plan = make_plan(spec, this_machine(spec.hosts, connected), settings.environment())
     policy = _policy(chosen, spec)
     track = all_trackers(chosen.track, settings.environment())
     check(track, chosen.metrics_port)
@@ -197,7 +206,7 @@ def _launch(chosen: argparse.Namespace, run_dir: Path, met: Met | None) -> int:
         return 0
     _warn_of_one_worker(chosen, spec)
     seed = random.SystemRandom().randrange(2**31)
-    return execute(RunRequest(spec, policy, seed, track, chosen.metrics_port), run_dir, met=met)
+    return execute(RunRequest(spec, policy, seed, track, chosen.metrics_port), run_dir, connected=connected)
 
 
 def _policy(chosen: argparse.Namespace, spec: Spec) -> RestartPolicy:

@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from syrtos import settings
-from syrtos.cli.execution import RunRequest, execute, this_machine
+from syrtos.cli.execution import execute, this_machine
+from syrtos.cli.run_request import RunRequest
 from syrtos.errors import ConfigurationError
 from syrtos.launch.plan import make_plan
 from syrtos.launch.policy import RestartPolicy

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError, WorldError
@@ -32,6 +32,7 @@ from syrtos.topology import check_keras_backend, check_servers, check_tf_config,
 
 if TYPE_CHECKING:
     from syrtos.comm.communicator import Communicator
+    from syrtos.comm.world import Session
 
 _exit = os._exit
 # seconds in which all workers write their stacks, before the first of them ends the run
@@ -49,12 +50,19 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         seeds.hash_alike(env)
     settings.forget_secret()
     options, rank = settings.options_from(env), _rank_before_mpi(env)
-    supervised, told = bool(settings.take(settings.SUPERVISED_VARIABLE)), settings.take(settings.INPUT_VARIABLE)
+    supervised, inputs = bool(settings.take(settings.SUPERVISED_VARIABLE)), settings.take(settings.INPUT_VARIABLE)
     if supervised:
-        standard_input.adopt(told, rank)
+        standard_input.adopt(inputs, rank)
     worker = _Worker(rank, options, supervised)
     code = worker.run(program)
     worker.leave(code)
+
+
+@runtime_checkable
+class _ComparesImports(Protocol):
+    """A finder of modules that compares the script's imports with those that this process was forked with."""
+
+    on_difference: Callable[[str], NoReturn]
 
 
 class _Worker:
@@ -76,11 +84,10 @@ class _Worker:
         try:
             if self._supervised:
                 events.report_start(self._control, self.rank)
-                os._exit = self._left
-            finder: Any
-            # That of the program that has forked this process: see `syrtos.launch.processes.zygote`.
+                os._exit = self._exit_at_once
+            # The finder of the program that has forked this process: see `syrtos.launch.processes.zygote`.
             for finder in sys.meta_path:
-                if hasattr(finder, "on_difference"):
+                if isinstance(finder, _ComparesImports):
                     finder.on_difference = self._imported_otherwise
             if self._join() == "server":
                 _serve(program, self._options.run_dir)
@@ -125,7 +132,7 @@ class _Worker:
         session = world.init()
         self.rank = session.world.rank
         session.watchdog.on_stall = self._report_stall
-        session.watchdog.on_long_wait = self._waiting
+        session.watchdog.on_long_wait = self._report_wait
         session.end = self._end_here
         if self._supervised and session.world.size > 1:
             heartbeat.start(lambda position: self._tell("alive", position=position))
@@ -136,12 +143,12 @@ class _Worker:
         if imported := settings.take(settings.IMPORTED_VARIABLE):
             session.ledger.say(imported=[float(moment) for moment in imported.split()])
         check_servers(settings.environment(), session.options.servers)
+        logs = Path(run_dir) / "logs"
         if session.questions is not None:
-            self._log_to(Path(run_dir) / "logs" / f"server-{self.rank}.log")
+            self._log_to(logs / f"server-{self.rank}.log")
             self.rank = session.questions.Get_rank()
             self._tell("serves")
             return "server"
-        logs = Path(run_dir) / "logs"
         self._log_to(logs / f"rank-{self.rank}.log")
         if not self._supervised and session.world.size > 1 and self.rank == 0:
             print(f"syrtos: {session.world.size} workers, logs in {logs}", file=sys.stderr, flush=True)
@@ -152,6 +159,11 @@ class _Worker:
             made_folders.install(world.claims_folder(run_dir), lambda: session.rank_aware)
         check_tf_config(settings.environment())
         settings.set_environment(tf_config_of(settings.environment(), self.rank, session.world.size))
+        self._adapt_imports(session)
+        return "worker"
+
+    def _adapt_imports(self, session: Session) -> None:
+        """Lets each framework be adapted once the script has imported it, and its import be timed."""
 
         def importing() -> AbstractContextManager[None]:
             return session.ledger.span("import")
@@ -169,7 +181,6 @@ class _Worker:
         after_import("jax", _activate("jax"), around=importing)
         after_import("torch", _activate("torch"), around=importing)
         importlib.import_module("syrtos.dialects").install()
-        return "worker"
 
     def _tell_imported(self) -> None:
         """Lets the launcher prepare a process with the modules that this worker has imported, for the next generation.
@@ -245,7 +256,7 @@ class _Worker:
             self._report_failure(f"The script ended with exit code {code} (sys.exit({end.code!r})).", code)
         return code
 
-    def _left(self, status: int) -> NoReturn:
+    def _exit_at_once(self, status: int) -> NoReturn:
         """Replaces `os._exit` in scripts: reports the end, logs where it was called, and ends the process at once."""
         if not self._is_forked():
             faulthandler.dump_traceback(2, all_threads=False)
@@ -258,9 +269,9 @@ class _Worker:
             traceback.print_exception(error)
             return 1
         cause = _cause(error)
-        self._log(tracebacks.whole(cause))
+        self._log(tracebacks.full_text(cause))
         advice = tracebacks.advice(cause, self._size())
-        self._report_failure(tracebacks.short(cause) + f"\nsyrtos: {advice}\n" * bool(advice), 1)
+        self._report_failure(tracebacks.short_text(cause) + f"\nsyrtos: {advice}\n" * bool(advice), 1)
         return 1
 
     def _size(self) -> int:
@@ -295,7 +306,7 @@ class _Worker:
         events.drain(self._control)
         time.sleep(_STACKS)
 
-    def _waiting(self, call: str, seconds: float, watchdog: str) -> None:
+    def _report_wait(self, call: str, seconds: float, watchdog: str) -> None:
         self._tell("waiting", call=call, seconds=seconds, watchdog=watchdog)
 
     def _log(self, text: str) -> None:

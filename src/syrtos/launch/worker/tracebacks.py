@@ -33,19 +33,19 @@ _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _LEFT_OUT = "(lines of Keras and its backend, syrtos and Python's standard library are left out; the log has them)\n"
 
 
-def whole(error: BaseException) -> str:
+def full_text(error: BaseException) -> str:
     """Returns the whole traceback, from the script's first line on."""
     return "".join(_format(error, lambda frames: list(itertools.dropwhile(_runs_scripts, frames))).format())
 
 
-def short(error: BaseException) -> str:
+def short_text(error: BaseException) -> str:
     """Returns the traceback without the lines of frameworks, of syrtos and of Python.
 
     The lines of the script, and those of other libraries, are left.
     """
     text = "".join(_format(error, _of_script).format())
     # the last line is the error: jobs report it
-    return _LEFT_OUT + text if text != whole(error) else text
+    return _LEFT_OUT + text if text != full_text(error) else text
 
 
 def advice(error: BaseException, size: int) -> str:
