@@ -82,7 +82,7 @@ def shutdown() -> None:
 @unconverted
 def rank() -> int:
     """Returns this worker's number, 0 to ``size() - 1``."""
-    return _aware().rank
+    return _rank_aware_world().rank
 
 
 @unconverted
@@ -94,7 +94,7 @@ def size() -> int:
 @unconverted
 def local_rank() -> int:
     """Returns this worker's number on its host."""
-    return _aware().local_rank
+    return _rank_aware_world().local_rank
 
 
 @unconverted
@@ -106,7 +106,7 @@ def local_size() -> int:
 @unconverted
 def node_rank() -> int:
     """Returns the number of this worker's host."""
-    return _aware().node_rank
+    return _rank_aware_world().node_rank
 
 
 def process_set(ranks: Sequence[int]) -> ProcessSet:
@@ -302,7 +302,7 @@ def allgather_object(value: Any, process_set: ProcessSet | None = None) -> list[
     return comm_of(process_set).allgather_object(value)
 
 
-def _aware() -> Any:
+def _rank_aware_world() -> Any:
     session = world.current()
     session.rank_aware = True
     return session.world

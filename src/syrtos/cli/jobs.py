@@ -53,7 +53,7 @@ def _list(chosen: argparse.Namespace) -> int:
     found, _ = _service().store.find([], [columns.created.desc()], 0, chosen.count)
     table = Table("job", "status", "since", "epoch", "workers", box=None, pad_edge=False, header_style="bold")
     for record in found:
-        table.add_row(record.name, _status(record), _ago(record), _epoch(record), str(record.slots))
+        table.add_row(record.name, _status(record), _age(record), _epoch(record), str(record.slots))
     Console(highlight=False).print(table if found else "There are no jobs yet: `syrtos submit train.py`.")
     return 0
 
@@ -64,7 +64,7 @@ def _status(record: Record) -> str:
     return f"[{colors.get(record.state.status, 'yellow')}]{text}[/]"
 
 
-def _ago(record: Record) -> str:
+def _age(record: Record) -> str:
     seconds = int(time.time() - record.created)
     minutes, hours = seconds // 60, seconds // 3600
     return f"{seconds} s" if minutes < 2 else f"{minutes} min" if hours < 2 else f"{hours} h"

@@ -78,7 +78,7 @@ def main(chosen: argparse.Namespace) -> int:
             began = time.monotonic()
             runs = _load_runs(run_dirs, chosen.follow)
             live = chosen.follow and any(run.goes_on for run in runs)
-            _once(chosen, runs, output, console, live)
+            _report_once(chosen, runs, output, console, live)
             if not live:
                 break
             # long ledgers take long to read
@@ -86,7 +86,7 @@ def main(chosen: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         # Ctrl-C is how a person ends `--follow`: the last page is not to read itself again
         if runs and chosen.follow:
-            _once(chosen, runs, output, console)
+            _report_once(chosen, runs, output, console)
     return 0
 
 
@@ -103,7 +103,9 @@ def _load_runs(run_dirs: list[Path], follow: bool) -> list[Run]:
             time.sleep(_PAUSE)
 
 
-def _once(chosen: argparse.Namespace, runs: list[Run], output: Path, console: Console, live: bool = False) -> None:
+def _report_once(
+    chosen: argparse.Namespace, runs: list[Run], output: Path, console: Console, live: bool = False
+) -> None:
     found = [facts.of_run(run) for run in runs]
     comparison = compare.compare_runs(runs[0], runs[1], (found[0], found[1])) if len(runs) > 1 else None
     if chosen.json:

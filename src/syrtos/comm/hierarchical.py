@@ -76,18 +76,18 @@ class HierarchicalCommunicator(MPICommunicator):
         if not self._hosts or self.lane is None or is_half(wholes[0].dtype):
             return Communicator._reduce_to_parts(self, wholes, bounds, shares)
         sums = self.host.reduce_through_window(wholes, ReduceOp.SUM, shares[self.rank], self.host.size, lend=True)
-        return self.lane.sum_parts(sums, self._of(bounds, [ranks[self.host.rank] for ranks in self._hosts]))
+        return self.lane.sum_parts(sums, self._bounds_of(bounds, [ranks[self.host.rank] for ranks in self._hosts]))
 
     def _gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
         """Gathers parts from peers of the same local rank on the other hosts, and then inside the host."""
         if not self._hosts or self.lane is None:
             super()._gather_parts(wholes, bounds)
             return
-        self.lane._gather_parts(wholes, self._of(bounds, [ranks[self.host.rank] for ranks in self._hosts]))
+        self.lane._gather_parts(wholes, self._bounds_of(bounds, [ranks[self.host.rank] for ranks in self._hosts]))
         for ranks in self._hosts:
-            self.host._gather_parts(wholes, self._of(bounds, ranks))
+            self.host._gather_parts(wholes, self._bounds_of(bounds, ranks))
 
-    def _of(self, bounds: Bounds, ranks: Sequence[int]) -> Bounds:
+    def _bounds_of(self, bounds: Bounds, ranks: Sequence[int]) -> Bounds:
         """Returns the bounds of some workers' parts."""
         return [[ranges[rank] for rank in ranks] for ranges in bounds]
 

@@ -122,9 +122,9 @@ class MPICommunicator(Communicator):
         row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
         counts = [n * row_bytes for n in rows]
         request = self.comm.Iallgatherv(as_bytes(array), [as_bytes(result), counts, _starts(counts), MPI.BYTE])
-        return self._finishing(request, result, f"allgather of {result.nbytes} bytes")
+        return self._finisher(request, result, f"allgather of {result.nbytes} bytes")
 
-    def _finishing(self, request: MPI.Request, result: Array, call: str) -> Callable[[], Array]:
+    def _finisher(self, request: MPI.Request, result: Array, call: str) -> Callable[[], Array]:
         """Returns a function that waits for a request and returns its result; it keeps the arrays that MPI writes."""
 
         def finish() -> Array:
@@ -203,7 +203,7 @@ class MPICommunicator(Communicator):
         request = self.comm.Ialltoallv(
             [as_bytes(array), out, _starts(out), MPI.BYTE], [as_bytes(result), into, _starts(into), MPI.BYTE]
         )
-        return self._finishing(request, result, f"alltoall of {result.nbytes} bytes")
+        return self._finisher(request, result, f"alltoall of {result.nbytes} bytes")
 
 
 def _part(wholes: Sequence[Array], bounds: Bounds, rank: int) -> Array:

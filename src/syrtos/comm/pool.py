@@ -74,7 +74,7 @@ class Pool:
             self._collect()
             memory = self._fitting(number)
             if memory is None:
-                memory = _new(_size_of(number))
+                memory = _aligned_memory(_size_of(number))
             else:
                 self._kept -= memory.nbytes
             self._used += memory.nbytes
@@ -116,7 +116,7 @@ class _Lease(weakref.ref[Array]):
     memory: _Memory
 
 
-def _new(nbytes: int) -> _Memory:
+def _aligned_memory(nbytes: int) -> _Memory:
     raw = np.empty(nbytes + _ALIGN, np.uint8)
     start = -raw.ctypes.data % _ALIGN
     return raw[start : start + nbytes].data

@@ -66,7 +66,7 @@ class Asking:
 
         def has_arrived() -> bool:
             if not incoming:
-                incoming.extend(_begun(self._comm, server, _ANSWER))
+                incoming.extend(_probe(self._comm, server, _ANSWER))
             if not incoming or not incoming[0].complete():
                 return False
             if incoming[0].fields["id"] == self._asked:
@@ -121,7 +121,7 @@ def serve(
     outgoing: list[_Outgoing] = []
     looked = time.monotonic()
     while len(left) < workers or outgoing:
-        begun = _begun(comm, MPI.ANY_SOURCE, _QUESTION)
+        begun = _probe(comm, MPI.ANY_SOURCE, _QUESTION)
         incoming += begun
         complete = [one for one in incoming if one.complete()]
         incoming = [one for one in incoming if one not in complete]
@@ -203,7 +203,7 @@ def _send(comm: MPI.Comm, target: int, tag: int, fields: Fields, arrays: list[Ar
     return _Outgoing(target, [head, *arrays], requests)
 
 
-def _begun(comm: MPI.Comm, source: int, tag: int) -> list[_Incoming]:
+def _probe(comm: MPI.Comm, source: int, tag: int) -> list[_Incoming]:
     """Returns the next message, if its head is here: a list of one or none."""
     status = MPI.Status()
     found = comm.Improbe(source, tag, status)

@@ -103,7 +103,7 @@ class SharedMemoryCommunicator(MPICommunicator):
     def _reduce_in(
         self, layout: _Layout, op: ReduceOp, share: float, lanes: int, carry: Carry | None, lend: bool
     ) -> list[Array]:
-        total, is_lent = self._place(layout, lend)
+        total, is_lent = self._result_memory(layout, lend)
         results = [] if is_lent else [pool.empty_like(part) for part in layout.parts]
         flying: list[tuple[int, int, Callable[[], None]]] = []
         for begin, end in _chunks(layout, lanes, carry):
@@ -117,7 +117,7 @@ class SharedMemoryCommunicator(MPICommunicator):
             self._land(chunk, layout, total, results)
         return layout.lend_parts(total) if is_lent else results
 
-    def _place(self, layout: _Layout, lend: bool) -> tuple[Array, bool]:
+    def _result_memory(self, layout: _Layout, lend: bool) -> tuple[Array, bool]:
         """Returns the memory in which the result is made, and whether the result can stay there."""
         nbytes = layout.total * layout.dtype.itemsize
         if self.size > 2 and (not self._stages or len(self._stages[0]) < nbytes):
@@ -147,7 +147,9 @@ class SharedMemoryCommunicator(MPICommunicator):
             if lane == self.rank:
                 continue
             target = (
-                total if self.rank == self._first(lane) else self._stages[self.rank][: total.nbytes].view(total.dtype)
+                total
+                if self.rank == self._first_summand(lane)
+                else self._stages[self.rank][: total.nbytes].view(total.dtype)
             )
             layout.copy(layout.parts, target, start, stop, lambda part, view: scaled_copy(part, share, view))
 
@@ -168,7 +170,7 @@ class SharedMemoryCommunicator(MPICommunicator):
         if self.rank >= len(slices):
             return lambda: None
         start, stop = slices[self.rank]
-        first = self._first(self.rank)
+        first = self._first_summand(self.rank)
         own = scaled_copy if first == self.rank else functools.partial(_reduce_scaled, op)
         stages = [stage[: total.nbytes].view(total.dtype) for stage in self._stages]
         for begin in range(start, stop, _PIECE):
@@ -180,7 +182,7 @@ class SharedMemoryCommunicator(MPICommunicator):
                     UFUNC[op](total[begin:end], stages[rank][begin:end], out=total[begin:end])
         return carry(total[start:stop]) if carry else lambda: None
 
-    def _first(self, lane: int) -> int:
+    def _first_summand(self, lane: int) -> int:
         """Returns the worker whose part of a slice the others' parts are added to.
 
         Of two workers that is the one that does not reduce the slice; of more the first, so that sums are in the order

@@ -77,14 +77,14 @@ class Windows:
             for index, window in enumerate(self._windows)
             if free[index] and nbytes <= len(window.memory) <= _FITTING * nbytes
         ]
-        window = self._windows[min(fitting)[1]] if fitting else self._another(nbytes, free)
+        window = self._windows[min(fitting)[1]] if fitting else self._add_window(nbytes, free)
         if window is None:
             return None
         array = np.frombuffer(window.memory, np.uint8, nbytes)
         window.used, window.lent = self._taken, weakref.ref(array)
         return array
 
-    def _another(self, nbytes: int, free: Array) -> _Window | None:
+    def _add_window(self, nbytes: int, free: Array) -> _Window | None:
         self._windows = [
             w for index, w in enumerate(self._windows) if not (free[index] and self._taken - w.used > _FORGOTTEN)
         ]

@@ -88,7 +88,7 @@ def _count(text: str | None) -> int:
     return -1 if text == "cpu" else int(text) if text and text.isdigit() else 0
 
 
-def _ours(env: Mapping[str, str]) -> Place | None:
+def _syrtos(env: Mapping[str, str]) -> Place | None:
     # Kubernetes gives this variable to the pods of an Indexed Job
     rank = "SYRTOS_NODE_RANK" if "SYRTOS_NODE_RANK" in env else "JOB_COMPLETION_INDEX"
     if (at := _numbers(env, rank, "SYRTOS_NODES")) is None:
@@ -170,5 +170,5 @@ def _slurm(env: Mapping[str, str]) -> Place | None:
 
 
 _RULES: tuple[Callable[[Mapping[str, str]], Place | None], ...] = (
-    _ours, _torchrun, _jax, _leader_worker_set, _sagemaker, _skypilot, _dstack, _aws_batch, _slurm,
+    _syrtos, _torchrun, _jax, _leader_worker_set, _sagemaker, _skypilot, _dstack, _aws_batch, _slurm,
 )  # fmt: skip

@@ -174,7 +174,7 @@ class Membership:
         assert self.agents is not None
         names = [host.name for host in self._wanted_hosts()]
         commands = {name: agent_command(self._spec, name, self._machine, self._env) for name in names}
-        return self.agents.of(commands, self._env)
+        return self.agents.for_hosts(commands, self._env)
 
     def _is_enough(self, hosts: Sequence[Host]) -> bool:
         return bool(hosts) if self._elastic is None else self._workers_on(hosts) >= self._elastic.least
@@ -205,7 +205,7 @@ class Membership:
         spec, why = self._wish
         return why if spec is self._running else ""
 
-    def _ripe(self, why: str) -> str:
+    def _once_committed(self, why: str) -> str:
         """Returns ``why``, the reason to replace the generation; empty before the generation has committed something.
 
         Before that it would have trained for nothing.
@@ -234,7 +234,7 @@ class Membership:
                     self._read_list()
                     self._reach()
                 running = self._running
-                self._wish = (running, self._ripe(self._difference(running)) if running else "")
+                self._wish = (running, self._once_committed(self._difference(running)) if running else "")
             except Exception as error:  # the run goes on as it is
                 self._tell(f"hosts are not looked at: {type(error).__name__}: {error}")
 

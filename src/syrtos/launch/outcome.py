@@ -127,9 +127,9 @@ class Outcome:
             return self.why
         if self.end not in (End.CRASHED, End.LOST):
             return f"{self.end.value}."
-        return f"{self._who()} {self.why or how(self.status)}{self._meaning()}."
+        return f"{self._name_culprit()} {self.why or describe_exit(self.status)}{self._meaning()}."
 
-    def _who(self) -> str:
+    def _name_culprit(self) -> str:
         if self.rank is None:
             ranks = ", ".join(map(str, self.unfinished))
             return f"one of the ranks {ranks}" if ranks else "a process"
@@ -161,7 +161,7 @@ def _number(worker: Mapping[str, Any]) -> str:
     return f" (number {worker['pid']})" if "pid" in worker else ""
 
 
-def how(status: int | None) -> str:
+def describe_exit(status: int | None) -> str:
     """Describes how a process ended, as the end of a sentence about it."""
     if status is None:
         return "ended"

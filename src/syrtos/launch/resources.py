@@ -61,7 +61,7 @@ def share(env: Mapping[str, str], cores: int, gpus: Mapping[str, int]) -> dict[s
     Raises:
         ConfigurationError: the host has more workers than GPUs.
     """
-    local_rank, local_size = _place(env)
+    local_rank, local_size = _local_rank_and_size(env)
     threads = str(max(cores // local_size, 1))
     wanted = {
         "OMP_NUM_THREADS": threads,
@@ -113,7 +113,7 @@ def _amd() -> int:
     return 0
 
 
-def _place(env: Mapping[str, str]) -> tuple[int, int]:
+def _local_rank_and_size(env: Mapping[str, str]) -> tuple[int, int]:
     rank = env.get("MPI_LOCALRANKID") or env.get("SLURM_LOCALID") or "0"
     size = env.get("MPI_LOCALNRANKS") or _slurm_tasks(env) or "1"
     return int(rank), int(size)

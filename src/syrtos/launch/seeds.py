@@ -101,14 +101,14 @@ def _common_unless_given(name: str, original: Callable[..., Any]) -> Callable[..
     @functools.wraps(original)
     def seed(*args: Any, **kwargs: Any) -> Any:
         if all(value is None for value in (*args, *kwargs.values())):
-            return original(_fresh())
+            return original(_next_seed())
         _drawn.by_script.add(name)
         return original(*args, **kwargs)
 
     return seed
 
 
-def _fresh() -> int:
+def _next_seed() -> int:
     """Returns the next of a series of seeds; workers go through the same series, unless they draw apart."""
     words = (settings.common_seed(), _drawn.rank, _drawn.line, next(_drawn.numbers))
     return zlib.crc32(repr(words).encode())

@@ -92,10 +92,11 @@ class OnHosts:
         if self._loaded:
             return self._loaded_number
         return max(
-            (number for _, numbers in self._whole(self._agents.answering_agents()) for number in numbers), default=0
+            (number for _, numbers in self._whole_snapshots(self._agents.answering_agents()) for number in numbers),
+            default=0,
         )
 
-    def _whole(self, agents: Sequence[Agent]) -> list[tuple[Agent, set[int]]]:
+    def _whole_snapshots(self, agents: Sequence[Agent]) -> list[tuple[Agent, set[int]]]:
         """Returns the numbers of the whole snapshots of each agent, without agents that are lost in the meantime."""
         found: list[tuple[Agent, set[int]]] = []
         with self._asking:
@@ -108,14 +109,14 @@ class OnHosts:
 
     def parts(self, number: int) -> int:
         with self._asking:
-            return len(self._loaded or self._hold(number)[1])
+            return len(self._loaded or self._copy_on_agent(number)[1])
 
-    def _hold(self, number: int) -> tuple[Agent, list[int]]:
+    def _copy_on_agent(self, number: int) -> tuple[Agent, list[int]]:
         """Returns an agent that has made a copy of the snapshot, and the lengths of its parts."""
         # a copy, since workers go on, and replace the snapshot
         if self._held and self._held[1] == number and not self._held[0].lost:
             return self._held[0], self._held[2]
-        for agent, numbers in self._whole(self._agents.answering_agents()):
+        for agent, numbers in self._whole_snapshots(self._agents.answering_agents()):
             if number in numbers:
                 lengths: list[int] = agent.ask("hold", room=self._room, number=number)["lengths"]
                 self._held = agent, number, lengths
@@ -130,7 +131,7 @@ class OnHosts:
             # another generation gives out the number again
             if part and (not self._held or self._held[1] != number):
                 raise BlockingIOError(f"The copy of snapshot {number} was released.")
-            agent, lengths = self._hold(number)
+            agent, lengths = self._copy_on_agent(number)
             whole = False
             try:
                 for begin in range(0, lengths[part], _PIECE):
@@ -172,7 +173,7 @@ class OnHosts:
 
     def _distribute(self, agents: Sequence[Agent]) -> None:
         """Gives all hosts of a generation, before it starts, the newest snapshot; they drop all others."""
-        whole = self._whole(self._agents.answering_agents())
+        whole = self._whole_snapshots(self._agents.answering_agents())
         number = self._loaded_number if self._loaded else self._newest([numbers for _, numbers in whole])
         for agent, numbers in whole:
             if agent in agents and number and number not in numbers:
@@ -210,7 +211,7 @@ class OnHosts:
     def settle(self) -> int:
         if self._loaded:  # no worker has begun
             return self._loaded_number
-        number = self._newest([numbers for _, numbers in self._whole(self._agents.answering_agents())])
+        number = self._newest([numbers for _, numbers in self._whole_snapshots(self._agents.answering_agents())])
         self._keep(number)
         return number
 

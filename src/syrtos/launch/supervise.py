@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from syrtos.launch.engine import ProcessEnd, ProcessEngine
 from syrtos.launch.hangs import STOPPED, TRACED, Hangs
-from syrtos.launch.outcome import Facts, Outcome, how, judge
+from syrtos.launch.outcome import Facts, Outcome, describe_exit, judge
 from syrtos.launch.plan import Plan
 from syrtos.launch.processes import local, signalling
 from syrtos.launch.processes.standard_input import copying_input, is_pipe_with_data
@@ -64,7 +64,7 @@ def supervise(
             from syrtos.launch.remote.hosts import Hosts
 
             engine = Hosts(plan, env, agents)
-        prepare = agents.prepare if agents else _preparing(standby, env)
+        prepare = agents.prepare if agents else _prepare_standby(standby, env)
         # A scheduler stops all hosts of a run at once, each of which passes the signal on to this process.
         same_stop = 0.0 if agents is None else _SAME_STOP
         return _Supervisor(plan, engine, env, grace, prepare, standby_after, changed, same_stop).run()
@@ -81,7 +81,7 @@ def _imports_awaited(standby: Standby, plan: Plan, env: Mapping[str, str]) -> in
     return came[0] if came else 0
 
 
-def _preparing(standby: Standby | None, env: Mapping[str, str]) -> Callable[[Imports], None]:
+def _prepare_standby(standby: Standby | None, env: Mapping[str, str]) -> Callable[[Imports], None]:
     return lambda imports: standby.prepare(imports, env) if standby else None
 
 
@@ -202,7 +202,7 @@ class _Supervisor:
         self._facts.lost[ended.rank] = ended
         self._engine.note_death(ended.rank)
         output.say(
-            f"rank {ended.rank} {ended.why or how(ended.code)} before its script had come to its end. Its last batch is lost; the others go on. "
+            f"rank {ended.rank} {ended.why or describe_exit(ended.code)} before its script had come to its end. Its last batch is lost; the others go on. "
             "Its log may say why."
         )
 

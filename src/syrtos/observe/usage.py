@@ -102,9 +102,9 @@ class _Gpus:
 
         A value is None where a GPU does not tell it, as a part of one (MIG) or a virtual one.
         """
-        return [self._one(handle) for handle in self._handles]
+        return [self._of_gpu(handle) for handle in self._handles]
 
-    def _one(self, handle: Any) -> dict[str, float | None]:
+    def _of_gpu(self, handle: Any) -> dict[str, float | None]:
         nvml = self._nvml
         return {
             "busy": _ask_nvml(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),

@@ -38,7 +38,7 @@ def follow(run_dir: Path, words: Sequence[str], goes_on: Callable[[], bool]) -> 
             word,
             used,
             lambda word=word: used.update(
-                {word: trackers.make(word, _about(run_dir), state.get(word, {}).get("known_as", ""))}
+                {word: trackers.make(word, _read_about(run_dir), state.get(word, {}).get("known_as", ""))}
             ),
         )
     figures, until = Figures(run_dir), {word: float(state.get(word, {}).get("until", 0.0)) for word in words}
@@ -80,7 +80,7 @@ def _call_guarded(word: str, used: dict[str, Tracker], call: Callable[[], object
         print(f"syrtos: --track {word.partition(':')[0]}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
-def _about(run_dir: Path) -> About:
+def _read_about(run_dir: Path) -> About:
     """Returns the facts of a run that are known when it begins, from its request."""
     request = document(run_dir / "run.json")
     program = request.get("program") or {}

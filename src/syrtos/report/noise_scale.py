@@ -75,7 +75,7 @@ def _measurements(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
     )
     chosen = ((own > 0) & (samples > 0)).all(axis=0)
     if chosen.sum() < _FEWEST:
-        return _why(run)
+        return _reason_unmeasured(run)
     own, mean, samples = own[:, chosen], mean[0, chosen], samples[:, chosen]
     whole = samples.sum(axis=0)
     # the mean of 1/b, for shares may be unequal
@@ -83,7 +83,7 @@ def _measurements(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
     return np.flatnonzero(chosen).astype(np.float64) + 1, variance, mean - variance / whole, float(np.median(whole))
 
 
-def _why(run: Run) -> str:
+def _reason_unmeasured(run: Run) -> str:
     facts = run.facts
     ways = {
         "with --sync-every workers exchange weights.": "sync_every" in facts,

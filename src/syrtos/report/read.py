@@ -211,7 +211,7 @@ def load(run_dir: Path, goes_on: bool = False) -> Run:
             "started. Name the folder that `syrtos run` printed; logs are in its folder `logs`."
         )
     if request:
-        missing += _absent(request, found[-1], run_dir)
+        missing += _describe_absent_workers(request, found[-1], run_dir)
     missing += _cut_off(found[-1])
     if not goes_on and not found[-1].outcome:
         missing.append("How the run ended was not written down: its launcher was killed, or is one of another version.")
@@ -245,7 +245,7 @@ def _last_byte(path: Path) -> bytes:
         return file.read()
 
 
-def _absent(request: Mapping[str, Any], last: Generation, run_dir: Path) -> list[str]:
+def _describe_absent_workers(request: Mapping[str, Any], last: Generation, run_dir: Path) -> list[str]:
     """Returns a sentence about workers without a ledger here: workers on other hosts may write to their own disks."""
     expected = int(request.get("resized") or request.get("workers") or 0)
     there = {each.rank for each in last.ranks}
@@ -269,7 +269,7 @@ def _generation(folder: Path, run_began: float, offset: float, missing: list[str
     outcome = launcher.get("outcome") or ({"end": "unknown"} if "ended" in launcher else {})
     return Generation(
         folder=folder,
-        ranks=_together(ranks),
+        ranks=_align_offsets(ranks),
         began=began,
         offset=offset if run_began else 0.0,
         seconds=seconds,
@@ -282,7 +282,7 @@ def _generation(folder: Path, run_began: float, offset: float, missing: list[str
 
 def _rank(rank: int, path: Path, began: float, missing: list[str]) -> Rank:
     facts: dict[str, Any] = {}
-    told = _telling(lines(path, missing), facts)
+    told = _split_facts(lines(path, missing), facts)
     parts = [_columns(part) for part in iter(lambda: list(itertools.islice(told, _PART)), [])] or [_columns([])]
     if "began" not in facts:
         missing.append(
@@ -296,7 +296,7 @@ def _rank(rank: int, path: Path, began: float, missing: list[str]) -> Rank:
     return Rank(rank, facts, dataclasses.replace(whole, start=start), offset)
 
 
-def _telling(found: Iterator[dict[str, Any]], facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _split_facts(found: Iterator[dict[str, Any]], facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the lines that account for time; puts those of facts into ``facts``."""
     for line in found:
         if line.get("phase") != "facts":
@@ -327,7 +327,7 @@ def _columns(records: Sequence[Mapping[str, Any]]) -> LedgerLines:
 _CLOCKS = 0.5
 
 
-def _together(ranks: Sequence[Rank]) -> list[Rank]:
+def _align_offsets(ranks: Sequence[Rank]) -> list[Rank]:
     """Returns the workers with offsets by one clock, that of the first worker's machine.
 
     Workers end a step at the same time, whatever the clocks of their machines say. Offsets stay as they are for workers

@@ -71,14 +71,14 @@ def _limits(cgroups: Path, own: Path) -> Iterator[MachineMemory]:
         return
     for _, controllers, place in lines:
         if controllers == "":
-            yield from _along(cgroups, place, "memory.max", "memory.current", "inactive_file")
+            yield from _limits_along(cgroups, place, "memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
-            yield from _along(
+            yield from _limits_along(
                 cgroups / "memory", place, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
             )
 
 
-def _along(root: Path, place: str, limit: str, usage: str, cache: str) -> Iterator[MachineMemory]:
+def _limits_along(root: Path, place: str, limit: str, usage: str, cache: str) -> Iterator[MachineMemory]:
     folder = root / place.lstrip("/")
     for each in [folder, *folder.parents]:
         if not each.is_relative_to(root):

@@ -104,7 +104,7 @@ def _convert_text(path: Path, text: str, workers: int) -> Result:
         left += [(_line_before(text, seen, line), says) for line, says in conversion.left]
         wants |= conversion.wants
     after = _with_wanted(module, wants, workers).code if wants else module.code
-    left += [] if after == text else _remaining(path, text, after)
+    left += [] if after == text else _find_remaining(path, text, after)
     return Result(path, text, after, sorted(set(notes)), sorted(set(left)))
 
 
@@ -116,7 +116,7 @@ def _line_before(before: str, after: str, number: int) -> int:
     return next(min(i + number - j, end) for _, i, end, j, last in changes if number <= last)
 
 
-def _remaining(path: Path, before: str, after: str) -> list[tuple[int, str]]:
+def _find_remaining(path: Path, before: str, after: str) -> list[tuple[int, str]]:
     """Returns what would still break, each with a text that names the line of the converted script.
 
     That is names that nothing gives a value any more, and those findings of the doctor that end a run.
@@ -162,7 +162,7 @@ def _with_wanted(module: cst.Module, wants: set[str], workers: int) -> cst.Modul
         return module
     added = list(cst.parse_module("\n".join(lines) + "\n").body)
     added[:1] = [first.with_changes(leading_lines=[cst.EmptyLine(indent=False)]) for first in added[:1]]
-    place = _place(module)
+    place = _insertion_index(module)
     rest = list(module.body[place:])
     if rest and isinstance(first := rest[0], cst.SimpleStatementLine | cst.BaseCompoundStatement):
         blank = [] if any(line.comment is None for line in first.leading_lines) else [cst.EmptyLine(indent=False)]
@@ -170,7 +170,7 @@ def _with_wanted(module: cst.Module, wants: set[str], workers: int) -> cst.Modul
     return module.with_changes(body=[*module.body[:place], *added, *rest])
 
 
-def _place(module: cst.Module) -> int:
+def _insertion_index(module: cst.Module) -> int:
     """Returns the index in the body after the imports, but before the first line that needs what is added."""
     body = module.body
     imports = 1 + max((number for number, line in enumerate(body) if _is_import(line)), default=-1)

@@ -153,7 +153,7 @@ class PerWorker(Conversion):
                 parts = [outer.lower, outer.upper, outer.step]
             elif (
                 isinstance(outer, cst.Call)
-                and not self._ours(outer)
+                and not self._exchange_function(outer)
                 and method(outer) not in ("fit", "print", "format", "append")
             ):
                 parts = [each.value for each in outer.args]
@@ -164,7 +164,7 @@ class PerWorker(Conversion):
                 self._shards.update(each for each in given if self._is_size(each))
                 self._sharded.update({outer} if any(map(self._is_size, given)) else ())
 
-    def _ours(self, node: cst.CSTNode) -> str:
+    def _exchange_function(self, node: cst.CSTNode) -> str:
         """Returns the name of the function of Horovod or SMDDP that a node calls; empty for other nodes."""
         if not isinstance(node, cst.Call):
             return ""
@@ -172,7 +172,7 @@ class PerWorker(Conversion):
         return path.rpartition(".")[2] if path.startswith(_ROOTS) else ""
 
     def _calls(self, node: cst.CSTNode, names: frozenset[str]) -> bool:
-        return self._ours(node) in names
+        return self._exchange_function(node) in names
 
     def _is_size(self, node: cst.CSTNode) -> bool:
         return self._calls(node, _SIZES) or (isinstance(node, cst.Name) and node.value in self._sizes)
@@ -187,7 +187,7 @@ class PerWorker(Conversion):
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         """Replaces calls of Horovod and SMDDP, and multiplies the sizes of batches."""
-        ours = self._ours(original_node)
+        ours = self._exchange_function(original_node)
         if ours:
             return self._convert_call(ours, original_node, updated_node)
         if not self._speaks:
@@ -346,13 +346,13 @@ class PerWorker(Conversion):
     def leave_Expr(self, original_node: cst.Expr, updated_node: cst.Expr) -> cst.Expr | cst.RemovalSentinel:
         """Removes statements that are only for several processes."""
         call = original_node.value
-        if self._ours(call) in _VANISH:
+        if self._exchange_function(call) in _VANISH:
             return cst.RemoveFromParent()
         if (
             isinstance(call, cst.Call)
             and method(call) == "append"
             and call.args
-            and self._ours(call.args[0].value) in _VANISH
+            and self._exchange_function(call.args[0].value) in _VANISH
         ):
             return cst.RemoveFromParent()
         if isinstance(call, cst.Call) and method(call) == "set_visible_devices":
@@ -361,7 +361,7 @@ class PerWorker(Conversion):
 
     def leave_Element(self, original_node: cst.Element, updated_node: cst.Element) -> cst.Element | cst.RemovalSentinel:
         """Removes callbacks that are only for several processes."""
-        return cst.RemoveFromParent() if self._ours(original_node.value) in _VANISH else updated_node
+        return cst.RemoveFromParent() if self._exchange_function(original_node.value) in _VANISH else updated_node
 
     def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign | cst.RemovalSentinel:
         """Removes assignments that have no meaning for one process.
@@ -374,7 +374,7 @@ class PerWorker(Conversion):
             return cst.RemoveFromParent()
         if (
             code(target).endswith("visible_device_list")
-            or self._ours(original_node.value) in _VANISH
+            or self._exchange_function(original_node.value) in _VANISH
             or self._is_compression(original_node.value)
         ):
             return cst.RemoveFromParent()

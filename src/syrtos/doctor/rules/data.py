@@ -115,7 +115,7 @@ def same_batches(program: ScriptProgram) -> Iterator[Finding]:
             and isinstance(call.func, ast.Attribute)
             and isinstance(script.constant(argument(call, "seed", 1)), int)
         ):
-            yield _same(
+            yield _same_batches(
                 script,
                 call,
                 program,
@@ -126,10 +126,12 @@ def same_batches(program: ScriptProgram) -> Iterator[Finding]:
             and _SEEDERS.match(script.meaning(call.func))
             and isinstance(script.constant(call.args[0] if call.args else None), int)
         ):
-            yield _same(script, call, program, "all workers have this seed, and no worker takes a part of the data")
+            yield _same_batches(
+                script, call, program, "all workers have this seed, and no worker takes a part of the data"
+            )
 
 
-def _same(script: Script, call: ast.Call, program: ScriptProgram, why: str) -> Finding:
+def _same_batches(script: Script, call: ast.Call, program: ScriptProgram, why: str) -> Finding:
     says = f"{why}: under {program.dialect} all workers draw the same batches, so more workers add nothing"
     return at(
         script,

@@ -74,7 +74,7 @@ def files(program: ScriptProgram) -> Iterator[Finding]:
             and not _has_own_path(script, call)
             and (found := _check_write(program, script, call))
         ):
-            yield dataclasses.replace(found, fix=f"{_together(call)}{found.fix}")
+            yield dataclasses.replace(found, fix=f"{_compute_first(call)}{found.fix}")
 
 
 def _check_write(program: ScriptProgram, script: Script, call: ast.Call) -> Finding | None:
@@ -139,7 +139,7 @@ def _is_picture(script: Script, node: ast.expr) -> bool:
     )
 
 
-def _together(call: ast.Call) -> str:
+def _compute_first(call: ast.Call) -> str:
     """Returns the words that begin a fix if all workers compute the value to be written together; else nothing."""
     shared = [
         method(inner)

@@ -108,7 +108,7 @@ def dead_names(program: ScriptProgram) -> Iterator[Finding]:
             if spells and (meaning.startswith(_SPELLED) or _is_function(meaning)):
                 continue
             seen.add(gone)
-            yield _dead(script, node, path, gone)
+            yield _describe_removed(script, node, path, gone)
 
 
 def _paths(script: Script) -> Iterator[tuple[ast.AST, str]]:
@@ -130,7 +130,7 @@ def _paths(script: Script) -> Iterator[tuple[ast.AST, str]]:
             yield node, path
 
 
-def _dead(script: Script, node: ast.AST, path: str, gone: str) -> Finding:
+def _describe_removed(script: Script, node: ast.AST, path: str, gone: str) -> Finding:
     shown = gone.replace("tensorflow.", "tf.", 1)
     known = instead(path)
     moved = public_names.near(path)

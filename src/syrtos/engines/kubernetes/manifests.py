@@ -85,11 +85,11 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _represented(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
 
-_Dumper.add_representer(str, _represented)
+_Dumper.add_representer(str, _represent_text)
 
 
 # -- what pods need --------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def labels(request: KubernetesRun) -> dict[str, str]:
     return {"app.kubernetes.io/name": "syrtos", INSTANCE: request.name}
 
 
-def _queued(request: KubernetesRun) -> Object:
+def _metadata_with_queue(request: KubernetesRun) -> Object:
     """Returns the metadata of an object that Kueue admits where a queue is named."""
     found = _metadata(request)
     if queue := request.values.get("queue"):
@@ -158,7 +158,7 @@ def _job_spec(request: KubernetesRun, pod: Object) -> Object:
 def _job(request: KubernetesRun) -> Object:
     pod = pods.template(request, f"{request.name}-0.{request.name}") | {"subdomain": request.name}
     spec = _job_spec(request, pod) | {"ttlSecondsAfterFinished": request.number("ttl", _DAY)}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _queued(request), "spec": spec}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata_with_queue(request), "spec": spec}
 
 
 def _job_set(request: KubernetesRun) -> Object:
@@ -180,7 +180,12 @@ def _job_set(request: KubernetesRun) -> Object:
         "ttlSecondsAfterFinished": request.number("ttl", _DAY),
         "replicatedJobs": [{"name": _REPLICATED, "replicas": 1, "template": {"spec": _job_spec(request, pod)}}],
     }
-    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _queued(request), "spec": spec}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": _metadata_with_queue(request),
+        "spec": spec,
+    }
 
 
 def _train_job(request: KubernetesRun) -> Object:
@@ -217,6 +222,6 @@ def _train_job(request: KubernetesRun) -> Object:
     return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
-        "metadata": _queued(request),
+        "metadata": _metadata_with_queue(request),
         "spec": spec,
     }

@@ -29,7 +29,7 @@ def main(path: str) -> int:
     over = threading.Event()
     threading.Thread(target=_watch, args=(0, over), name="syrtos-launcher", daemon=True).start()
     try:
-        with _places(asked, path, over) as hosts:
+        with _reserve_places(asked, path, over) as hosts:
             _tell(answers, hosts=hosts)
             over.wait()
     except SyrtosError as error:
@@ -39,7 +39,7 @@ def main(path: str) -> int:
 
 
 @contextlib.contextmanager
-def _places(asked: Asked, path: str, over: threading.Event) -> Iterator[list[tuple[str, int]]]:
+def _reserve_places(asked: Asked, path: str, over: threading.Event) -> Iterator[list[tuple[str, int]]]:
     """Context manager: yields the hosts, on which agents can be started at the door."""
     # only here: it takes a second to import, and the launcher may be gone
     from syrtos.engines.ray.places import WorkerPlaces

@@ -57,7 +57,10 @@ class Links:
 
     def _welcome(self, connected: socket.socket) -> None:
         """Takes a connection that knows the key; drops others, which delay nobody."""
-        with contextlib.suppress(AuthenticationError, EOFError, OSError, UnicodeDecodeError), _limited(connected):
+        with (
+            contextlib.suppress(AuthenticationError, EOFError, OSError, UnicodeDecodeError),
+            _limiting_reads(connected),
+        ):
             with _connection(connected) as connection:
                 deliver_challenge(connection, self.key)
                 answer_challenge(connection, self.key)
@@ -84,7 +87,7 @@ def dial(address: tuple[str, int], key: bytes, ticket: str) -> socket.socket:
     """
     connected = socket.create_connection(address, timeout=_PROOF)
     connected.settimeout(None)
-    with _limited(connected), _connection(connected) as connection:
+    with _limiting_reads(connected), _connection(connected) as connection:
         answer_challenge(connection, key)
         deliver_challenge(connection, key)
         connection.send_bytes(ticket.encode())
@@ -96,7 +99,7 @@ def _connection(connected: socket.socket) -> Connection:
 
 
 @contextlib.contextmanager
-def _limited(connected: socket.socket) -> Iterator[None]:
+def _limiting_reads(connected: socket.socket) -> Iterator[None]:
     """Context manager: reading from a peer that says nothing for some seconds raises an OSError."""
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PROOF, 0))
     yield

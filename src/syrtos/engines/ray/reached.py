@@ -49,7 +49,7 @@ def reach_cluster(asked: Asked, run_dir: Path) -> Iterator[Reached]:
             start_new_session=True,  # it outlives Ctrl-C until the workers have ended
         )
         over = threading.Event()
-        with process, _closing(process, over):
+        with process, _ending_process(process, over):
             hosts = _hosts(process, asked)
             threading.Thread(target=_watch, args=(process, over, run_dir), name="syrtos-ray", daemon=True).start()
             settings.set_environment({VARIABLE: door})
@@ -65,7 +65,7 @@ def at_door(path: str) -> Iterator[Reached]:
 
 
 @contextlib.contextmanager
-def _closing(process: subprocess.Popen[bytes], over: threading.Event) -> Iterator[None]:
+def _ending_process(process: subprocess.Popen[bytes], over: threading.Event) -> Iterator[None]:
     """Context manager: at its end the process that is connected to Ray gives the places back, and ends."""
     try:
         yield

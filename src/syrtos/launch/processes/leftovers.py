@@ -37,7 +37,7 @@ def mapped_segments(pid: int | str = "self") -> list[str]:
     return sorted(paths)
 
 
-def left() -> list[Path]:
+def find_unmapped() -> list[Path]:
     """Returns the segments that no process has mapped, and that are some seconds old at least.
 
     They are left of workers that were killed before they had removed the names.

@@ -157,11 +157,11 @@ class Local(ProcessEngine):
         return len(self._codes) < len(self._processes)
 
     def signal(self, number: int) -> None:
-        for rank in self._left():
+        for rank in self._running_ranks():
             self._signal_one(self._processes[rank].pid, number)
 
     def kill(self) -> None:
-        left = self._left()
+        left = self._running_ranks()
         for rank in left:
             signalling.to_group(self._processes[rank].pid, signal.SIGKILL)
             # it may lead no group yet
@@ -181,5 +181,5 @@ class Local(ProcessEngine):
     def note_death(self, rank: int) -> None:
         losses.note(options_from(self._env).run_dir, rank)
 
-    def _left(self) -> list[int]:
+    def _running_ranks(self) -> list[int]:
         return [rank for rank in self._processes if rank not in self._codes]

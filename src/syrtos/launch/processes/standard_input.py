@@ -118,7 +118,7 @@ class _Copies:
 
     def _write(self, rank: int, target: int) -> None:
         with contextlib.suppress(OSError):  # its reader is gone
-            while data := self._next(rank):
+            while data := self._next_chunk(rank):
                 while data:
                     data = data[os.write(target, data) :]
         os.close(target)
@@ -127,7 +127,7 @@ class _Copies:
             self._forget()
             self._change.notify_all()
 
-    def _next(self, rank: int) -> bytes:
+    def _next_chunk(self, rank: int) -> bytes:
         with self._change:
             self._change.wait_for(lambda: self._size > self._positions[rank] or self._over)
             begin = self._positions[rank] - self._start

@@ -114,7 +114,7 @@ class Standby:
         """
         if (self._zygote is not None and self._zygote.lives()) or _always_new(env):
             return
-        self._start(imports.modules, {**_ordinary(env), **imports.variables}, idle=True)
+        self._start(imports.modules, {**_without_framework_variables(env), **imports.variables}, idle=True)
 
     def _start(self, modules: Mapping[str, str], env: Mapping[str, str], **how: Any) -> None:
         """Starts a zygote in the place of one that there is; ``how`` are further arguments of `Zygote`."""
@@ -156,7 +156,7 @@ def _always_new(env: Mapping[str, str]) -> bool:
     return env.get(settings.NEW_INTERPRETERS_VARIABLE, "first") != "first"
 
 
-def _ordinary(env: Mapping[str, str]) -> dict[str, str]:
+def _without_framework_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that are neither secret nor read by frameworks."""
     left_out = settings.read_at_import(env)
     return {name: value for name, value in _without_secrets(env).items() if name not in left_out}

@@ -118,7 +118,7 @@ class Agent:
 
     def _hear(self) -> None:
         try:
-            why = self._heard()
+            why = self._pass_messages_on()
         except EOFError:
             why = f"was on {self._name}, to which the connection has ended" if self.ready else "could not be started"
         except Exception as error:
@@ -126,7 +126,7 @@ class Agent:
             why = f"was on {self._name}, whose agent can't be understood: {type(error).__name__}: {error}"
         self.give_up(why)
 
-    def _heard(self) -> str:
+    def _pass_messages_on(self) -> str:
         """Passes messages on until there are no more, and returns the reason for the end.
 
         Raises:
@@ -208,7 +208,7 @@ class Agents:
         self._over = threading.Event()
         threading.Thread(target=self._pulse, name="syrtos-pulse", daemon=True).start()
 
-    def of(self, commands: Mapping[str, tuple[str, ...]], env: Mapping[str, str]) -> dict[str, Agent]:
+    def for_hosts(self, commands: Mapping[str, tuple[str, ...]], env: Mapping[str, str]) -> dict[str, Agent]:
         """Returns an agent for each host: the one that is there, or a new one that the host's command starts."""
         with self._changing:
             for host, command in commands.items():

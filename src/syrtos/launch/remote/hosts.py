@@ -44,7 +44,7 @@ class Hosts(ProcessEngine):
         _allow_descriptors(4 * len(self._host_of) + 256)
         self.outputs = {rank: self._pipes(rank) for rank in self._host_of}
         self._all_agents = agents
-        self._agents = agents.of(plan.agents, env)
+        self._agents = agents.for_hosts(plan.agents, env)
         for agent in self._agents.values():
             agent.listen(lambda message, agent=agent: self._take(agent, message))
 
