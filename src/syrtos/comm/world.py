@@ -90,8 +90,8 @@ class Session:
     def record_in(self, run_dir: str) -> None:
         """Writes this worker's part of the run's record under ``run_dir`` from now on."""
         self.options = dataclasses.replace(self.options, run_dir=run_dir)
-        if _sharing is not None:
-            _sharing.options = self.options
+        if _joined.sharing is not None:
+            _joined.sharing.options = self.options
         if self.questions is None:  # a server is no worker
             self.ledger.open(run_dir, self.world.rank)
             machine = None if self.world.local_rank else self.world.node_rank
@@ -108,8 +108,20 @@ class Session:
             shutil.rmtree(claims_folder(run_dir), ignore_errors=True)
 
 
-_session: Session | None = None
-_sharing: Session | None = None
+@dataclasses.dataclass
+class _Joined:
+    """What this process has joined.
+
+    Attributes:
+        session: the session of the world; None before `init`.
+        sharing: the session over which data sets, steps and callbacks are split; None where ``session`` is.
+    """
+
+    session: Session | None = None
+    sharing: Session | None = None
+
+
+_joined = _Joined()
 
 
 def init(options: Options | None = None) -> Session:
@@ -121,15 +133,18 @@ def init(options: Options | None = None) -> Session:
         WorldError: fewer workers met than were started.
         ConfigurationError: other options than at the first call.
     """
-    global _session, _sharing
-    if _session is None:
-        _session = _join(options or settings.options_from(settings.environment()))
-        _sharing = _session.asynchronously() if _session.options.asynchronous and _session.servers else None
-    elif options is not None and options != _session.options:
+    if _joined.session is None:
+        _joined.session = _join(options or settings.options_from(settings.environment()))
+        _joined.sharing = (
+            _joined.session.asynchronously()
+            if _joined.session.options.asynchronous and _joined.session.servers
+            else None
+        )
+    elif options is not None and options != _joined.session.options:
         raise ConfigurationError(
             "syrtos.init() was called a second time with other options. Give them at the first call only."
         )
-    return _session
+    return _joined.session
 
 
 def current() -> Session:
@@ -138,9 +153,9 @@ def current() -> Session:
     Raises:
         WorldError: `init` has not been called.
     """
-    if _session is None:
+    if _joined.session is None:
         raise WorldError("The world has not been joined yet: call `syrtos.init()` first, or start with `syrtos run`.")
-    return _session
+    return _joined.session
 
 
 def sharing() -> Session:
@@ -148,7 +163,7 @@ def sharing() -> Session:
 
     Its workers are all of the run, or this one alone after `each_for_itself` or in an asynchronous run.
     """
-    return _sharing or current()
+    return _joined.sharing or current()
 
 
 def each_for_itself() -> None:
@@ -157,7 +172,6 @@ def each_for_itself() -> None:
     Raises:
         ConfigurationError: the run has parameter servers, workers that train alone for some steps, or divided updates.
     """
-    global _sharing
     if current().servers:
         raise ConfigurationError(
             "This script exchanges gradients between its workers itself, by Horovod or SMDDP, and the run has parameter servers (`--ps`). "
@@ -172,17 +186,17 @@ def each_for_itself() -> None:
             "This script exchanges gradients between its workers itself, by Horovod or SMDDP, and its rank 0 saves the optimizer alone, whose state "
             "`--shard-update` divides among the workers. Run it without."
         )
-    _sharing = _sharing or current().alone()
+    _joined.sharing = _joined.sharing or current().alone()
 
 
 def explicit() -> bool:
     """Returns whether only the script's own calls exchange."""
-    return _sharing is not None and current().servers is None
+    return _joined.sharing is not None and current().servers is None
 
 
 def is_initialized() -> bool:
     """Returns whether `init` has been called."""
-    return _session is not None
+    return _joined.session is not None
 
 
 def claims_folder(run_dir: str) -> Path:
@@ -199,8 +213,8 @@ def remembering_errors() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if _session is not None:
-            _session.errors.append(error)
+        if _joined.session is not None:
+            _joined.session.errors.append(error)
         raise
 
 
@@ -210,7 +224,11 @@ def original_of(wrapped: BaseException) -> BaseException:
     It is the error that comes first in the text, and of equal ones the latest.
     """
     text = str(wrapped)
-    quoted = [error for error in reversed(_session.errors) if _quote(error) in text] if _session is not None else []
+    quoted = (
+        [error for error in reversed(_joined.session.errors) if _quote(error) in text]
+        if _joined.session is not None
+        else []
+    )
     return min(quoted, key=lambda error: text.index(_quote(error)), default=wrapped)
 
 
@@ -221,8 +239,7 @@ def _quote(error: BaseException) -> str:
 
 def adopt(session: Session | None) -> Session | None:
     """Makes ``session`` the current one and returns the one before; for tests that play workers in one process."""
-    global _session, _sharing
-    before, _session, _sharing = _session, session, None
+    before, _joined.session, _joined.sharing = _joined.session, session, None
     return before
 
 
