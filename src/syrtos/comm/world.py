@@ -133,18 +133,16 @@ def init(options: Options | None = None) -> Session:
         WorldError: fewer workers met than were started.
         ConfigurationError: other options than at the first call.
     """
-    if _joined.session is None:
-        _joined.session = _join(options or settings.options_from(settings.environment()))
-        _joined.sharing = (
-            _joined.session.asynchronously()
-            if _joined.session.options.asynchronous and _joined.session.servers
-            else None
-        )
-    elif options is not None and options != _joined.session.options:
+    session = _joined.session
+    if session is None:
+        session = _joined.session = _join(options or settings.options_from(settings.environment()))
+        # Workers that update asynchronously share no step: each splits nothing, but keeps its rank for files.
+        _joined.sharing = session.asynchronously() if session.options.asynchronous and session.servers else None
+    elif options is not None and options != session.options:
         raise ConfigurationError(
             "syrtos.init() was called a second time with other options. Give them at the first call only."
         )
-    return _joined.session
+    return session
 
 
 def current() -> Session:
@@ -224,11 +222,8 @@ def original_of(wrapped: BaseException) -> BaseException:
     It is the error that comes first in the text, and of equal ones the latest.
     """
     text = str(wrapped)
-    quoted = (
-        [error for error in reversed(_joined.session.errors) if _quote(error) in text]
-        if _joined.session is not None
-        else []
-    )
+    errors = () if _joined.session is None else reversed(_joined.session.errors)
+    quoted = [error for error in errors if _quote(error) in text]
     return min(quoted, key=lambda error: text.index(_quote(error)), default=wrapped)
 
 
