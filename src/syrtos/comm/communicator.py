@@ -99,6 +99,7 @@ class Communicator(abc.ABC):
             wide = everyone.astype(np.float32) if is_half(array.dtype) else everyone
             return adasum.combine(list(wide)).reshape(array.shape).astype(array.dtype, copy=False)
         result = self.reduce_parts([array.reshape(-1)], op, [1.0] * self.size)[0].reshape(array.shape)
+        # Means of 16-bit floats come divided: see `_mean_shares`.
         mean = op is ReduceOp.MEAN and not is_half(array.dtype)
         return (result / self.size if mean else result).astype(array.dtype, copy=False)
 
@@ -115,6 +116,8 @@ class Communicator(abc.ABC):
             The sums, in the order of ``parts``, and the total weight (0: every sum is 0).
         """
         dtype, sizes = parts[0].dtype, ",".join(str(part.size) for part in parts)
+        # The text says whether memory is lent, as a worker that has joined must lend alike: see
+        # `syrtos.comm.joining`.
         weights = self.agree(f"exchange {dtype} {sizes}{' lent' * lend}", weight)
         self.sums, self.summed = self.sums + 1, self.summed + sum(part.nbytes for part in parts)
         total = float(sum(weights))
@@ -231,14 +234,18 @@ class Communicator(abc.ABC):
         """
         if self.size == 1:
             return [value]
+        # What the background thread exchanges comes first, as on all workers.
         self.background.settle()
         self.meetings += 1
         began = time.perf_counter() if trace.state.recorder else 0.0
         tags, values = self.meet(of_call(call), value, call)
+        # A profile may have begun, or ended, during the meeting.
         if began and (recorder := trace.state.recorder):
             recorder.add("agreement", call, began, time.perf_counter())
         if joined := tags.joined_ranks:
             self.hear(tags, call)
+            # A worker that has joined counts in averages, as in Horovod. For other calls its number
+            # is 0.
             nothing = 1.0 if call.startswith("exchange ") else 0.0
             return [nothing if rank in joined else mine for rank, mine in enumerate(values)]
         if tags.differ:
@@ -401,6 +408,7 @@ class Communicator(abc.ABC):
         try:
             return to_bytes(value)
         except ExchangeError:
+            # The others are in this operation: they raise an error by it, instead of waiting.
             self.agree("an object that can't be sent")
             raise
 
@@ -424,6 +432,7 @@ class Communicator(abc.ABC):
         if tags.differ:
             self._explain(call)
         leader, joined = tags.calling[0], tags.joined_ranks
+        # A bytearray: the broadcast writes into the array, and one over bytes is read-only.
         text = np.frombuffer(bytearray(call.encode()), np.uint8)
         sizes = self._meet(0, text.size, "the call of the other workers")[1]
         if self.rank != leader:
@@ -461,6 +470,7 @@ def share_of(total: Any, rank: int, size: int) -> tuple[Any, Any]:
 
 def contiguous(array: npt.ArrayLike) -> Array:
     """Returns an array with equal values in C order; a scalar stays a scalar."""
+    # Not `np.ascontiguousarray`, which makes an array of one element of a scalar.
     return np.asarray(array, order="C")
 
 
@@ -472,6 +482,7 @@ def signature(array: Array, rows: bool = True) -> str:
 
 def check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:
     """Refuses dtypes without arithmetic, and means of integers."""
+    # The bfloat16 of ml_dtypes has the kind of records (V).
     if dtype.kind not in "iufV" or (dtype.kind == "V" and dtype.name != "bfloat16"):
         raise ExchangeError(f"Arrays of dtype {dtype.name} can't be reduced: cast them to a number type first.")
     if op in (ReduceOp.MEAN, ReduceOp.ADASUM) and dtype.kind in "iu":
@@ -496,6 +507,7 @@ def scaled_copy(source: Array, share: float, target: Array) -> None:
     """Sets ``target = share * source`` without a temporary; a share of 0 gives 0 even where the source is NaN."""
     if share == 1.0:
         np.copyto(target, source)
+    # 0 * NaN would be NaN.
     elif share == 0.0:
         target.fill(0)
     else:

@@ -78,10 +78,12 @@ def weighted_mean(
     codec = choose_codec(comm, variables) if arrays[0].dtype == np.float32 else None
     if codec is None:
         means = _weighted_sums(comm, arrays, weight, lend)
+        # Norms of compressed gradients would be those of what was sent, not of the gradients.
         if kind == "gradient":
             world.current().ledger.norms.add(arrays, means, weight)
         return means
     memories = [_memory_of(kind, v, a) for v, a in zip(variables, arrays, strict=True)]
+    # An update that is not finite is left out then: see `update_is_decided`.
     for memory in memories if world.current().options.on_nan == "skip" else ():
         memory.before = memory.residual, memory.basis
     # a gradient may be too large for float16: what becomes infinite shows in the result
@@ -153,6 +155,7 @@ def _memory_of(kind: Kind, variable: Any, array: Array) -> ErrorMemory:
     key = kind, id(variable)
     if key not in _memories:
         _memories[key] = ErrorMemory(np.zeros_like(array))
+        # Python gives the number of an object that is gone to another one.
         weakref.finalize(variable, _memories.pop, key, None)
     return _memories[key]
 
@@ -183,6 +186,7 @@ class Half(Codec):
         for array, memory in zip(arrays, memories, strict=True):
             wanted = array + memory.residual
             sent.append(self._round(wanted))
+            # A worker without samples has sent nothing, as its weight is 0: what it owes waits.
             if weight:
                 wanted -= sent[-1].astype(np.float32)
                 memory.residual = _finite(wanted)
@@ -217,6 +221,8 @@ class PowerSGD(Codec):
         ]
         kept = [memory for memory, is_low in zip(memories, low, strict=True) if is_low]
         bases = [self._basis(memory, matrix) for memory, matrix in zip(kept, wanted, strict=True)]
+        # These would not become smaller: they travel as they are, in the same exchange as the left
+        # factors.
         exact = [array for array, is_low in zip(arrays, low, strict=True) if not is_low]
         left = [matrix @ basis for matrix, basis in zip(wanted, bases, strict=True)]
         means = _weighted_sums(comm, [*exact, *left], weight)
@@ -238,12 +244,14 @@ class PowerSGD(Codec):
     def _basis(self, memory: ErrorMemory, matrix: Array) -> Array:
         """Returns the basis of the last exchange; at first random numbers, the same on all workers."""
         if memory.basis is None or memory.basis.shape != (matrix.shape[1], self._rank):
+            # The same numbers on all workers, whose products with it are summed.
             memory.basis = np.random.default_rng(0).normal(size=(matrix.shape[1], self._rank)).astype(np.float32)
         return memory.basis
 
 
 def _finite(residual: Array) -> Array:
-    """Sets what is not finite to 0: it has been seen, and would be in every later exchange."""
+    """Returns a residual whose numbers that are not finite are set to 0, in place."""
+    # They have been seen, and would otherwise be in every later exchange.
     return np.nan_to_num(residual, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
 
 

@@ -95,6 +95,7 @@ class HierarchicalCommunicator(MPICommunicator):
 def communicator_over(comm: MPI.Comm, watchdog: Watchdog | None = None) -> MPICommunicator:
     """Returns the fastest engine for the workers of ``comm``, chosen alike by all of them."""
     host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
+    # Each worker has all sizes, so that all choose the same engine.
     sizes = comm.allgather(host.Get_size())
     if sizes[0] == comm.Get_size():
         host.Free()

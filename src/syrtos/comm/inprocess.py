@@ -71,6 +71,7 @@ class InProcessCommunicator(Communicator):
         return [functools.reduce(UFUNC[op], same) for same in zip(*self._swap(scaled, "reduce"), strict=True)]
 
     def _allgather(self, array: Array, rows: Sequence[int]) -> Array:
+        # A copy: the caller may write to its array while other threads still read this one.
         return np.concatenate(self._swap(array.copy(), "allgather"))
 
     def _broadcast(self, array: Array, root: int) -> Array:

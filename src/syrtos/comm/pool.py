@@ -35,8 +35,7 @@ class Pool:
     """Memory for arrays, given back when the last view of an array is gone.
 
     An array's memory belongs to one NumPy array made for it, on which all its views depend (NumPy shortens chains of
-    views to the array whose base is no array). The end of that array is what gives the memory back, so no reference is
-    ever counted.
+    views to the array whose base is no array).
     """
 
     def __init__(self) -> None:
@@ -58,8 +57,10 @@ class Pool:
             return np.empty_like(array)
         memory = self._take(_size_number(array.nbytes))
         owner = np.frombuffer(memory, np.uint8, array.nbytes)
+        # The end of this array gives the memory back: no reference is ever counted.
         lease = _Lease(owner, self._give_back)
         lease.memory = memory
+        # A weak reference calls nothing once it is gone itself.
         self._leases[id(lease)] = lease
         return owner.view(array.dtype)
 

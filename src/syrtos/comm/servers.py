@@ -92,6 +92,7 @@ class Servers:
         Returns:
             For each name the sum over the workers that gave an array of it, and the number of these workers.
         """
+        # So that no other worker waits for this one's updates while this one waits for the end.
         self._idle()
         answer, sums = self._ask_first("finish", list(added.values()), names=list(added))
         self._round += 1
@@ -120,6 +121,7 @@ class Servers:
         self._ask_all("idle", [({}, [])] * self.count, round=self._round)
 
     def _ask_first(self, ask: str, arrays: Sequence[Array] = (), **fields: Any) -> Message:
+        # The ranks of servers follow those of the workers.
         first = self._workers
         question = {"ask": ask, "round": self._round, **fields}
         return self._asking.ask({first: (question, list(arrays))})[first]

@@ -1,9 +1,7 @@
 """Exchanges between workers of one host, in memory that they share: each worker reduces a slice of its own.
 
 An exchange copies each worker's gradients in once, but for the slice that it reduces itself, which it adds from where
-they are; there is no leader, and no worker is idle. Loads and stores need no other order than the meetings between
-them: MPI passes messages inside a host by atomic operations with acquire and release (MPICH 5, `MPL_atomic`), and what
-a worker has stored before a message is seen by all that have received it.
+they are; there is no leader, and no worker is idle.
 """
 
 from __future__ import annotations
@@ -120,6 +118,7 @@ class SharedMemoryCommunicator(MPICommunicator):
     def _result_memory(self, layout: _Layout, lend: bool) -> tuple[Array, bool]:
         """Returns the memory in which the result is made, and whether the result can stay there."""
         nbytes = layout.total * layout.dtype.itemsize
+        # Of two workers each writes its one summand into the result itself.
         if self.size > 2 and (not self._stages or len(self._stages[0]) < nbytes):
             self._stages = [
                 np.frombuffer(segments.create(self.comm, _round_up(nbytes)), np.uint8) for _ in range(self.size)
@@ -183,11 +182,9 @@ class SharedMemoryCommunicator(MPICommunicator):
         return carry(total[start:stop]) if carry else lambda: None
 
     def _first_summand(self, lane: int) -> int:
-        """Returns the worker whose part of a slice the others' parts are added to.
-
-        Of two workers that is the one that does not reduce the slice; of more the first, so that sums are in the order
-        of ranks and do not depend on where a number stands.
-        """
+        """Returns the worker whose part of a slice the others' parts are added to."""
+        # Of two workers the one that does not reduce the slice. Of more the first, so that sums are
+        # in the order of ranks, and do not depend on where a number stands.
         return 1 - lane if self.size == 2 else 0
 
     def _land(
@@ -201,11 +198,15 @@ class SharedMemoryCommunicator(MPICommunicator):
 
     def _pause(self) -> None:
         """Meets the other workers inside one operation: all stores before it are seen by all loads after it."""
+        # Loads and stores need no other order: MPI passes messages inside a host by atomic
+        # operations with acquire and release (MPICH 5, `MPL_atomic`), so what a worker has stored
+        # before a message is seen by all that have received it.
         self.wait(self.comm.Ibarrier(), "exchange in shared memory")
 
 
 def _round_up(nbytes: int) -> int:
-    """Rounds a size up, so that memory of a size that grows a little each time is not made anew each time."""
+    """Returns the size that memory for ``nbytes`` bytes is made with."""
+    # Rounded up: for results that grow a little each time memory is not made anew each time.
     return 1 << (nbytes - 1).bit_length() if nbytes < 1 << 26 else nbytes
 
 

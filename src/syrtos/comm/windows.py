@@ -61,6 +61,7 @@ class Windows:
         # before it is written to again.
         self._free = np.frombuffer(segments.create(comm, 2 * comm.Get_size() * _MOST), np.uint8).reshape(2, -1, _MOST)
         self.nbytes = 0
+        # From one worker, so that all decide alike whether there is room.
         self._budget = comm.bcast(int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _BUDGET))
 
     def take(self, nbytes: int) -> Array | None:
@@ -85,6 +86,7 @@ class Windows:
         return array
 
     def _add_window(self, nbytes: int, free: Array) -> _Window | None:
+        # What is given back follows from what all workers know, so all give back the same.
         self._windows = [
             w for index, w in enumerate(self._windows) if not (free[index] and self._taken - w.used > _FORGOTTEN)
         ]

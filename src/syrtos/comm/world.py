@@ -259,6 +259,7 @@ def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> 
     topology.check_world(launch, everybody.Get_size())
     workers = everybody.Get_size() - options.servers
     serves = everybody.Get_rank() >= workers
+    # Workers exchange among themselves: a server takes part in nothing but questions.
     comm = everybody.Split(int(serves), everybody.Get_rank())
     host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
     first_on_host = host.bcast(comm.Get_rank()) if host.Get_size() > 1 else comm.Get_rank()
@@ -277,6 +278,7 @@ def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> 
     return Session(
         world=world,
         comm=communicator_over(comm.Dup(), watchdog),
+        # Input pipelines exchange while a step does, in an order of their own.
         input_comm=communicator_over(comm.Dup(), watchdog.another("input")),
         options=options,
         ledger=Ledger(),
@@ -288,11 +290,9 @@ def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> 
 
 
 def _processor() -> str:
-    """Returns the model and the instructions of this host's first processor (proc_cpuinfo(5)).
-
-    The processors of one host are alike.
-    """
+    """Returns the model and the instructions of this host's first processor (proc_cpuinfo(5))."""
     try:
+        # The processors of one host are alike.
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
         return ""

@@ -102,16 +102,14 @@ class Clock:
             self.parts[-1].kind = kind
 
     def spend(self, kind: Kind, seconds: float, name: str = "") -> None:
-        """Attributes ``seconds`` of the time since the last change to ``kind``; a profile shows them as ``name``.
-
-        Time that was attributed before is not counted again.
-        """
+        """Attributes ``seconds`` of the time since the last change to ``kind``; a profile shows them as ``name``."""
         # a profile has each agreement by its name
         if (recorder := trace.state.recorder) and kind != "wait":
             now = self._now()
             recorder.add("exchange" if kind == "exchange" else "input and update", name or kind, now - seconds, now)
         with self._lock:
             part = self.parts[-1]
+            # Time that was attributed before is not counted again.
             seconds = min(seconds, self._open())
             if seconds > 0 and part.kind != "start":
                 part.add(kind, seconds)

@@ -126,6 +126,7 @@ class _Trying:
         if not points or not batch:
             return None
         needs, has = memory.forecast(points, batch), memory.now()
+        # A batch that is smaller than one that fitted fits too.
         if needs <= has.usable or batch <= max(point.batch for point in points):
             return None
         return Tried(batch, failed=f"would need about {size(needs)}; {_available(has)}", for_memory=True)
@@ -138,6 +139,7 @@ class _Trying:
             runner.check_has_trained(ran)
             return self._read_trial(ran.found)
         why, for_memory = self._reason(ran)
+        # A script that fails with its own batch, or a person's stop, ends the search.
         if not for_memory and (ran.outcome.end is End.STOPPED or not self.result.tried):
             runner.check_has_trained(ran)
         return Tried(batch or ran.own, failed=why, for_memory=for_memory)
@@ -148,6 +150,7 @@ class _Trying:
     def _reason(self, ran: Ran) -> tuple[str, bool]:
         if ran.outcome.end is End.REPLACED:
             return f"was ended: {ran.outcome.why}", True
+        # Where the address space is limited, libraries end in any way for want of memory.
         limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
         found = out_of_memory(ran.outcome, ran.log, limited)
         return found or f"failed: {ran.outcome.sentence().rstrip('.')}", bool(found)

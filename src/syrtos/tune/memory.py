@@ -107,12 +107,10 @@ def _in_cache(path: Path, name: str) -> int:
 
 
 def forecast(points: Sequence[TrialMemory], batch: int) -> int:
-    """Returns the bytes that a trial with a larger ``batch`` will need, on the line through the two largest batches.
-
-    After the first trial, all memory that `fit` has added, even that of weights and compiled code, is taken to grow
-    with the batch: such a forecast is too high, never too low.
-    """
+    """Returns the bytes that a trial with a larger ``batch`` will need, on the line through the two largest batches."""
     *others, last = sorted(points, key=lambda point: point.batch)
+    # After one trial all memory that `fit` has added, even that of weights and compiled code, is
+    # taken to grow with the batch: such a forecast is too high, never too low.
     if not others:
         return int(last.before + (last.peak - last.before) * batch / last.batch)
     slope = (last.peak - others[-1].peak) / (last.batch - others[-1].batch)

@@ -80,6 +80,7 @@ def run(spec: Spec, machine: Machine, trial: TuneTrial, folder: Path, changed: C
     """
     folder.mkdir(parents=True, exist_ok=True)
     forget(folder)
+    # What an earlier trial in this folder has written must not count as this one's.
     for name in (_BEGAN, _RESULT, _CALLED):
         (folder / name).unlink(missing_ok=True)
     now = dataclasses.replace(spec, options=dataclasses.replace(spec.options, run_dir=str(folder)))
