@@ -71,11 +71,11 @@ def _create_named(comm: MPI.Comm, nbytes: int) -> Iterator[int]:
     path = comm.bcast(f"{_FOLDER}/syrtos-{secrets.token_hex(8)}")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = _make_file(lambda: os.open(path, flags, 0o600), nbytes, reserve=True) if comm.Get_rank() == 0 else -1
-    # The file must be there before the others open it,
+    # The file must be there before the others open it.
     comm.Barrier()
     if comm.Get_rank():
         descriptor = _open_file(path)
-    # and is removed when they have.
+    # It is removed only once all have opened it.
     comm.Barrier()
     if comm.Get_rank() == 0:
         with contextlib.suppress(OSError):

@@ -128,6 +128,7 @@ class _Series:
         kept = self.run_dir / "snapshots"
         while True:
             self.gather(lambda: bool(self.came))
+            # No worker was there to take the signal.
             if self.came:
                 self.outcome = dataclasses.replace(self.outcome, end=End.STOPPED, code=128 + self.came[0])
                 return
@@ -194,6 +195,7 @@ def forget(run_dir: Path) -> None:
     """Removes snapshots and generations of an earlier run in this folder."""
     folders.forget(run_dir / "snapshots")
     for path in run_dir.glob("generation-[0-9]*"):
+        # A folder of that name without a ledger is not of a run.
         if (path / "ledger").is_dir():
             shutil.rmtree(path, ignore_errors=True)
 

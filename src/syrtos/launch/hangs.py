@@ -74,4 +74,6 @@ class Hangs:
         before, others_before = self._seen.get(rank, (0.0, None))
         self._seen[rank] = (vitals.used, others)
         runs = vitals.used - before > _IDLE * passed or others != others_before
+        # A longer time between two looks is this process's own standstill, and says nothing of the
+        # worker.
         return 0.0 if runs else self._still.get(rank, 0.0) + min(passed, 2 * _LOOK)

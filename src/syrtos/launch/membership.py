@@ -130,14 +130,13 @@ class Membership:
         return spec, lost
 
     def _judge(self, ended: Spec, has_committed: bool) -> None:
-        """Decides, after a generation, which hosts are avoided from now on.
-
-        A host that came to a generation which then committed nothing is avoided, unless another host of it was lost.
-        """
+        """Decides, after a generation, which hosts are avoided from now on."""
         names = {host.name for host in ended.hosts}
         if has_committed:
             self._known |= names
             return
+        # A host that came to a generation which then committed nothing may be the reason, unless
+        # another host of it was lost.
         new, lost = names - self._known, names - {host.name for host in self._answering_hosts()}
         if self._elastic is not None and new and new < names and not lost:
             self._avoided |= new
@@ -206,13 +205,11 @@ class Membership:
         return why if spec is self._running else ""
 
     def _once_committed(self, why: str) -> str:
-        """Returns ``why``, the reason to replace the generation; empty before the generation has committed something.
-
-        Before that it would have trained for nothing.
-        """
+        """Returns ``why``, the reason to replace the generation; empty before the generation has committed something."""
         if not why or self.committed() > self._reached:
             self._ripens = math.inf
             return why
+        # Replaced before its first commit, the generation would have trained for nothing.
         self._ripens = min(self._ripens, time.monotonic() + _SETTLED)
         if time.monotonic() > self._ripens:
             self._tell(f"{why.rstrip('.')}: once a further step of `fit`, or a state of Horovod's, is committed.")
@@ -258,6 +255,7 @@ class Membership:
     def _read_resize(self) -> None:
         taken = self._run_dir / _TAKEN
         try:
+            # Renamed first, so that a request is read once.
             (self._run_dir / _RESIZE).rename(taken)
             asked = json.loads(taken.read_text())
             workers, answer = int(asked["workers"]), _answer(self._run_dir, str(int(asked["number"])))
@@ -267,6 +265,7 @@ class Membership:
         error = ""
         try:
             self._check(workers)
+            # Written down first: what can't be written down is refused.
             self._resized(workers)
             self._most = float(workers)
         except (ConfigurationError, OSError) as refused:
@@ -337,6 +336,7 @@ def listed_by(command: str, file: str) -> tuple[Host, ...]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # So that what the command has started ends with it.
         start_new_session=True,
     ) as process:
         try:

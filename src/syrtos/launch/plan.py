@@ -124,10 +124,8 @@ def agent_command(spec: Spec, host: str, machine: Machine, env: Mapping[str, str
 
 
 def command_on(host: str, module: str, ssh: str, machine: Machine, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the command that runs a module on ``host``; on another machine by ssh, which gives it to a shell.
-
-    The folder in which it begins is not among its places of modules (-P).
-    """
+    """Returns the command that runs a module on ``host``; on another machine by ssh, which gives it to a shell."""
+    # -P: the folder in which it begins is not among its places of modules.
     command = (machine.python, "-P", "-m", module)
     if host in machine.here:
         return command

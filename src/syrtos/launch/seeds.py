@@ -31,11 +31,9 @@ class _Drawn:
         self._children = 0
 
     def about_to_fork(self) -> None:
-        """Counts the children of this process.
-
-        By its number a child draws other numbers than its parent and its siblings, and the same as its counterpart on
-        the other workers.
-        """
+        """Counts the children of this process."""
+        # By its number a child draws other numbers than its parent and its siblings, and the same as its
+        # counterpart on the other workers.
         self._children += 1
 
     def begin_child_series(self) -> None:
@@ -47,18 +45,14 @@ _drawn = _Drawn()
 
 
 def hash_seed(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variable by which workers hash strings, and so order their sets, alike; none where ``env`` has it.
-
-    A vocabulary that a script makes of a set would be another on each worker.
-    """
+    """Returns the variable by which workers hash strings, and so order their sets, alike; none where ``env`` has it."""
+    # A vocabulary that a script makes of a set would be another on each worker.
     return {} if env.get(_HASH_SEED, "").isdigit() else {_HASH_SEED: "0"}
 
 
 def hash_alike(env: Mapping[str, str]) -> None:
-    """Starts this interpreter again with the variable of `hash_seed`, if it was started without it.
-
-    Our launcher sets the variable; something else that starts workers may not.
-    """
+    """Starts this interpreter again with the variable of `hash_seed`, if it was started without it."""
+    # Our launcher sets the variable; something else that starts workers may not.
     missing = hash_seed(env)
     if missing and sys.flags.hash_randomization and not sys.flags.ignore_environment:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**env, **missing})

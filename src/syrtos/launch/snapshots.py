@@ -159,6 +159,7 @@ class OnHosts:
     def _put(self, agent: Agent, part: int, number: int, parts: int, data: bytes) -> None:
         view = memoryview(data)
         with self._asking:
+            # A part without bytes is sent too.
             for begin in range(0, max(len(view), 1), _PIECE):
                 last = begin + _PIECE >= len(view)
                 agent.ask(
@@ -197,6 +198,7 @@ class OnHosts:
     @staticmethod
     def _newest(whole: Sequence[set[int]]) -> int:
         """Returns the newest snapshot that all hosts have, so that nothing need be sent; else the newest of any."""
+        # Of a snapshot that all have nothing need be sent.
         common = set[int].intersection(*whole) if whole else set[int]()
         return max(common or set[int]().union(*whole), default=0)
 

@@ -51,11 +51,11 @@ def supervise(
         changed: returns why other workers are to take the place of these, as a sentence; empty as long as they are not.
     """
     shares_import = standby is not None and not (source is not None and is_pipe_with_data(source))
-    with copying_input(source, plan.processes) as told:
-        env = {**env, **plan.environment, SUPERVISED_VARIABLE: "1", INPUT_VARIABLE: told}
+    with copying_input(source, plan.processes) as inputs:
+        env = {**env, **plan.environment, SUPERVISED_VARIABLE: "1", INPUT_VARIABLE: inputs}
         if agents is None:
             # A script that begins again, as it may then, would find a pipe empty.
-            if standby and shares_import and (stopped := _imports_awaited(standby, plan, env)):
+            if standby and shares_import and (stopped := _await_imports(standby, plan, env)):
                 return judge(Facts(processes=plan.processes, stopped_by=stopped))
             start = standby.start if standby else local.start
             engine = local.Local(plan.groups, plan.nodes, env, start, whole=not plan.reports)
@@ -70,7 +70,7 @@ def supervise(
         return _Supervisor(plan, engine, env, grace, prepare, standby_after, changed, same_stop).run()
 
 
-def _imports_awaited(standby: Standby, plan: Plan, env: Mapping[str, str]) -> int:
+def _await_imports(standby: Standby, plan: Plan, env: Mapping[str, str]) -> int:
     """Waits until the workers can be forked; returns the signal that has come meanwhile, or 0."""
     came: list[int] = []
     standby.begin(plan.groups[0].command, env, plan.processes)
@@ -160,6 +160,7 @@ class _Supervisor:
                 and self._all_is_heard()
             ):
                 self._give_up(hung)
+            # Where a worker has finished, the others are about to.
             if self._kill_at is None and not self._facts.finished and (why := self._changed()):
                 self._facts.replaced = why
                 self._end_soon(0.0)
@@ -300,15 +301,13 @@ class _Supervisor:
             self._on_stalled()
 
     def _on_left(self, rank: int, code: int) -> None:
-        """Deals with a worker that is about to end its process, by `os._exit`.
-
-        The others may be about to end alike, and still write what they have.
-        """
+        """Deals with a worker that is about to end its process, by `os._exit`."""
         facts = self._facts
         if rank in facts.spared or rank in facts.finished or facts.stopped_by is not None:
             return
         self._over.add(rank)
         self._blame(ProcessEnd(rank, code))
+        # The others may be about to end alike, and still write what they have.
         self._end_soon(_LAST_REPORTS if code else self._grace)
 
 

@@ -47,6 +47,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        # The search for the ordinary way comes here too.
         if (fullname not in _DEFERRED and fullname != _WITHOUT_JAX) or getattr(self._searching, "now", False):
             return None
         self._searching.now = True

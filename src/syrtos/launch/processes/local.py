@@ -97,12 +97,15 @@ class Local(ProcessEngine):
             self.kill()
             raise
         finally:
+            # The workers have inherited their ends. An end that stays open here hides that a worker
+            # is gone.
             for end in self._sockets.ends.values():
                 end.close()
 
     def _start(self, command: tuple[str, ...], rank: int) -> Process:
         out, out_end = os.pipe()
         err, err_end = os.pipe()
+        # A worker opens its standard input itself: see `standard_input.adopt`.
         nothing = os.open(os.devnull, os.O_RDONLY)
         descriptor = self._sockets.ends[rank].fileno()
         try:

@@ -129,10 +129,8 @@ class Sockets:
                     self._ours[rank].close()
 
     def _line(self, rank: int) -> str:
-        """Returns a worker's next message; empty if the worker is gone.
-
-        Each message is one line, and a worker waits for the answer before it sends the next.
-        """
+        """Returns a worker's next message; empty if the worker is gone."""
+        # A worker waits for the answer to a line before it sends the next: nothing follows the end of the line.
         line = b""
         try:
             while not line.endswith(b"\n"):

@@ -84,13 +84,11 @@ def _path(descriptor: int) -> str:
 
 
 class _Copies:
-    """A thread that copies a stream to several pipes, each as fast as it is read.
-
-    Data that not all have read yet is kept in memory, not on disk: it may be a password.
-    """
+    """A thread that copies a stream to several pipes, each as fast as it is read."""
 
     def __init__(self, source: int, targets: Sequence[int]) -> None:
         self._source = source
+        # What not all have read yet is in memory, not on disk: it may be a password.
         self._held = bytearray()
         self._start = 0  # of what is held
         self._over = False

@@ -117,6 +117,7 @@ class Imported(MetaPathFinder, Loader):
     ) -> None:
         self._before, self._compare = dict(os.environ), compare
         if idle:
+            # In a thread, whose low priority no fork of another one inherits (sched(7)).
             importing = threading.Thread(target=_when_idle, args=([*files, *libraries],))
             importing.start()
             importing.join()
@@ -188,9 +189,10 @@ class Imported(MetaPathFinder, Loader):
         return self._modules[spec.name]
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Restores the module, and imports the others with it: TensorFlow and Keras import each other."""
+        """Restores the module, and imports the others with it."""
         module.__spec__, module.__loader__ = self._origins[module.__name__]
         self._as_if_imported_now()
+        # TensorFlow and Keras import each other.
         for name in self._modules:
             importlib.import_module(name)
 
@@ -227,7 +229,7 @@ def _describe_variable(variable: str, value: str | None) -> str:
 
 
 def _when_idle(names: Sequence[str]) -> None:
-    """Imports in this thread, whose priority no fork of another one inherits (sched(7))."""
+    """Imports modules while the processors have nothing else to do, and lowers the priority of this thread for that."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     for name in names:
         try:
@@ -341,6 +343,7 @@ def become(request: dict[str, Any]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != request["parent"]:  # it has ended before
         os.kill(os.getpid(), signal.SIGKILL)
+    # As of a new interpreter: Ctrl-C is the launcher's to pass on.
     os.setsid()
     # Python itself sets it where there is no locale (PEP 538).
     coerced = {name: value for name, value in os.environ.items() if name == "LC_CTYPE"}
@@ -349,7 +352,9 @@ def become(request: dict[str, Any]) -> None:
     os.chdir(request["cwd"])
     _take(request["descriptors"])
     _open_streams()
+    # TMPDIR may be another one in the new environment.
     tempfile.tempdir = None
+    # A fork has the zygote's state: all children would draw the same numbers.
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
@@ -394,10 +399,8 @@ def _open_streams() -> None:
 
 
 def _log_to(new: Any, old: Any) -> None:
-    """Gives handlers of `logging` that frameworks made when they were imported the new stream.
-
-    absl closes what is not `sys.stderr` at the end, and what is logged after it would be a traceback.
-    """
+    """Gives handlers of `logging` that frameworks made when they were imported the new stream."""
+    # absl closes what is not `sys.stderr` at the end, and what is logged after it would be a traceback.
     # all of them; seen in Python 3.11 to 3.13
     for reference in getattr(logging, "_handlerList", ()):
         handler = reference()

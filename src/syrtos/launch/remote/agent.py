@@ -3,8 +3,7 @@
 It starts workers there, passes on what they say, and ends them when the launcher is gone.
 
 `python -m syrtos.launch.remote.agent` has the launcher at the other end of its standard input and output: what has
-started it,
-ssh above all, has checked who that is. The messages are described in `docs/architecture.md`.
+started it, ssh above all, has checked who that is. The messages are described in `docs/architecture.md`.
 """
 
 from __future__ import annotations
@@ -172,14 +171,15 @@ class _Agent:
     def _hear(self) -> None:
         """Receives messages, and deals with what the workers need at once.
 
-        The thread that has started the workers deals with the rest. When the launcher is gone the workers are ended
-        here: the other thread may be sending, which then ends too.
+        The thread that has started the workers deals with the rest.
         """
         try:
             while (message := self._channel.receive(self._patience)) is not None:
                 self._take(message)
         except (OSError, EOFError):
             pass
+        # The launcher is gone. The workers are ended here: the other thread may be sending, which
+        # then ends too.
         with self._starting:
             if self._workers:
                 self._workers.engine.signal(signal.SIGKILL)

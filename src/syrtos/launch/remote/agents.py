@@ -61,6 +61,7 @@ class Agent:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            # What follows the greeting is for the channel: nothing may be read ahead.
             bufsize=0,
             start_new_session=True,  # Ctrl-C is ours to pass on
             preexec_fn=signalling.die_with_parent,

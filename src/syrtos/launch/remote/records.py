@@ -74,6 +74,7 @@ class MissingRecords:
         if kind not in _KINDS or rank not in self._ranks.get(host, ()):
             return
         path = _KINDS[kind](Path(self._run_dir), rank)
+        # A report that is made meanwhile reads no half of a file.
         partial = path.with_suffix(".partial")
         try:
             with partial.open("wb" if message["first"] else "ab") as file:

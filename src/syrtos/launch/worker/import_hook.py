@@ -91,6 +91,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        # The search for the ordinary way comes here too.
         if fullname != self._name or self._searching:
             return None
         self._searching = True

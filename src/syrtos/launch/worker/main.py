@@ -45,6 +45,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs ``script [argument ...]`` or ``-m module [argument ...]``; ends the process with the script's exit code."""
     program = parse(sys.argv[1:] if arguments is None else arguments)
     env = settings.environment()
+    # These two may start the interpreter again, so they come before all else.
     tasks.adopt(env, _rank_before_mpi(env))
     if detect(env):
         seeds.hash_alike(env)
@@ -72,6 +73,7 @@ class _Worker:
         self.rank = rank
         self._options = options
         self._pid = os.getpid()
+        # Standard error goes to a log later on; the launcher reads from here.
         self._control = os.dup(2)
         self._supervised = supervised  # else no launcher reads the reports
         self._tees: list[subprocess.Popen[bytes]] = []
@@ -183,22 +185,18 @@ class _Worker:
         importlib.import_module("syrtos.dialects").install()
 
     def _tell_imported(self) -> None:
-        """Lets the launcher prepare a process with the modules that this worker has imported, for the next generation.
-
-        Only with Keras on TensorFlow: other backends set up threads or a GPU when they are imported, which a fork does
-        not have.
-        """
+        """Lets the launcher prepare a process with the modules that this worker has imported, for the next generation."""
         keras = sys.modules.get("keras")
+        # Only with Keras on TensorFlow: other backends set up threads or a GPU when they are
+        # imported, which a fork does not have.
         if "torch" in sys.modules or (keras is not None and keras.backend.backend() != "tensorflow"):
             return
         modules = {name: sys.modules[name].__file__ for name in _FORKABLE if name in sys.modules}
         self._tell("imported", modules=modules, variables=settings.read_at_import(settings.environment()))
 
     def _imported_otherwise(self, difference: str) -> NoReturn:
-        """Ends this process, since its script needs an import of its own: the launcher starts the workers again.
-
-        A child of the script, or another thread, that imports ends the process too.
-        """
+        """Ends this process, since its script needs an import of its own: the launcher starts the workers again."""
+        # Not by an exception, as a child of the script, or another thread, may be what imports.
         events.send(self._control, "imported otherwise", self.rank, text=difference)
         events.drain(self._control)
         _exit(1)
@@ -291,10 +289,8 @@ class _Worker:
             self._log_path.with_suffix(".failure").write_text(json.dumps(facts))
 
     def _print(self, text: str) -> None:
-        """Prints a failure on the terminal, where no launcher of ours does.
-
-        A worker alone fails as a plain script does.
-        """
+        """Prints a failure on the terminal, where no launcher of ours does."""
+        # A worker alone fails as a plain script does.
         if self._size() > 1:
             text = f"\nsyrtos: rank {self.rank} failed:\n\n{text.rstrip()}\n\nIts output is in {self._log_path}\n"
         sys.stderr.flush()
@@ -329,6 +325,7 @@ class _Worker:
         self._log_path = path
         sys.stdout.flush()
         sys.stderr.flush()
+        # Both streams append to it: neither writes over what the other has written.
         path.write_bytes(b"")
         for stream in (1, 2):
             os.dup2(
@@ -336,10 +333,13 @@ class _Worker:
                 stream,
             )
         faulthandler.enable()
+        # The launcher asks for the stacks of all threads by this signal.
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 
     def _tee(self, path: Path, stream: int) -> int:
         """Returns a descriptor whose output goes to the log and to the present target of ``stream``."""
+        # It outlives Ctrl-C (-i, and a session of its own): the last lines of the script come after
+        # it.
         tee = subprocess.Popen(
             ["tee", "-ia", str(path)], stdin=subprocess.PIPE, stdout=os.dup(stream), start_new_session=True
         )
