@@ -17,6 +17,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Communicator, ReduceOp
 from syrtos.errors import ConfigurationError
 from syrtos.settings import Options
+from syrtos.topology import World
 
 Function = TypeVar("Function")
 
@@ -302,8 +303,9 @@ def allgather_object(value: Any, process_set: ProcessSet | None = None) -> list[
     return comm_of(process_set).allgather_object(value)
 
 
-def _rank_aware_world() -> Any:
+def _rank_aware_world() -> World:
     session = world.current()
+    # A script that asks for its rank decides itself which rank writes a file.
     session.rank_aware = True
     return session.world
 
@@ -333,6 +335,7 @@ def _call(name: str, value: Any, group: ProcessSet | None, **arguments: Any) -> 
 
 def _tensor_room(value: Any) -> ModuleType | None:
     """Returns the module that exchanges a framework's tensors, if ``value`` is one; loads no framework for it."""
+    # A value is a tensor only of a framework that is imported already.
     tensorflow, jax, torch = (sys.modules.get(name) for name in ("tensorflow", "jax", "torch"))
     if tensorflow is not None and tensorflow.is_tensor(value):
         return importlib.import_module("syrtos.keras.tensorflow.ops")

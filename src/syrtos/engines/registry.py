@@ -35,6 +35,7 @@ def engine_of(name: str) -> Engine:
     try:
         return importlib.import_module(f"syrtos.engines.{name}").ENGINE
     except ModuleNotFoundError as error:
+        # A module of our own that is missing is a defect, and no package to install.
         if (error.name or "").startswith("syrtos"):
             raise
         raise ConfigurationError(

@@ -111,11 +111,9 @@ def _check_cores(workers: int, oversubscribe: bool) -> None:
 
 
 def environment_of_workers(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the workers' environment.
-
-    It has the backend that Keras uses here, however it was chosen, and no display of plots that only a kernel has.
-    """
+    """Returns the workers' environment, with the backend that Keras uses here, however it was chosen."""
     found = dict(env)
+    # Only a kernel has this display of plots.
     if "inline" in found.get("MPLBACKEND", ""):
         found["MPLBACKEND"] = "agg"
     keras = sys.modules.get("keras")
@@ -195,6 +193,7 @@ def run(command: Sequence[str], env: Mapping[str, str], parcel_file: IO[bytes] |
         screen.release()
         raise KeyboardInterrupt
     if process.returncode:
+        # Exit code 2 without a report: no worker was started, as an option was refused.
         refused = process.returncode == 2 and not screen.has_report
         raise (ConfigurationError if refused else LaunchError)(screen.report())
     screen.release()

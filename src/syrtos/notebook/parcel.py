@@ -74,7 +74,8 @@ def unpack(file: IO[bytes]) -> tuple[Head, Callable[[], tuple[Callable[..., obje
 
 
 def _sources() -> dict[str, list[str]]:
-    """Returns the lines of cells by name: cells are no files, so a worker could not show their lines otherwise."""
+    """Returns the lines of cells by name."""
+    # Cells are no files: a worker could not show their lines in a traceback otherwise.
     return {
         name: list(entry[2])
         for name, entry in list(linecache.cache.items())

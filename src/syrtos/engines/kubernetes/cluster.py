@@ -132,6 +132,7 @@ class KubernetesNamespace:
                     *self._resource_path(kind), name=name, _request_timeout=_SECONDS
                 )
             pods = self.pods(kind, name)
+            # Events say why pods wait: they are asked for only where some do.
             settled = owner is None or (pods and all(_phase(pod) != "Pending" for pod in pods))
             return Seen(kind, name, owner, pods, [] if settled else self._events(name))
 
@@ -160,6 +161,7 @@ class KubernetesNamespace:
             ApiException: there is no such pod, or it has not begun.
             urllib3.exceptions.HTTPError: the connection was lost.
         """
+        # As a stream (_preload_content): a log that is followed has no end to wait for.
         answer: Any = self._core.read_namespaced_pod_log(
             pod, self.namespace, container=CONTAINER, follow=follow, timestamps=True, _preload_content=False
         )

@@ -129,6 +129,7 @@ def _waits(pod: Object, events: Sequence[Object]) -> str:
 
 def unschedulable(message: str) -> str:
     """Returns why no node takes a pod, and what to do, from the scheduler's message."""
+    # After it the scheduler says why preemption would not help.
     told = message.partition(" preemption:")[0]
     if "SchedulingGated" in message or not told:
         return "it is not admitted yet."

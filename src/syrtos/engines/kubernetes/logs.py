@@ -92,13 +92,15 @@ class PodLogs:
         yield from self._take_lines(0.0)
 
     def _follow(self, pod: Mapping[str, Any]) -> None:
-        """Reads a pod's log until its container has ended: servers close connections that last long."""
+        """Reads a pod's log until its container has ended, again and again: servers close connections that last long."""
         meta, last = pod["metadata"], ""
         while True:
+            # Before reading: what the container has printed up to its end is read once more.
             ended = self._phases.get(meta["uid"]) != "Running"
             for line in self._read(meta["name"], follow=True):
                 stamp, _, text = line.partition(b" ")
                 moment = _sortable_time(stamp)
+                # A connection that is made anew gives all lines again.
                 if moment > last:
                     last = moment
                     self._lines.put(self._with_host(pod, text))
@@ -118,6 +120,7 @@ class PodLogs:
 
 
 def _sortable_time(stamp: bytes) -> str:
-    """Returns a moment of RFC 3339, whose fractions of a second have any length, so that the order of texts is that of time."""
+    """Returns a moment of RFC 3339 as a text, so that the order of texts is that of time."""
+    # Fractions of a second have any number of digits there.
     seconds, _, fraction = stamp.decode("ascii", "replace").rstrip("Z").partition(".")
     return f"{seconds}.{fraction:0<9}"

@@ -124,7 +124,8 @@ def _config_map(request: KubernetesRun, name: str, script: str) -> Object:
 
 
 def _service(request: KubernetesRun) -> Object:
-    """Returns the headless service that gives the pods of a Job names; before they are ready, since they meet to become it."""
+    """Returns the headless service that gives the pods of a Job names."""
+    # They have names before they are ready, since they meet to become it.
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {INSTANCE: request.name}}
     return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(request), "spec": spec}
 

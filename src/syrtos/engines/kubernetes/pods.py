@@ -64,7 +64,8 @@ def environment(request: KubernetesRun, first: str = "") -> list[Object]:
 
 
 def resources(request: KubernetesRun) -> Object:
-    """Returns what a pod asks for. Processors have no limit, since one throttles; GPUs and memory must have the same."""
+    """Returns what a pod asks for."""
+    # Of GPUs and memory a pod must get as much as its limit; of processors it has none, since a limit throttles.
     memory = request.quantity("memory")
     limits = {"memory": memory} if memory else {}
     if request.gpus:

@@ -1,8 +1,7 @@
 """A socket of this machine at which commands of a run ask for hosts, and for agents on them.
 
 The socket is in a folder that only this user may enter. A question is a line of JSON; the answer is a line of text,
-with
-two descriptors where an agent was started: its standard input and output, and what it complains of.
+with two descriptors where an agent was started: its standard input and output, and what it complains of.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Starts(Protocol):
 
 
 class Door:
-    """The side that answers; each question in a thread, as agents take a second to start."""
+    """The side that answers."""
 
     def __init__(self, path: str, starts: Starts) -> None:
         self._starts = starts
@@ -55,6 +54,7 @@ class Door:
                 asking, _ = self._listener.accept()
             except OSError:
                 return  # closed
+            # Each question in a thread, as agents take a second to start.
             threading.Thread(target=self._answer, args=(asking,), daemon=True).start()
 
     def _answer(self, asking: socket.socket) -> None:

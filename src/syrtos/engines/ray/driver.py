@@ -52,7 +52,8 @@ def _reserve_places(asked: Asked, path: str, over: threading.Event) -> Iterator[
 
 
 def _line(launcher: int) -> bytes:
-    """Reads a line without a buffer, whose lock a thread that reads on would hold at the end of this process."""
+    """Reads a line without a buffer."""
+    # A thread that reads on would hold the lock of a buffer at the end of this process.
     line = b""
     while not line.endswith(b"\n") and (piece := os.read(launcher, 1)):
         line += piece

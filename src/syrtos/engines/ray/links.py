@@ -66,6 +66,7 @@ class Links:
                 answer_challenge(connection, self.key)
                 ticket = connection.recv_bytes(_LONGEST_TICKET).decode()
             with self._came:
+                # -1: nobody waits for this ticket, or not any more.
                 if self._expected.get(ticket, -1) is None:
                     self._expected[ticket] = os.dup(connected.fileno())
                     self._came.notify_all()
@@ -86,6 +87,7 @@ def dial(address: tuple[str, int], key: bytes, ticket: str) -> socket.socket:
         AuthenticationError: another key is known there.
     """
     connected = socket.create_connection(address, timeout=_PROOF)
+    # A socket with a timeout does not block, and `Connection` can't read from it.
     connected.settimeout(None)
     with _limiting_reads(connected), _connection(connected) as connection:
         answer_challenge(connection, key)
@@ -101,6 +103,8 @@ def _connection(connected: socket.socket) -> Connection:
 @contextlib.contextmanager
 def _limiting_reads(connected: socket.socket) -> Iterator[None]:
     """Context manager: reading from a peer that says nothing for some seconds raises an OSError."""
+    # `Connection` reads from the descriptor itself, where a timeout of Python's socket does not
+    # hold.
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PROOF, 0))
     yield
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))

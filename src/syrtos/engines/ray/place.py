@@ -66,7 +66,7 @@ class WorkerPlace:
     ) -> None:
         """Starts an agent whose standard input and output are a connection to the run, and whose errors go another.
 
-        It ends with this process: Ray's main thread, which calls this, lives as long.
+        It ends with this process.
 
         Args:
             address: where the run listens.
@@ -88,6 +88,8 @@ class WorkerPlace:
                 stdout=link.fileno(),
                 stderr=complaints.fileno(),
                 start_new_session=True,
+                # The thread counts, not the process (prctl(2)): Ray's main thread, which calls
+                # this, lives as long.
                 preexec_fn=signalling.die_with_parent,
             )
         self._agents.append(agent)

@@ -76,6 +76,7 @@ class WorkerPlaces:
         if ray.is_initialized():
             return
         try:
+            # Ray itself tries for minutes where nobody is.
             _knock(self._asked.address)
             ray.init(address=self._asked.address or "auto", logging_level=logging.WARNING)
         except Exception as error:  # it has no kind of its own for most
@@ -93,6 +94,7 @@ class WorkerPlaces:
         while not group.wait(1.0):
             self._give_up_if_over()
             waited = time.monotonic() - began
+            # Ray lists nodes that were lost too.
             nodes = sum(bool(node["Alive"]) for node in ray.nodes())
             why = why_waiting(asked, ray.cluster_resources(), ray.available_resources(), nodes)
             if waited > asked.wait:
@@ -186,6 +188,7 @@ class WorkerPlaces:
 
     def _look(self) -> None:
         """Asks all actors where they are; one that has no time is where it was, as long as its node is there."""
+        # An actor that had no time at the last look still has that question.
         answers = {
             place: self._answers.pop(place, None) or self._question(actor) for place, actor in enumerate(self._actors)
         }
@@ -239,7 +242,7 @@ def _kill(actor: Any) -> None:
 
 
 def _knock(address: str | None) -> None:
-    """Connects to a cluster's address, and leaves again: Ray itself tries for minutes where nobody is.
+    """Connects to a cluster's address, and leaves again.
 
     Raises:
         OSError: nobody is there.

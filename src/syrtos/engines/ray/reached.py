@@ -59,6 +59,7 @@ def reach_cluster(asked: Asked, run_dir: Path) -> Iterator[Reached]:
 @contextlib.contextmanager
 def at_door(path: str) -> Iterator[Reached]:
     """Context manager: yields the hosts of places that the process which has started this one holds, as `syrtos.ray.run` does."""
+    # As in `reach_cluster`: workers have what Ray gives them.
     settings.take("CUDA_VISIBLE_DEVICES")
     hosts = parse_hosts(ask(path)[0].replace(" ", ","))
     yield Reached(hosts, _COMMAND, discover=_COMMAND, is_for_all=True)

@@ -323,6 +323,8 @@ def _end_of(channel: Channel) -> Message | None:
 def _in_time(connection: Connection, seconds: int = 10) -> Iterator[None]:
     """Context manager: reading from a peer that says nothing for ``seconds`` raises an OSError."""
     with socket.socket(fileno=os.dup(connection.fileno())) as sock:
+        # `Connection` reads from the descriptor itself, where a timeout of Python's socket does not
+        # hold.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
         yield
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
