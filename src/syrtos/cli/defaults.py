@@ -43,6 +43,7 @@ def added_words(parser: Parser, words: list[str]) -> list[str]:
         # It may name commands that are run.
         print(f"syrtos: {FILE} of this folder belongs to another user and is not used.", file=sys.stderr)
         return []
+    # In the place of the defaults: what is still None after parsing was not typed.
     nothing = argparse.Namespace(**dict.fromkeys(action.dest for action in parser._actions))
     typed = {name: value for name, value in vars(parser.parse_args(words, nothing)).items() if value is not None}
     added = [*words_of(_read(), parser, typed)]
@@ -124,6 +125,7 @@ def _words(name: str, option: str, action: argparse.Action, value: Any) -> Itera
     many = isinstance(action, argparse._AppendAction) and isinstance(value, list)
     for one in value if many else [value]:
         _check(name, one, action.type, action.choices)
+        # A value that begins with a dash would be taken for an option.
         yield from (option, str(one)) if not str(one).startswith("-") else (f"{option}={one}",)
 
 

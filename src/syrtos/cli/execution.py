@@ -83,6 +83,7 @@ def execute(
             f"The run directory {run_dir} can't be written to: {error.strerror}. Name another with --run-dir."
         ) from error
     with _run_lock(run_dir):
+        # A scheduler that queues a job again gives the very same command.
         if not resume and generations.has_snapshot(run_dir):
             if _goes_on(request, run_dir):
                 print(f"syrtos: the same run was stopped in {run_dir}, and goes on.", file=sys.stderr)
@@ -145,13 +146,12 @@ def _may_be_forgotten(request: RunRequest, run_dir: Path) -> bool:
 def _run_lock(run_dir: Path) -> Iterator[None]:
     """Context manager: no other process runs anything in this folder.
 
-    The kernel drops the lock when this process ends, however it does.
-
     Raises:
         ConfigurationError: another process runs something in the folder.
     """
     with (run_dir / _LOCK).open("a") as file:
         try:
+            # The kernel drops the lock when this process ends, however it does.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise going_on_error(run_dir) from error

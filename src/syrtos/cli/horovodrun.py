@@ -123,6 +123,7 @@ def translate_arguments(chosen: argparse.Namespace) -> list[str]:
         "--hosts": chosen.hosts,
         "--hostfile": chosen.hostfile,
         "--run-dir": chosen.output_filename,
+        # 0 turns Horovod's fusion off: each tensor is a bucket of its own.
         "--bucket-mb": 1e-6 if chosen.fusion_threshold_mb == 0 else chosen.fusion_threshold_mb,
         "--timeout": 86400.0 if chosen.no_stall_check else chosen.stall_check_shutdown_time_seconds or None,
         "--ssh": shlex.join(ssh) if len(ssh) > 1 else None,

@@ -25,10 +25,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog.partition(' ')[0]}: {message}{end} `{self.prog} -h` explains.\n")
 
     def refuse_unknown_options(self, words: Sequence[str]) -> None:
-        """Ends the process where one of the words before the first that is no option is an option that this parser lacks.
-
-        argparse itself takes the value of such an option for the script.
-        """
+        """Ends the process where one of the words before the first that is no option is an option that this parser lacks."""
+        # argparse itself takes the value of such an option for the script.
         known = self._option_string_actions
         rest = iter(words)
         for word in rest:

@@ -61,6 +61,7 @@ class RunRequest:
             "grace": spec.grace,
             "policy": dataclasses.asdict(self.policy),
         }
+        # As JSON has it: tuples become lists, as in a request that was read.
         return json.loads(json.dumps(described))
 
     def differences(self, found: Mapping[str, Any]) -> list[str]:

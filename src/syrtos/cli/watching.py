@@ -56,6 +56,7 @@ def forget(run_dir: Path) -> None:
     That is reports, recommendations, profiles, and what trackers have kept there.
     """
     kept = document(run_dir / "tracked.json").get("tensorboard", {}).get("known_as", "")
+    # A folder elsewhere may have other runs too.
     if kept == str(run_dir / "tensorboard"):
         shutil.rmtree(kept, ignore_errors=True)
     for name in _MADE:
@@ -100,6 +101,7 @@ def _tracking(run_dir: Path, words: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         assert process.stdin is not None
+        # The sign that the run has ended: see `--until-closed`.
         process.stdin.close()
         _await(process, log)
 

@@ -35,6 +35,7 @@ def missing_part(path: str) -> str | None:
         missing = f"{module}.{part}"
         if missing in expired_names():
             return missing
+        # Of these it can't be known from the texts whether they exist.
         if part.startswith("_") or len(part) < _LONG or not _files(module) or not _is_whole(module):
             return None
         if part not in _words(module):

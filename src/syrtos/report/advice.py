@@ -108,6 +108,7 @@ def slow_input(situation: Situation) -> Recommendation | None:
     seconds = min(by_rank)
     way = str(situation.facts.get("input", "own"))
     divided = way in ("records", "sliced") and situation.workers > 1
+    # Where every worker reads all records, its own are one of so many parts.
     saved = seconds * (1 - 1 / situation.workers) if divided else min(seconds, situation.training - seconds)
     if situation.workers == 1 and way in ("records", "sliced"):
         way = "own"

@@ -53,6 +53,7 @@ def follow(run_dir: Path, words: Sequence[str], goes_on: Callable[[], bool]) -> 
                 _call_guarded(word, used, lambda word=word, new=new: _log(used[word], new))
                 until[word] = max(until[word], new[-1].time)
         state |= {word: {"known_as": tracker.known_as, "until": until[word]} for word, tracker in used.items()}
+        # A run that goes on later is logged from here on, not again.
         durable.replace(run_dir / _STATE, json.dumps(state).encode())
         if last:
             break

@@ -133,6 +133,7 @@ def _interval(variance: Floats, square: Floats) -> tuple[float | None, float | N
     noise, signal = variance[picked].mean(axis=1), square[picked].mean(axis=1)
     scales = np.full(_DRAWS, np.inf)
     np.divide(np.maximum(noise, 0), signal, out=scales, where=signal > 0)
+    # Not between two draws: one of them may be infinite.
     low, high = np.percentile(scales, [2.5, 97.5], method="nearest")
     return (float(low), float(high) if math.isfinite(high) else None)
 

@@ -219,17 +219,16 @@ def load(run_dir: Path, goes_on: bool = False) -> Run:
 
 
 def _cut_off(last: Generation) -> list[str]:
-    """Returns sentences about ledgers that are cut off, of a run that has finished.
-
-    No such ledger ends in the middle of a line, and workers that train together have made the same steps.
-    """
+    """Returns sentences about ledgers that are cut off, of a run that has finished."""
     if last.outcome.get("end") != "FINISHED":
         return []
     found = []
     for rank in last.ranks:
         path = ledger_path(last.folder, rank.rank)
+        # No worker of a run that has finished was killed in the middle of a line.
         if _last_byte(path) != b"\n":
             found.append(f"{path} ends in the middle of a line: what followed is not there.")
+    # Workers that train together have made the same steps.
     counts = {rank.lines.steps_made for rank in last.ranks}
     if len(counts) > 1 and last.ranks[0].facts.get("training") != "asynchronous":
         words = " and ".join(map(str, sorted(counts)))
@@ -246,7 +245,8 @@ def _last_byte(path: Path) -> bytes:
 
 
 def _describe_absent_workers(request: Mapping[str, Any], last: Generation, run_dir: Path) -> list[str]:
-    """Returns a sentence about workers without a ledger here: workers on other hosts may write to their own disks."""
+    """Returns a sentence about workers without a ledger here."""
+    # Workers on other hosts may write to their own disks.
     expected = int(request.get("resized") or request.get("workers") or 0)
     there = {each.rank for each in last.ranks}
     absent = sorted(set(range(expected)) - there) if last.ranks and not request.get("elastic") else []
@@ -330,11 +330,11 @@ _CLOCKS = 0.5
 def _align_offsets(ranks: Sequence[Rank]) -> list[Rank]:
     """Returns the workers with offsets by one clock, that of the first worker's machine.
 
-    Workers end a step at the same time, whatever the clocks of their machines say. Offsets stay as they are for workers
-    that train at their own pace, and for clocks that agree.
+    Offsets stay as they are for workers that train at their own pace, and for clocks that agree.
     """
     if not ranks or ranks[0].facts.get("training") == "asynchronous" or "sync_every" in ranks[0].facts:
         return list(ranks)
+    # Workers end a step at the same time, whatever the clocks of their machines say.
     ends = [_ends(rank) for rank in ranks]
     found = [ranks[0]]
     for rank, mine in zip(ranks[1:], ends[1:], strict=True):

@@ -84,10 +84,8 @@ def _earlier(run_dir: Path, request: Mapping[str, Any]) -> list[Path]:
 
 
 def _ratio(mine: Mapping[str, Any], theirs: Mapping[str, Any], batch: Any) -> float:
-    """Returns how many times as fast one run's steps are as another's; 0 if that is not known.
-
-    A step has the same samples whatever the number of workers, but where each worker has a batch of its own.
-    """
+    """Returns how many times as fast one run's steps are as another's; 0 if that is not known."""
+    # A step has the same samples whatever the number of workers, but where each worker has a batch of its own.
     steps = theirs["step"] / mine["step"]
     if batch != "per-worker":
         return steps

@@ -95,6 +95,8 @@ def convert_script(path: Path, workers: int) -> Result:
 def _convert_text(path: Path, text: str, workers: int) -> Result:
     module = cst.parse_module(text)
     notes, left, wants = [], [], set()
+    # Each conversion is given what the one before has made: lines are counted back to the script's
+    # own.
     for kind in _CONVERSIONS:
         conversion, seen = kind(workers), module.code
         if not any(word in seen for word in kind.WORDS):
@@ -112,6 +114,7 @@ def _line_before(before: str, after: str, number: int) -> int:
     """Returns the number that a line of a changed text had before the change."""
     if before == after:
         return number
+    # Without `autojunk`, which leaves lines that come often in a long file out of the comparison.
     changes = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False).get_opcodes()
     return next(min(i + number - j, end) for _, i, end, j, last in changes if number <= last)
 
@@ -227,7 +230,9 @@ def write(result: Result) -> None:
             f"{kept} exists, and would be overwritten by today's {result.path.name}. Remove or rename it first."
         )
     original = result.path.read_bytes()
+    # The script keeps its encoding, its ends of lines and its rights.
     encoding, _ = tokenize.detect_encoding(iter(original.splitlines(True)).__next__)
+    # Before the new text is written: the original is there at any moment.
     result.path.rename(kept)
     result.path.write_text(result.after, encoding, newline="\r\n" if b"\r\n" in original else None)
     shutil.copymode(kept, result.path)

@@ -248,6 +248,7 @@ class PerWorker(Conversion):
         ):
             self.leave_alone(original, "this multiplier counts epochs, of which there are WORKERS times as many")
         if ours == "LearningRateWarmupCallback" and argument(call, "warmup_epochs", 1) is None:
+            # Horovod's default.
             call = with_keyword(call, "warmup_epochs", cst.Integer("5"))
         for name, position in _EPOCHS[ours].items():
             if (found := argument(call, name, position)) is not None and code(found.value) not in ("0", "None"):
@@ -295,6 +296,7 @@ class PerWorker(Conversion):
             call = replace_argument(call, size, times(size.value, _WORKERS))
         elif argument(call, "y", 1) is not None:
             self.wants.add(_WORKERS)
+            # Keras's default.
             call = with_keyword(call, "batch_size", times(cst.Integer("32"), _WORKERS))
         if (steps := _steps(call)) is not None:
             return self._divide_steps(original, call, steps)
@@ -311,7 +313,8 @@ class PerWorker(Conversion):
         return replace_argument(call, epochs, times(epochs.value, _WORKERS))
 
     def _divide_steps(self, original: cst.Call, call: cst.Call, steps: cst.Arg) -> cst.Call:
-        """Divides steps by WORKERS if they were counted on one worker's part of the data: it is all of the data now."""
+        """Divides steps by WORKERS if they were counted on one worker's part of the data."""
+        # The data is all of it now, and a batch has the rows of all workers.
         before = _steps(original)
         value = before.value if before else steps.value
         made = self._values.get(code(value), value)
@@ -327,7 +330,8 @@ class PerWorker(Conversion):
         return replace_argument(call, steps, counted.with_changes(operator=cst.FloorDivide()))
 
     def leave_Subscript(self, original_node: cst.Subscript, updated_node: cst.Subscript) -> cst.BaseExpression:
-        """Leaves `parts[hvd.rank()]` to be done by hand: it is a part of the data, and one process needs all parts."""
+        """Leaves `parts[hvd.rank()]` to be done by hand."""
+        # It is a part of the data, and one process needs all parts.
         chosen = [inner for each in original_node.slice for inner in m.findall(each, m.Call() | m.Name())]
         if any(self._is_rank(inner) for inner in chosen) and not any(self._is_size(inner) for inner in chosen):
             text = code(original_node)
@@ -445,7 +449,7 @@ class PerWorker(Conversion):
     def leave_If(
         self, original_node: cst.If, updated_node: cst.If
     ) -> cst.BaseStatement | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseStatement]:
-        """Replaces a condition about ranks by the branch of rank 0; only one worker writes the script's own files."""
+        """Replaces a condition about ranks by the branch of rank 0."""
         decided = self._value_on_rank_0(original_node.test)
         suite = updated_node.body
         body = (
@@ -478,6 +482,8 @@ class PerWorker(Conversion):
                 and not any(word in text for word in _SHARED)
                 and ".save(" not in text.replace("np.save(", "")
             ):
+                # The converted script runs on several workers too, and one of them is to write its
+                # files.
                 self.wants.add("syrtos")
                 test = cst.parse_expression("syrtos.rank() == 0")
                 found.append(cst.If(test, cst.IndentedBlock([statement])))
