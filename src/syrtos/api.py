@@ -133,7 +133,8 @@ def process_set(ranks: Sequence[int]) -> ProcessSet:
     group = comm.split(int(comm.rank in members))
     if comm.rank in members:
         return ProcessSet(members, group)
-    group.close()  # no other owner: an MPI has some 2000 communicators
+    # Nobody else has this group, and an MPI has some 2000 communicators.
+    group.close()
     return ProcessSet(members, None)
 
 

@@ -214,7 +214,8 @@ class Options:
             )
         self._check_local_steps()
         for name in ("timeout", "bucket_mb", "outer_lr"):
-            if not getattr(self, name) > 0:  # NaN too
+            # Written so that NaN is refused too.
+            if not getattr(self, name) > 0:
                 raise ConfigurationError(f"`{name}` must be more than 0. Received: {getattr(self, name)}.")
 
     def _check_profile(self) -> None:

@@ -91,7 +91,9 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(f"syrtos: training jobs need {error.name}: `pip install {_packages_of_jobs()}`", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # `| head` has enough
+    except BrokenPipeError:
+        # What reads the output has enough, as `| head`: Python's own flush at the end must not
+        # fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SyrtosError as error:

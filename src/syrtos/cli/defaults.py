@@ -84,7 +84,8 @@ def words_of(tables: Mapping[str, Any], parser: Parser, typed: Mapping[str, Any]
 
 
 def _read() -> dict[str, Any]:
-    import tomllib  # only here: most folders have no file
+    # Only here: most folders have no such file.
+    import tomllib
 
     try:
         return tomllib.loads(Path(FILE).read_text(encoding="utf-8"))

@@ -156,7 +156,8 @@ def _run_lock(run_dir: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise going_on_error(run_dir) from error
         except OSError:
-            pass  # a file system without locks
+            # The file system has no locks: nothing is known of other runs.
+            pass
         yield
 
 
@@ -175,7 +176,8 @@ def is_going_on(run_dir: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        pass  # no folder, none of a run, or a file system without locks
+        # There is no folder, it is none of a run, or the file system has no locks.
+        pass
     return False
 
 

@@ -67,7 +67,8 @@ def main(chosen: argparse.Namespace) -> int:
     per_host = [] if chosen.per_host is None else [chosen.per_host]
     given = {"-n": chosen.workers, "--per-host": per_host, "--gbit": chosen.gbit, "--latency": [chosen.latency]}
     for name, values in given.items():
-        if wrong := [value for value in values if not 0 < value < math.inf]:  # NaN too
+        # Written so that NaN is refused too.
+        if wrong := [value for value in values if not 0 < value < math.inf]:
             raise ConfigurationError(f"`{name}` must be more than 0, and finite. Received: {wrong[0]}.")
     step = forecast.measured_step(_last_trained_folder(find_run_dir(chosen.run_dir)))
     rows = [

@@ -144,6 +144,7 @@ def script_of(command: Sequence[str]) -> list[str]:
     """
     rest = [*command][command[:1] == ["--"] :]
     if rest and Path(rest[0]).name.startswith("python"):
-        rest[0] = "python"  # whichever it was: workers run in this environment
+        # Whichever interpreter the command names: workers run in this environment.
+        rest[0] = "python"
     program = parse(rest)
     return [*(("python", *program.flags) if program.flags else ()), *program.words]

@@ -118,7 +118,8 @@ def _report_once(
         )
         return
     for each in found:
-        if each["trace"]:  # a link in the file
+        # The page links to the trace, by a path from where the page is.
+        if each["trace"]:
             each["trace"] = os.path.relpath(Path(each["run"]["folder"]) / each["trace"], output.parent)
     try:
         durable.replace(output, page.page(found, comparison, live).encode())

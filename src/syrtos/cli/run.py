@@ -37,7 +37,8 @@ def add_to(commands: Any) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "run",
-        allow_abbrev=False,  # the script's options are not ours
+        # An option of the script must not be taken for a short form of one of ours.
+        allow_abbrev=False,
         add_help=False,
         help="run a training script on many workers",
         description="Run a training script, unchanged, on many workers.",

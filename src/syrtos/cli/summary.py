@@ -77,7 +77,8 @@ def _print_recommended(console: Console, run_dir: Path, summary: Summary, folder
         return
     from rich.markup import escape
 
-    from syrtos.report import promises, read  # only now: NumPy takes 0.1 s to import
+    # Only now: NumPy takes 0.1 s to import.
+    from syrtos.report import promises, read
 
     try:
         kept = promises.keep(read.load(run_dir))
@@ -94,7 +95,8 @@ def _print_recommended(console: Console, run_dir: Path, summary: Summary, folder
 
 def _print_bad_records(console: Console, folders: list[Path]) -> None:
     """Prints the records that were left out."""
-    from syrtos.data.bad import left_out  # only now: `syrtos run` should start at once
+    # Only now: `syrtos run` should start at once.
+    from syrtos.data.bad import left_out
 
     bad = left_out(*folders)
     if bad:

@@ -34,5 +34,6 @@ def main(chosen: argparse.Namespace) -> int:
     rest = chosen.rest if chosen.form in _FORMS else [chosen.form, *chosen.rest]
     try:
         return importlib.import_module(f"syrtos.cli.{name}").main(rest)
-    except KeyboardInterrupt:  # between two trials
+    except KeyboardInterrupt:
+        # A person's Ctrl-C came between two trials: within one it ends the trial.
         return 128 + signal.SIGINT

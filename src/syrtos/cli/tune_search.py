@@ -93,7 +93,8 @@ def _begin(service: Service, asked: SearchFile) -> None:
     if record is None:
         _create(service, asked)
     elif record.status in ("Stopped", "Failed") or (record.final and record.failure):
-        _request(service, asked)  # its source may be gone
+        # The source that was uploaded for the search may be gone.
+        _request(service, asked)
         operations.go_on(name)
         failed = "failed before, and " if record.status == "Failed" else ""
         _say(f"{name} {failed}goes on with the trials that have finished.")

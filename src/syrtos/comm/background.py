@@ -66,5 +66,6 @@ class Background:
             except BaseException as error:
                 self._failed = error
                 future.set_exception(error)
-            del future, exchange  # and what they hold, while this thread waits
+            # These names would keep alive what they hold while this thread waits.
+            del future, exchange
             self._asked.task_done()

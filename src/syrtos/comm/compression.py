@@ -231,7 +231,8 @@ class PowerSGD(Codec):
         found = iter(exact)
         approximations = iter([part @ basis.T for part, basis in zip(left, right, strict=True)])
         for memory, matrix, part, basis in zip(kept, wanted, left, right, strict=True):
-            is_finite = bool(np.isfinite(basis).all())  # on all workers or on none
+            # The sum is equal on all workers, so all keep the basis or none does.
+            is_finite = bool(np.isfinite(basis).all())
             memory.basis = basis if is_finite else None
             if weight and is_finite:
                 memory.residual = (matrix - part @ basis.T).reshape(memory.residual.shape)

@@ -55,7 +55,8 @@ class Asking:
                 for server, (fields, arrays) in questions.items()
             ]
             answers = {server: self._answer(server, str(questions[server][0]["ask"])) for server in questions}
-            del sent  # sent arrays must live until they have arrived
+            # MPI reads from the arrays until they have arrived: they must live until here.
+            del sent
         for fields, _ in answers.values():
             if "error" in fields:
                 raise ExchangeError(fields["error"])
@@ -71,7 +72,8 @@ class Asking:
                 return False
             if incoming[0].fields["id"] == self._asked:
                 return True
-            incoming.clear()  # the answer to a question that was given up
+            # This is the answer to a question that was given up.
+            incoming.clear()
             return False
 
         self._watchdog.wait(has_arrived, call, self.rank)
@@ -116,7 +118,8 @@ def serve(
         lose: called once for each worker that has died or asked to ``leave``.
     """
     left: set[int] = set()
-    buried: list[Any] = []  # messages of dead workers: MPI may still use their memory
+    # Messages of dead workers are kept: MPI may still use their memory.
+    buried: list[Any] = []
     incoming: list[_Incoming] = []
     outgoing: list[_Outgoing] = []
     looked = time.monotonic()

@@ -95,7 +95,8 @@ class SharedMemoryCommunicator(MPICommunicator):
             lend: whether the results may be memory that all workers of the host look at; they can't be written to.
         """
         layout = _Layout(parts)
-        with np.errstate(all="ignore"):  # between two parts there may be anything
+        # The gaps between two parts are added too, and may hold anything.
+        with np.errstate(all="ignore"):
             return self._reduce_in(layout, op, share, lanes, carry, lend)
 
     def _reduce_in(

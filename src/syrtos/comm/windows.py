@@ -96,7 +96,8 @@ class Windows:
             return None
         try:
             memory = segments.create(self._comm, size)
-        except SharedMemoryError:  # at all of them
+        except SharedMemoryError:
+            # `create` fails at all workers or at none.
             return None
         self.nbytes += size
         self._windows.append(_Window(memory, self._taken))

@@ -72,7 +72,8 @@ class Session:
         self.watchdog.on_wait = self._count_wait
 
     def _count_wait(self, seconds: float) -> None:
-        if not self.comm.background.ahead:  # else this worker computes meanwhile
+        # While exchanges go on that nobody waits for, this worker computes.
+        if not self.comm.background.ahead:
             self.ledger.spend("wait", seconds)
 
     def alone(self) -> Session:
@@ -92,7 +93,8 @@ class Session:
         self.options = dataclasses.replace(self.options, run_dir=run_dir)
         if _joined.sharing is not None:
             _joined.sharing.options = self.options
-        if self.questions is None:  # a server is no worker
+        # A server is no worker, and has no ledger.
+        if self.questions is None:
             self.ledger.open(run_dir, self.world.rank)
             machine = None if self.world.local_rank else self.world.node_rank
             usage.sample(run_dir, self.world.rank, machine, lambda: self.ledger.trained)
@@ -104,7 +106,8 @@ class Session:
             self.ledger.say(asked_to_sync_every=self.options.sync_every)
         if self.options.shard_update:
             self.ledger.say(asked_to_shard_update=True)
-        if self.world.local_rank == 0:  # of an earlier run in the same folder
+        # The claims of an earlier run in the same folder are none of this run's.
+        if self.world.local_rank == 0:
             shutil.rmtree(claims_folder(run_dir), ignore_errors=True)
 
 
@@ -251,7 +254,8 @@ def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> 
     if not launch.joins:
         # our MPI aborts the process inside another one: explain first
         topology.check_world(launch, 1)
-    from mpi4py import MPI  # importing it starts MPI: only where one is expected
+    # Importing it starts MPI: only where other workers are expected.
+    from mpi4py import MPI
 
     from syrtos.comm.hierarchical import communicator_over
 

@@ -248,7 +248,8 @@ def _copy(snapshots: Snapshots, folder: Path) -> None:
     try:
         folders.save(snapshots, folder)
     except (BlockingIOError, ConnectionError):
-        return  # workers have replaced it, or a host is lost: the next will do
+        # Workers have replaced the snapshot, or a host is lost: the next one will do.
+        return
     except OSError as error:
         output.say(
             f"no snapshot could be written to {folder}: {error}. The workers go on, and can be restarted from memory."
@@ -262,7 +263,8 @@ def _describe_progress(snapshots: Snapshots) -> str:
         return ""
     try:
         place = head.first_facts(snapshots.pieces(0, number))["place"]
-    except OSError:  # a host was lost just now; another may have it
+    except OSError:
+        # A host was lost just now; another may have the snapshot.
         return f"snapshot {number}"
     if place["commits"]:
         return f"commit {place['commits']} of the script"

@@ -232,7 +232,8 @@ class Membership:
                     self._reach()
                 running = self._running
                 self._wish = (running, self._once_committed(self._difference(running)) if running else "")
-            except Exception as error:  # the run goes on as it is
+            except Exception as error:
+                # Hosts that can't be looked at are no reason to end a run that goes on.
                 self._tell(f"hosts are not looked at: {type(error).__name__}: {error}")
 
     def _difference(self, running: Spec) -> str:

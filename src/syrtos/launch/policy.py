@@ -75,7 +75,8 @@ def decide(policy: RestartPolicy, attempts: Sequence[Attempt]) -> Decision:
         return Decision(True)
     attempts = [attempt for attempt in attempts if attempt.outcome.end is not End.REPLACED]
     if last.end is End.NOT_STARTED and last.rank is None and policy.restarts:
-        return Decision(False, last.why)  # hosts have been waited for
+        # Hosts have been waited for: none, or too few, have come.
+        return Decision(False, last.why)
     diverged = policy.repair and last.has_reported("DivergenceError")
     if not policy.restarts or not (diverged or _may_go_well(policy, attempts[-1])):
         return Decision(False)

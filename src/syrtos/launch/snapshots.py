@@ -76,7 +76,8 @@ class OnHosts:
     def __init__(self, agents: Agents) -> None:
         """Begins with the ``agents`` of the run."""
         self._agents, self._room = agents, 1  # and of how many parts a snapshot may be
-        self._asking = threading.RLock()  # the thread that copies snapshots asks too
+        # The thread that copies snapshots to the run directory asks too.
+        self._asking = threading.RLock()
         # the copy that an agent has made to be read: its number, and the lengths of its parts
         self._held: tuple[Agent, int, list[int]] | None = None
         # parts of a snapshot that no agent has yet, and its number
@@ -138,7 +139,8 @@ class OnHosts:
                     yield agent.ask("piece", room=self._room, part=part, begin=begin, bytes=_PIECE)["data"]
                 whole = part + 1 < len(lengths)
             finally:
-                if not whole:  # the last part is read, or no more is wanted
+                # The last part is read, or the reader wants no more.
+                if not whole:
                     self._release()
 
     def _release(self) -> None:
@@ -211,7 +213,8 @@ class OnHosts:
                     agent.ask("keep", room=self._room, number=number)
 
     def settle(self) -> int:
-        if self._loaded:  # no worker has begun
+        # No worker of this generation has begun: what was loaded is still the newest.
+        if self._loaded:
             return self._loaded_number
         number = self._newest([numbers for _, numbers in self._whole_snapshots(self._agents.answering_agents())])
         self._keep(number)

@@ -199,7 +199,8 @@ class _Supervisor:
     def _on_loss(self, ended: ProcessEnd) -> None:
         """Records the death of a worker that the others go on without."""
         if self._kill_at is not None:
-            return  # of what the run's end has done to it
+            # The run is being ended, and that is what it has died of.
+            return
         self._facts.lost[ended.rank] = ended
         self._engine.note_death(ended.rank)
         output.say(
@@ -226,7 +227,8 @@ class _Supervisor:
         now = time.monotonic()
         if self._facts.stopped_by is not None:
             if number != signal.SIGTERM or now - self._stopped_at >= self._same_stop:
-                self._end_soon(0.0)  # a second signal: no more grace
+                # A second signal: a person wants no more grace for the scripts.
+                self._end_soon(0.0)
             return
         self._stopped_at = now
         self._facts.stopped_by = number

@@ -180,7 +180,8 @@ def run(command: Sequence[str], env: Mapping[str, str], parcel_file: IO[bytes] |
             stdin=parcel_file,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # a kernel's interrupt is for its whole group
+            # A kernel's interrupt goes to its whole group of processes: it is ours to pass on.
+            start_new_session=True,
             preexec_fn=signalling.die_with_parent,
         )
     with process, _interrupts(process, came):

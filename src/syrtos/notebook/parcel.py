@@ -198,7 +198,8 @@ def _variables(function: object, args: Sequence[object]) -> Iterator[tuple[str, 
     if not isinstance(function, types.FunctionType):
         return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if cell != types.CellType():  # else it has no value yet
+        # An empty cell has no value yet.
+        if cell != types.CellType():
             yield f"`{name}`", cell.cell_contents
     yield from (
         (f"`{name}`", function.__globals__[name])

@@ -106,7 +106,8 @@ class Ledger:
             self.norms.begin(self.steps_of_run, steps)
         outer = self.clock.top
         if self.clock.begin(phase, kind, is_step=True):
-            outer.kind = "rest"  # from now on: the loop around the steps
+            # From now on it is the loop around the steps that takes time there.
+            outer.kind = "rest"
             if outer.wall > _WORTH_A_LINE:
                 self._record(outer)
 
@@ -317,7 +318,8 @@ class Ledger:
             return
         try:
             self._file.write(json.dumps(line).encode() + b"\n")
-        except OSError as error:  # e.g. a full disk: no reason to end the training
+        except OSError as error:
+            # A full disk, for example, is no reason to end the training.
             self._file = None
             print(f"syrtos: the record of this run ends here, its file can't be written: {error}", file=sys.stderr)
 

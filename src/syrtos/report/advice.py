@@ -113,7 +113,8 @@ def slow_input(situation: Situation) -> Recommendation | None:
     if situation.workers == 1 and way in ("records", "sliced"):
         way = "own"
     if way == "own" and situation.facts.get("input_of") == "arrays":
-        return None  # the script has no pipeline that could be changed
+        # The script hands arrays to `fit`: it has no pipeline that could be changed.
+        return None
     return _finding(situation, "slow input", f"input takes {_share(situation, seconds)}", _READING[way], saved)
 
 
@@ -161,7 +162,8 @@ def _of_cause(situation: Situation, slowest: int, cause: str, cost: str, saved: 
     """
     rank = situation.ranks[slowest].rank
     if cause in ("callbacks", "checkpoint"):
-        return None  # rules of their own
+        # These causes have rules of their own.
+        return None
     samples = situation.samples()
     others = _median_of_others(samples, slowest)
     if others and samples[slowest] > _SKEWED * others:
@@ -193,9 +195,11 @@ def tiny_batches(situation: Situation) -> Recommendation | None:
     exchange and to wait.
     """
     if situation.workers < 2 or situation.facts.get("exchange") == "compiled":
-        return None  # where XLA exchanges, computing is not told from exchanging
+        # Where XLA exchanges, computing is not told from exchanging.
+        return None
     known = speed.find_measured(situation.run.folder)
-    if known:  # what was measured is worth more than what is computed below
+    # What was measured is worth more than what is computed below.
+    if known:
         cost = f"{situation.workers} workers train {known.times:.2f}× as fast as {known.workers} did ({known.run})"
         action = f"use `-n {known.workers}`, whose gain this is, or a larger batch"
         return _finding(situation, "tiny batches", cost, action, (1 - known.times) * situation.training)
@@ -205,7 +209,8 @@ def tiny_batches(situation: Situation) -> Recommendation | None:
     wall = own[fastest] + meets
     computes = situation.typical("compute")[fastest]
     if computes > _MIXED * situation.compute_with(fastest, 1):
-        return None  # steps of several models: there is no typical one
+        # These are steps of several models: there is no typical one.
+        return None
     reads = situation.typical("input")[fastest]
     # one worker reads the records of all, but where each of them reads all already
     more = 0.0 if situation.facts.get("input") == "sliced" else reads * (situation.workers - 1)

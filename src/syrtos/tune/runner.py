@@ -93,7 +93,8 @@ def run(spec: Spec, machine: Machine, trial: TuneTrial, folder: Path, changed: C
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             try:
                 outcome = supervise(plan, env, spec.grace, changed=changed)
-            except KeyboardInterrupt:  # before it forwards signals, or after
+            except KeyboardInterrupt:
+                # Ctrl-C came before `supervise` passes signals on, or after.
                 outcome = Outcome(End.STOPPED, 128 + signal.SIGINT)
         facts |= outcome.facts()
     began = _read(folder / _BEGAN)
@@ -127,5 +128,6 @@ def check_has_trained(ran: Ran) -> None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
-    except (OSError, ValueError):  # it ended before, or while it wrote
+    except (OSError, ValueError):
+        # The trial ended before it wrote the file, or meanwhile.
         return {}

@@ -82,7 +82,8 @@ def convert_script(path: Path, workers: int) -> Result:
             *guessed,
             (0, f"{others[0].name}, which the script imports, belongs to the same training: put both into one file"),
         ]
-    if guessed:  # a conversion that had to guess would be another training
+    # A conversion that had to guess would be another training.
+    if guessed:
         return Result(path, text, text, (), guessed)
     try:
         return _convert_text(path, text, workers)

@@ -127,7 +127,8 @@ def _handed_over(script: Script) -> Iterator[Problem]:
             return
 
 
-@functools.lru_cache(maxsize=8)  # is asked for at each name of a script
+# This is asked at each name of a script.
+@functools.lru_cache(maxsize=8)
 def _rank_names(script: Script, names: frozenset[str]) -> set[str]:
     """Returns the names that are given a rank or a size (``names`` are its functions) anywhere in the script."""
     return {

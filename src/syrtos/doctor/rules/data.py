@@ -54,7 +54,8 @@ def own_randomness(program: ScriptProgram) -> Iterator[Finding]:
     They come from the clock, the number of the process or the operating system.
     """
     if program.dialect:
-        return  # each worker draws batches of its own
+        # There each worker is to draw batches of its own.
+        return
     says = (
         "each worker draws other random numbers here, so workers shuffle, split or initialize differently: the run ends at its check of "
         "the data, or trains on other samples than one process"

@@ -93,7 +93,8 @@ def _check_write(program: ScriptProgram, script: Script, call: ast.Call) -> Find
         return at(script, call, RULE, Severity.BREAKS, says, f"do it on one worker: {_GUARD}")
     if path in _WRITE or name in _METHODS or (path == "logging.basicConfig" and argument(call, "filename")):
         if not call.args and not call.keywords and name in _METHODS:
-            return None  # `to_csv()` without a path returns text
+            # `to_csv()` without a path returns text, and writes nothing.
+            return None
         return at(script, call, RULE, Severity.WRONG, "every worker writes this file, at the same time", _GUARD)
     if path in _COPY or (name in _UNPACK and not path.startswith("keras")):
         return at(

@@ -381,7 +381,8 @@ def _check_save(script: Script, call: ast.Call) -> Iterator[Finding]:
     given = argument(call, "filepath", 0)
     path = _text(script, given)
     if given is None or _MODEL_DIR.search(_expand(script, given)):
-        return  # in a training job such a folder gets a SavedModel
+        # In a training job such a folder gets a SavedModel.
+        return
     if path and not path.endswith((".keras", ".h5", ".hdf5")):
         yield at(
             script,

@@ -43,7 +43,8 @@ def missing_imports(program: ScriptProgram) -> Iterator[Finding]:
     folders = {Path.cwd(), *(script.path.resolve().parent for script in program.scripts)}
     for script in program.scripts:
         if "sys.path" in script.text or "site.addsitedir" in script.text:
-            continue  # it says itself where its modules are
+            # The script says itself where its modules are.
+            continue
         seen = set(_SERVED | sys.stdlib_module_names)
         for node, root in _imported_roots(script):
             if root in seen or is_installed(root) or _is_tried(script, node):

@@ -56,7 +56,8 @@ def undefined_names(program: ScriptProgram) -> Iterator[Finding]:
 
 def _find_undefined(script: Script) -> Iterator[ast.Name]:
     """Yields the names that pyflakes finds undefined, in the order of lines; not those that are deleted anywhere."""
-    tree = ast.parse(script.text)  # it writes into the tree
+    # A tree of its own: pyflakes writes into it.
+    tree = ast.parse(script.text)
     names = [node for node in ast.walk(script.tree) if isinstance(node, ast.Name)]
     # Functions may read a name before it is deleted.
     deleted = {node.id for node in names if isinstance(node.ctx, ast.Del)}

@@ -82,7 +82,8 @@ def state_of(seen: Seen) -> RunState:
     if "Failed" in conditions:
         return _state_of_failure(seen, conditions["Failed"])
     if "deletionTimestamp" in seen.owner["metadata"]:
-        return RunState("running")  # its pods have their time to save their state
+        # Its pods have some time to save their state.
+        return RunState("running")
     if "Suspended" in conditions:
         return RunState("waiting", _describe_suspension(seen, conditions["Suspended"]))
     if why := next(_troubles(seen), ""):

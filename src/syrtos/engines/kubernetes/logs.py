@@ -112,7 +112,8 @@ class PodLogs:
         try:
             yield from self._source.log(name, follow)
         except (ApiException, urllib3.exceptions.HTTPError):
-            return  # it is gone, or has not begun, or the connection was lost
+            # The pod is gone, or has not begun, or the connection was lost.
+            return
 
     def _with_host(self, pod: Mapping[str, Any], text: bytes) -> bytes:
         prefix = b"host %d | " % host_of(pod) if self._several else b""

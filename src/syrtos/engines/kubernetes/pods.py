@@ -39,7 +39,8 @@ def template(request: KubernetesRun, first: str) -> Object:
         # podFailurePolicy allows no other; a container alone can't come back into a world
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": request.number("grace", 60),
-        "enableServiceLinks": False,  # variables of all services of the namespace
+        # They would be variables of all services of the namespace, whose names are anyone's.
+        "enableServiceLinks": False,
         "automountServiceAccountToken": "service-account" in request.values,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}, **user(request)},
         **placement(request),

@@ -306,7 +306,8 @@ def _imported_beside(text: str, path: Path) -> str:
     try:
         tree = ast.parse(text)
     except SyntaxError:
-        return ""  # which the workers report, with the line
+        # The workers report the error, with its line.
+        return ""
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:

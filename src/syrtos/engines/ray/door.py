@@ -58,12 +58,14 @@ class Door:
             threading.Thread(target=self._answer, args=(asking,), daemon=True).start()
 
     def _answer(self, asking: socket.socket) -> None:
-        with contextlib.suppress(OSError), asking:  # who has asked may be gone
+        # Whoever has asked may be gone.
+        with contextlib.suppress(OSError), asking:
             try:
                 text, descriptors = self._answer_to(_line(asking))
             except SyrtosError as error:
                 text, descriptors = f"!{error}", ()
-            except Exception as error:  # else who has asked would not know why
+            except Exception as error:
+                # Whoever has asked would not know why there is no agent.
                 text, descriptors = f"!{type(error).__name__}: {error}", ()
             try:
                 socket.send_fds(asking, [text.encode() + b"\n"], descriptors)
@@ -79,7 +81,8 @@ class Door:
     def close(self) -> None:
         """Stops listening."""
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # else `accept` goes on
+            # `close` alone leaves a thread in `accept`.
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 

@@ -24,7 +24,8 @@ _LONGEST_END = 8.0  # seconds
 def main(path: str) -> int:
     """Serves a run until its launcher is gone."""
     answers = os.dup(1)
-    os.dup2(2, 1)  # Ray prints what its processes say
+    # Ray prints what its processes say, which must not be taken for answers.
+    os.dup2(2, 1)
     asked = Asked(**json.loads(_line(0)))
     over = threading.Event()
     threading.Thread(target=_watch, args=(0, over), name="syrtos-launcher", daemon=True).start()

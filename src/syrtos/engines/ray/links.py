@@ -75,7 +75,8 @@ class Links:
     def close(self) -> None:
         """Stops listening."""
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # else `accept` goes on
+            # `close` alone leaves a thread in `accept`.
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 

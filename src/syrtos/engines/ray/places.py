@@ -79,7 +79,8 @@ class WorkerPlaces:
             # Ray itself tries for minutes where nobody is.
             _knock(self._asked.address)
             ray.init(address=self._asked.address or "auto", logging_level=logging.WARNING)
-        except Exception as error:  # it has no kind of its own for most
+        except Exception as error:
+            # Ray has no kind of error of its own for most reasons.
             raise LaunchError(_unreachable(self._asked.address, error)) from error
         self._stack.callback(ray.shutdown)
 
@@ -111,7 +112,8 @@ class WorkerPlaces:
             .options(
                 num_cpus=self._asked.cpus,
                 num_gpus=self._asked.gpus,
-                max_restarts=-1,  # where Ray puts its bundle when the node is lost
+                # It starts again wherever Ray puts its bundle when the node is lost.
+                max_restarts=-1,
                 scheduling_strategy=strategy,
                 name=None,
             )
@@ -201,7 +203,8 @@ class WorkerPlaces:
                 continue
             try:
                 spots[place] = _spot(ray.get(answer))
-            except ray.exceptions.RayError:  # its node is lost
+            except ray.exceptions.RayError:
+                # The node of the place is lost.
                 spots[place] = None
         self._spots = spots
 
@@ -237,7 +240,8 @@ def _spot(facts: Mapping[str, Any]) -> Spot:
 
 
 def _kill(actor: Any) -> None:
-    with contextlib.suppress(Exception):  # the cluster may be gone
+    # The cluster may be gone.
+    with contextlib.suppress(Exception):
         ray.kill(actor)
 
 

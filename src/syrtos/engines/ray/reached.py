@@ -46,7 +46,8 @@ def reach_cluster(asked: Asked, run_dir: Path) -> Iterator[Reached]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # it outlives Ctrl-C until the workers have ended
+            # It outlives Ctrl-C: agents run until the workers have ended.
+            start_new_session=True,
         )
         over = threading.Event()
         with process, _ending_process(process, over):
@@ -87,7 +88,8 @@ def _hosts(process: subprocess.Popen[bytes], asked: Asked) -> tuple[Host, ...]:
     assert process.stdout is not None
     came: list[int] = []
     with signalling.answering_signals(came.append):
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and said why
+        # The process may have ended, and said why.
+        with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(dataclasses.asdict(asked)).encode() + b"\n")
         while not came and not select.select([process.stdout], [], [], 0.1)[0]:
             pass

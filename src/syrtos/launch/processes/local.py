@@ -136,7 +136,8 @@ class Local(ProcessEngine):
     def _abort(self, rank: int, code: int) -> None:
         """Ends a worker that has called MPI_Abort."""
         # MPI leaves it to us, for it may wait for threads of its own in C's exit handlers.
-        self._aborted[rank] = code & 0xFF or 1  # never a success
+        # MPI_Abort is never a success, whatever code it is given.
+        self._aborted[rank] = code & 0xFF or 1
         signalling.to_process(self._processes[rank].pid, signal.SIGKILL)
 
     # -- the processes ---------------------------------------------------------------------------

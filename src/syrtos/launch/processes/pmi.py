@@ -146,4 +146,5 @@ class Sockets:
         try:
             self._ours[rank].sendall(text.encode() + b"\n")
         except OSError:
-            return  # it is gone: its end is seen by its exit code
+            # The worker is gone, which its exit code says.
+            return

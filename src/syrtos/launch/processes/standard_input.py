@@ -115,7 +115,8 @@ class _Copies:
             self._change.notify_all()
 
     def _write(self, rank: int, target: int) -> None:
-        with contextlib.suppress(OSError):  # its reader is gone
+        # The worker that reads may be gone.
+        with contextlib.suppress(OSError):
             while data := self._next_chunk(rank):
                 while data:
                     data = data[os.write(target, data) :]

@@ -67,7 +67,8 @@ class Standby:
         try:
             shared = resources.shared_variables(env, workers)
             if self._imported and (settings.NEW_INTERPRETERS_VARIABLE in env or shared != self._begun):
-                self.close()  # what was imported is not what these workers import
+                # What was imported is not what these workers import.
+                self.close()
             if self._begun is not None or settings.NEW_INTERPRETERS_VARIABLE in env or not _is_plain(command):
                 return
             self._begun = shared or {}
@@ -75,7 +76,8 @@ class Standby:
             given = {name: value for name, value in (shared or {}).items() if name != "TF_CPP_MIN_LOG_LEVEL"}
             found = first_imports(program.parse(command[3:]), {**env, **given})
         except ConfigurationError:
-            return  # a worker reports it
+            # A worker reports the error.
+            return
         if found is None or shared is None or settings.TASKS_VARIABLE in env:
             return
         variables = {**_without_secrets(env), **shared, **found.variables}
@@ -91,7 +93,8 @@ class Standby:
         if self._zygote.lives() and not self._zygote.is_ready():
             return False
         self._imported = (self._imported[0], time.time())
-        if self._zygote.lives():  # else each worker says why the import fails
+        # Where the zygote has ended, each worker says why its import fails.
+        if self._zygote.lives():
             lines = self._zygote.printed_text.splitlines(keepends=True)
             sys.stderr.write("".join(line for line in lines if not is_noise(line.encode())))
         return True

@@ -63,20 +63,25 @@ def is_compared(variable: str) -> bool:
 def main(path: str, order: dict[str, Any]) -> None:
     """Imports what is ordered and serves requests; in a child, stops serving and runs the program of its request."""
     if not sys.flags.safe_path:
-        del sys.path[0]  # the folder of this file
+        # The folder of this file is no place of the script's modules.
+        del sys.path[0]
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path + ".new")
-    listener.listen(64)  # clients that connect during the imports are served afterwards
-    os.rename(path + ".new", path)  # a path that exists can be connected to
+    # Clients that connect during the imports are served afterwards.
+    listener.listen(64)
+    # Renamed only now: a path that exists can be connected to.
+    os.rename(path + ".new", path)
     _put_imports_off()
     modules = Imported(
         order["modules"], order.get("libraries", ()), bool(order.get("compare")), bool(order.get("idle"))
     )
     # from now on the end of standard input is the end
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
-    sys.stdout.flush()  # else each child prints it too
+    # What is still in the buffers would be printed by each child too.
+    sys.stdout.flush()
     sys.stderr.flush()
-    gc.freeze()  # else the first collection of each child copies all pages
+    # Without it the first garbage collection of each child copies all pages.
+    gc.freeze()
     open(marker_path(path), "w").close()
     request = ForkServer(listener).run()
     if request is None:
@@ -124,7 +129,8 @@ class Imported(MetaPathFinder, Loader):
         for name in files:
             importlib.import_module(name)
         for name in libraries:
-            with contextlib.suppress(ImportError):  # a script may do without
+            # A script may do without the library.
+            with contextlib.suppress(ImportError):
                 importlib.import_module(name)
         self._path, self._logs = list(sys.path), _loggers()
         self._handlers = list(logging.getLogger("tensorflow").handlers)
@@ -234,7 +240,8 @@ def _when_idle(names: Sequence[str]) -> None:
     for name in names:
         try:
             importlib.import_module(name)
-        except Exception:  # raised again in the main thread, for all to see
+        except Exception:
+            # The main thread imports again, and raises it for all to see.
             return
 
 
@@ -251,7 +258,8 @@ class ForkServer:
         os.set_blocking(self._ended, False)
         os.set_blocking(self._wakes, False)
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _FOR_WORKERS}
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # the default would not wake
+        # By default this signal is ignored, and would not wake the selector.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         for source in (listener, self._ended, 0):
             self._selector.register(source, selectors.EVENT_READ)
@@ -341,7 +349,8 @@ def _tell(client: socket.socket, what: dict[str, int]) -> None:
 def become(request: dict[str, Any]) -> None:
     """Runs a script or a module as a new interpreter would."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != request["parent"]:  # it has ended before
+    # The zygote has ended before the line above: nothing else would end this process.
+    if os.getppid() != request["parent"]:
         os.kill(os.getpid(), signal.SIGKILL)
     # As of a new interpreter: Ctrl-C is the launcher's to pass on.
     os.setsid()

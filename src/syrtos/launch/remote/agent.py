@@ -49,7 +49,8 @@ def main() -> None:
     # the launcher passes it on; workers would inherit that it is ignored
     signal.signal(signal.SIGINT, lambda *_: None)
     said, heard = os.dup(1), os.dup(0)
-    os.dup2(2, 1)  # whatever prints here must not be taken for messages
+    # Whatever prints in this process must not be taken for messages.
+    os.dup2(2, 1)
     os.write(said, GREETING)
     serve(Channel(heard, said))
 
@@ -192,7 +193,8 @@ class _Agent:
             self._patience = _PATIENCE if kind == "start" else _IDLE_PATIENCE
         if kind in ("start", "imports", "kill", "over"):
             self._asked.put(message)
-        elif kind == "ask":  # not here: it may take long
+        elif kind == "ask":
+            # Not in this thread: a question may take long.
             threading.Thread(target=self._answer, args=(message,), daemon=True).start()
         elif kind != "pulse":
             with self._starting:
@@ -204,7 +206,8 @@ class _Agent:
     def _answer(self, message: Message) -> None:
         try:
             data, facts = self._snapshots.answer(message)
-        except Exception as error:  # the launcher would wait for ever
+        except Exception as error:
+            # Without an answer the launcher would wait for ever.
             data, facts = b"", {"error": f"{type(error).__name__}: {error}"}
         # the launcher is gone: the thread that hears it knows
         with contextlib.suppress(OSError):

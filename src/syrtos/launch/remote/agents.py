@@ -63,7 +63,8 @@ class Agent:
             stderr=subprocess.PIPE,
             # What follows the greeting is for the channel: nothing may be read ahead.
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is ours to pass on
+            # Ctrl-C is ours to pass on.
+            start_new_session=True,
             preexec_fn=signalling.die_with_parent,
         )
         assert process.stderr is not None
@@ -88,7 +89,8 @@ class Agent:
         try:
             self._channel.send(kind, data, **facts)
         except OSError:
-            return  # the thread that hears it knows
+            # The agent is gone, which the thread that hears it knows.
+            return
 
     def ask(self, what: str, data: bytes | memoryview = b"", **facts: object) -> Message:
         """Asks about snapshots, one question at a time: see `syrtos.launch.remote.held_snapshots`.
@@ -202,7 +204,8 @@ class Agents:
     def __init__(self, agents: Mapping[str, Agent] | None = None) -> None:
         """Begins with ``agents``, which run already, by host."""
         self._agents: dict[str, Agent] = dict(agents or {})
-        self._changing = threading.RLock()  # two threads start agents
+        # Two threads start agents: the launcher's, and the one that watches the hosts.
+        self._changing = threading.RLock()
         # how others are started
         self._known: dict[str, tuple[tuple[str, ...], Mapping[str, str]]] = {}
         self.before_start: Callable[[list[Agent]], None] = lambda agents: None

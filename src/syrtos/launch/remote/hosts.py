@@ -134,7 +134,8 @@ class Hosts(ProcessEngine):
 
     def _lose(self, agent: Agent, why: str) -> None:
         for rank, host in self._host_of.items():
-            if host == agent.host and self._started:  # else `wait` sees it
+            # Before the start `wait` sees by itself that an agent is lost.
+            if host == agent.host and self._started:
                 self._news.put(ProcessEnd(rank, None, why))
         if agent.host in self._killed:
             self._killed[agent.host].set()
@@ -148,7 +149,8 @@ class Hosts(ProcessEngine):
     def signal(self, number: int) -> None:
         for agent in self._agents.values():
             agent.send("signal", number=number)
-        if not self._started:  # there is nobody who could take it
+        # No worker is there that could take the signal.
+        if not self._started:
             for rank in self._host_of:
                 self._news.put(ProcessEnd(rank, -number))
 
@@ -159,7 +161,8 @@ class Hosts(ProcessEngine):
             run_dir = options_from(self._plan.environment).run_dir
             for agent in asked:
                 agent.send("kill", run_dir=run_dir, ledgers=self._records.missing(agent.host))
-                if agent.lost:  # since then: nothing will come
+                # The agent was lost while it was asked: nothing will come from it.
+                if agent.lost:
                     self._records.all_are_here(agent.host)
             deadline = time.monotonic() + LONGEST_KILL
             for agent in asked:

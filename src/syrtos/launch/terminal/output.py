@@ -48,7 +48,8 @@ class Pump(Reader):
         before, mark, rest = line.partition(events.MARK)
         event = events.parse(mark + rest)
         if event is not None:
-            self._emit(before)  # a worker's unfinished line
+            # A worker's line that was not finished when the event came.
+            self._emit(before)
             self._listener.on_event(event)
         elif not line.startswith(_MPIS) and not (self._listener.quiet and is_noise(line)):
             self._emit(line)

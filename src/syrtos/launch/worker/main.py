@@ -311,7 +311,8 @@ class _Worker:
             return
         sys.stdout.flush()
         sys.stderr.flush()
-        self._close_tees()  # they may still hold earlier output of the script
+        # They may still hold earlier output of the script, which goes before this text.
+        self._close_tees()
         with self._log_path.open("a", encoding="utf-8", errors="replace") as log:
             log.write(text)
 
@@ -363,7 +364,8 @@ class _Worker:
         self._close_tees()
         events.drain(self._control)
         if self._options.asynchronous and detect(settings.environment()) and (code == 0 or self.rank > 0):
-            _exit(code)  # MPI would wait for processes that have died
+            # MPI would wait for processes that have died.
+            _exit(code)
         if code and "mpi4py.MPI" in sys.modules:
             from mpi4py import MPI
 
@@ -407,7 +409,8 @@ def _script_begins() -> None:
 
 def _end_children() -> None:
     """Ends processes that the script has started, such as readers of its data."""
-    import psutil  # only here: it takes 20 ms
+    # Only here: it takes 20 ms to import.
+    import psutil
 
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -449,7 +452,8 @@ def _check_interpreters(comm: Communicator, several_hosts: bool) -> None:
 
 def version(name: str) -> str:
     """Returns the version of an installed package, found without importing it."""
-    import importlib.metadata  # only here: it takes 25 ms to import
+    # Only here: it takes 25 ms to import.
+    import importlib.metadata
 
     try:
         return importlib.metadata.version(name)
