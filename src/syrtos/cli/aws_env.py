@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.store import home as homes
 from syrtos.jobs.store.home import ACCOUNT, BUCKET, REGION, Home
+
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
 
 # Seconds that a service may take to start.
 _STARTING = 15.0
@@ -29,7 +32,7 @@ SageMaker:
 """
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "aws-env",

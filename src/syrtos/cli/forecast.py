@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 from syrtos.errors import ConfigurationError
@@ -15,10 +15,13 @@ from syrtos.launch import generations
 from syrtos.report import forecast
 from syrtos.report.forecast import WAYS, Layout, Link, MeasuredStep
 
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
+
 _OURS = next(iter(WAYS))
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "forecast",

@@ -10,12 +10,15 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from syrtos import settings
 from syrtos.cli import run
 from syrtos.errors import ConfigurationError
 from syrtos.launch.program import parse
+
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
 
 # Flags that tuned another engine, or chose one: (names, number of values).
 _IGNORED: tuple[tuple[tuple[str, ...], int], ...] = (
@@ -40,7 +43,7 @@ _REFUSED = {
 }
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds both subcommands to the parser."""
     for name, origin in (("horovodrun", "Horovod"), ("smddprun", "SageMaker's data parallel library")):
         parser = commands.add_parser(

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +16,7 @@ from syrtos.cli import placing
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 
 if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
     from syrtos.jobs.api.service import Service
     from syrtos.jobs.store.job_store import Record
 
@@ -23,7 +24,7 @@ _NEWEST = "the name of a job, or a run directory (default: the newest in `runs`)
 _COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the subcommands to the parser."""
     parser = commands.add_parser("jobs", help="list training jobs, newest first")
     parser.set_defaults(main=_list)

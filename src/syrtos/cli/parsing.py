@@ -6,7 +6,11 @@ import argparse
 import difflib
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    # What `add_to` of each command's file gets: argparse has no public name for it.
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 # Options of other launchers (horovodrun, torchrun, accelerate, mpiexec) by the one that means the same here.
 _ELSEWHERE = {

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -22,11 +22,14 @@ from syrtos.errors import ConfigurationError
 from syrtos.report import compare, facts, page, text
 from syrtos.report.read import Run, load
 
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
+
 # Seconds between two looks at a run that goes on.
 _PAUSE = 3.0
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "report",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
 
 from syrtos import settings
 from syrtos.cli.execution import execute, this_machine
@@ -15,8 +15,11 @@ from syrtos.errors import ConfigurationError
 from syrtos.launch.plan import make_plan
 from syrtos.launch.spec import Spec, parse_hosts
 
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
 
-def add_to(commands: Any) -> None:
+
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "resume",

@@ -8,7 +8,7 @@ import functools
 import random
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from syrtos import settings
 from syrtos.cli import placing
@@ -24,6 +24,9 @@ from syrtos.launch.program import parse
 from syrtos.launch.spec import Elastic, Host, Spec, new_run_dir, parse_hosts, read_hostfile
 from syrtos.settings import BatchMode, CompileUpdate, Exchange, OnDivergence, OnNaN, Options, ScaleLR, Verify
 
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
+
 # The options that `syrtos run -h` shows.
 _MOST_NEEDED = (
     "-n", "--hosts", "--on", "--with", "--gpus-per-worker", "--detach", "--run-dir", "--max-restarts", "--min-workers", "--batch", "--sync-batchnorm",
@@ -33,7 +36,7 @@ _MOST_NEEDED = (
 _RESTARTS = 3
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "run",

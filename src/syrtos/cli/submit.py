@@ -7,13 +7,16 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.launch.processes.signalling import is_wanted
 
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
 
-def add_to(commands: Any) -> None:
+
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "submit",

@@ -6,15 +6,18 @@ import argparse
 import select
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from syrtos.cli.execution import is_going_on
 from syrtos.cli.watching import TRACKERS
 from syrtos.errors import ConfigurationError
 from syrtos.report import following
 
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
 
-def add_to(commands: Any) -> None:
+
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "track",

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import importlib
 import signal
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
 
 # The file of each form; what is none of these words is the path of a search.
 _FORMS = {"batch": "tune_batch", "lr": "tune_lr"}
 _SEARCH = "tune_search"
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "tune",

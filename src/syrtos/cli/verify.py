@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -26,8 +26,11 @@ from syrtos.launch.spec import Spec
 from syrtos.observe.ledger import verified_path
 from syrtos.settings import Options
 
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
 
-def add_to(commands: Any) -> None:
+
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "verify",
