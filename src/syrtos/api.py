@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from syrtos.comm import world
-from syrtos.comm.communicator import Communicator, ReduceOp
+from syrtos.comm.arrays import ReduceOp
+from syrtos.comm.communicator import Communicator
 from syrtos.errors import ConfigurationError
 from syrtos.settings import Options
 from syrtos.topology import World

@@ -27,7 +27,8 @@ import ml_dtypes
 import numpy as np
 
 from syrtos.comm import fusion, world
-from syrtos.comm.communicator import Array, Communicator
+from syrtos.comm.arrays import Array
+from syrtos.comm.communicator import Communicator
 from syrtos.errors import ConfigurationError
 
 # Numbers by which `auto` measures a link, and how often.

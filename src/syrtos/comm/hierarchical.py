@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from mpi4py import MPI
 
-from syrtos.comm.communicator import Array, Bounds, Communicator, ReduceOp, is_half
+from syrtos.comm.arrays import Array, Bounds, ReduceOp, is_half
+from syrtos.comm.communicator import Communicator
 from syrtos.comm.mpi import MPICommunicator
 from syrtos.comm.shared_memory import SharedMemoryCommunicator
 from syrtos.comm.watchdog import Watchdog

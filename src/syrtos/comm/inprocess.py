@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from syrtos.comm.communicator import UFUNC, Array, Communicator, ReduceOp, scaled_copy
+from syrtos.comm.arrays import UFUNC, Array, ReduceOp, scaled_copy
+from syrtos.comm.communicator import Communicator
 from syrtos.errors import StalledError
 
 

@@ -10,7 +10,8 @@ import re
 
 import numpy as np
 
-from syrtos.comm.communicator import Array, Communicator, ReduceOp
+from syrtos.comm.arrays import Array, ReduceOp
+from syrtos.comm.communicator import Communicator
 from syrtos.comm.objects import dtype_of
 from syrtos.comm.tags import JOINED, Tags
 

@@ -9,7 +9,8 @@ import numpy as np
 from mpi4py import MPI
 
 from syrtos.comm import pool
-from syrtos.comm.communicator import UFUNC, Array, Bounds, Communicator, ReduceOp, is_half, scaled_copy
+from syrtos.comm.arrays import UFUNC, Array, Bounds, ReduceOp, is_half, scaled_copy
+from syrtos.comm.communicator import Communicator
 from syrtos.comm.watchdog import Watchdog
 
 _OPS = {

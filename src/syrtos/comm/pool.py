@@ -13,7 +13,7 @@ import weakref
 
 import numpy as np
 
-from syrtos.comm.communicator import Array
+from syrtos.comm.arrays import Array
 
 # Bytes. Smaller arrays come from the allocator's own free lists.
 _LARGE = 1 << 16

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from syrtos.comm.communicator import Array, contiguous
+from syrtos.comm.arrays import Array, contiguous
 from syrtos.comm.mpi import as_bytes
 from syrtos.comm.objects import dtype_of, from_bytes, to_bytes
 from syrtos.comm.watchdog import Watchdog

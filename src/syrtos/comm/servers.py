@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from syrtos.comm.communicator import Array
+from syrtos.comm.arrays import Array
 from syrtos.comm.objects import from_bytes, to_bytes
 from syrtos.comm.work_queue import LATER, NONE
 

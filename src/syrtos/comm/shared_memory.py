@@ -14,7 +14,8 @@ import numpy as np
 from mpi4py import MPI
 
 from syrtos.comm import pool, segments
-from syrtos.comm.communicator import UFUNC, Array, Bounds, Communicator, ReduceOp, scaled_copy, share_of
+from syrtos.comm.arrays import UFUNC, Array, Bounds, ReduceOp, scaled_copy, share_of
+from syrtos.comm.communicator import Communicator
 from syrtos.comm.mpi import IN_FLIGHT, PIECE, MPICommunicator
 from syrtos.comm.watchdog import Watchdog
 from syrtos.comm.windows import Windows

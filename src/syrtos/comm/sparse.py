@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from syrtos.comm.communicator import Array, Communicator, scaled_copy, signature
+from syrtos.comm.arrays import Array, scaled_copy, signature
+from syrtos.comm.communicator import Communicator
 
 
 def weighted_rows(

@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from syrtos.comm import segments
-from syrtos.comm.communicator import Array
+from syrtos.comm.arrays import Array
 from syrtos.errors import SharedMemoryError
 
 _MOST = 256

@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from syrtos.comm.communicator import Array
+from syrtos.comm.arrays import Array
 from syrtos.comm.requests import Question
 
 # Answers of a round that has no piece to give: there will be none, or there may be one if a worker dies.
