@@ -25,7 +25,9 @@ def imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Imports
     (tmp_path / "toy_library.py").write_text("name = 'of the library'\n")
     (tmp_path / "jax.py").write_text("name = 'of jax'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    # Another test of this process may have put imports off already.
+    others = [finder for finder in sys.meta_path if not getattr(finder, "puts_imports_off", False)]
+    monkeypatch.setattr(sys, "meta_path", others)
     known = {name: module for name, module in sys.modules.items() if name != "jax"}
     monkeypatch.setattr(deferred_imports, "_DEFERRED", frozenset({"toy.late", "toy.absent"}))
     monkeypatch.setattr(deferred_imports, "_WITHOUT_JAX", "toy.careful")
