@@ -10,8 +10,6 @@ from pathlib import Path
 import netns
 import pytest
 
-CODE = "import json, sys; from syrtos.doctor import machine; print(json.dumps(machine.as_json(machine.check(sys.argv[2:], sys.argv[1]))))"
-
 
 @pytest.fixture
 def hosts() -> Iterator[netns.Hosts]:
@@ -21,8 +19,9 @@ def hosts() -> Iterator[netns.Hosts]:
 
 def checks(hosts: netns.Hosts) -> dict[str, dict[str, str]]:
     """What node-a finds, by the name of the check."""
-    done = hosts.run([sys.executable, "-c", CODE, str(hosts.ssh_wrapper), *hosts.names], timeout=60)
-    assert done.returncode == 0, done.stderr
+    command = ["doctor", "--hosts", ",".join(hosts.names), "--ssh", str(hosts.ssh_wrapper), "--json"]
+    done = hosts.run([sys.executable, "-m", "syrtos", *command], timeout=60)
+    assert done.stdout, done.stderr
     return {check["name"]: check for check in json.loads(done.stdout)}
 
 

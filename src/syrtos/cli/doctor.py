@@ -57,6 +57,9 @@ def add_to(commands: Commands) -> None:
         help="check these hosts too, over ssh. For some seconds each listens on a free port of all its interfaces, as workers will, and the others connect "
         "to it: nothing is read there, and each connection is closed at once",
     )
+    parser.add_argument(
+        "--ssh", default="ssh", metavar="COMMAND", help="command that reaches the hosts (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print lines of JSON")
     parser.set_defaults(main=main)
 
@@ -128,7 +131,7 @@ def _convert_script(chosen: argparse.Namespace) -> int:
 def _machine(chosen: argparse.Namespace) -> int:
     from syrtos.doctor import machine
 
-    checks = machine.check([host for host in (chosen.hosts or "").split(",") if host])
+    checks = machine.check([host for host in (chosen.hosts or "").split(",") if host], chosen.ssh)
     if chosen.json:
         print(json.dumps(machine.as_json(checks)))
     else:
