@@ -32,7 +32,7 @@ def synchronize_moments(original: Method) -> Method:
         self: _Normalization, inputs: torch.Tensor, mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         current = step.current_step()
-        # A trial of a split step synchronizes too: a share's own statistics would make all it computes differ.
+        # A trial counts layers as synchronized: of others it is known, and said, that their statistics are a share's.
         synchronizes = current is not None and (current.session.options.sync_batchnorm or current.outcome is not None)
         if current is None or mask is not None or not synchronizes:
             return original(self, inputs, mask)
