@@ -44,7 +44,6 @@ def reduce_all_optimizers() -> None:
 def average(optimizer: keras.Optimizer, comm: Communicator) -> None:
     """Makes one optimizer average over ``comm``, also where syrtos was not asked to reduce for all."""
     for each in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
-        # Keras's own `__setattr__` would track it as a part of the optimizer's state.
         object.__setattr__(each, _WORKERS, comm)
 
 
@@ -144,6 +143,7 @@ def workers_of(optimizer: keras.Optimizer) -> Communicator | None:
 
 def about_to_apply(optimizer: keras.Optimizer, variables: Iterable[keras.Variable]) -> None:
     """Notes the variables of the gradients that `reduce_gradients` will be given."""
+    # Keras's own `__setattr__` would track the variables of a list as those of the optimizer.
     object.__setattr__(optimizer, _APPLIED, list(variables))
 
 
