@@ -20,6 +20,7 @@ from syrtos.keras.patching import Method, Patch
 
 if TYPE_CHECKING:
     from syrtos.keras.jax.types import State, Step
+    from syrtos.keras.protocols import Variable
 
 
 # Arrays in tuples, lists and dictionaries.
@@ -42,7 +43,7 @@ class _Tracing:
     """The findings about the gradients of the training step that is traced, or run; None outside of one."""
 
     found: list[_Finding] | None = None
-    variables: Sequence[keras.Variable] = ()
+    variables: Sequence[Variable] = ()
 
 
 class _CheckedLogs(NamedTuple):
@@ -155,14 +156,14 @@ def _step_and_tell(model: keras.Model, step_function: Step, state: State, data: 
     return logs, state
 
 
-_OPTIMIZERS = "keras.src.optimizers"
-_LOSS_SCALE = "It leaves out updates itself."
+_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
+_SCALING = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
 _TRAINER = "keras.src.backend.jax.trainer:JAXTrainer"
 _IN_PROGRAM = "XLA applies gradients inside of its program, which must leave them out itself."
 
 PATCHES = [
-    Patch(f"{_OPTIMIZERS}.base_optimizer:BaseOptimizer", "stateless_apply", _noting, "Where a step meets its gradients."),
-    Patch(f"{_OPTIMIZERS}.loss_scale_optimizer:LossScaleOptimizer", "stateless_apply", _without_notes, _LOSS_SCALE),
+    Patch(_OPTIMIZER, "stateless_apply", _noting, "Where a step meets its gradients."),
+    Patch(_SCALING, "stateless_apply", _without_notes, "It leaves out updates itself."),
     Patch(_TRAINER, "make_train_function", _making, _IN_PROGRAM),
     Patch(_TRAINER, "_make_function", _telling, _IN_PROGRAM),
-]  # fmt: skip
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import jax
 import numpy as np
@@ -23,6 +23,8 @@ from syrtos.observe.trace import ProfiledEvent
 
 if TYPE_CHECKING:
     import keras
+
+    from syrtos.keras.protocols import Model
 
 
 class Jax(Backend):
@@ -57,12 +59,12 @@ class Jax(Backend):
         split = not isinstance(distribution_lib.distribution(), distribution_lib.DataParallel | None)
         return split or sharding.is_asked()
 
-    def gathering_variables(self, model: keras.Model) -> contextlib.AbstractContextManager[None]:
+    def gathering_variables(self, model: Model) -> contextlib.AbstractContextManager[None]:
         return gathering_variables(model)
 
-    def settle(self, model: keras.Model) -> None:
+    def settle(self, model: Model) -> None:
         # During an epoch the trainer keeps the arrays of the last step by itself.
-        model.jax_state_sync()
+        cast("keras.Model", model).jax_state_sync()
 
 
 # The arrays that `gathering_variables` has gathered, by the identity of the split array.
@@ -70,9 +72,9 @@ _gathered: dict[int, npt.NDArray[np.generic]] = {}
 
 
 @contextlib.contextmanager
-def gathering_variables(model: keras.Model) -> Iterator[None]:
+def gathering_variables(model: Model) -> Iterator[None]:
     """Lets one worker alone read all variables of a model, to save it, within the context. All workers must enter."""
-    found = state.unique([*state.of_model(model), *snapshot.slots_of(model)])
+    found = cast("list[keras.Variable]", state.unique([*state.of_model(model), *snapshot.slots_of(model)]))
     split = [v.value for v in found if is_split(v.value)]
     _gathered.update({id(value): gather_array(value) for value in split})
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import keras
 import numpy as np
@@ -14,6 +14,8 @@ from syrtos.keras.torch import ops
 if TYPE_CHECKING:
     from syrtos.keras.torch.step import StepScope
 
+# Leaves in tuples, lists and dictionaries, which come back in the same form.
+_Tree = TypeVar("_Tree")
 _MASK = "_keras_mask"
 
 
@@ -26,12 +28,13 @@ class _GatheredContext(Protocol):
     shape: torch.Size
 
 
-def rows_of_all(step: StepScope, tree: object) -> object:
+def rows_of_all(step: StepScope, tree: _Tree) -> _Tree:
     """Returns the structure with the rows of all workers, in order, in the place of this worker's.
 
     See `syrtos.keras.backend.Step`.
     """
-    return keras.tree.map_structure(lambda leaf: _gather_leaf(step, leaf), tree)
+    # Keras declares one type for all structures.
+    return cast("_Tree", keras.tree.map_structure(lambda leaf: _gather_leaf(step, leaf), tree))
 
 
 def _gather_leaf(step: StepScope, leaf: object) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from syrtos.keras.trainer import exchange_plan
 
 if TYPE_CHECKING:
     import keras
+
+    from syrtos.keras.protocols import Optimizer
 
 _WORKERS, _APPLIED, _READY = "_syrtos_workers", "_syrtos_applied", "_syrtos_ready"
 
@@ -41,7 +43,7 @@ def reduce_all_optimizers() -> None:
     _All.reduce = True
 
 
-def average(optimizer: keras.Optimizer, comm: Communicator) -> None:
+def average(optimizer: Optimizer, comm: Communicator) -> None:
     """Makes one optimizer average over ``comm``, also where syrtos was not asked to reduce for all."""
     for each in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
         object.__setattr__(each, _WORKERS, comm)
@@ -108,8 +110,8 @@ def reduced_grads(original: Callable[..., _Grads]) -> Callable[..., _Grads]:
             return made
         if kwargs.get("create_graph"):
             raise ConfigurationError(
-                "`torch.autograd.grad(..., create_graph=True)` of a model's parameters can't be reduced over workers and differentiated again. Run this script "
-                "with `-n 1`, or on TensorFlow or JAX."
+                "`torch.autograd.grad(..., create_graph=True)` of a model's parameters can't be reduced over workers and "
+                "differentiated again. Run this script with `-n 1`, or on TensorFlow or JAX."
             )
         means = iter(_mean(step, [g for g in made if g is not None]))
         return tuple(None if g is None else next(means) for g in made)
@@ -131,7 +133,7 @@ def _mean(step: StepScope, grads: list[torch.Tensor], variables: Sequence[torch.
     return [g * workers for g in ops.weighted_mean(comm, grads, active)]
 
 
-def workers_of(optimizer: keras.Optimizer) -> Communicator | None:
+def workers_of(optimizer: Optimizer) -> Communicator | None:
     """Returns the workers over which this optimizer's gradients are averaged before they are clipped, or None."""
     if are_reduced():
         return None
@@ -141,13 +143,13 @@ def workers_of(optimizer: keras.Optimizer) -> Communicator | None:
     return found if found is not None and found.size > 1 else None
 
 
-def about_to_apply(optimizer: keras.Optimizer, variables: Iterable[keras.Variable]) -> None:
+def about_to_apply(optimizer: Optimizer, variables: Iterable[keras.Variable]) -> None:
     """Notes the variables of the gradients that `reduce_gradients` will be given."""
     # Keras's own `__setattr__` would track the variables of a list as those of the optimizer.
     object.__setattr__(optimizer, _APPLIED, list(variables))
 
 
-def reduce_gradients(optimizer: keras.Optimizer, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def reduce_gradients(optimizer: Optimizer, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Returns the gradients of the global batch, from those of this worker's share.
 
     In `fit` they are averaged by samples, in a loop of the script's own over the workers. With `--on-nan stop` they are
@@ -168,7 +170,7 @@ def reduce_gradients(optimizer: keras.Optimizer, grads: Sequence[torch.Tensor]) 
 
 
 def apply_if_finite(
-    optimizer: keras.Optimizer, grads: Sequence[torch.Tensor], update: Callable[[Sequence[torch.Tensor]], None]
+    optimizer: Optimizer, grads: Sequence[torch.Tensor], update: Callable[[Sequence[torch.Tensor]], None]
 ) -> None:
     """Calls ``update`` with reduced gradients, or changes nothing if one of them is not finite on any worker.
 
@@ -198,14 +200,14 @@ def _own_finite(grads: Sequence[torch.Tensor], step: StepScope | None) -> list[b
 
 
 def _exchange_gradients(
-    optimizer: keras.Optimizer, grads: Sequence[torch.Tensor], comm: Communicator | None, step: StepScope | None
+    optimizer: Optimizer, grads: Sequence[torch.Tensor], comm: Communicator | None, step: StepScope | None
 ) -> list[torch.Tensor]:
     if comm is None:
         return list(grads)
     applied = getattr(optimizer, _APPLIED, ())
     if len(applied) == len(grads):
         exchange_plan.tell(applied, lambda: ops.buckets(list(grads)))
-    variables = state.held_objects(applied)
+    variables = cast("list[torch.Tensor]", state.held_objects(applied))
     # These have been weighted by samples already, by `to_accumulate`: they are summed.
     accumulated = step is not None and _accumulates(optimizer)
     if step is not None and not accumulated and step.overlap is not None and step.overlap[0] is optimizer:
@@ -217,7 +219,7 @@ def _exchange_gradients(
     return [gradient * comm.size for gradient in averaged] if accumulated else averaged
 
 
-def _bounds(optimizer: keras.Optimizer, variables: Sequence[keras.Variable], tensors: Sequence[torch.Tensor]) -> Bounds:
+def _bounds(optimizer: Optimizer, variables: Sequence[keras.Variable], tensors: Sequence[torch.Tensor]) -> Bounds:
     """Returns the bounds of the workers' parts of gradients like ``tensors``; none where each gets the whole sum."""
     bounds = sharding.bounds_between_hosts(optimizer, variables)
     # Torch's collectives sum gradients whole.
@@ -230,7 +232,8 @@ def overlapping(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     It does not where something may change them before they are reduced: an optimizer of the script's own, one that
     scales its loss, or one that accumulates; nor where each worker gets only its part of a sum.
     """
-    optimizer, everyone, step = model.optimizer, world.current().comm, current_step()
+    optimizer: keras.Optimizer = model.optimizer
+    everyone, step = world.current().comm, current_step()
     stock = type(optimizer).__module__.startswith("keras.") and not hasattr(optimizer, "inner_optimizer")
     if (
         step is None
@@ -246,7 +249,7 @@ def overlapping(model: keras.Model) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _overlapping(overlap: Overlap, optimizer: keras.Optimizer, step: StepScope) -> Iterator[None]:
+def _overlapping(overlap: Overlap, optimizer: Optimizer, step: StepScope) -> Iterator[None]:
     step.overlap = optimizer, overlap
     try:
         overlap.open()
@@ -256,7 +259,7 @@ def _overlapping(overlap: Overlap, optimizer: keras.Optimizer, step: StepScope) 
         overlap.close()
 
 
-def to_accumulate(optimizer: keras.Optimizer, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def to_accumulate(optimizer: Optimizer, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Returns this worker's part of a step's gradients, if several steps are accumulated before they are reduced.
 
     Other gradients are returned as they are.
@@ -271,11 +274,11 @@ def to_accumulate(optimizer: keras.Optimizer, grads: Sequence[torch.Tensor]) -> 
     return [g * step.fraction() for g in grads]
 
 
-def _accumulates(optimizer: keras.Optimizer) -> bool:
+def _accumulates(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "gradient_accumulation_steps", None))
 
 
-def finite_everywhere(optimizer: keras.Optimizer, finite: torch.Tensor) -> torch.Tensor:
+def finite_everywhere(optimizer: Optimizer, finite: torch.Tensor) -> torch.Tensor:
     """Returns whether all workers that have samples found their gradients finite."""
     comm, step = workers_of(optimizer), current_step()
     if comm is None:
@@ -287,7 +290,7 @@ def finite_everywhere(optimizer: keras.Optimizer, finite: torch.Tensor) -> torch
     return finite.new_tensor(all(everyone))
 
 
-def broadcast_before_first(optimizer: keras.Optimizer, variables: Iterable[keras.Variable]) -> None:
+def broadcast_before_first(optimizer: Optimizer, variables: Iterable[keras.Variable]) -> None:
     """Gives all workers rank 0's weights and optimizer state, once, before the optimizer's first step."""
     comm = world.current().comm if are_reduced() else workers_of(optimizer)
     if comm is None or comm.size == 1 or getattr(optimizer, state.EQUAL, False):

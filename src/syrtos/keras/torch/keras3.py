@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from keras.src.backend.torch import trainer as torch_trainer
@@ -150,7 +150,8 @@ def _make_or_undo(model: keras.Model, step: _Step, data: list[object]) -> object
     The logs of such a step are without its batch.
     """
     # The optimizer has left the weights as they were; metrics and moving statistics have seen the batch.
-    changed = [variable.value for variable in finite.changed_by_batch(model)]
+    variables = cast("list[keras.Variable]", finite.changed_by_batch(model))
+    changed: list[torch.Tensor] = [variable.value for variable in variables]
     before = [
         (tensor, tensor.detach().clone())
         for tensor in [*changed, *(buffer for _, buffer in torch_internals.named_buffers(model))]

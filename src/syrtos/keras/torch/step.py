@@ -12,7 +12,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Self, TypeGuard, overload
+from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar, overload
 
 import keras
 import numpy as np
@@ -28,6 +28,11 @@ from syrtos.keras.split.trial_step import StepOutcome
 from syrtos.keras.torch import gathering, torch_internals
 from syrtos.keras.torch.overlap import Overlap
 
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Optimizer
+
+# Leaves in tuples, lists and dictionaries, which come back in the same form.
+_Tree = TypeVar("_Tree")
 _local = threading.local()
 # A number, or a tensor of numbers, that a step returns.
 Number = torch.Tensor | npt.NDArray[np.generic] | np.generic | float | int
@@ -93,7 +98,7 @@ class StepScope(Assignments):
         overlap: the optimizer whose gradients are on their way already, and these, in a step of Keras's own.
     """
 
-    overlap: tuple[keras.Optimizer, Overlap] | None = None
+    overlap: tuple[Optimizer, Overlap] | None = None
     model: keras.Model | None = None
 
     def parameters(self) -> list[torch.Tensor]:
@@ -181,7 +186,7 @@ class StepScope(Assignments):
         """Context manager: code inside computes the whole batch, as the function `whole_batch` says."""
         return whole_batch()
 
-    def rows_of_all(self, tree: object) -> object:
+    def rows_of_all(self, tree: _Tree) -> _Tree:
         """Returns the structure with the rows of all workers: see `syrtos.keras.backend.Step`."""
         return gathering.rows_of_all(self, tree)
 

@@ -194,17 +194,20 @@ def named_buffers(model: keras.Model) -> list[tuple[str, torch.Tensor]]:
     """Returns the buffers of all torch modules inside of a model, each once, with names."""
     found = {id(buffer): (name, buffer) for name, buffer in model.named_buffers()}
     # The method does not find those of layers that a list holds: Keras tracks these, and torch does not.
-    for layer in keras_internals.layers_of(model):
+    for layer in _layers_of(model):
         named = ((f"{layer.name}.{name}", buffer) for name, buffer in layer.named_buffers())
         found = {id(buffer): (name, buffer) for name, buffer in named} | found
     return list(found.values())
 
 
+def _layers_of(model: keras.Model) -> list[keras.Layer]:
+    # On torch each of Keras's layers is a module.
+    return cast("list[keras.Layer]", keras_internals.layers_of(model))
+
+
 def _modules_of(model: keras.Model) -> list[torch.nn.Module]:
     """Returns a model's modules, those of layers in lists too, each once."""
-    found: list[torch.nn.Module] = [
-        module for part in [model, *keras_internals.layers_of(model)] for module in part.modules()
-    ]
+    found: list[torch.nn.Module] = [module for part in [model, *_layers_of(model)] for module in part.modules()]
     return list({id(module): module for module in found}.values())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -19,6 +19,7 @@ from syrtos.observe.trace import ProfiledEvent
 if TYPE_CHECKING:
     import keras
 
+    from syrtos.keras.protocols import Model, Optimizer
     from syrtos.keras.torch.step import Buffer
 
     # What `syrtos.keras.replica` takes for a variable, on this backend.
@@ -56,8 +57,9 @@ class Torch(Backend):
         with torch.no_grad():
             variable.copy_(ops.tensor_of(value, variable))
 
-    def buffers_of(self, model: keras.Model) -> list[Buffer]:
-        return step.buffers_of(model)
+    def buffers_of(self, model: Model) -> list[Buffer]:
+        # On torch each of Keras's models is a module.
+        return step.buffers_of(cast("keras.Model", model))
 
     def memory_of(self, variable: AnyVariable) -> Array:
         return ops.array_of(_tensor_of(variable))
@@ -68,7 +70,7 @@ class Torch(Backend):
     def splits_variables(self) -> bool:
         return sharding.is_asked()
 
-    def gathering_variables(self, model: keras.Model) -> contextlib.AbstractContextManager[None]:
+    def gathering_variables(self, model: Model) -> contextlib.AbstractContextManager[None]:
         return sharding.gathering_variables(model)
 
     def count_draws(self) -> int:
@@ -88,13 +90,13 @@ class Torch(Backend):
         found = step.current_step()
         return found.session.world.rank if found and found.training else 0
 
-    def reduce_gradients(self, optimizer: keras.Optimizer, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def reduce_gradients(self, optimizer: Optimizer, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return gradients.reduce_gradients(optimizer, grads)
 
-    def average(self, optimizer: keras.Optimizer, comm: Communicator) -> None:
+    def average(self, optimizer: Optimizer, comm: Communicator) -> None:
         gradients.average(optimizer, comm)
 
-    def finite_everywhere(self, optimizer: keras.Optimizer, finite: torch.Tensor) -> torch.Tensor:
+    def finite_everywhere(self, optimizer: Optimizer, finite: torch.Tensor) -> torch.Tensor:
         return gradients.finite_everywhere(optimizer, finite)
 
     @contextlib.contextmanager
