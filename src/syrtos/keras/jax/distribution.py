@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, cast
 
 import jax
 import numpy as np
+import numpy.typing as npt
 from jax.core import Tracer
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, PartitionSpec
 from keras.src.distribution import distribution_lib
 
 from syrtos import settings
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError, DataError
 
+if TYPE_CHECKING:
+    from jax.sharding import AbstractMesh, Mesh
+
+    from syrtos.keras.patching import Method
+
+    # Keras's own layout, or the one that JAX makes of it.
+    Layout = distribution_lib.TensorLayout | NamedSharding
+
 # Set on a distribution whose processes hold rows of their own, for the script has sharded the data set itself.
 _OWN_ROWS = "_syrtos_own_rows"
 
 
 class AllDevices(distribution_lib.DataParallel):
-    """A `DataParallel` over the devices of all processes.
-
-    Devices are asked for when the first variable is made: a script can configure JAX until then.
-    """
+    """A `DataParallel` over the devices of all processes."""
 
     def __init__(self) -> None:
+        # Not Keras's own `__init__`, which asks for the devices at once: a script can configure JAX until the first
+        # variable is made.
         self._auto_shard_dataset = False
         self._batch_dim_name = distribution_lib.DEFAULT_BATCH_DIM_NAME
         self._is_multi_process = True
 
     @functools.cached_property
-    def device_mesh(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def device_mesh(self) -> distribution_lib.DeviceMesh:  # pyright: ignore[reportIncompatibleMethodOverride]
         devices = distribution_lib.list_devices()
         if jax.local_devices()[0].platform == "gpu":
             _check_gpus()
@@ -46,7 +55,7 @@ class AllDevices(distribution_lib.DataParallel):
         return jax.process_index()
 
 
-def adopt(distribution: Any) -> Any:
+def adopt(distribution: distribution_lib.Distribution | None) -> distribution_lib.Distribution:
     """Returns the distribution that Keras is to use: a script's own, or one over all devices where it has none.
 
     Each process holds the whole batch, unless the script says that it has sharded the data set itself.
@@ -60,30 +69,31 @@ def adopt(distribution: Any) -> Any:
         return distribution
     _check_devices(distribution)
     setattr(distribution, _OWN_ROWS, not distribution.auto_shard_dataset)
+    # Else Keras would cut the data set into parts, which here all processes read as a whole.
     distribution.auto_shard_dataset = False
     return distribution
 
 
-def _check_devices(distribution: Any) -> None:
+def _check_devices(distribution: distribution_lib.Distribution) -> None:
     missing = {str(device) for device in distribution_lib.list_devices()} - set(
         map(str, distribution.device_mesh.devices.flat)
     )
     if missing:
         raise ConfigurationError(
-            f"The script's {type(distribution).__name__} leaves out devices of other workers ({', '.join(sorted(missing))}): each worker would train alone. "
+            f"The script's {type(distribution).__name__} leaves out devices of other workers "
+            f"({', '.join(sorted(missing))}): each worker would train alone. "
             "Make it over all that `keras.distribution.list_devices()` names."
         )
 
 
 def _check_gpus() -> None:
-    """Raises ConfigurationError where this worker shares a GPU with another, as the run was asked for.
-
-    NCCL refuses such workers in the first exchange, and JAX then waits without end (seen with JAX 0.11.2, NCCL 2.28).
-    """
+    """Raises ConfigurationError where this worker shares a GPU with another, as the run was asked for."""
+    # NCCL refuses such workers in the first exchange, and JAX then waits without end (seen with JAX 0.11.2, NCCL 2.28).
     if settings.SHARED_GPU_VARIABLE in settings.environment():
         raise ConfigurationError(
-            "Two workers of a host use one GPU. JAX's workers exchange by NCCL, which needs a GPU for each of them. Start as many workers as GPUs; or use "
-            "the CPU: CUDA_VISIBLE_DEVICES= JAX_PLATFORMS=cpu; or torch, whose workers can share one."
+            "Two workers of a host use one GPU. JAX's workers exchange by NCCL, which needs a GPU for each of them. "
+            "Start as many workers as GPUs; or use the CPU: CUDA_VISIBLE_DEVICES= JAX_PLATFORMS=cpu; or torch, whose "
+            "workers can share one."
         )
 
 
@@ -92,20 +102,17 @@ def has_own_rows() -> bool:
     return getattr(_current(), _OWN_ROWS, False)
 
 
-def place(value: Any, sharding: Sharding) -> jax.Array:
-    """Returns an array over all processes, made from the whole ``value`` that each of them holds.
-
-    Rows are copied: JAX would share the memory of an array that the script may change.
-    """
-    value = np.asarray(value)
-    return jax.make_array_from_callback(value.shape, sharding, lambda index: np.array(value[index]))
+def put_value(value: npt.ArrayLike, sharding: NamedSharding) -> jax.Array:
+    """Returns an array over all processes, made from the whole ``value`` that each of them holds."""
+    whole = np.asarray(value)
+    # Parts are copied: JAX would share the memory of an array that the script may change.
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: np.array(whole[index]))
 
 
-def rows(batch: Any, layout: Any, batch_dim_name: str) -> Any:
+def put_leaf(batch: npt.ArrayLike | None, layout: Layout, batch_dim_name: str) -> jax.Array | None:
     """Puts a leaf of a batch on the devices, split where its rows can be split evenly.
 
-    Else it is whole on each device, to be split inside the compiled step, where XLA pads it. Where each process has
-    rows of its own, these make up the array.
+    Else it is whole on each device. Where each process has rows of its own, these make up the array.
 
     Raises:
         DataError: the leaf is no dense array.
@@ -114,44 +121,49 @@ def rows(batch: Any, layout: Any, batch_dim_name: str) -> Any:
         return None
     if not hasattr(batch, "__array__"):
         raise DataError(f"Batches on several workers must be dense arrays with JAX. Received: {type(batch).__name__}.")
-    sharding = getattr(layout, "backend_layout", layout)
+    sharding = _sharding_of(layout)
     if has_own_rows():
         return jax.make_array_from_process_local_data(sharding, np.asarray(batch))
-    return _whole(batch, sharding, batch_dim_name)
+    return _put_whole_leaf(np.asarray(batch), sharding, batch_dim_name)
 
 
-def _whole(batch: Any, sharding: Any, batch_dim_name: Any) -> jax.Array:
+def _sharding_of(layout: Layout) -> NamedSharding:
+    return layout.backend_layout if isinstance(layout, distribution_lib.TensorLayout) else layout
+
+
+def _put_whole_leaf(batch: npt.NDArray[np.generic], sharding: NamedSharding, batch_dim_name: Hashable) -> jax.Array:
+    # JAX can't split rows unevenly outside of a program. Inside of the compiled step XLA pads them.
     even = np.ndim(batch) and len(batch) % sharding.mesh.shape[batch_dim_name] == 0
-    return place(batch, sharding if even else sharding_replicated_on(sharding.mesh))
+    return put_value(batch, sharding if even else sharding_replicated_on(sharding.mesh))
 
 
-def join_shares(samples: int, share: Any) -> Any:
+def join_shares(samples: int, share: object) -> object:
     """Puts a batch on the devices, of which each process has read its share; None where no process has a row.
 
-    ``samples`` is the number of this process's rows. If shares are equal and the devices of a process take just its
-    rows, each share stays local; else all shares are gathered on every process.
+    ``samples`` is the number of this process's rows.
     """
     comm, current = world.current().comm, _current()
     counts = [int(count) for count in comm.agree("rows of a batch", float(samples))]
     if not any(counts):
         return None
 
-    def of_all(leaf: Any) -> Any:
+    def join_leaf(leaf: npt.NDArray[np.generic]) -> jax.Array:
         shape = (sum(counts), *leaf.shape[1:])
-        sharding = current.get_data_layout(shape).backend_layout
+        sharding: NamedSharding = current.get_data_layout(shape).backend_layout
+        # A share stays local where the devices of its process take just its rows; else all shares are exchanged.
         if len(set(counts)) == 1 and _stay_local(sharding, shape, samples, current.batch_dim_name):
             return jax.make_array_from_process_local_data(sharding, leaf, shape)
-        return _whole(comm.allgather(leaf[:samples]), sharding, current.batch_dim_name)
+        # A share without rows has one that does not count.
+        return _put_whole_leaf(comm.allgather(leaf[:samples]), sharding, current.batch_dim_name)
 
-    return jax.tree.map(of_all, share)
+    return jax.tree.map(join_leaf, share)
 
 
 @functools.lru_cache(maxsize=64)
-def _stay_local(sharding: Any, shape: tuple[int, ...], each: int, batch_dim_name: str) -> bool:
-    """Returns whether the devices of every process take just its own rows, of which each process has ``each``.
-
-    The answer is the same on all.
-    """
+def _stay_local(sharding: NamedSharding, shape: tuple[int, ...], each: int, batch_dim_name: Hashable) -> bool:
+    """Returns whether the devices of every process take just its own rows, of which each process has ``each``."""
+    # The answer must be the same on all processes, for what follows is an exchange or none: the map has the devices of
+    # all of them.
     if shape[0] % sharding.mesh.shape[batch_dim_name]:
         return False
     bounds = {device: index[0].indices(shape[0]) for device, index in sharding.devices_indices_map(shape).items()}
@@ -160,21 +172,19 @@ def _stay_local(sharding: Any, shape: tuple[int, ...], each: int, batch_dim_name
     )
 
 
-def tensor(original: Any, value: Any, layout: Any) -> Any:
-    """Wraps Keras's `distribute_tensor`: a value that every process holds is placed without a collective.
-
-    JAX's `device_put` would compare it across processes: an exchange in each assignment, which ends the run where one
-    worker alone assigns. `fit`, `evaluate`, `predict` and the methods for one batch compare the variables of all
-    workers.
-    """
-    sharding = getattr(layout, "backend_layout", layout)
+def put_tensor(original: Method, value: jax.Array | npt.ArrayLike, layout: Layout) -> jax.Array:
+    """Wraps Keras's `distribute_tensor`: a value that every process holds is put on devices without a collective."""
+    # JAX's `device_put` would compare it across processes: an exchange in each assignment, which ends the run where one
+    # worker alone assigns. `fit`, `evaluate`, `predict` and the methods for one batch compare the variables of all
+    # workers.
+    sharding = _sharding_of(layout)
     is_global = isinstance(value, jax.Array) and not value.is_fully_addressable
     if isinstance(value, Tracer) or is_global or sharding.is_fully_addressable:
         return original(value, layout)
-    return place(value, sharding)
+    return put_value(value, sharding)
 
 
-def split(data: Any) -> Any:
+def split_rows(data: object) -> object:
     """Tells XLA, inside a compiled step, to split the rows of a batch over the devices.
 
     Rows are padded where they don't divide evenly.
@@ -189,10 +199,11 @@ def replicated_sharding() -> NamedSharding:
     return sharding_replicated_on(_current().device_mesh.backend_mesh)
 
 
-def sharding_replicated_on(mesh: Any) -> NamedSharding:
+def sharding_replicated_on(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Returns the sharding of an array that is whole on each device of a mesh."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def _current() -> Any:
-    return distribution_lib.distribution()
+def _current() -> distribution_lib.Distribution:
+    # There is one since `keras3.apply_all`, but for the time in which `verifying` computes in one process.
+    return cast("distribution_lib.Distribution", distribution_lib.distribution())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import jax
 import keras
@@ -18,23 +18,48 @@ from syrtos.keras import keras_internals
 from syrtos.keras.features import finite
 from syrtos.keras.patching import Method, Patch
 
+if TYPE_CHECKING:
+    from syrtos.keras.jax.types import State, Step
+    from syrtos.keras.protocols import Variable
+
+
+# Arrays in tuples, lists and dictionaries.
+_Tree = TypeVar("_Tree")
+
+
+class _Finding(NamedTuple):
+    """What was found of the gradients of one update.
+
+    Attributes:
+        flags: for each gradient whether all its numbers are finite.
+        updates: the number of updates before.
+    """
+
+    flags: jax.Array
+    updates: jax.Array
+
 
 class _Tracing:
     """The findings about the gradients of the training step that is traced, or run; None outside of one."""
 
-    found: list[tuple[jax.Array, jax.Array]] | None = None  # finite? of each gradient, and the number of updates before
-    variables: Sequence[Any] = ()
+    found: list[_Finding] | None = None
+    variables: Sequence[Variable] = ()
 
 
-class _Looked(NamedTuple):
+class _CheckedLogs(NamedTuple):
     """The result of a training step: its logs, and what was found of its gradients."""
 
-    logs: Any
-    found: list[tuple[jax.Array, jax.Array]]
+    logs: object
+    found: list[_Finding]
 
 
 def _noting(original: Method) -> Method:
-    def stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+    def stateless_apply(
+        self: keras.Optimizer,
+        optimizer_variables: Sequence[jax.Array],
+        grads: Sequence[jax.Array | None],
+        trainable_variables: Sequence[jax.Array],
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
         if _Tracing.found is not None:
             pairs = [(g, v) for g, v in zip(grads, keras_internals.trained_by(self), strict=True) if g is not None]
             _Tracing.variables = [variable for _, variable in pairs]
@@ -42,14 +67,18 @@ def _noting(original: Method) -> Method:
             updates = dict(zip(map(id, self.variables), optimizer_variables, strict=True))[
                 id(keras_internals.updates_of(self))
             ]
-            _Tracing.found.append((flags, updates // (self.gradient_accumulation_steps or 1)))
+            # Where gradients are accumulated, the variable counts the steps.
+            _Tracing.found.append(_Finding(flags, updates // (self.gradient_accumulation_steps or 1)))
         return original(self, optimizer_variables, grads, trainable_variables)
 
     return stateless_apply
 
 
 def _without_notes(original: Method) -> Method:
-    def stateless_apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def stateless_apply(
+        self: keras.Optimizer, *args: object, **kwargs: object
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        # It calls the same method of its inner optimizer, which must not note anything then.
         outer, _Tracing.found = _Tracing.found, None
         try:
             return original(self, *args, **kwargs)
@@ -60,9 +89,9 @@ def _without_notes(original: Method) -> Method:
 
 
 def _making(original: Method) -> Method:
-    def make_train_function(self: Any, force: bool = False) -> None:
+    def make_train_function(self: keras.Model, force: bool = False) -> None:
         before = self.__dict__.get("train_step")
-        object.__setattr__(self, "train_step", functools.partial(_undone_if_left_out, self, self.train_step))
+        object.__setattr__(self, "train_step", functools.partial(_make_or_undo, self, self.train_step))
         try:
             original(self, force)
         finally:
@@ -73,7 +102,7 @@ def _making(original: Method) -> Method:
     return make_train_function
 
 
-def _undone_if_left_out(model: Any, step: Method, state: Any, data: Any) -> Any:
+def _make_or_undo(model: keras.Model, step: Step, state: State, data: object) -> tuple[_CheckedLogs, State]:
     """Makes a training step whose state, and logs, are as before its batch where a gradient is not finite.
 
     Beside its logs it returns what was found of the gradients.
@@ -86,37 +115,40 @@ def _undone_if_left_out(model: Any, step: Method, state: Any, data: Any) -> Any:
         _Tracing.found = outer
     good = functools.reduce(jnp.logical_and, [jnp.all(flags) for flags, _ in found], jnp.asarray(True))
 
-    def choose(new: Any, old: Any) -> Any:
+    # Chosen in the program itself: the host learns of the gradients only once the step is over, and the state before it
+    # is gone by then (its memory is donated).
+    def choose(new: _Tree, old: _Tree) -> _Tree:
         return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
 
-    return _Looked(choose(logs, _results_before(model, state, logs)), found), choose(changed, state)
+    return _CheckedLogs(choose(logs, _results_before(model, state, logs)), found), choose(changed, state)
 
 
-def _results_before(model: Any, state: Any, logs: Any) -> Any:
+def _results_before(model: keras.Model, state: State, logs: object) -> object:
     """Returns the logs without this batch."""
     with keras.StatelessScope(state_mapping=list(zip(model.metrics_variables, state[-1], strict=True))):
         return finite.results_again(model, logs)
 
 
 def _telling(original: Method) -> Method:
-    def make_function(self: Any, step_function: Method, *args: Any, **kwargs: Any) -> Any:
+    def make_function(self: keras.Model, step_function: Step, *args: object, **kwargs: object) -> Step:
         return original(self, functools.partial(_step_and_tell, self, step_function), *args, **kwargs)
 
     return make_function
 
 
-def _step_and_tell(model: Any, step_function: Method, state: Any, data: Any) -> Any:
+def _step_and_tell(model: keras.Model, step_function: Step, state: State, data: object) -> tuple[object, State]:
     """Makes a step and tells the host what was found of its gradients; evaluations have nothing to tell.
 
     Raises:
         NonFiniteError: training must not go on. The model has its state again, which a step takes away from it.
     """
     outputs, state = step_function(state, data)
-    if not isinstance(outputs, _Looked):
+    if not isinstance(outputs, _CheckedLogs):
         return outputs, state
     logs, found = outputs
     try:
         for flags, updates in found:
+            # Gradients are of the global batch here: which worker's rows made them so is not known.
             finite.look(None, _Tracing.variables, flags.tolist(), flags.tolist(), int(updates) + 1)
     except NonFiniteError:
         keras_internals.set_state(model, state)
@@ -124,12 +156,14 @@ def _step_and_tell(model: Any, step_function: Method, state: Any, data: Any) -> 
     return logs, state
 
 
+_OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
+_SCALING = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
 _TRAINER = "keras.src.backend.jax.trainer:JAXTrainer"
 _IN_PROGRAM = "XLA applies gradients inside of its program, which must leave them out itself."
 
 PATCHES = [
-    Patch("keras.src.optimizers.base_optimizer:BaseOptimizer", "stateless_apply", _noting, "Where a step meets its gradients."),
-    Patch("keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer", "stateless_apply", _without_notes, "It leaves out updates itself."),
+    Patch(_OPTIMIZER, "stateless_apply", _noting, "Where a step meets its gradients."),
+    Patch(_SCALING, "stateless_apply", _without_notes, "It leaves out updates itself."),
     Patch(_TRAINER, "make_train_function", _making, _IN_PROGRAM),
     Patch(_TRAINER, "_make_function", _telling, _IN_PROGRAM),
-]  # fmt: skip
+]

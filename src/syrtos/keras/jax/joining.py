@@ -43,7 +43,8 @@ def join() -> None:
     # A worker that dies becomes an exception in the others' next exchange, instead of SIGABRT, and an exit waits for
     # nobody.
     jax.config.update("jax_enable_recoverability", True)
-    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is the launcher's, and the script's
+    # SIGTERM is the launcher's, and the script's.
+    jax.config.update("jax_enable_preemption_service", False)
     address = _address(session)
     try:
         jax.distributed.initialize(
@@ -58,45 +59,45 @@ def join() -> None:
         )
     except RuntimeError as error:
         raise ConfigurationError(
-            f"JAX could not join the workers: {error} Set KERAS_BACKEND=jax before the script imports JAX (`KERAS_BACKEND=jax syrtos run ...`), or "
-            "import keras first, and leave out a `jax.distributed.initialize` of the script's own."
+            f"JAX could not join the workers: {error} Set KERAS_BACKEND=jax before the script imports JAX "
+            "(`KERAS_BACKEND=jax syrtos run ...`), or import keras first, and leave out a "
+            "`jax.distributed.initialize` of the script's own."
         ) from error
     finally:
         session.comm.agree("joined by JAX")
-        if address.startswith(_SOCKET):  # connections outlive it
+        # Connections outlive their socket.
+        if address.startswith(_SOCKET):
             shutil.rmtree(Path(address.removeprefix(_SOCKET)).parent, ignore_errors=True)
     jax.distributed.initialize = _joined_already
     atexit.register(_leave, os.getpid())
 
 
 def _address(session: Session) -> str:
-    """Returns the address at which rank 0's coordinator listens.
-
-    On one host it is a socket in a folder of this user's alone, because the coordinator knows no authentication.
-    """
+    """Returns the address at which rank 0's coordinator listens: on one host that of a Unix socket."""
     rank = session.world.rank
     host = rendezvous.listening_address("JAX", session)
     jax_internals.listen_on(host)
+    # The coordinator knows no authentication: its socket is in a folder of this user's alone.
     if host == rendezvous.LOOPBACK:
         return session.comm.broadcast_object(f"{_SOCKET}{rendezvous.folder()}/jax" if rank == 0 else None)
     return session.comm.broadcast_object(f"{host}:{rendezvous.free_port(host)}" if rank == 0 else None)
 
 
 def _leave(pid: int) -> None:
-    """Leaves JAX, when the script has come to its end on all workers.
-
-    Rank 0's coordinator goes last, because JAX aborts a process that finds it gone.
-    """
+    """Leaves JAX, when the script has come to its end on all workers."""
+    # A forked process runs the functions of `atexit` too, and has not joined.
     if os.getpid() != pid:
         return
     session = world.current()
     comm = session.comm
     if not StepCount.made and comm.rank == 0:
         print(
-            "syrtos: the script has called no `fit`, `evaluate` or `predict` of Keras. In a loop of its own the workers share what it splits over "
-            "the devices of all of them (`jax.devices()`), and each computes the rest alone.",
+            "syrtos: the script has called no `fit`, `evaluate` or `predict` of Keras. In a loop of its own the "
+            "workers share what it splits over the devices of all of them (`jax.devices()`), and each computes the "
+            "rest alone.",
             file=sys.stderr,
         )
+    # Rank 0's coordinator goes last: JAX aborts a process that finds it gone.
     if comm.rank == 0:
         comm.agree("left JAX")
     jax.distributed.shutdown()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import keras
 from keras.src.backend.jax import trainer as jax_trainer
@@ -17,10 +17,18 @@ from syrtos.keras.datasets.planned import Stream
 from syrtos.keras.features import finite, sharding
 from syrtos.keras.files import saving
 from syrtos.keras.jax import distribution, finite_steps, joining, sharded_update, step, verifying
-from syrtos.keras.jax.variables import Jax, is_split, whole
+from syrtos.keras.jax.variables import Jax, gather_array, is_split
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.trainer import methods
 from syrtos.topology import check_servers
+
+if TYPE_CHECKING:
+    import jax
+    import numpy as np
+    import numpy.typing as npt
+    from keras.src.distribution import distribution_lib
+
+    from syrtos.keras.jax.types import Step
 
 
 @functools.cache
@@ -42,25 +50,28 @@ def apply_all() -> None:
     patching.install([*PATCHES, *patches.PATCHES, *saving.PATCHES])
     if sharding.is_asked():
         patching.install(sharded_update.PATCHES)
+    # Sets one over all devices: see `_adopting`.
     keras.distribution.set_distribution(None)
     session.ledger.say(exchange="compiled")
 
 
 def _check_options(session: world.Session) -> None:
-    check_servers({"KERAS_BACKEND": "jax"}, session.options.servers)  # it may come from keras.json
+    # The backend may come from keras.json.
+    check_servers({"KERAS_BACKEND": "jax"}, session.options.servers)
     if session.options.exchange == "mpi":
         raise ConfigurationError(
             "`--exchange mpi` has no meaning with KERAS_BACKEND=jax: XLA exchanges inside of its program. Leave it out."
         )
     if session.options.compress != "none":
         raise ConfigurationError(
-            "`--compress` has no meaning with KERAS_BACKEND=jax: XLA exchanges inside of its program. Leave it out, or set KERAS_BACKEND to tensorflow "
-            "or torch."
+            "`--compress` has no meaning with KERAS_BACKEND=jax: XLA exchanges inside of its program. Leave it out, or "
+            "set KERAS_BACKEND to tensorflow or torch."
         )
     if session.options.batch == "per-worker":
         raise ConfigurationError(
-            "`--batch per-worker` has no meaning with KERAS_BACKEND=jax: XLA computes the global batch as one program over all workers. Leave it "
-            "out, or set KERAS_BACKEND to tensorflow or torch. (In a job a sharded channel asks for it: make it FullyReplicated.)"
+            "`--batch per-worker` has no meaning with KERAS_BACKEND=jax: XLA computes the global batch as one program "
+            "over all workers. Leave it out, or set KERAS_BACKEND to tensorflow or torch. (In a job a sharded channel "
+            "asks for it: make it FullyReplicated.)"
         )
 
 
@@ -76,7 +87,7 @@ def _train_on_batch(original: Method) -> Method:
 
 
 def _batches(original: Method) -> Method:
-    def get_iterator(self: Any) -> Iterator[Any]:
+    def get_iterator(self: jax_trainer.JAXEpochIterator) -> Iterator[object]:
         stream = keras_internals.stream_of(self)
         if world.current().world.size == 1:
             if stream:
@@ -90,18 +101,19 @@ def _batches(original: Method) -> Method:
     return get_iterator
 
 
-def _planned_batches(stream: Stream) -> Iterator[Any]:
+def _planned_batches(stream: Stream) -> Iterator[object]:
     for number, (samples, share) in enumerate(stream.shares()):
         batch = distribution.join_shares(samples, share)
         if batch is None:
+            # No process has a row of it, so no step is made, while the stream has counted a batch.
             stream.leave_out(number)
         else:
             yield batch
 
 
 def _meeting_steps(original: Method) -> Method:
-    def make_function(self: Any, step_function: Any, *args: Any, **kwargs: Any) -> Any:
-        together = step.meeting(step_function)
+    def make_function(self: keras.Model, step_function: Step, *args: object, **kwargs: object) -> Step:
+        together = step.make_timed(step_function)
         if world.current().options.verify == "only":
             return original(self, verifying.verify_first_call(self, together.raw, together), *args, **kwargs)
         return original(self, together, *args, **kwargs)
@@ -112,38 +124,41 @@ def _meeting_steps(original: Method) -> Method:
 # -- distribution and variables --------------------------------------------------------------------------
 
 
-def _tensor(original: Method) -> Method:
-    return functools.partial(distribution.tensor, original)
+def _putting_tensor(original: Method) -> Method:
+    return functools.partial(distribution.put_tensor, original)
 
 
 def _adopting(original: Method) -> Method:
-    def set_distribution(value: Any) -> None:
+    def set_distribution(value: distribution_lib.Distribution | None) -> None:
         original(distribution.adopt(value))
 
     return set_distribution
 
 
 def _keeping_distribution(original: Method) -> Method:
-    def clear_session(*args: Any, **kwargs: Any) -> None:
+    def clear_session(*args: object, **kwargs: object) -> None:
         original(*args, **kwargs)
         keras.distribution.set_distribution(None)
 
     return clear_session
 
 
-def _whole(original: Method) -> Method:
-    def array(self: Any, dtype: Any = None, copy: Any = None) -> Any:
-        del copy  # it is one already
-        found = whole(self.value)
+def _gathering_array(original: Method) -> Method:
+    def array(
+        self: keras.Variable, dtype: npt.DTypeLike | None = None, copy: bool | None = None
+    ) -> npt.NDArray[np.generic]:
+        # It is one already.
+        del copy
+        found = gather_array(self.value)
         return found if dtype is None else found.astype(dtype)
 
     return array
 
 
-def _whole_array(original: Method) -> Method:
-    def convert_to_numpy(x: Any) -> Any:
+def _gathering_numpy(original: Method) -> Method:
+    def convert_to_numpy(x: keras.Variable | jax.Array | npt.ArrayLike) -> npt.NDArray[np.generic]:
         value = getattr(x, "value", x)
-        return whole(value) if is_split(value) else original(x)
+        return gather_array(value) if is_split(value) else original(x)
 
     return convert_to_numpy
 
@@ -156,8 +171,15 @@ _SAVED = "Variables that are split over processes are gathered where they are re
 _INPUT = methods.input_of(f"{_TRAINER}:JAXTrainer", f"{_TRAINER}:JAXEpochIterator", _batches)
 _FIT = Patch(f"{_TRAINER}:JAXTrainer", "fit", methods.fit, _MEETING)
 PATCHES = [
-    Patch(_TRAINER, "jit", lambda _: functools.partial(step.compile_step), "Uneven batches are split inside the step, its outputs are gathered."),
-    Patch(f"{_TRAINER}:JAXTrainer", "_make_function", _meeting_steps, "Steps that are not compiled meet and count too."),
+    Patch(
+        _TRAINER,
+        "jit",
+        lambda _: functools.partial(step.compile_step),
+        "Uneven batches are split inside the step, its outputs are gathered.",
+    ),
+    Patch(
+        f"{_TRAINER}:JAXTrainer", "_make_function", _meeting_steps, "Steps that are not compiled meet and count too."
+    ),
     _FIT,
     Patch(f"{_TRAINER}:JAXTrainer", "evaluate", methods.method, _MEETING),
     Patch(f"{_TRAINER}:JAXTrainer", "predict", methods.method, _MEETING),
@@ -168,10 +190,15 @@ PATCHES = [
     Patch(
         "keras.src.backend.jax.distribution_lib",
         "distribute_data_input",
-        lambda _: functools.partial(distribution.rows),
+        lambda _: functools.partial(distribution.put_leaf),
         "Every process holds the whole batch; the original takes it for a part.",
     ),
-    Patch("keras.src.backend.jax.distribution_lib", "distribute_tensor", _tensor, "The original exchanges in every assignment."),
+    Patch(
+        "keras.src.backend.jax.distribution_lib",
+        "distribute_tensor",
+        _putting_tensor,
+        "The original exchanges in every assignment.",
+    ),
     Patch(
         "keras.src.distribution.distribution_lib",
         "set_distribution",
@@ -186,6 +213,6 @@ PATCHES = [
         "It forgets the distribution: each worker would train alone.",
         everywhere=True,
     ),
-    Patch("keras.src.backend.jax.core:JaxVariable", "__array__", _whole, _SAVED),
-    Patch("keras.src.backend.jax.core", "convert_to_numpy", _whole_array, _SAVED, everywhere=True),
-]  # fmt: skip
+    Patch("keras.src.backend.jax.core:JaxVariable", "__array__", _gathering_array, _SAVED),
+    Patch("keras.src.backend.jax.core", "convert_to_numpy", _gathering_numpy, _SAVED, everywhere=True),
+]

@@ -14,7 +14,8 @@ from syrtos.observe.trace import ProfiledEvent
 def start(folder: Path) -> Callable[[], Sequence[ProfiledEvent]]:
     """Starts JAX's profiler; the returned function stops it, and returns the events that it saw."""
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # each call of Python would be an event: 700,000 in ten steps
+    # Else each call of Python would be an event: 700,000 in ten steps.
+    options.python_tracer_level = 0
     jax.profiler.start_trace(str(folder), profiler_options=options)
 
     def stop() -> Sequence[ProfiledEvent]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from keras.src.distribution import distribution_lib
 
@@ -15,17 +15,23 @@ from syrtos.comm import world
 from syrtos.keras.features import sharding
 from syrtos.keras.patching import Method, Patch
 
+if TYPE_CHECKING:
+    import keras
+
 
 def _adding(original: Method) -> Method:
     def add_variable_from_reference(
-        self: Any, reference_variable: Any, name: str | None = None, initializer: Any = "zeros"
-    ) -> Any:
+        self: keras.Optimizer,
+        reference_variable: keras.Variable,
+        name: str | None = None,
+        initializer: str | keras.Initializer = "zeros",
+    ) -> keras.Variable:
         size = math.prod(reference_variable.shape)
-        distribution: Any = distribution_lib.distribution()
+        distribution = distribution_lib.distribution()
+        assert distribution is not None
         own = distribution.get_variable_layout(reference_variable)
-        if own is not None and any(
-            own.axes
-        ):  # the script's, by which the optimizer's variable is split as that of the model
+        # The script has split the model's variable: the optimizer's is split as that is.
+        if own is not None and any(own.axes):
             sharding.count(self, reference_variable, size // _devices(distribution.device_mesh, own.axes))
             return original(self, reference_variable, name, initializer)
         layout = _split(reference_variable, distribution)
@@ -39,13 +45,16 @@ def _adding(original: Method) -> Method:
     return add_variable_from_reference
 
 
-def _split(variable: Any, distribution: Any) -> Any:
+def _split(
+    variable: keras.Variable, distribution: distribution_lib.Distribution
+) -> distribution_lib.TensorLayout | None:
     """Returns the layout of an optimizer's variable for one of the model, split by one dimension over the devices.
 
     The devices are those that have batches of their own. The dimension is the first that can be split evenly; None
     where none can.
     """
     count = _devices(distribution.device_mesh, [distribution.batch_dim_name])
+    # JAX has no arrays whose parts are unequal.
     axis = next((i for i, length in enumerate(variable.shape) if length and length % count == 0), None)
     if axis is None or count == 1:
         return None
@@ -53,7 +62,7 @@ def _split(variable: Any, distribution: Any) -> Any:
     return distribution_lib.TensorLayout(axes, distribution.device_mesh)
 
 
-def _devices(mesh: Any, axes: Sequence[Any]) -> int:
+def _devices(mesh: distribution_lib.DeviceMesh, axes: Sequence[str | None]) -> int:
     """Returns the number of devices along some axes of a mesh, given by name; axes that are None do not count."""
     return math.prod(mesh.shape[mesh.axis_names.index(axis)] for axis in axes if axis is not None)
 

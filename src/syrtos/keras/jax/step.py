@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import collections
 import zlib
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -14,28 +13,43 @@ from syrtos.comm.communicator import share_of
 from syrtos.errors import DataError
 from syrtos.keras import fitting
 from syrtos.keras.jax import distribution, joining
-from syrtos.keras.jax.variables import is_split, whole
+from syrtos.keras.jax.variables import gather_array, is_split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from jax.sharding import Sharding
+
+    from syrtos.keras.jax.types import State, Step
+
+    # The shape and the dtype of each leaf of a batch.
+    Shapes = tuple[tuple[tuple[int, ...], str], ...]
 
 # Steps that a device may have been given and not ended, when it is given the next one.
 _IN_FLIGHT = 2
 
 
-def compile_step(step: Callable[..., Any], donate_argnums: Any = None, out_shardings: Any = None) -> Callable[..., Any]:
+def compile_step(
+    step: Step,
+    donate_argnums: int | Sequence[int] | None = None,
+    out_shardings: Sequence[Sequence[Sharding] | None] | None = None,
+) -> Callable[..., object]:
     """Compiles a step of a trainer in place of `jax.jit`, the script's own steps too.
 
     Uneven batches are split inside, and outputs (logs, predictions) are gathered: whole on each worker.
     """
-    if out_shardings is None:  # no step: several outputs are concatenated
+    # No step: a function of Keras's that concatenates the outputs of several.
+    if out_shardings is None:
         return jax.jit(step, donate_argnums=donate_argnums)
 
-    def on_all_devices(state: Any, data: Any) -> Any:
-        return step(state, distribution.split(data))
+    def on_all_devices(state: State, data: object) -> tuple[object, State]:
+        return step(state, distribution.split_rows(data))
 
     shardings = (distribution.replicated_sharding(), *out_shardings[1:])
     return TimedStep(jax.jit(on_all_devices, donate_argnums=donate_argnums, out_shardings=shardings), step)
 
 
-def meeting(function: Callable[..., Any]) -> TimedStep:
+def make_timed(function: Step) -> TimedStep:
     """Returns a step as workers make it together, also one that is not compiled (`run_eagerly`, `jit_compile=False`).
 
     Of a step that is not compiled each worker computes uneven batches whole; the outputs of even ones are gathered.
@@ -43,38 +57,37 @@ def meeting(function: Callable[..., Any]) -> TimedStep:
     if isinstance(function, TimedStep):
         return function
 
-    def gather_outputs(state: Any, data: Any) -> Any:
+    def gather_outputs(state: State, data: object) -> tuple[object, State]:
         outputs, state = function(state, data)
-        return jax.tree.map(lambda leaf: whole(leaf) if is_split(leaf) else leaf, outputs), state
+        return jax.tree.map(lambda leaf: gather_array(leaf) if is_split(leaf) else leaf, outputs), state
 
     return TimedStep(gather_outputs, function)
 
 
 class TimedStep:
-    """A step whose time and samples the ledger counts.
-
-    Workers meet before each call: one that does something else, or is late, is named, where XLA's own exchange would
-    wait for ever.
+    """A step whose time and samples the ledger counts. Workers meet before each call.
 
     Attributes:
         raw: the step as the script, or Keras, wrote it.
     """
 
-    def __init__(self, function: Callable[..., Any], raw: Callable[..., Any]) -> None:
+    def __init__(self, function: Step, raw: Step) -> None:
         self._function = function
         self.raw = raw
-        self._traced: set[Any] = set()
-        self._in_flight: collections.deque[Any] = collections.deque()
+        self._traced: set[Shapes] = set()
+        self._in_flight: collections.deque[object] = collections.deque()
 
-    def __call__(self, state: Any, data: Any) -> Any:
+    def __call__(self, state: State, data: object) -> tuple[object, State]:
         joining.StepCount.made += 1
         session = world.sharing()
         shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(data))
+        # A worker that does something else, or is late, is named here: XLA's own exchange would wait for ever.
         _agree_on_shapes(shapes)
         start, stop = share_of(
             shapes[0][0][0] if shapes and shapes[0][0] else 1, session.world.rank, session.world.size
         )
         session.ledger.count(stop - start)
+        # XLA compiles a step for each kind of batch: that is no computation of the step.
         with session.ledger.span("compute" if shapes in self._traced else "trace"):
             # An earlier step must have ended, so that its time counts as computation, and not as that of whatever waits
             # for its results. One step stays in flight: else a GPU would idle while Python prepares the next (3.0 in
@@ -87,7 +100,7 @@ class TimedStep:
         return logs, state
 
 
-def _agree_on_shapes(shapes: Any) -> None:
+def _agree_on_shapes(shapes: Shapes) -> None:
     comm = world.sharing().comm
     digests = comm.agree("step", float(zlib.crc32(repr(shapes).encode())))
     if len(set(digests)) > 1:
@@ -110,6 +123,7 @@ def check_sums(sums: list[float], number: int) -> None:
         fitting.check_same_data(sums, number)
     elif len(set(sums)) == 1:
         raise DataError(
-            f"All workers read the same rows in batch {number}, but the script's distribution says `auto_shard_dataset=False`: that each reads rows of "
-            "its own. They would be trained on several times. Leave the argument out, or shard the data by `jax.process_index()`."
+            f"All workers read the same rows in batch {number}, but the script's distribution says "
+            "`auto_shard_dataset=False`: that each reads rows of its own. They would be trained on several times. "
+            "Leave the argument out, or shard the data by `jax.process_index()`."
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import jax
 import numpy as np
 import numpy.typing as npt
+from jax.sharding import NamedSharding
 from keras.src.distribution import distribution_lib
 
 from syrtos.comm import world
@@ -19,6 +20,11 @@ from syrtos.keras.jax import profiler
 from syrtos.keras.jax.distribution import sharding_replicated_on
 from syrtos.keras.replica import snapshot, state
 from syrtos.observe.trace import ProfiledEvent
+
+if TYPE_CHECKING:
+    import keras
+
+    from syrtos.keras.protocols import Model
 
 
 class Jax(Backend):
@@ -39,48 +45,50 @@ class Jax(Backend):
     def eager(self) -> bool:
         return True
 
-    def held_object(self, variable: Any) -> Any:
-        return variable  # its array is another after each step
+    def held_object(self, variable: keras.Variable) -> keras.Variable:
+        # Its array is another one after each step.
+        return variable
 
-    def has_value(self, variable: Any) -> bool:
+    def has_value(self, variable: keras.Variable) -> bool:
         return True
 
-    def memory_of(self, variable: Any) -> npt.NDArray[Any]:
-        return whole(variable.value)
+    def memory_of(self, variable: keras.Variable) -> npt.NDArray[np.generic]:
+        return gather_array(variable.value)
 
     def splits_variables(self) -> bool:
         split = not isinstance(distribution_lib.distribution(), distribution_lib.DataParallel | None)
         return split or sharding.is_asked()
 
-    def gathering_variables(self, model: Any) -> contextlib.AbstractContextManager[None]:
+    def gathering_variables(self, model: Model) -> contextlib.AbstractContextManager[None]:
         return gathering_variables(model)
 
-    def settle(self, model: Any) -> None:
-        model.jax_state_sync()
+    def settle(self, model: Model) -> None:
+        # During an epoch the trainer keeps the arrays of the last step by itself.
+        cast("keras.Model", model).jax_state_sync()
 
 
 # The arrays that `gathering_variables` has gathered, by the identity of the split array.
-_gathered: dict[int, npt.NDArray[Any]] = {}
+_gathered: dict[int, npt.NDArray[np.generic]] = {}
 
 
 @contextlib.contextmanager
-def gathering_variables(model: Any) -> Iterator[None]:
+def gathering_variables(model: Model) -> Iterator[None]:
     """Lets one worker alone read all variables of a model, to save it, within the context. All workers must enter."""
-    found = state.unique([*state.of_model(model), *snapshot.slots_of(model)])
+    found = cast("list[keras.Variable]", state.unique([*state.of_model(model), *snapshot.slots_of(model)]))
     split = [v.value for v in found if is_split(v.value)]
-    _gathered.update({id(value): whole(value) for value in split})
+    _gathered.update({id(value): gather_array(value) for value in split})
     try:
         yield
     finally:
         _gathered.clear()
 
 
-def is_split(value: Any) -> bool:
+def is_split(value: object) -> TypeGuard[jax.Array]:
     """Returns whether this process holds only a part of an array."""
     return isinstance(value, jax.Array) and not (value.is_fully_replicated or value.is_fully_addressable)
 
 
-def whole(value: Any) -> npt.NDArray[Any]:
+def gather_array(value: npt.ArrayLike) -> npt.NDArray[np.generic]:
     """Returns the whole of an array.
 
     One that is split over processes is gathered, so all of them must call this.
@@ -89,5 +97,8 @@ def whole(value: Any) -> npt.NDArray[Any]:
         return np.asarray(value)
     if id(value) in _gathered:
         return _gathered[id(value)]
+    # A worker that reads alone is named here: XLA's own exchange would wait for ever.
     world.current().comm.agree("read a variable that is split over the workers")
+    # Keras makes no other kind of layout.
+    assert isinstance(value.sharding, NamedSharding)
     return np.asarray(jax.jit(lambda x: x, out_shardings=sharding_replicated_on(value.sharding.mesh))(value))

@@ -8,28 +8,36 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
+import numpy.typing as npt
 from keras.src.backend.common import global_state
 from keras.src.distribution import distribution_lib
 
 from syrtos.comm import world
 from syrtos.keras.jax import distribution
-from syrtos.keras.jax.variables import whole
+from syrtos.keras.jax.variables import gather_array
 from syrtos.keras.replica import state
 from syrtos.keras.split import comparison, trial_step
 from syrtos.keras.split.plan import Row, SplitPlan
 from syrtos.keras.split.verdicts import Verifying
 
-Step = Callable[[Any, Any], tuple[Any, Any]]
+if TYPE_CHECKING:
+    import keras
+
+    from syrtos.keras.jax.types import State, Step
+
+    # What a step returns, its state after it, and the gradients that its optimizer was given.
+    Results = tuple[object, State, Sequence[jax.Array]]
+    # The same in the host's memory.
+    Values = Sequence[npt.NDArray[np.generic]]
+    HostResults = tuple[object, Sequence[Values], Values]
 
 
-def verify_first_call(model: Any, raw: Step, step: Step) -> Step:
+def verify_first_call(model: keras.Model, raw: Step, step: Step) -> Step:
     """Wraps a step so that its first call is compared with one process.
-
-    After some calls the function's data counts as at its end.
 
     Args:
         model: the model whose step it is.
@@ -38,63 +46,65 @@ def verify_first_call(model: Any, raw: Step, step: Step) -> Step:
     """
     verifying, is_first = Verifying(model, world.sharing()), True
 
-    def call(state_before: Any, data: Any) -> tuple[Any, Any]:
+    def call(state_before: State, data: object) -> tuple[object, State]:
         nonlocal is_first
         if is_first:
+            # First, for the step takes the memory of its state away.
             _compare(model, raw, state_before, data)
         is_first = False
+        # After some calls the function's data counts as at its end: the run is to verify, not to train.
         verifying.count_call()
         return step(state_before, data)
 
     return call
 
 
-def _compare(model: Any, raw: Step, before: Any, data: Any) -> None:
+def _compare(model: keras.Model, raw: Step, before: State, data: object) -> None:
     """Computes the step both ways, without an effect on the model, and notes all differences."""
     step = _with_gradients(model, raw)
-    local = jax.tree.map(whole, (before, data))
+    local = jax.tree.map(gather_array, (before, data))
     with _one_process():
         one = jax.jit(lambda *given: step(*given))(*local)
 
-    def on_all(state_before: Any, rows: Any) -> Any:
-        return step(state_before, distribution.split(rows))
+    def on_all(state_before: State, rows: object) -> Results:
+        return step(state_before, distribution.split_rows(rows))
 
     together = jax.jit(on_all, out_shardings=distribution.replicated_sharding())(before, data)
     session = world.sharing()
     rows = [*_rows(model, raw.__name__, local[0], jax.tree.map(np.asarray, one), jax.tree.map(np.asarray, together))]
-    Verifying.note(
-        SplitPlan(rows=rows),
-        session,
-        model.name,
-        raw.__name__,
-        comparison.bound_of(min(map(_precision, jax.tree.leaves(one)))),
-    )
+    bound = comparison.bound_of(min(map(_precision, jax.tree.leaves(one))))
+    Verifying.note(SplitPlan(rows=rows), session, model.name, raw.__name__, bound)
 
 
-def _precision(value: Any) -> int:
+def _precision(value: jax.Array) -> int:
+    # NumPy calls bfloat16 a void type.
     return value.dtype.itemsize if value.dtype.kind in "fV" else 4
 
 
-def _with_gradients(model: Any, raw: Step) -> Callable[[Any, Any], tuple[Any, Any, Sequence[Any]]]:
+def _with_gradients(model: keras.Model, raw: Step) -> Callable[[State, object], Results]:
     """Returns the step with a third result: the gradients that its optimizer was given."""
 
-    def step(before: Any, data: Any) -> tuple[Any, Any, Sequence[Any]]:
-        found: list[Any] = []
-        optimizer = getattr(model, "optimizer", None)
-        original = getattr(optimizer, "stateless_apply", None)
+    def step(before: State, data: object) -> Results:
+        found: list[jax.Array] = []
+        optimizer: keras.Optimizer | None = getattr(model, "optimizer", None)
+        if optimizer is None:
+            return *raw(before, data), found
+        original = optimizer.stateless_apply
 
-        def noting(slots: Any, gradients: Any, variables: Any) -> Any:
-            found.extend(gradients)
-            assert original is not None
-            return original(slots, gradients, variables)
+        def noting(
+            optimizer_variables: Sequence[jax.Array],
+            grads: Sequence[jax.Array],
+            trainable_variables: Sequence[jax.Array],
+        ) -> tuple[list[jax.Array | None], list[jax.Array | None]]:
+            found.extend(grads)
+            return original(optimizer_variables, grads, trainable_variables)
 
-        if original is not None:
-            optimizer.stateless_apply = noting  # pyright: ignore[reportOptionalMemberAccess]
+        optimizer.stateless_apply = noting
         try:
             logs, after = raw(before, data)
         finally:
-            if original is not None:
-                del optimizer.stateless_apply  # pyright: ignore[reportOptionalMemberAccess]
+            # That of the class is to be found again.
+            del optimizer.stateless_apply
         return logs, after, found
 
     return step
@@ -104,6 +114,7 @@ def _with_gradients(model: Any, raw: Step) -> Callable[[Any, Any], tuple[Any, An
 def _one_process() -> Iterator[None]:
     """Hides the distribution from Keras, within the context; new arrays are this process's own."""
     found = distribution_lib.distribution()
+    # Not `set_distribution`, in whose place syrtos sets one over all devices where it is given None.
     global_state.set_global_attribute("distribution", None)
     try:
         with jax.default_device(jax.local_devices()[0]):
@@ -112,7 +123,9 @@ def _one_process() -> Iterator[None]:
         global_state.set_global_attribute("distribution", found)
 
 
-def _rows(model: Any, name: str, before: Any, one: Any, together: Any) -> Iterator[Row]:
+def _rows(
+    model: keras.Model, name: str, before: Sequence[Values], one: HostResults, together: HostResults
+) -> Iterator[Row]:
     """Yields the comparisons of what a step gives: gradients, numbers or outputs, and variables that it changes.
 
     Variables that follow from the gradients (`_follows`) are left out.
@@ -137,11 +150,9 @@ def _rows(model: Any, name: str, before: Any, one: Any, together: Any) -> Iterat
                 yield comparison.compare_values("variable", state.name_of(variable), a, b, start)
 
 
-def _follows(variable: Any, model: Any, gradients: Sequence[Any]) -> bool:
-    """Returns whether a variable follows from gradients, which are compared themselves.
-
-    An optimizer may enlarge the rounding of a gradient near zero.
-    """
+def _follows(variable: keras.Variable, model: keras.Model, gradients: Values) -> bool:
+    """Returns whether a variable follows from gradients, which are compared themselves."""
+    # An optimizer may enlarge the rounding of a gradient near zero.
     if not gradients:
         return False
     return any(variable is one for one in [*model.trainable_variables, *model.optimizer.variables])

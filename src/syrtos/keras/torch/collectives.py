@@ -1,7 +1,6 @@
 """Exchanges of gradients by torch's own collectives: NCCL on GPUs, gloo on CPUs.
 
-With NCCL gradients never pass through the host's memory. Before each exchange the workers meet over MPI: one that calls
-something else, comes late or has died is named as everywhere.
+With NCCL gradients never pass through the host's memory.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,6 +21,9 @@ from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import rendezvous
 from syrtos.keras.torch import torch_internals
+
+if TYPE_CHECKING:
+    from syrtos.keras.torch.torch_internals import CollectiveGroup
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -43,8 +45,8 @@ def serve(comm: Communicator, tensor: torch.Tensor) -> bool:
         return chosen == "framework"
     if chosen == "framework" and not _own_gpus():
         raise ConfigurationError(
-            "`--exchange framework` exchanges by NCCL here, which needs a GPU for each worker, and two workers use one. Leave that option out: workers "
-            "that share a GPU exchange by MPI. Or start as many workers as GPUs."
+            "`--exchange framework` exchanges by NCCL here, which needs a GPU for each worker, and two workers use one."
+            " Leave that option out: workers that share a GPU exchange by MPI. Or start as many workers as GPUs."
         )
     return _own_gpus()
 
@@ -60,6 +62,8 @@ def begin_weighted_mean(
         A function that waits for the averages and returns them: until then a GPU computes on.
     """
     sizes = [tensor.numel() for tensor in bucket]
+    # The workers meet over MPI before each exchange: one that calls something else, comes late or has died is named as
+    # everywhere.
     weights = comm.agree(f"exchange {bucket[0].dtype} {','.join(map(str, sizes))}", weight)
     total = float(sum(weights))
     flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
@@ -77,7 +81,7 @@ def begin_weighted_mean(
 
 
 @functools.cache
-def _group(device: str) -> Any:
+def _group(device: str) -> CollectiveGroup:
     """Joins all workers to a group of torch at the first exchange, and returns it."""
     session = world.current()
     here = rendezvous.listening_address("torch", session)
@@ -85,6 +89,7 @@ def _group(device: str) -> Any:
     place = session.world
     group = torch_internals.group_of(device, address, place.rank, place.size, session.options.timeout, here)
     group.allreduce([torch.zeros(1, device=device)]).wait()  # connects them
+    # The store's folder is removed only after all workers have found each other through it.
     session.comm.agree("joined by torch")
     if here == rendezvous.LOOPBACK and place.rank == 0:
         shutil.rmtree(Path(address).parent, ignore_errors=True)
@@ -94,11 +99,14 @@ def _group(device: str) -> Any:
     return group
 
 
-def _leave(group: Any, pid: int) -> None:
+def _leave(group: CollectiveGroup, pid: int) -> None:
     """Ends NCCL's part of a process; torch prints a warning in place of it where the process just ends (2.11)."""
+    # A forked process runs the functions of `atexit` too, and must leave its parent's group alone.
     if os.getpid() == pid:
-        torch.cuda.synchronize()  # others may need what this GPU still sends
-        group.abort()  # `shutdown` would wait for workers that have failed
+        # Others may need what this GPU still sends.
+        torch.cuda.synchronize()
+        # `shutdown` would wait for workers that have failed.
+        group.abort()
 
 
 def _address(here: str) -> str:

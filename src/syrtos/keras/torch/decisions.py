@@ -1,14 +1,14 @@
-"""Finds what a step of the script's own decides by a number of this worker's rows: see `syrtos.keras.tensorflow.decisions`.
+"""Finds what a step of the script's own decides by a number of this worker's rows.
 
-There is no graph to read. What the step calls of torch is watched while it is tried on some rows.
+`syrtos.keras.tensorflow.decisions` reads that in a graph. Torch has none: what the step calls of torch is watched while
+it is tried on some rows.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import torch
@@ -18,10 +18,11 @@ from syrtos.keras.split.script_lines import line_of_script
 
 # Functions whose result is no smooth function of a number, without the underscores around their names.
 _DECIDE = frozenset((
-    "abs", "argmax", "argmin", "bool", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "eq", "floor", "ge", "gt", "hardtanh", "le", "lt", "max",
-    "maximum", "min", "minimum", "ne", "relu", "round", "sign", "threshold", "where",
+    "abs", "argmax", "argmin", "bool", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "eq", "floor", "ge", "gt",
+    "hardtanh", "le", "lt", "max", "maximum", "min", "minimum", "ne", "relu", "round", "sign", "threshold", "where",
 ))  # fmt: skip
-# Scripts guard against divergence by these. Where only one worker skips a step for it, the others miss it in an exchange, which is an error.
+# Scripts guard against divergence by these. Where only one worker skips a step for it, the others miss it in an
+# exchange, which is an error.
 _GUARDS = frozenset(("isfinite", "isinf", "isnan"))
 _MOST_BYTES = 1 << 20  # of a tensor that is followed
 _OF_TORCH = str(Path(torch.__file__).parent)
@@ -34,15 +35,19 @@ class Watching(TorchFunctionMode):
         found: such as ``clamp in train.py, line 7``; empty while there is none.
     """
 
-    def __init__(self, rows: Iterable[Any]) -> None:
+    def __init__(self, rows: Iterable[object]) -> None:
         """``rows``: tensors of this worker's share, and what else the batch has."""
         super().__init__()
         self.found = ""
         self._followed = {id(leaf): leaf for leaf in rows if isinstance(leaf, torch.Tensor)}
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         """Calls a function of torch, and follows its results where it was given rows or their numbers."""
         result = func(*args, **(kwargs or {}))
         given = [leaf for leaf in keras.tree.flatten((args, kwargs or {})) if id(leaf) in self._followed]
@@ -54,11 +59,13 @@ class Watching(TorchFunctionMode):
                 self.note(name)
             for leaf in keras.tree.flatten(result):
                 if isinstance(leaf, torch.Tensor) and leaf.nbytes <= _MOST_BYTES:
-                    self._followed[id(leaf)] = leaf  # is kept, so that no other tensor gets its id
+                    # It is kept, so that no other tensor gets its id.
+                    self._followed[id(leaf)] = leaf
         return result
 
     def __exit__(self, *exception: object) -> None:
-        self._followed.clear()  # a number of the step may outlive it, and holds this object
+        # A number of the step may outlive it, and holds this object.
+        self._followed.clear()
         super().__exit__(*exception)
 
     def note(self, name: str) -> None:
@@ -72,9 +79,11 @@ class _Number(float):
     """A number of Python's that a step has taken from a tensor of its rows; what compares it decides by it."""
 
     watching: Watching
+    # Python takes the hash away from a class that gets an `__eq__`, as this one does below.
     __hash__ = float.__hash__
 
     def __reduce__(self) -> tuple[type, tuple[float]]:
+        # What is stored, or sent to another process, is a plain number: a watch of this process means nothing there.
         return float, (float(self),)
 
     @classmethod
@@ -86,16 +95,17 @@ class _Number(float):
 
 
 def _comparison(name: str) -> Callable[..., bool]:
-    def compare(number: _Number, *other: Any) -> bool:
+    def compare(number: _Number, *other: object) -> bool:
         number.watching.note(name)
         return getattr(float, f"__{name}__")(number, *other)
 
     return compare
 
 
-def _arithmetic(name: str) -> Callable[..., Any]:
-    def compute(number: _Number, *others: Any) -> Any:
+def _arithmetic(name: str) -> Callable[..., object]:
+    def compute(number: _Number, *others: object) -> object:
         result = getattr(float, f"__{name}__")(number, *others)
+        # `NotImplemented`, and a complex power, stay as they are.
         return _Number.of(result, number.watching) if type(result) is float else result
 
     return compute
@@ -103,32 +113,20 @@ def _arithmetic(name: str) -> Callable[..., Any]:
 
 for _name in ("bool", "eq", "ge", "gt", "le", "lt", "ne"):
     setattr(_Number, f"__{_name}__", _comparison(_name))
-for _name in (
-    "add",
-    "radd",
-    "sub",
-    "rsub",
-    "mul",
-    "rmul",
-    "truediv",
-    "rtruediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "neg",
-    "abs",
-):
+_ARITHMETIC = "add radd sub rsub mul rmul truediv rtruediv floordiv mod pow neg abs"
+for _name in _ARITHMETIC.split():
     setattr(_Number, f"__{_name}__", _arithmetic(_name))
 
 
-def _deciding(name: str, given: list[torch.Tensor], args: tuple[Any, ...]) -> list[torch.Tensor]:
+def _deciding(name: str, given: Sequence[torch.Tensor], args: tuple[object, ...]) -> Sequence[torch.Tensor]:
     """Returns those tensors by which a function decides: of ``where`` the condition alone."""
     return [leaf for leaf in given if leaf is args[0]] if name == "where" else given
 
 
 def _calls() -> Iterator[tuple[str, int]]:
     """Yields the file and the line of each call that led to a function of torch, from the innermost on."""
-    frame = sys._getframe(4)  # without this generator, its reader, `note` and what calls it
+    # The first four frames are this generator, its reader, `note` and what calls it.
+    frame = sys._getframe(4)
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back

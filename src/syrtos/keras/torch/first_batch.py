@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Self, cast
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from syrtos.comm.world import Session
@@ -23,9 +25,10 @@ from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import keeping_python_state
 from syrtos.keras.split.trial_step import Amount, Assigned, StepOutcome, TrialOfRows
 from syrtos.keras.torch import decisions, gathering, ops, torch_internals
-from syrtos.keras.torch.rows import Share
+from syrtos.keras.torch.rows import Share, has_rows
 from syrtos.keras.torch.step import (
     Drawn,
+    Number,
     StepScope,
     buffers_of,
     current_step,
@@ -46,7 +49,7 @@ class Function:
         checks: says which batches are looked at.
     """
 
-    def __init__(self, model: Any, session: Session, name: str, stock: bool) -> None:
+    def __init__(self, model: keras.Model, session: Session, name: str, stock: bool) -> None:
         """
         Args:
             model: the model whose function it is.
@@ -55,6 +58,7 @@ class Function:
             stock: whether the step is Keras's own.
         """
         self.model, self._session, self._name, self._stock = model, session, name, stock
+        # Workers that train alone for some steps don't meet in each, as a comparison of rows would have them do.
         alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
         self.plan = SplitPlan(decided=not verdicts.is_split(session) or alone)
         self.plan.whole = "" if self.plan.decided else known_parts.fixed_batch(model)
@@ -66,7 +70,8 @@ class Function:
 
     def is_due(self) -> bool:
         """Returns whether the next batch is to be looked at before it counts."""
-        is_due = self.checks.is_due()  # it counts the steps of epochs, from the first one on
+        # It is asked in each step, decided or not: it counts the steps of epochs, from the first one on.
+        is_due = self.checks.is_due()
         if is_due or not self.plan.decided:
             self._numbers.note()
             return True
@@ -87,24 +92,24 @@ class Function:
         parts += torch_internals.hooks_of(self.model)
         asked = self._session.options.verify
         is_compared = not self.plan.whole and asked != "off" and bool(parts or asked == "only")
-        is_compared = any(self._session.comm.agree("compare the first batch?", float(is_compared)))  # hooks may differ
+        # Hooks may differ between workers, and a trial needs all of them.
+        is_compared = any(self._session.comm.agree("compare the first batch?", float(is_compared)))
         if is_compared:
             began, self.plan.known = time.monotonic(), _known_variables(self.model)
             trial = self._trial(first)
             few = trial.has_few_rows()
             if not few:
-                self._by(trial, self.plan)
+                self._decide_by_trial(trial, self.plan)
             self.checks.note_check(self._session.comm, time.monotonic() - began, few)
         if asked == "only":
             bound = comparison.bound_of(_precision(self.model))
             verdicts.Verifying.note(self.plan, self._session, self.model.name, self._name, bound)
         if self.plan.whole or not is_compared:
             self.checks.end()
-        if (
-            self.plan.whole
-        ):  # nothing is averaged: they must begin equal, as a model may not that is built by its first step
+        if self.plan.whole:
+            # Nothing is averaged: they must begin equal, as a model may not that is built by its first step.
             state.broadcast(self._session.comm, state.of_model(self.model))
-        verdicts.tell(self.plan, self._session, self._what())
+        verdicts.tell(self.plan, self._session, self._describe_step())
         if self._name == "train_step":
             verdicts.tell_own_statistics(self.plan, self.model, self._session)
 
@@ -113,28 +118,30 @@ class Function:
         began, trial, steps = time.monotonic(), self._trial(batch, self._amount()), self.checks.steps
         few = batch.is_uneven or trial.has_few_rows()
         if not few and not self.plan.tried:  # the batches before had too few rows
-            self._by(trial, self.plan)
-            verdicts.tell(self.plan, self._session, self._what())
-        elif not few and (not first_batch.confirm(self.plan, trial, self._session) or self._decision(trial)):
+            self._decide_by_trial(trial, self.plan)
+            verdicts.tell(self.plan, self._session, self._describe_step())
+        elif not few and (not first_batch.confirm(self.plan, trial, self._session) or self._find_decision(trial)):
             other = self.plan.renewed()
-            self._by(trial, other)
+            self._decide_by_trial(trial, other)
             if not other.is_like(self.plan):
                 self.plan.adopt(other)
+                # They must begin equal under the new rule.
                 state.broadcast(self._session.comm, state.of_model(self.model))
-                verdicts.tell_change(self.plan, self._session, self._what(), steps + 1)
-                verdicts.tell(self.plan, self._session, self._what())
+                verdicts.tell_change(self.plan, self._session, self._describe_step(), steps + 1)
+                verdicts.tell(self.plan, self._session, self._describe_step())
         self.checks.note_check(self._session.comm, time.monotonic() - began, few)
         if self.plan.whole:
             self.checks.end()
 
-    def _by(self, trial: _Trial, plan: SplitPlan) -> None:
+    def _decide_by_trial(self, trial: _Trial, plan: SplitPlan) -> None:
         decide = first_batch.decide_outputs if self._name == "predict_step" else first_batch.decide
         decide(plan, trial, self._session)
-        found = self._decision(trial)
+        # Both ways may agree on these rows where the step decides by a number of them, and differ on later ones.
+        found = self._find_decision(trial)
         if found and not plan.whole:
             plan.whole = verdicts.describe_decision(found)
 
-    def _decision(self, trial: _Trial) -> str:
+    def _find_decision(self, trial: _Trial) -> str:
         """Returns what the step decides by, on any worker; empty for nothing. All workers call it together."""
         return next((found[0] for found in self._session.comm.allgather_object(trial.decisions) if found), "")
 
@@ -146,12 +153,15 @@ class Function:
         """Returns how many rows of a later batch are compared: all of an epoch's last one, where that is cheap."""
         return Amount.ALL if self.checks.ends_epoch and self.plan.shows_all_rows else Amount.FEW
 
-    def _what(self) -> str:
+    def _describe_step(self) -> str:
         return f"`{self._name}` of {self.model.name}"
 
 
-def _known_variables(model: Any) -> set[int]:
-    """Ids of the variables of which it is known what workers' values become: of metrics, of Keras's own layers, and where the script says so."""
+def _known_variables(model: keras.Model) -> set[int]:
+    """Returns the ids of the variables of which it is known what workers' values become.
+
+    They are those of metrics, of Keras's own layers, and those of which the script says so.
+    """
     layers = [layer for layer in keras_internals.layers_of(model) if known_parts.is_known_layer(layer)]
     found = [variable for part in [*layers, *model.metrics] for variable in part.variables]
     said = [
@@ -162,7 +172,7 @@ def _known_variables(model: Any) -> set[int]:
     return {id(variable) for variable in [*found, *said, *known_parts.copies_of_weights(model)]}
 
 
-def _precision(model: Any) -> int:
+def _precision(model: keras.Model) -> int:
     names = [str(getattr(layer, "compute_dtype", None) or "float32") for layer in keras_internals.layers_of(model)]
     return 2 if any("16" in name for name in names) else 4
 
@@ -172,7 +182,7 @@ class _Trial(TrialOfRows):
 
     def __init__(
         self,
-        model: Any,
+        model: keras.Model,
         session: Session,
         step: Method,
         first: Share,
@@ -192,14 +202,14 @@ class _Trial(TrialOfRows):
             self._some = self._all
         rows = gathering.rows_of_all(StepScope(self._session, self._some.samples, False), self._some.data)
 
-        def run(outcome: StepOutcome) -> Any:
+        def run(outcome: StepOutcome) -> object:
             with whole_batch():
                 return self._step(rows)
 
-        return self._outcome(run)
+        return self._run_without_trace(run)
 
     def split(self, plan: SplitPlan) -> StepOutcome:
-        def run(outcome: StepOutcome) -> Any:
+        def run(outcome: StepOutcome) -> object:
             early = plan.gradients != "late"
             scope = StepScope(self._session, self._some.samples, False, early, plan, outcome)
             buffers = [buffer._value for buffer in buffers_of(self._model)]
@@ -210,7 +220,7 @@ class _Trial(TrialOfRows):
                 self.decisions += filter(None, [watching.found])
                 return scope.finish(logs, False, [b for b in buffers if b.is_floating_point()])
 
-        return self._outcome(run)
+        return self._run_without_trace(run)
 
     def backwards(self) -> _Trial:
         """Returns a trial of the same step on the same rows, from the last to the first."""
@@ -218,21 +228,23 @@ class _Trial(TrialOfRows):
         counts = self._session.comm.agree("rows of each worker", float(self._some.samples))
         start = int(sum(counts[: self._session.world.rank]))
 
-        def mine(leaf: Any) -> Any:
-            return leaf.flip(0)[start : start + self._some.samples] if getattr(leaf, "shape", ()) else leaf
+        def take_from_end(leaf: object) -> object:
+            if not isinstance(leaf, torch.Tensor) or not leaf.shape:
+                return leaf
+            return leaf.flip(0)[start : start + self._some.samples]
 
-        rows = keras.tree.map_structure(mine, gathering.rows_of_all(scope, self._some.data))
+        rows = keras.tree.map_structure(take_from_end, gathering.rows_of_all(scope, self._some.data))
         same = Share(self._some.samples, rows)
         return type(self)(self._model, self._session, self._step, same, Amount.ALL)
 
     def precision(self) -> int:
-        """Returns the bytes of the least precise dtype of the model's layers, or of `torch.autocast` where the step has entered it."""
+        """Returns the bytes of the least precise dtype of the model's layers, or of an entered `torch.autocast`."""
         return self._precision
 
-    def _looked_at(self, logs: Any) -> list[Any]:
+    def _compared_numbers(self, logs: object) -> Sequence[Number]:
         return numbers_of(logs)
 
-    def _outcome(self, run: Callable[[StepOutcome], Any]) -> StepOutcome:
+    def _run_without_trace(self, run: Callable[[StepOutcome], object]) -> StepOutcome:
         outcome = StepOutcome()
         entered: list[int] = []
         with (
@@ -242,9 +254,10 @@ class _Trial(TrialOfRows):
         ):
             try:
                 logs = run(outcome)
-                found = self._looked_at(logs)
+                found = self._compared_numbers(logs)
                 outcome.logs, outcome.log_names = [number_as_array(v) for v in found], trial_step.names_of(logs, found)
             except Exception as error:
+                # The script's step may fail in any way on a share, which shows that it can't be split.
                 outcome.error = trial_step.describe_error(error)
         self._precision = min([self._precision, *entered])
         return outcome
@@ -254,15 +267,15 @@ class _PredictingTrial(_Trial):
     """A trial of a `predict_step`, whose outputs have rows."""
 
     def split(self, plan: SplitPlan) -> StepOutcome:
-        def run(outcome: StepOutcome) -> Any:
+        def run(outcome: StepOutcome) -> object:
             scope = StepScope(self._session, self._some.samples, False, plan=plan, outcome=outcome)
             scope.model = self._model
             with scope.as_current_step():
                 return gathering.rows_of_all(scope, self._step(self._some.data))
 
-        return self._outcome(run)
+        return self._run_without_trace(run)
 
-    def _looked_at(self, logs: Any) -> list[Any]:
+    def _compared_numbers(self, logs: object) -> Sequence[Number]:
         return [leaf for leaf in keras.tree.flatten(logs) if isinstance(leaf, torch.Tensor)]
 
 
@@ -274,72 +287,110 @@ def _some_rows(share: Share, session: Session, amount: Amount) -> Share:
         return share
     chosen = np.unique(np.linspace(0, share.samples - 1, each).astype(np.int64))
 
-    def take(leaf: Any) -> Any:
-        return leaf[chosen] if getattr(leaf, "shape", ()) else leaf
+    def take(leaf: object) -> object:
+        return leaf[chosen] if has_rows(leaf) else leaf
 
     return Share(len(chosen), keras.tree.map_structure(take, share.data))
 
 
-def _wide(tensor: torch.Tensor) -> Any:
+def _wide(tensor: torch.Tensor) -> npt.NDArray[np.float64]:
     """Returns a copy in float64, in this process's memory."""
     return tensor.detach().to("cpu", torch.float64).to_dense().numpy().copy()
 
 
+class _StateBefore:
+    """The variables, buffers, gradients and draws of a model before a trial: what it has changed, and back to them."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._assigned: dict[int, tuple[keras.Variable, torch.Tensor]] = {}
+        parameters: list[torch.nn.Parameter] = list(model.parameters())
+        buffers = torch_internals.named_buffers(model)
+        self._kept = [(tensor, tensor.detach().clone()) for tensor in [*parameters, *(buffer for _, buffer in buffers)]]
+        # Torch's own batch normalization computes with this worker's rows, as `verdicts.tell_own_statistics` says.
+        unsynchronized = {id(buffer) for buffer in torch_internals.statistics_of_batchnorm(model)}
+        self._names = {id(tensor): name for name, tensor in [*model.named_parameters(), *buffers]}
+        self._compared = [
+            (self._names.get(id(t), "a parameter"), t, value) for t, value in self._kept if id(t) not in unsynchronized
+        ]
+        self._grads = [(p, None if p.grad is None else (p.grad, p.grad.detach().clone())) for p in parameters]
+        self._steps = Drawn.steps
+
+    def about_to_assign(self, variable: keras.Variable) -> None:
+        """Keeps the value of a Keras variable from before its first assignment."""
+        if id(variable) not in self._assigned and variable._value is not None:
+            self._assigned[id(variable)] = variable, variable._value.detach().clone()
+
+    def add_assigned(self, outcome: StepOutcome) -> None:
+        """Adds what was assigned since."""
+        for key, (variable, value) in self._assigned.items():
+            outcome.assigned[key] = Assigned(state.name_of(variable), _wide(value), _wide(variable._value))
+        of_keras = {id(variable._value) for variable, _ in self._assigned.values()}
+        # Torch's own optimizers change parameters in place, without an assignment of Keras.
+        for name, tensor, value in self._compared:
+            if id(tensor) not in of_keras and not torch.equal(tensor, value):
+                outcome.assigned[id(tensor)] = Assigned(name, _wide(value), _wide(tensor))
+
+    def add_gradients_of_backward(self, outcome: StepOutcome) -> None:
+        """Adds the gradients that `backward` has left in parameters since, or has added to those that were there."""
+        for parameter, held in self._grads:
+            if parameter.grad is not None and (held is None or not torch.equal(parameter.grad, held[1])):
+                outcome.gradients.append(_wide(parameter.grad) - (0.0 if held is None else _wide(held[1])))
+                outcome.gradient_names.append(self._names.get(id(parameter), f"gradient {len(outcome.gradients)}"))
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        with torch.no_grad():
+            for variable, value in self._assigned.values():
+                variable._value.copy_(value)
+            for tensor, value in self._kept:
+                tensor.copy_(value)
+            for parameter, held in self._grads:
+                # The same tensor as before, which the script may hold, with the numbers that it had.
+                parameter.grad = held and held[0]
+                if held:
+                    held[0].copy_(held[1])
+        Drawn.steps = self._steps
+
+
 @contextlib.contextmanager
-def _without_trace(model: Any, outcome: StepOutcome) -> Iterator[None]:
+def _without_trace(model: keras.Model, outcome: StepOutcome) -> Iterator[None]:
     """Makes optimizers note gradients instead of updating, within the context, and undoes everything at its end.
 
     Afterwards variables, buffers, gradients, generators and Python's numbers are as before.
     """
-    before: dict[int, tuple[Any, torch.Tensor]] = {}
-    parameters = list(model.parameters())
-    buffers = torch_internals.named_buffers(model)
-    kept = [(tensor, tensor.detach().clone()) for tensor in [*parameters, *(buffer for _, buffer in buffers)]]
-    unsynchronized = {id(buffer) for buffer in torch_internals.statistics_of_batchnorm(model)}
-    names = {id(tensor): name for name, tensor in [*model.named_parameters(), *buffers]}
-    compared = [(names.get(id(t), "a parameter"), t, value) for t, value in kept if id(t) not in unsynchronized]
-    grads = [(p, None if p.grad is None else (p.grad, p.grad.detach().clone())) for p in parameters]
-    steps = Drawn.steps
-
-    def about_to_assign(variable: Any) -> None:
-        if id(variable) not in before and variable._value is not None:
-            before[id(variable)] = variable, variable._value.detach().clone()
-
-    def keep_gradients(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        names = [state.name_of(variable) for variable in variables]
-        scope = current_step()
-        if scope is not None and not scope.reduces_early:
-            gradients = ops.weighted_mean(scope.session.comm, list(gradients), float(scope.samples))
-        for index, gradient in enumerate(gradients):
-            if gradient is not None:
-                outcome.gradients.append(gradient.detach().to("cpu", torch.float64).to_dense().numpy().copy())
-                outcome.gradient_names.append(names[index] if index < len(names) else f"gradient {index + 1}")
-
+    before = _StateBefore(model)
     hooks = torch_internals.hook_functions(model)
-    with keeping_python_state(model, hooks=hooks) as changes:  # what it restores is compared first
+    # What it restores is compared first.
+    with keeping_python_state(model, hooks=hooks) as changes:
         try:
-            with noting_assignments(about_to_assign), trial_step.noting_gradients(keep_gradients):
+            with (
+                noting_assignments(before.about_to_assign),
+                trial_step.noting_gradients(functools.partial(_keep_gradients, outcome)),
+            ):
                 yield
         finally:
-            for key, (variable, value) in before.items():
-                outcome.assigned[key] = Assigned(state.name_of(variable), _wide(value), _wide(variable._value))
-            of_keras = {id(variable._value) for variable, _ in before.values()}
-            for name, tensor, value in compared:  # changed in place, as torch's own optimizers do
-                if id(tensor) not in of_keras and not torch.equal(tensor, value):
-                    outcome.assigned[id(tensor)] = Assigned(name, _wide(value), _wide(tensor))
-            if not outcome.gradients:  # no optimizer of Keras was given any: those that `backward` has left
-                for parameter, held in grads:
-                    if parameter.grad is not None and (held is None or not torch.equal(parameter.grad, held[1])):
-                        outcome.gradients.append(_wide(parameter.grad) - (0.0 if held is None else _wide(held[1])))
-                        outcome.gradient_names.append(names.get(id(parameter), f"gradient {len(outcome.gradients)}"))
-            with torch.no_grad():
-                for variable, value in before.values():
-                    variable._value.copy_(value)
-                for tensor, value in kept:
-                    tensor.copy_(value)
-                for parameter, held in grads:
-                    parameter.grad = held and held[0]
-                    if held:
-                        held[0].copy_(held[1])
-            Drawn.steps = steps
+            before.add_assigned(outcome)
+            # Where no optimizer of Keras was given any, an optimizer of torch's takes those of the parameters.
+            if not outcome.gradients:
+                before.add_gradients_of_backward(outcome)
+            before.restore()
     trial_step.add_python_changes(outcome, changes)
+
+
+def _keep_gradients(
+    outcome: StepOutcome,
+    optimizer: keras.Optimizer,
+    gradients: Sequence[torch.Tensor | None],
+    variables: Sequence[keras.Variable],
+) -> None:
+    """Adds the gradients that an optimizer is given, averaged over the workers where they are not yet."""
+    names = [state.name_of(variable) for variable in variables]
+    scope = current_step()
+    if scope is not None and not scope.reduces_early:
+        # `weighted_mean` fails where a variable has no gradient: then the trial ends in an error.
+        given = cast("list[torch.Tensor]", list(gradients))
+        gradients = ops.weighted_mean(scope.session.comm, given, float(scope.samples))
+    for index, gradient in enumerate(gradients):
+        if gradient is not None:
+            outcome.gradients.append(_wide(gradient))
+            outcome.gradient_names.append(names[index] if index < len(names) else f"gradient {index + 1}")

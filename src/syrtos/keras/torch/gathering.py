@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import keras
 import numpy as np
@@ -14,62 +14,70 @@ from syrtos.keras.torch import ops
 if TYPE_CHECKING:
     from syrtos.keras.torch.step import StepScope
 
+# Leaves in tuples, lists and dictionaries, which come back in the same form.
+_Tree = TypeVar("_Tree")
 _MASK = "_keras_mask"
 
 
-def rows_of_all(step: StepScope, tree: Any) -> Any:
+class _GatheredContext(Protocol):
+    """What `_Gathered` keeps between its two passes: where this worker's rows are among those of all."""
+
+    fraction: float
+    start: int
+    rows: int
+    shape: torch.Size
+
+
+def rows_of_all(step: StepScope, tree: _Tree) -> _Tree:
     """Returns the structure with the rows of all workers, in order, in the place of this worker's.
 
     See `syrtos.keras.backend.Step`.
     """
-    return keras.tree.map_structure(lambda leaf: _of_all(step, leaf), tree)
+    # Keras declares one type for all structures.
+    return cast("_Tree", keras.tree.map_structure(lambda leaf: _gather_leaf(step, leaf), tree))
 
 
-def _of_all(step: StepScope, leaf: Any) -> Any:
+def _gather_leaf(step: StepScope, leaf: object) -> object:
     if isinstance(leaf, np.ndarray):
         leaf = torch.from_numpy(leaf)
     if not isinstance(leaf, torch.Tensor):
         return leaf
     with step.session.ledger.span("exchange"):
         if leaf.ndim == 0:
-            return _of_scalars(step, leaf)
+            return _combine_scalars(step, leaf)
         result = _Gathered.apply(leaf, step)
+        # Keras hands a mask from layer to layer as an attribute of the tensor, which a new tensor would lack.
         mask = getattr(leaf, _MASK, None)
         if mask is not None:
             setattr(result, _MASK, _Gathered.apply(mask, step))
     return result
 
 
-def _of_scalars(step: StepScope, value: torch.Tensor) -> torch.Tensor:
+def _combine_scalars(step: StepScope, value: torch.Tensor) -> torch.Tensor:
     """Returns the scalar of the whole batch: the mean by samples of floating scalars, the sum of whole numbers."""
     if value.dtype == torch.bool:
         return value
     part = value * step.fraction() if value.is_floating_point() else value
+    # A worker without samples takes part with zero, whatever its row that does not count has given.
     part = part if step.samples else torch.zeros_like(value)
     return ops.allreduce(step.session.comm, part, ReduceOp.SUM).to(value.dtype)
 
 
 class _Gathered(torch.autograd.Function):
-    """The rows of all workers that have samples, with a gradient.
-
-    In a step this worker's gradients will count by its part of the samples. The gradients that come back here are
-    complete already, so they are divided by that part.
-    """
+    """The rows of all workers that have samples, with a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, step: StepScope) -> torch.Tensor:
+    def forward(ctx: _GatheredContext, value: torch.Tensor, step: StepScope) -> torch.Tensor:
         comm, mine = step.session.comm, value.detach() if step.samples else value.detach()[:0]
         counts = comm.agree("rows of each worker", float(len(mine)))
-        ctx.fraction, ctx.start, ctx.rows, ctx.shape = (
-            step.fraction(),
-            int(sum(counts[: comm.rank])),
-            len(mine),
-            value.shape,
-        )
+        ctx.fraction, ctx.shape = step.fraction(), value.shape
+        ctx.start, ctx.rows = int(sum(counts[: comm.rank])), len(mine)
         return ops.allgather(comm, mine)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+    def backward(ctx: _GatheredContext, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         if not ctx.rows:
             return grads[0].new_zeros(ctx.shape), None
+        # In a step this worker's gradients will count by its part of the samples. Those that come back here are
+        # complete already, so they are divided by that part.
         return grads[0][ctx.start : ctx.start + ctx.rows] / ctx.fraction, None

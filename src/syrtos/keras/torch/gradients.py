@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,16 @@ from syrtos.keras.torch.overlap import Overlap
 from syrtos.keras.torch.step import StepScope, current_step, is_whole
 from syrtos.keras.trainer import exchange_plan
 
+if TYPE_CHECKING:
+    import keras
+
+    from syrtos.keras.protocols import Optimizer
+
 _WORKERS, _APPLIED, _READY = "_syrtos_workers", "_syrtos_applied", "_syrtos_ready"
+
+
+# What `torch.autograd.grad` returns; None for an input that the outputs don't depend on.
+_Grads = tuple[torch.Tensor | None, ...]
 
 
 class _All:
@@ -34,7 +43,7 @@ def reduce_all_optimizers() -> None:
     _All.reduce = True
 
 
-def average(optimizer: Any, comm: Communicator) -> None:
+def average(optimizer: Optimizer, comm: Communicator) -> None:
     """Makes one optimizer average over ``comm``, also where syrtos was not asked to reduce for all."""
     for each in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
         object.__setattr__(each, _WORKERS, comm)
@@ -49,15 +58,16 @@ def are_reduced() -> bool:
     return is_whole() or (step is not None and step.reduces_early)
 
 
-def reduced_after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+def reduced_after_backward(original: Callable[..., None]) -> Callable[..., None]:
     """Wraps `torch.autograd.backward`: each parameter's ``.grad`` is that of the global batch when it returns.
 
-    This is done in a training step of the script's own. What the script does with the gradients (clipping, norms, an
-    optimizer of its own) is then what it is in one process. Of gradients that are accumulated by several calls, each
-    call's part is reduced.
+    This is done in a training step of the script's own. Of gradients that are accumulated by several calls, each call's
+    part is reduced.
     """
 
-    def backward(*args: Any, **kwargs: Any) -> None:
+    # What the script does with the gradients (clipping, norms, an optimizer of its own) is then what it is in one
+    # process.
+    def backward(*args: object, **kwargs: object) -> None:
         step = current_step()
         if step is None or not step.reduces_early:
             original(*args, **kwargs)
@@ -80,7 +90,7 @@ def reduced_after_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
-def reduced_grads(original: Callable[..., Any]) -> Callable[..., Any]:
+def reduced_grads(original: Callable[..., _Grads]) -> Callable[..., _Grads]:
     """Wraps `torch.autograd.grad` likewise, where all inputs are parameters.
 
     Gradients by anything else stay this worker's.
@@ -89,7 +99,7 @@ def reduced_grads(original: Callable[..., Any]) -> Callable[..., Any]:
         ConfigurationError: gradients of parameters are to be differentiated again.
     """
 
-    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def grad(outputs: object, inputs: torch.Tensor | Iterable[torch.Tensor], *args: object, **kwargs: object) -> _Grads:
         step = current_step()
         made = original(outputs, inputs, *args, **kwargs)
         if step is None or not step.reduces_early:
@@ -100,8 +110,8 @@ def reduced_grads(original: Callable[..., Any]) -> Callable[..., Any]:
             return made
         if kwargs.get("create_graph"):
             raise ConfigurationError(
-                "`torch.autograd.grad(..., create_graph=True)` of a model's parameters can't be reduced over workers and differentiated again. Run this script "
-                "with `-n 1`, or on TensorFlow or JAX."
+                "`torch.autograd.grad(..., create_graph=True)` of a model's parameters can't be reduced over workers and "
+                "differentiated again. Run this script with `-n 1`, or on TensorFlow or JAX."
             )
         means = iter(_mean(step, [g for g in made if g is not None]))
         return tuple(None if g is None else next(means) for g in made)
@@ -115,13 +125,15 @@ def _mean(step: StepScope, grads: list[torch.Tensor], variables: Sequence[torch.
     if comm.size == 1 or not grads:
         return grads
     if step.plan.gradients == "mean":
+        # Without variables nothing is compressed: a trial would leave its rounding errors to the next step.
         return ops.weighted_mean(comm, grads, float(step.samples), variables=[] if step.outcome else variables)
+    # The sum: the plain mean of the workers that have samples, times their number.
     active = float(bool(step.samples))
     workers = sum(comm.agree("workers that have samples", active))
     return [g * workers for g in ops.weighted_mean(comm, grads, active)]
 
 
-def workers_of(optimizer: Any) -> Communicator | None:
+def workers_of(optimizer: Optimizer) -> Communicator | None:
     """Returns the workers over which this optimizer's gradients are averaged before they are clipped, or None."""
     if are_reduced():
         return None
@@ -131,12 +143,13 @@ def workers_of(optimizer: Any) -> Communicator | None:
     return found if found is not None and found.size > 1 else None
 
 
-def about_to_apply(optimizer: Any, variables: Sequence[Any]) -> None:
+def about_to_apply(optimizer: Optimizer, variables: Iterable[keras.Variable]) -> None:
     """Notes the variables of the gradients that `reduce_gradients` will be given."""
+    # Keras's own `__setattr__` would track the variables of a list as those of the optimizer.
     object.__setattr__(optimizer, _APPLIED, list(variables))
 
 
-def reduce_gradients(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
+def reduce_gradients(optimizer: Optimizer, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Returns the gradients of the global batch, from those of this worker's share.
 
     In `fit` they are averaged by samples, in a loop of the script's own over the workers. With `--on-nan stop` they are
@@ -150,12 +163,15 @@ def reduce_gradients(optimizer: Any, grads: Sequence[Any]) -> list[Any]:
     if finite.is_asked():
         flags, own, variables = _finite(results), _own_finite(grads, step), getattr(optimizer, _APPLIED, ())
         if finite.leaves_out():
+            # `apply_if_finite` has looked at each batch; this is the sum of accumulated gradients.
             finite.stop(comm, variables, flags, own)
         finite.look(comm, variables, flags, own, int(optimizer.iterations) + 1)
     return results
 
 
-def apply_if_finite(optimizer: Any, grads: Sequence[Any], update: Callable[[Sequence[Any]], None]) -> None:
+def apply_if_finite(
+    optimizer: Optimizer, grads: Sequence[torch.Tensor], update: Callable[[Sequence[torch.Tensor]], None]
+) -> None:
     """Calls ``update`` with reduced gradients, or changes nothing if one of them is not finite on any worker.
 
     `reduce_gradients` takes these gradients as they are. Of gradients that are accumulated, each batch's part is
@@ -178,20 +194,22 @@ def apply_if_finite(optimizer: Any, grads: Sequence[Any], update: Callable[[Sequ
         object.__setattr__(optimizer, _READY, False)
 
 
-def _own_finite(grads: Sequence[Any], step: StepScope | None) -> list[bool]:
+def _own_finite(grads: Sequence[torch.Tensor], step: StepScope | None) -> list[bool]:
+    # Whatever the row that does not count has given, this worker is not the cause.
     return _finite(grads) if step is None or step.samples else [True]
 
 
 def _exchange_gradients(
-    optimizer: Any, grads: Sequence[Any], comm: Communicator | None, step: StepScope | None
-) -> list[Any]:
+    optimizer: Optimizer, grads: Sequence[torch.Tensor], comm: Communicator | None, step: StepScope | None
+) -> list[torch.Tensor]:
     if comm is None:
         return list(grads)
     applied = getattr(optimizer, _APPLIED, ())
     if len(applied) == len(grads):
         exchange_plan.tell(applied, lambda: ops.buckets(list(grads)))
-    variables = state.held_objects(applied)
-    accumulated = step is not None and _accumulates(optimizer)  # weighted by `to_accumulate`
+    variables = cast("list[torch.Tensor]", state.held_objects(applied))
+    # These have been weighted by samples already, by `to_accumulate`: they are summed.
+    accumulated = step is not None and _accumulates(optimizer)
     if step is not None and not accumulated and step.overlap is not None and step.overlap[0] is optimizer:
         return step.overlap[1].finish(list(grads), variables)
     bounds = _bounds(optimizer, applied, grads)
@@ -201,22 +219,21 @@ def _exchange_gradients(
     return [gradient * comm.size for gradient in averaged] if accumulated else averaged
 
 
-def _bounds(optimizer: Any, variables: Sequence[Any], tensors: Sequence[Any]) -> Bounds:
-    """Returns the bounds of the workers' parts of gradients like ``tensors``.
-
-    There are none where torch's collectives sum gradients, whole.
-    """
+def _bounds(optimizer: Optimizer, variables: Sequence[keras.Variable], tensors: Sequence[torch.Tensor]) -> Bounds:
+    """Returns the bounds of the workers' parts of gradients like ``tensors``; none where each gets the whole sum."""
     bounds = sharding.bounds_between_hosts(optimizer, variables)
+    # Torch's collectives sum gradients whole.
     return bounds if bounds and not any(collectives.serve(world.current().comm, tensor) for tensor in tensors) else ()
 
 
-def overlapping(model: Any) -> contextlib.AbstractContextManager[None]:
+def overlapping(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """Sends gradients that a stock `train_step` of this model makes while it makes others, within the context.
 
     It does not where something may change them before they are reduced: an optimizer of the script's own, one that
     scales its loss, or one that accumulates; nor where each worker gets only its part of a sum.
     """
-    optimizer, everyone, step = model.optimizer, world.current().comm, current_step()
+    optimizer: keras.Optimizer = model.optimizer
+    everyone, step = world.current().comm, current_step()
     stock = type(optimizer).__module__.startswith("keras.") and not hasattr(optimizer, "inner_optimizer")
     if (
         step is None
@@ -232,7 +249,7 @@ def overlapping(model: Any) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _overlapping(overlap: Overlap, optimizer: Any, step: StepScope) -> Iterator[None]:
+def _overlapping(overlap: Overlap, optimizer: Optimizer, step: StepScope) -> Iterator[None]:
     step.overlap = optimizer, overlap
     try:
         overlap.open()
@@ -242,7 +259,7 @@ def _overlapping(overlap: Overlap, optimizer: Any, step: StepScope) -> Iterator[
         overlap.close()
 
 
-def to_accumulate(optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
+def to_accumulate(optimizer: Optimizer, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Returns this worker's part of a step's gradients, if several steps are accumulated before they are reduced.
 
     Other gradients are returned as they are.
@@ -251,27 +268,29 @@ def to_accumulate(optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
     if workers_of(optimizer) is None or step is None or not _accumulates(optimizer):
         return grads
     if not step.samples:
-        step.fraction()  # which the others exchange
+        # The others exchange it.
+        step.fraction()
         return [g.new_zeros(g.shape) for g in grads]
     return [g * step.fraction() for g in grads]
 
 
-def _accumulates(optimizer: Any) -> bool:
+def _accumulates(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "gradient_accumulation_steps", None))
 
 
-def finite_everywhere(optimizer: Any, finite: Any) -> Any:
+def finite_everywhere(optimizer: Optimizer, finite: torch.Tensor) -> torch.Tensor:
     """Returns whether all workers that have samples found their gradients finite."""
     comm, step = workers_of(optimizer), current_step()
     if comm is None:
         return finite
+    # A worker without samples has no say, whatever its row that does not count has given.
     mine = bool(finite) or (step is not None and not step.samples)
     with world.current().ledger.span("exchange"):
         everyone = comm.agree("gradients are finite?", float(mine))
     return finite.new_tensor(all(everyone))
 
 
-def broadcast_before_first(optimizer: Any, variables: Iterable[Any]) -> None:
+def broadcast_before_first(optimizer: Optimizer, variables: Iterable[keras.Variable]) -> None:
     """Gives all workers rank 0's weights and optimizer state, once, before the optimizer's first step."""
     comm = world.current().comm if are_reduced() else workers_of(optimizer)
     if comm is None or comm.size == 1 or getattr(optimizer, state.EQUAL, False):
@@ -280,7 +299,8 @@ def broadcast_before_first(optimizer: Any, variables: Iterable[Any]) -> None:
     state.broadcast(comm, [*variables, *state.of_optimizer(optimizer)])
 
 
-def _finite(grads: Sequence[Any]) -> list[bool]:
+def _finite(grads: Sequence[torch.Tensor]) -> list[bool]:
     """Returns for each gradient whether all its numbers are finite."""
+    # One transfer from the device for all of them.
     flags = [torch.isfinite(g.coalesce().values() if g.is_sparse else g).all() for g in grads]
     return torch.stack(flags).tolist() if flags else []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, cast
 
 import torch
 from keras.src.backend.torch import trainer as torch_trainer
@@ -23,6 +23,14 @@ from syrtos.keras.torch.variables import Torch
 from syrtos.keras.trainer import methods
 from syrtos.topology import check_servers
 
+if TYPE_CHECKING:
+    import keras
+
+# A step of Keras's trainer on torch, which takes a list of one batch.
+_Step = Callable[[list[object]], object]
+# Set on a function of a model that takes this worker's share of a batch already.
+_OF_SHARES = "_syrtos_of_shares"
+
 
 @functools.cache
 def apply_to_optimizers() -> None:
@@ -38,7 +46,8 @@ def apply_all() -> None:
     Raises:
         ConfigurationError: the run has parameter servers.
     """
-    check_servers({"KERAS_BACKEND": "torch"}, world.current().options.servers)  # it may come from keras.json
+    # The backend may come from keras.json.
+    check_servers({"KERAS_BACKEND": "torch"}, world.current().options.servers)
     apply_to_optimizers()
     patching.install([*share_patches.LOSSES_AND_SEEDS, *OPTIMIZERS, *TRAINER, *patches.PATCHES, *VARIABLES])
     if sharding.is_asked():
@@ -52,13 +61,16 @@ def apply_all() -> None:
 
 
 def _begin_equal_then_accumulate(original: Method) -> Method:
-    def backend_apply_gradients(self: Any, grads: list[Any], trainable_variables: Any) -> None:
+    def backend_apply_gradients(
+        self: keras.Optimizer, grads: list[torch.Tensor], trainable_variables: Iterable[keras.Variable]
+    ) -> None:
         gradients.broadcast_before_first(self, self._trainable_variables)
         gradients.about_to_apply(self, trainable_variables)
         grads = list(gradients.to_accumulate(self, grads))
         scope = step.current_step()
         if local_steps.rounds() and scope and not scope.samples:
-            keras_internals.updates_of(self).assign_sub(1)  # which `apply` adds in any case
+            # A worker that trains alone makes no update of a batch without rows of its own; `apply` counts one.
+            keras_internals.updates_of(self).assign_sub(1)
         elif finite.leaves_out():
             gradients.apply_if_finite(self, grads, lambda checked: original(self, checked, trainable_variables))
         else:
@@ -68,7 +80,7 @@ def _begin_equal_then_accumulate(original: Method) -> Method:
 
 
 def _time_update(original: Method) -> Method:
-    def backend_update_step(self: Any, *args: Any) -> None:
+    def backend_update_step(self: keras.Optimizer, *args: object) -> None:
         with world.current().ledger.span("update"):
             original(self, *args)
 
@@ -79,11 +91,12 @@ def _time_update(original: Method) -> Method:
 
 
 def _batches(original: Method) -> Method:
-    def get_iterator(self: Any) -> Iterator[Any]:
+    def get_iterator(self: torch_trainer.TorchEpochIterator) -> Iterator[object]:
         session = world.sharing()
         if stream := keras_internals.stream_of(self):
             return batches.timed_batches(rows.planned_shares(stream))
-        found = iter(original(self))  # now, as in one process: shuffles draw their seeds
+        # Now, as in one process, and not with the first batch: shuffles draw their seeds.
+        found = iter(original(self))
         if session.world.size == 1:
             return batches.timed_batches(found)
         if session.options.batch == "per-worker":
@@ -106,17 +119,18 @@ def _check(sums: list[float], number: int) -> None:
         fitting.check_same_data(sums, number)
 
 
-def _making(name: str, make_step: Method) -> Method:
+def _making(name: str, make_step: Callable[[keras.Model, _Step], _Step]) -> Method:
     """Returns a wrapper of `make_train_function` and its like: the function takes this worker's share of a batch."""
 
     def wrapper(original: Method) -> Method:
-        def make_function(self: Any, force: bool = False) -> Any:
+        def make_function(self: keras.Model, force: bool = False) -> _Step:
             shares.without_compilation(self)
             original(self, force)
             function = getattr(self, name)
-            if not hasattr(function, "_syrtos_of_shares"):
+            # Keras keeps the function of an earlier call, unless it is forced to make another.
+            if not hasattr(function, _OF_SHARES):
                 of_shares = make_step(self, function)
-                of_shares._syrtos_of_shares = True
+                setattr(of_shares, _OF_SHARES, True)
                 setattr(self, name, of_shares)
             return getattr(self, name)
 
@@ -125,17 +139,19 @@ def _making(name: str, make_step: Method) -> Method:
     return wrapper
 
 
-def _training(model: Any, function: Method) -> Method:
+def _training(model: keras.Model, function: _Step) -> _Step:
     on_share = _with_logs(model, function, torch_trainer.TorchTrainer.train_step, training=True)
-    return functools.partial(_undone_if_left_out, model, on_share) if finite.leaves_out() else on_share
+    return functools.partial(_make_or_undo, model, on_share) if finite.leaves_out() else on_share
 
 
-def _undone_if_left_out(model: Any, step: Method, data: list[Any]) -> Any:
+def _make_or_undo(model: keras.Model, step: _Step, data: list[object]) -> object:
     """Makes a training step, and undoes what the batch has changed if the step has left out an update.
 
     The logs of such a step are without its batch.
     """
-    changed = [variable.value for variable in finite.changed_by_batch(model)]
+    # The optimizer has left the weights as they were; metrics and moving statistics have seen the batch.
+    variables = cast("list[keras.Variable]", finite.changed_by_batch(model))
+    changed: list[torch.Tensor] = [variable.value for variable in variables]
     before = [
         (tensor, tensor.detach().clone())
         for tensor in [*changed, *(buffer for _, buffer in torch_internals.named_buffers(model))]
@@ -149,15 +165,16 @@ def _undone_if_left_out(model: Any, step: Method, data: list[Any]) -> Any:
     return finite.results_again(model, logs)
 
 
-def _testing(model: Any, function: Method) -> Method:
+def _testing(model: keras.Model, function: _Step) -> _Step:
     return _with_logs(model, function, torch_trainer.TorchTrainer.test_step, training=False)
 
 
-def _with_logs(model: Any, function: Method, stock: Method, training: bool) -> Method:
+def _with_logs(model: keras.Model, function: _Step, stock: Method, training: bool) -> _Step:
     own = getattr(model, stock.__name__)
+    # Keras's own step returns the results of metrics, which are global when they are read.
     logs_are_global = getattr(own, "__func__", None) is stock
 
-    def finish(scope: step.StepScope, logs: Any) -> Any:
+    def finish(scope: step.StepScope, logs: object) -> object:
         return scope.finish(logs, logs_are_global, step.floating_buffers_of(model) if training else ())
 
     late = logs_are_global and whole_batch.reduces_late(model)
@@ -166,18 +183,18 @@ def _with_logs(model: Any, function: Method, stock: Method, training: bool) -> M
     if not (training and late):
         return _on_shares(function, training, finish, of_first, begin)
 
-    def overlapping(data: list[Any]) -> Any:
+    def overlapping(data: list[object]) -> object:
         with gradients.overlapping(model):
             return function(data)
 
     return _on_shares(overlapping, training, finish, of_first, begin)
 
 
-def _predicting(model: Any, function: Method) -> Method:
+def _predicting(model: keras.Model, function: _Step) -> _Step:
     stock = getattr(model.predict_step, "__func__", None) is torch_trainer.TorchTrainer.predict_step
     of_first = first_batch.Function(model, world.sharing(), "predict_step", stock)
 
-    def finish(scope: step.StepScope, outputs: Any) -> Any:
+    def finish(scope: step.StepScope, outputs: object) -> object:
         scope.flush()
         if scope.plan.whole:
             return outputs
@@ -187,15 +204,19 @@ def _predicting(model: Any, function: Method) -> Method:
 
 
 def _on_shares(
-    function: Method, training: bool, finish: Callable[[step.StepScope, Any], Any], of_first: first_batch.Function, begin: Callable[..., step.StepScope]
-) -> Method:  # fmt: skip
+    function: _Step,
+    training: bool,
+    finish: Callable[[step.StepScope, object], object],
+    of_first: first_batch.Function,
+    begin: Callable[..., step.StepScope],
+) -> _Step:
     """Returns a step of Keras that computes this worker's share of a batch, or all of it.
 
     ``finish`` makes its outputs those of the batch.
     """
     function = naming_split(of_first.plan, world.sharing(), function)
 
-    def on_share(data: list[Any]) -> Any:
+    def on_share(data: list[object]) -> object:
         session = world.sharing()
         share = rows.share_of(data[0], session)
         session.ledger.count(share.samples)
@@ -204,22 +225,23 @@ def _on_shares(
             rounds.count(share.samples)
             session = local_steps.of_step(session, training)
         elif session.world.size == 1:
-            # a `fit` that goes on draws its data again, and leaves out steps: these must draw from another generator
+            # A `fit` that goes on draws its data again, and leaves out steps: these must draw from another generator.
             with step.own_random_numbers(0) if replay.keeps_snapshots() else contextlib.nullcontext():
                 return function([share.data])
         if of_first.is_due():
             of_first.decide(share)
         of_first.checks.count(1)
         of_first.verifying.count_call()
+        # A step that is not split takes a batch of any form.
         if not of_first.plan.whole:
             rows.check_even(data[0], share)
         with begin(session, share.samples, training, plan=of_first.plan).as_current_step() as scope:
             scope.model = of_first.model
             if not of_first.plan.whole:
                 return finish(scope, function([share.data]))
-            data = scope.rows_of_all(share.data)
+            batch = scope.rows_of_all(share.data)
             with scope.whole_batch():
-                outputs = function([data])
+                outputs = function([batch])
             return finish(scope, outputs)
 
     return on_share
@@ -229,25 +251,30 @@ def _on_shares(
 
 
 def _noting_assign(original: Method) -> Method:
-    def direct_assign(self: Any, value: Any) -> None:
+    def direct_assign(self: keras.Variable, value: torch.Tensor) -> None:
         current = step.current_step()
         step.assigning(self)
         if current is None:
             original(self, value)
             return
         current.before_assign(self)
-        with current.pausing_notes():  # the original reads the variable to write to it
+        # The original reads the variable to write to it, which is no read that a metric's state must be global for.
+        with current.pausing_notes():
             original(self, value)
 
     return direct_assign
 
 
-def _noting_read(original: Any) -> Any:
-    def value(self: Any) -> Any:
+def _noting_read(original: object) -> property:
+    assert isinstance(original, property)
+    read: Method | None = original.fget
+    assert read is not None
+
+    def value(self: keras.Variable) -> torch.Tensor:
         current = step.current_step()
         if current is not None:
             current.before_read(self)
-        return original.fget(self)
+        return read(self)
 
     return property(value)
 
@@ -287,5 +314,10 @@ TRAINER = [
 VARIABLES = [
     Patch(_VARIABLE, "_direct_assign", _noting_assign, _STATE),
     Patch(_VARIABLE, "value", _noting_read, _STATE),
-    Patch(_BATCHNORM, "_moments", batchnorm.synchronize_moments, "Keras has synchronized statistics on TensorFlow alone."),
-]  # fmt: skip
+    Patch(
+        _BATCHNORM,
+        "_moments",
+        batchnorm.synchronize_moments,
+        "Keras has synchronized statistics on TensorFlow alone.",
+    ),
+]

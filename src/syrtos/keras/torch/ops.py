@@ -7,7 +7,7 @@ back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol
 
 import ml_dtypes
 import numpy as np
@@ -18,13 +18,21 @@ from syrtos.comm.communicator import Array, Bounds, Communicator, ReduceOp
 from syrtos.errors import ConfigurationError
 from syrtos.keras.torch import collectives
 
+
+class _ExchangeContext(Protocol):
+    """What `_Exchange` keeps between its two passes."""
+
+    exchange_gradient: Callable[..., torch.Tensor]
+
+
 # -- memory -----------------------------------------------------------------------------------------
 
 
 def array_of(tensor: torch.Tensor) -> Array:
     """Returns the values in the host's memory, without a copy where they are there already."""
     found = tensor.detach().contiguous().cpu()
-    if found.dtype is torch.bfloat16:  # which NumPy has from `ml_dtypes` alone
+    # NumPy has this dtype from `ml_dtypes` alone, which torch does not know: the bits pass as whole numbers.
+    if found.dtype is torch.bfloat16:
         return found.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return found.numpy()
 
@@ -34,7 +42,8 @@ def tensor_of(array: Array, like: torch.Tensor) -> torch.Tensor:
 
     The array must be nobody else's, or must not be written to.
     """
-    array.flags.writeable = True  # torch has no tensors that can't be written to, and warns
+    # Torch has no tensors that can't be written to, and warns.
+    array.flags.writeable = True
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(like.device)
     return torch.from_numpy(array).to(like.device)
@@ -47,12 +56,17 @@ class _Exchange(torch.autograd.Function):
     """An exchange whose gradient is exchanged too."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, exchange: Callable[..., Array], backward: Callable[..., Any]) -> Any:
+    def forward(
+        ctx: _ExchangeContext,
+        value: torch.Tensor,
+        exchange: Callable[[Array], Array],
+        backward: Callable[..., torch.Tensor],
+    ) -> torch.Tensor:
         ctx.exchange_gradient = backward
         return tensor_of(exchange(array_of(value)), value)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+    def backward(ctx: _ExchangeContext, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return ctx.exchange_gradient(*grads), None, None
 
 
@@ -78,6 +92,7 @@ def allgather(comm: Communicator, value: torch.Tensor) -> torch.Tensor:
 
     def backward(grad: torch.Tensor) -> torch.Tensor:
         rows = len(value) if value.ndim else 1
+        # Workers may have given unequal numbers of rows.
         counts = comm.allgather(np.asarray([rows]))
         start = int(counts[: comm.rank].sum())
         return allreduce(comm, grad)[start : start + rows].reshape(value.shape)
@@ -177,6 +192,7 @@ def _by_host(
 def buckets(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
     """Groups the indices of tensors that travel together, of one dtype: last variables first."""
     limit = int(world.current().options.bucket_mb * 1e6)
+    # `backward` comes to the last variables first: their bucket is full while it still makes others.
     kinds = dict.fromkeys(tensor.dtype for tensor in reversed(tensors))
     groups = [[i for i in reversed(range(len(tensors))) if tensors[i].dtype is kind] for kind in kinds]
     return [

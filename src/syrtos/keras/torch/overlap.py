@@ -10,13 +10,16 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.keras.torch import ops
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
 
 
 class _Sent(NamedTuple):
@@ -28,10 +31,7 @@ class _Sent(NamedTuple):
 
 
 class Overlap:
-    """The gradients of one `backward`, for an optimizer of Keras's own.
-
-    None of these optimizers writes to its gradients (seen in 3.15.1).
-    """
+    """The gradients of one `backward`, for an optimizer of Keras's own."""
 
     def __init__(self, comm: Communicator, variables: Sequence[torch.Tensor], weight: float) -> None:
         """
@@ -45,12 +45,14 @@ class Overlap:
         self._bucket_of = {id(variable): i for i, bucket in enumerate(self._plan) for variable in bucket}
         self._awaited = [len(bucket) for bucket in self._plan]
         self._sent: list[_Sent] = []
-        self._lock = threading.Lock()  # `backward` has a thread for each device
-        self._hooks: list[Any] = []
+        # `backward` has a thread for each device.
+        self._lock = threading.Lock()
+        self._hooks: list[RemovableHandle] = []
 
     def open(self) -> None:
         """Sends gradients as they are made, from now on."""
-        for bucket in self._plan if len(self._plan) > 1 else ():  # a single one is complete when `backward` ends
+        # A single bucket is complete when `backward` ends, which leaves nothing to overlap.
+        for bucket in self._plan if len(self._plan) > 1 else ():
             self._hooks += [variable.register_post_accumulate_grad_hook(self._note_gradient) for variable in bucket]
 
     def close(self) -> None:
@@ -65,6 +67,7 @@ class Overlap:
     def _note_gradient(self, variable: torch.Tensor) -> None:
         with self._lock:
             self._awaited[self._bucket_of[id(variable)]] -= 1
+            # A later bucket may be complete first: buckets are sent in one order on all workers.
             while len(self._sent) < len(self._plan) and self._awaited[len(self._sent)] == 0:
                 self._send(self._plan[len(self._sent)])
 
@@ -76,9 +79,11 @@ class Overlap:
 
         def exchange() -> Callable[[], list[torch.Tensor]]:
             with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
+                # The averages are lent: no optimizer of Keras's own writes to its gradients (seen in 3.15.1).
                 return ops.begin_weighted_mean(self._comm, gradients, self._weight, lend=True, variables=variables)
 
         averages = self._comm.background.submit(exchange)
+        # Versions count writes: what is changed after it was sent is exchanged again.
         self._sent.append(_Sent(gradients, [gradient._version for gradient in gradients], averages))
 
     def finish(self, gradients: list[torch.Tensor], variables: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -102,6 +107,7 @@ class Overlap:
                 if gradient._version == version
             }
             others = [i for i, gradient in enumerate(gradients) if id(gradient) not in averages]
+            # Else workers on which others were changed would average unlike gradients with each other.
             self._comm.agree(f"gradients that are sent after `backward`: {others}")
         late = ops.weighted_mean(
             self._comm,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol, Self, TypeGuard, cast
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from syrtos.comm.communicator import Communicator
@@ -15,6 +16,17 @@ from syrtos.comm.world import Session
 from syrtos.errors import DataError
 from syrtos.keras.datasets.planned import Stream
 from syrtos.keras.torch import ops
+
+
+class Rows(Protocol):
+    """A tensor or an array that has rows."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    def __getitem__(self, index: slice | npt.NDArray[np.int64], /) -> Self: ...
+
+    def __len__(self) -> int: ...
 
 
 class Share(NamedTuple):
@@ -28,17 +40,17 @@ class Share(NamedTuple):
     """
 
     samples: int
-    data: Any
+    data: object
     is_uneven: bool = False
 
 
 class _Idle:
     """The row that stands in place of a batch where this worker has no more, and others have."""
 
-    row: Any = None
+    row: object = None
 
 
-def share_of(batch: Any, session: Session) -> Share:
+def share_of(batch: object, session: Session) -> Share:
     """Returns this worker's contiguous rows of a global batch, without a copy.
 
     The batch has tensors, or arrays that the script gives by hand. With batches per worker all rows are this worker's.
@@ -50,7 +62,7 @@ def share_of(batch: Any, session: Session) -> Share:
         return batch
     if batch is _Idle.row and batch is not None:
         return Share(0, batch)
-    leaves = [leaf for leaf in keras.tree.flatten(batch) if _has_rows(leaf)]
+    leaves = [leaf for leaf in keras.tree.flatten(batch) if has_rows(leaf)]
     total = len(leaves[0]) if leaves else 1
     if session.world.size == 1 or session.options.batch == "per-worker":
         return Share(total, batch)
@@ -58,40 +70,44 @@ def share_of(batch: Any, session: Session) -> Share:
     if len(set(map(len, leaves))) > 1:
         return _each_by_its_own(batch, leaves, session)
     start, stop = bounds_of(total, session.world.rank, session.world.size)
+    # Some layers refuse an empty batch: a worker without samples computes with the first row, which does not count.
     first, last = (0, 1) if start == stop else (start, stop)
     return Share(stop - start, _rows(batch, first, last))
 
 
-def _rows(batch: Any, first: int, last: int) -> Any:
-    return keras.tree.map_structure(lambda leaf: leaf[first:last] if _has_rows(leaf) else leaf, batch)
+def _rows(batch: object, first: int, last: int) -> object:
+    return keras.tree.map_structure(lambda leaf: leaf[first:last] if has_rows(leaf) else leaf, batch)
 
 
-def _has_rows(leaf: Any) -> bool:
+def has_rows(leaf: object) -> TypeGuard[Rows]:
+    """Returns whether a leaf of a batch is a tensor or an array of at least one dimension."""
     return bool(getattr(leaf, "shape", ()))
 
 
-def _each_by_its_own(batch: Any, leaves: list[Any], session: Session) -> Share:
-    def cut(leaf: Any) -> Any:
-        return leaf[slice(*bounds_of(len(leaf), session.world.rank, session.world.size))] if _has_rows(leaf) else leaf
+def _each_by_its_own(batch: object, leaves: Sequence[Rows], session: Session) -> Share:
+    def cut(leaf: Rows) -> Rows:
+        return leaf[slice(*bounds_of(len(leaf), session.world.rank, session.world.size))]
 
-    return Share(max(len(cut(leaf)) for leaf in leaves), keras.tree.map_structure(cut, batch), is_uneven=True)
+    data = keras.tree.map_structure(lambda leaf: cut(leaf) if has_rows(leaf) else leaf, batch)
+    return Share(max(len(cut(leaf)) for leaf in leaves), data, is_uneven=True)
 
 
-def check_even(batch: Any, share: Share) -> None:
+def check_even(batch: object, share: Share) -> None:
     """Refuses to split a batch whose tensors have unequal numbers of rows.
 
     Raises:
         DataError: the numbers are unequal.
     """
     if share.is_uneven:
-        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in keras.tree.flatten(batch) if _has_rows(leaf))
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in keras.tree.flatten(batch) if has_rows(leaf))
         raise DataError(
-            f"The tensors of a batch have unequal numbers of rows ({shapes}), so it can't be split over the workers by rows. Give what is no sample to the "
-            "model itself, or give all batches such a form: a model whose first batch has it computes the whole batch on each worker."
+            f"The tensors of a batch have unequal numbers of rows ({shapes}), so it can't be split over the workers by"
+            " rows. Give what is no sample to the model itself, or give all batches such a form: a model whose first"
+            " batch has it computes the whole batch on each worker."
         )
 
 
-def _check_dense(leaves: list[Any]) -> None:
+def _check_dense(leaves: Sequence[Rows]) -> None:
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
             raise DataError(f"Batches on several workers must be dense tensors with torch. Received: {leaf.layout}.")
@@ -103,11 +119,12 @@ def planned_shares(stream: Stream) -> Iterator[Share]:
         yield Share(samples, keras.tree.map_structure(keras.ops.convert_to_tensor, data))
 
 
-def until_all_have_ended(own: Iterator[Any], comm: Communicator) -> Iterator[Any]:
+def until_all_have_ended(own: Iterator[object], comm: Communicator) -> Iterator[object]:
     """Yields this worker's own batches, and after them a row that does not count until every worker has run out."""
-    row: Any = None
+    row: object = None
     while True:
         batch = next(own, None)
+        # The others exchange in each step: a worker that has run out must take part in theirs.
         votes = comm.agree("more input?", float(batch is not None))
         if not any(votes):
             return
@@ -115,11 +132,12 @@ def until_all_have_ended(own: Iterator[Any], comm: Communicator) -> Iterator[Any
             row = _broadcast_row(comm, batch, votes.index(1.0))
         if batch is not None:
             row = keras.tree.map_structure(keras.ops.copy, _rows(batch, 0, 1))
+        # `share_of` knows by this identity that the row does not count.
         _Idle.row = row if batch is None else None
         yield row if batch is None else batch
 
 
-def _broadcast_row(comm: Communicator, batch: Any, root: int) -> Any:
+def _broadcast_row(comm: Communicator, batch: object, root: int) -> object:
     """Returns a row of rank ``root``'s batch, for a worker that never had one.
 
     Its structure is made of tuples, lists and dictionaries.
@@ -131,16 +149,16 @@ def _broadcast_row(comm: Communicator, batch: Any, root: int) -> Any:
     return keras.tree.map_structure(lambda leaf: torch.from_numpy(np.array(leaf)), found)
 
 
-def gather_outputs(outputs: Any, samples: int, session: Session) -> Any:
+def gather_outputs(outputs: object, samples: int, session: Session) -> object:
     """Returns the rows of all workers, in order, of each output; with batches per worker each keeps its own."""
 
-    def of_all(output: Any) -> Any:
-        if not _has_rows(output):
-            return output
-        mine = output if samples else output[:0]  # outputs may have any number of rows
+    def gather(output: Rows) -> Rows:
+        # Outputs may have any number of rows; those of a row that does not count are left out.
+        mine = output if samples else output[:0]
         if session.options.batch == "per-worker":
             return mine
         with session.ledger.span("exchange"):
-            return ops.allgather(session.comm, mine)
+            # Outputs of Keras's layers are tensors on torch; others have no exchange.
+            return ops.allgather(session.comm, cast("torch.Tensor", mine))
 
-    return keras.tree.map_structure(of_all, outputs)
+    return keras.tree.map_structure(lambda output: gather(output) if has_rows(output) else output, outputs)

@@ -5,8 +5,8 @@ The other workers' parts are gathered into it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from keras.src.backend.torch.core import Variable
@@ -18,11 +18,15 @@ from syrtos.keras.files import saving
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.torch import ops
 
+if TYPE_CHECKING:
+    import keras
+
 
 class _Slice(Variable):
     """A stand-in for a variable in an optimizer's update: a view of this worker's part of its memory."""
 
-    def __init__(self, found: Sharding, owner: Any) -> None:
+    def __init__(self, found: Sharding, owner: keras.Variable) -> None:
+        # Not Keras's own `__init__`, which would make a value, and track it.
         part = found.part_of(owner)
         setattr(self, sharding.OWNER, owner)
         self._name, self._path, self._dtype = owner.name, owner.path, owner._dtype
@@ -31,13 +35,19 @@ class _Slice(Variable):
 
 
 def _sharding(original: Method) -> Method:
-    def backend_update_step(self: Any, grads: Sequence[Any], trainable_variables: Any, learning_rate: Any) -> None:
+    def backend_update_step(
+        self: keras.Optimizer,
+        grads: Sequence[torch.Tensor],
+        trainable_variables: Iterable[keras.Variable],
+        learning_rate: object,
+    ) -> None:
         found, variables = sharding.of(self), list(trainable_variables)
         if found is None:
             original(self, grads, variables, learning_rate)
             return
         mine = [(_cut(found, g, v), _Slice(found, v)) for g, v in zip(grads, variables, strict=True)]
-        if found.by_variable:  # else an empty part is updated too, with what the optimizer keeps for all variables
+        # Else an empty part is updated too, with what the optimizer keeps for all variables.
+        if found.by_variable:
             mine = [(gradient, part) for gradient, part in mine if gradient.numel()]
         with sharding.updating(), torch.no_grad():
             if mine:
@@ -48,27 +58,29 @@ def _sharding(original: Method) -> Method:
 
 
 def _decaying(original: Method) -> Method:
-    def apply_weight_decay(self: Any, variables: Any) -> None:
+    def apply_weight_decay(self: keras.Optimizer, variables: Iterable[keras.Variable]) -> None:
         found = sharding.of(self)
         original(self, variables if found is None else [_Slice(found, variable) for variable in variables])
 
     return apply_weight_decay
 
 
-def _cut(found: Sharding, gradient: torch.Tensor, variable: Any) -> torch.Tensor:
+def _cut(found: Sharding, gradient: torch.Tensor, variable: keras.Variable) -> torch.Tensor:
     """Returns this worker's part of a gradient, which may be that part already."""
     part = found.part_of(variable)
     whole = gradient.to_dense() if gradient.is_sparse else gradient
+    # Between hosts each worker has been sent its part of the sum alone: see `sharding.bounds_between_hosts`.
     if whole.numel() == part.stop - part.start:
         return whole.reshape(part.shape)
     return whole.reshape(-1)[part.start : part.stop].view(part.shape)
 
 
-def _gather(found: Sharding, variables: Sequence[Any]) -> None:
+def _gather(found: Sharding, variables: Sequence[keras.Variable]) -> None:
     """Writes the other workers' parts into the variables."""
-    tensors = [variable.value.detach() for variable in variables]
+    tensors: list[torch.Tensor] = [variable.value.detach() for variable in variables]
     for bucket in ops.buckets(tensors):
-        arrays = [ops.array_of(tensors[i]).reshape(-1) for i in bucket]  # on a CPU: the variables' own memory
+        # On a CPU these are the variables' own memory, and are filled in place.
+        arrays = [ops.array_of(tensors[i]).reshape(-1) for i in bucket]
         with world.current().ledger.span("exchange"):
             found.gather(arrays, [variables[i] for i in bucket])
         for i, array in zip(bucket, arrays, strict=True):
@@ -77,7 +89,8 @@ def _gather(found: Sharding, variables: Sequence[Any]) -> None:
 
 
 _OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
-_PARALLEL = "keras.src.backend.torch.optimizers.torch_parallel_optimizer:TorchParallelOptimizer"
+_TORCH = "keras.src.backend.torch.optimizers"
+_PARALLEL = f"{_TORCH}.torch_parallel_optimizer:TorchParallelOptimizer"
 _UPDATE = "What changes variables, after gradients are reduced and clipped."
 
 PATCHES = [
@@ -86,5 +99,5 @@ PATCHES = [
     Patch(_OPTIMIZER, "_var_key", sharding.of_owner, "By it an optimizer finds what it keeps for a variable."),
     Patch(_OPTIMIZER, "_backend_update_step", _sharding, _UPDATE),
     Patch(_PARALLEL, "_backend_update_step", _sharding, _UPDATE),
-    Patch("keras.src.backend.torch.optimizers.torch_optimizer:TorchOptimizer", "_apply_weight_decay", _decaying, "Each worker's part decays."),
-]  # fmt: skip
+    Patch(f"{_TORCH}.torch_optimizer:TorchOptimizer", "_apply_weight_decay", _decaying, "Each worker's part decays."),
+]

@@ -11,11 +11,12 @@ import contextlib
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar, overload
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from syrtos.comm.world import Session
@@ -27,7 +28,18 @@ from syrtos.keras.split.trial_step import StepOutcome
 from syrtos.keras.torch import gathering, torch_internals
 from syrtos.keras.torch.overlap import Overlap
 
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Optimizer
+
+# Leaves in tuples, lists and dictionaries, which come back in the same form.
+_Tree = TypeVar("_Tree")
 _local = threading.local()
+# A number, or a tensor of numbers, that a step returns.
+Number = torch.Tensor | npt.NDArray[np.generic] | np.generic | float | int
+_Floats = npt.NDArray[np.float64] | np.float64
+_EXTREMES: tuple[Rule, ...] = ("max", "min")
+# The dtypes in which numbers of a step are compared, by NumPy's kinds; that of other kinds is float64.
+_COMPARED_AS: Mapping[str, type[np.generic]] = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}
 
 
 def current_step() -> StepScope | None:
@@ -54,7 +66,7 @@ def whole_batch() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def noting_assignments(note: Callable[[Any], None]) -> Iterator[None]:
+def noting_assignments(note: Callable[[keras.Variable], None]) -> Iterator[None]:
     """Calls ``note``, within the context, with each Keras variable that is about to be assigned."""
     _local.note = note
     try:
@@ -63,7 +75,7 @@ def noting_assignments(note: Callable[[Any], None]) -> Iterator[None]:
         _local.note = None
 
 
-def assigning(variable: Any) -> None:
+def assigning(variable: keras.Variable) -> None:
     """Tells `noting_assignments` that a Keras variable is about to be assigned."""
     note = getattr(_local, "note", None)
     if note:
@@ -86,16 +98,22 @@ class StepScope(Assignments):
         overlap: the optimizer whose gradients are on their way already, and these, in a step of Keras's own.
     """
 
-    overlap: tuple[Any, Overlap] | None = None
-    model: Any = None
+    overlap: tuple[Optimizer, Overlap] | None = None
+    model: keras.Model | None = None
 
     def parameters(self) -> list[torch.Tensor]:
         """Returns the parameters of the step's model, with those of torch modules and models inside of it."""
         return [] if self.model is None else list(self.model.parameters())
 
     def __init__(
-        self, session: Session, samples: int, training: bool, reduces_early: bool = False, plan: SplitPlan | None = None, outcome: StepOutcome | None = None
-    ) -> None:  # fmt: skip
+        self,
+        session: Session,
+        samples: int,
+        training: bool,
+        reduces_early: bool = False,
+        plan: SplitPlan | None = None,
+        outcome: StepOutcome | None = None,
+    ) -> None:
         """
         Args:
             session: the workers.
@@ -111,6 +129,7 @@ class StepScope(Assignments):
         self.training = training
         self.plan = plan or SplitPlan()
         adds, late = (self.plan.gradients == way for way in ("sum", "late"))
+        # A sum over rows is added up where it is made: an optimizer of Keras's own would take the mean.
         self.reduces_early = (reduces_early and not late) or (training and adds)
         self.outcome = outcome
         self._total: float | None = None
@@ -130,11 +149,12 @@ class StepScope(Assignments):
 
     def fraction(self) -> float:
         """Returns this worker's part of the step's samples; 1 where it has none, to divide by."""
+        # Once in a step: the workers exchange it.
         if self._total is None:
             self._total = self._sum("samples of the step", self.samples)
         return self.samples / self._total if self.samples else 1.0
 
-    def weight_of(self, values: Any) -> float | None:
+    def weight_of(self, values: object) -> float | None:
         """Returns `fraction` where ``values`` is one number; None where it has rows."""
         number = isinstance(values, int | float) or len(getattr(values, "shape", (1,))) == 0
         return self.fraction() if number else None
@@ -166,7 +186,7 @@ class StepScope(Assignments):
         """Context manager: code inside computes the whole batch, as the function `whole_batch` says."""
         return whole_batch()
 
-    def rows_of_all(self, tree: Any) -> Any:
+    def rows_of_all(self, tree: _Tree) -> _Tree:
         """Returns the structure with the rows of all workers: see `syrtos.keras.backend.Step`."""
         return gathering.rows_of_all(self, tree)
 
@@ -176,19 +196,20 @@ class StepScope(Assignments):
 
     # -- called by the variables -------------------------------------------------------------------
 
-    def before_assign(self, variable: Any) -> None:
+    def before_assign(self, variable: keras.Variable) -> None:
         """Notes the value from before the first assignment."""
+        # Variables that are trained get equal updates: their gradients are exchanged.
         if not self._paused and not variable.trainable and id(variable) not in self._dirty:
             self._dirty[id(variable)] = (variable, variable._value.detach().clone())
 
-    def before_read(self, variable: Any) -> None:
+    def before_read(self, variable: keras.Variable) -> None:
         """Makes a metric's state global before it is read again."""
         if not self._paused and id(variable) in self._dirty and _is_sum(variable):
             self.flush()
 
     # -- making state equal ------------------------------------------------------------------------
 
-    def finish(self, outputs: Any, logs_are_global: bool, buffers: Sequence[torch.Tensor] = ()) -> Any:
+    def finish(self, outputs: object, logs_are_global: bool, buffers: Sequence[torch.Tensor] = ()) -> object:
         """Makes the rest of the state equal and, unless they are global already, the logs.
 
         Floating scalars among the outputs of a custom `train_step` become their mean by samples, or what the plan says,
@@ -202,18 +223,20 @@ class StepScope(Assignments):
         }
         scalars = [number for i, number in enumerate(numbers) if rules[i] == "mean"]
         means = self.flush(() if self.plan.whole else buffers, scalars)
-        replace = {id(old): new for old, new in zip(scalars, means, strict=True)}
+        replace: dict[int, Number] = {id(old): new for old, new in zip(scalars, means, strict=True)}
         replace |= {
             id(n): self._combine(n, rules[i]) for i, n in enumerate(numbers) if rules[i] not in ("mean", "equal")
         }
         return keras.tree.map_structure(lambda leaf: replace.get(id(leaf), leaf), outputs) if replace else outputs
 
-    def _combine(self, number: Any, rule: Rule) -> Any:
+    def _combine(self, number: Number, rule: Rule) -> Number:
         """Returns the sum, maximum or minimum over the workers that have samples."""
-        if np.ndim(number):
+        # Among the numbers of a step only tensors have dimensions: see `_is_number`.
+        if isinstance(number, torch.Tensor) and number.ndim:
             return self._combine_tensors(number, rule)
         if rule == "sum":
             return _like(number, self._sum("numbers that a step returns", float(number) if self.samples else 0.0))
+        # What a worker without samples gives must not win.
         worst = -np.inf if rule == "max" else np.inf
         values = self.session.comm.agree("numbers that a step returns", float(number) if self.samples else worst)
         return _like(number, max(values) if rule == "max" else min(values))
@@ -225,29 +248,31 @@ class StepScope(Assignments):
         found = {"sum": np.sum, "max": np.max, "min": np.min}[rule](rows, axis=0)
         return torch.as_tensor(found, device=tensor.device).to(tensor.dtype)
 
-    def _rule_of(self, variable: Any) -> Rule:
+    def _rule_of(self, variable: keras.Variable) -> Rule:
         """Returns the rule by which the workers' values of a variable become one."""
         if known := self.plan.variables.get(id(variable)):
             return known
         return "sum" if _is_sum(variable) else "mean" if variable._value.is_floating_point() else "equal"
 
-    def flush(self, buffers: Sequence[torch.Tensor] = (), scalars: Sequence[Any] = ()) -> list[Any]:
+    def flush(self, buffers: Sequence[torch.Tensor] = (), scalars: Sequence[Number] = ()) -> list[Number]:
         """Makes all noted variables and ``buffers`` equal in one exchange.
 
         Returns the means by samples of ``scalars``.
         """
         dirty, self._dirty = self._dirty, {}
-        by_rule: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        by_rule: dict[Rule, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         for variable, base in dirty.values():
             self._warn_if_unproven(variable)
+            value: torch.Tensor = variable._value
             if self.outcome is not None:
-                self.outcome.own[id(variable)] = _wide(variable._value).copy()
-            by_rule.setdefault(self._rule_of(variable), []).append((variable._value, base))
+                self.outcome.own[id(variable)] = _wide(value).copy()
+            by_rule.setdefault(self._rule_of(variable), []).append((value, base))
         sums = by_rule.get("sum", [])
         means = [*by_rule.get("mean", []), *((buffer, buffer.clone()) for buffer in buffers)]
-        extremes = [(value, base, rule) for rule in ("max", "min") for value, base in by_rule.get(rule, [])]
+        extremes = [(value, base, rule) for rule in _EXTREMES for value, base in by_rule.get(rule, [])]
         if not (sums or means or extremes or scalars):
             return []
+        # Each worker's metric goes on from the same value: only what it has added since is summed.
         changes = [_wide(value) - _wide(base) for value, base in sums]
         weighted = [_wide(value) * self.samples for value in [*(value for value, _ in means), *scalars]]
         rows = [_wide(value if self.samples else base) for value, base, _ in extremes]
@@ -263,26 +288,26 @@ class StepScope(Assignments):
                 value.copy_(torch.as_tensor(found.max(axis=0) if rule == "max" else found.min(axis=0)))
         return [_like(scalar, mean) for scalar, mean in zip(scalars, averages[len(means) :], strict=True)]
 
-    def _warn_if_unproven(self, variable: Any) -> None:
-        """Says once that a variable is assigned which no comparison has met; its step can't be computed otherwise any more."""
+    def _warn_if_unproven(self, variable: keras.Variable) -> None:
+        """Says once that a variable is assigned which no comparison has met."""
+        # It is not an error: the step has computed with parts of the rows, and can't be computed otherwise any more.
         if self.outcome is not None or self.plan.whole or _is_sum(variable) or self.plan.shows(id(variable)):
             return
         self.plan.shown.add(id(variable))
         if self.session.world.rank == 0 and self.splits_batch:
             print(
-                f"syrtos: `{variable.path}` is assigned in some steps alone, and no comparison of rows has shown what becomes of it: it is "
-                f"the {'mean over' if variable._value.is_floating_point() else 'value of each of'} the workers from now on, which may differ from one process.",
+                f"syrtos: `{variable.path}` is assigned in some steps alone, and no comparison of rows has shown what "
+                f"becomes of it: it is the {'mean over' if variable._value.is_floating_point() else 'value of each of'}"
+                " the workers from now on, which may differ from one process.",
                 file=sys.stderr,
             )
 
-    def _sum_over_workers(self, parts: list[Any], of_all: list[Any]) -> list[Any]:
-        """Returns the sums of all parts over the workers.
-
-        All parts travel as one vector of float64, which holds counters and float32 states exactly. ``parts`` count as
-        zeros on a worker without samples.
-        """
+    def _sum_over_workers(self, parts: Sequence[_Floats], of_all: Sequence[_Floats]) -> list[_Floats]:
+        """Returns the sums of all parts over the workers; ``parts`` count as zeros on a worker without samples."""
         if not self.samples:
-            parts = [np.zeros_like(part) for part in parts]  # whatever the row that does not count has given
+            # Whatever the row that does not count has given.
+            parts = [np.zeros_like(part) for part in parts]
+        # One vector of float64 takes one exchange, and holds counters and float32 states exactly.
         parts = [*parts, *of_all]
         shapes = [np.shape(part) for part in parts]
         vector = np.concatenate([np.reshape(part, -1) for part in parts])
@@ -302,54 +327,58 @@ class Drawn:
 def own_random_numbers(rank: int) -> Iterator[None]:
     """Makes torch's own generator give each worker and step other numbers, within the context.
 
-    Dropout draws from it where it has no seed. Outside, the generator goes on as if nothing had been drawn: it shuffles
-    data too, alike on all workers only as long as none has drawn more.
+    Dropout draws from it where it has no seed. Outside, the generator goes on as if nothing had been drawn.
     """
+    # It shuffles data too, alike on all workers only as long as none has drawn more: hence the fork.
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
+        # The state is the same in all steps as long as nothing is drawn outside of them: their number tells them apart.
         common = zlib.crc32(torch.get_rng_state().numpy().data, Drawn.steps)
         Drawn.steps += 1
         torch.manual_seed(common + rank * SEED_STRIDE)
         yield
 
 
-def _wide(value: Any) -> Any:
+@overload
+def _wide(value: torch.Tensor) -> npt.NDArray[np.float64]: ...
+@overload
+def _wide(value: Number) -> _Floats: ...
+def _wide(value: Number) -> _Floats:
     """Returns a value as float64 in the host's memory."""
     return value.detach().to("cpu", torch.float64).numpy() if isinstance(value, torch.Tensor) else np.float64(value)
 
 
-def _like(scalar: Any, mean: Any) -> Any:
+def _like(scalar: Number, mean: Number) -> Number:
     if isinstance(scalar, torch.Tensor):
         return torch.as_tensor(float(mean), device=scalar.device).to(scalar.dtype)
     return type(scalar)(mean) if isinstance(scalar, np.generic | int) else float(mean)
 
 
-def _is_log(leaf: Any) -> bool:
+def _is_log(leaf: Number) -> bool:
     if isinstance(leaf, torch.Tensor):
         return leaf.ndim == 0 and leaf.is_floating_point()
     return isinstance(leaf, float) or (np.ndim(leaf) == 0 and np.asarray(leaf).dtype.kind == "f")
 
 
-def _is_sum(variable: Any) -> bool:
+def _is_sum(variable: keras.Variable) -> bool:
     return variable.aggregation == "sum"
 
 
-def numbers_of(outputs: Any) -> list[Any]:
+def numbers_of(outputs: object) -> list[Number]:
     """Returns the numbers, and tensors of numbers, among what a step returns, in order."""
     return [leaf for leaf in keras.tree.flatten(outputs) if _is_number(leaf)]
 
 
-def number_as_array(leaf: Any) -> Any:
-    """A number of a step, float64; int64 or bool where it counts or says something."""
+def number_as_array(leaf: Number) -> npt.NDArray[np.generic]:
+    """Returns a number of a step as float64, or as int64 or bool where it counts or says something."""
     if isinstance(leaf, torch.Tensor):
+        # NumPy has no bfloat16.
         leaf = leaf.detach().to("cpu", torch.float64 if leaf.is_floating_point() else leaf.dtype).numpy()
     value = np.asarray(leaf)
-    return value.astype(
-        {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}.get(value.dtype.kind, np.float64)
-    )
+    return value.astype(_COMPARED_AS.get(value.dtype.kind, np.float64))
 
 
-def _is_number(leaf: Any) -> bool:
+def _is_number(leaf: object) -> TypeGuard[Number]:
     if isinstance(leaf, torch.Tensor):
         return True
     return isinstance(leaf, float | int | np.generic) or (isinstance(leaf, np.ndarray) and leaf.ndim == 0)
@@ -368,18 +397,18 @@ class Buffer:
         self._value = tensor
         self.shape, self.dtype = tuple(tensor.shape), keras.backend.standardize_dtype(tensor.dtype)
 
-    def assign(self, value: Any) -> None:
+    def assign(self, value: npt.ArrayLike | torch.Tensor) -> None:
         """Writes to the buffer."""
         with torch.no_grad():
             self._value.copy_(torch.as_tensor(value))
 
 
-def buffers_of(model: Any) -> list[Buffer]:
+def buffers_of(model: keras.Model) -> list[Buffer]:
     """Returns the buffers of torch modules inside of a model: Keras has no variables of them."""
     return [Buffer(name, tensor) for name, tensor in torch_internals.named_buffers(model)]
 
 
-def floating_buffers_of(model: Any) -> list[torch.Tensor]:
+def floating_buffers_of(model: keras.Model) -> list[torch.Tensor]:
     """Returns the buffers that become the mean by samples: all floating ones, changed or not."""
     # torch's kernels don't count what they write to (`_version`).
     return [tensor for _, tensor in torch_internals.named_buffers(model) if tensor.is_floating_point()]

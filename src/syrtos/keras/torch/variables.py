@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
-import numpy.typing as npt
 import torch
 
 from syrtos.comm.communicator import Array, Communicator
@@ -16,6 +15,15 @@ from syrtos.keras.features import sharding
 from syrtos.keras.torch import gradients, ops, profiler, step
 from syrtos.keras.trainer import timing
 from syrtos.observe.trace import ProfiledEvent
+
+if TYPE_CHECKING:
+    import keras
+
+    from syrtos.keras.protocols import Model, Optimizer
+    from syrtos.keras.torch.step import Buffer
+
+    # What `syrtos.keras.replica` takes for a variable, on this backend.
+    AnyVariable = keras.Variable | Buffer | torch.Tensor
 
 
 class Torch(Backend):
@@ -35,32 +43,34 @@ class Torch(Backend):
     def eager(self) -> bool:
         return True
 
-    def held_object(self, variable: Any) -> Any:
-        return _holder(variable)
+    def held_object(self, variable: AnyVariable) -> torch.Tensor:
+        return _tensor_of(variable)
 
-    def has_value(self, variable: Any) -> bool:
-        return _holder(variable) is not None
+    def has_value(self, variable: AnyVariable) -> bool:
+        return isinstance(variable, torch.Tensor) or variable._value is not None
 
-    def write(self, variable: Any, value: npt.NDArray[Any]) -> None:
-        if hasattr(variable, "assign"):
+    def write(self, variable: AnyVariable, value: Array) -> None:
+        if not isinstance(variable, torch.Tensor):
             variable.assign(value)
             return
+        # Elsewhere torch refuses to write in place to a tensor that requires a gradient.
         with torch.no_grad():
             variable.copy_(ops.tensor_of(value, variable))
 
-    def buffers_of(self, model: Any) -> list[Any]:
-        return step.buffers_of(model)
+    def buffers_of(self, model: Model) -> list[Buffer]:
+        # On torch each of Keras's models is a module.
+        return step.buffers_of(cast("keras.Model", model))
 
-    def memory_of(self, variable: Any) -> npt.NDArray[Any]:
-        return ops.array_of(_holder(variable))
+    def memory_of(self, variable: AnyVariable) -> Array:
+        return ops.array_of(_tensor_of(variable))
 
-    def on_host(self, function: Callable[[Array], Array], value: Any, shape: tuple[int, ...]) -> Any:
+    def on_host(self, function: Callable[[Array], Array], value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return ops.tensor_of(function(ops.array_of(value)), value)
 
     def splits_variables(self) -> bool:
         return sharding.is_asked()
 
-    def gathering_variables(self, model: Any) -> contextlib.AbstractContextManager[None]:
+    def gathering_variables(self, model: Model) -> contextlib.AbstractContextManager[None]:
         return sharding.gathering_variables(model)
 
     def count_draws(self) -> int:
@@ -69,23 +79,24 @@ class Torch(Backend):
     def set_drawn(self, count: int) -> None:
         step.Drawn.steps = count
 
-    def skip_batches(self, batches: Any, steps: int) -> None:
+    def skip_batches(self, batches: object, steps: int) -> None:
         """Does nothing: Keras calls a step on torch with a list of batches, which have been drawn."""
 
     def current_step(self) -> Step | None:
         return step.current_step()
 
     def rank_to_seed(self) -> int:
+        # Outside of training steps, e.g. where weights are made, all workers must draw the same.
         found = step.current_step()
         return found.session.world.rank if found and found.training else 0
 
-    def reduce_gradients(self, optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
+    def reduce_gradients(self, optimizer: Optimizer, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return gradients.reduce_gradients(optimizer, grads)
 
-    def average(self, optimizer: Any, comm: Communicator) -> None:
+    def average(self, optimizer: Optimizer, comm: Communicator) -> None:
         gradients.average(optimizer, comm)
 
-    def finite_everywhere(self, optimizer: Any, finite: Any) -> Any:
+    def finite_everywhere(self, optimizer: Optimizer, finite: torch.Tensor) -> torch.Tensor:
         return gradients.finite_everywhere(optimizer, finite)
 
     @contextlib.contextmanager
@@ -95,6 +106,6 @@ class Torch(Backend):
             yield
 
 
-def _holder(variable: Any) -> Any:
+def _tensor_of(variable: AnyVariable) -> torch.Tensor:
     """Returns the tensor of a Keras variable, or the variable itself if it is torch's."""
-    return getattr(variable, "_value", variable)
+    return variable if isinstance(variable, torch.Tensor) else variable._value
