@@ -137,7 +137,7 @@ class MetricsService:
         dimensions, unit = metric.get("Dimensions") or (), _unit(metric)
         if metric.get("Namespace") != logs.GROUP or len(dimensions) != 1 or asked.get("Unit", unit) != unit:
             return []
-        return read(dimensions[0]["Name"], dimensions[0]["Value"]).get(metric.get("MetricName"), [])
+        return read(dimensions[0]["Name"], dimensions[0]["Value"]).get(metric.get("MetricName", ""), [])
 
     def _series(self, dimension: str, value: str) -> Mapping[str, Sequence[Sample]]:
         """Returns the samples of all metrics of a job or an instance, by the metric's name."""

@@ -74,20 +74,23 @@ class _Patient(HttpToolsProtocol):
         self._expect()
 
     def on_headers_complete(self) -> None:
-        self._late.cancel()
+        self._stop_waiting()
         self._head = None
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._silent.pop(self, None)
-        self._late.cancel()
+        self._stop_waiting()
         super().connection_lost(exc)
 
     def _expect(self) -> None:
         self._head = 0
+        self._stop_waiting()
+        self._late = self.loop.call_later(_HEADERS_IN, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
         if self._late is not None:
             self._late.cancel()
-        self._late = self.loop.call_later(_HEADERS_IN, self.transport.abort)
 
 
 class Server:

@@ -22,11 +22,16 @@ class ProgramFacts(TypedDict, total=False):
     arguments: list[str]
 
 
-class RunFacts(TypedDict, total=False):
+class WorkerFacts(TypedDict):
+    """The numbers of a job's workers."""
+
+    workers: int
+    workers_per_instance: int
+
+
+class RunFacts(WorkerFacts, total=False):
     """``run.json``, as far as an attempt, or a request alone, can tell."""
 
-    workers: Required[int]
-    workers_per_instance: Required[int]
     program: Required[ProgramFacts]
     command: Required[list[str]]
     folder: str
@@ -42,7 +47,7 @@ def describe_program(job: Job) -> RunFacts:
         job: read from a request without secrets.
     """
     program = job.program
-    facts: RunFacts = {"workers": job.slots, "workers_per_instance": job.distribution.per_host}
+    facts: WorkerFacts = {"workers": job.slots, "workers_per_instance": job.distribution.per_host}
     if program is None:
         name = next((word for word in job.command if word.endswith((".py", ".sh"))), job.command[0])
         return {**facts, "program": {"name": PurePosixPath(name).name}, "command": [*job.command]}

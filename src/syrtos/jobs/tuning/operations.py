@@ -194,7 +194,7 @@ def search_of(record: TuningRecord) -> Search:
 def describe_tuning_job(record: TuningRecord, wanted: Search, some: Sequence[SearchTrial]) -> dict[str, object]:
     """Returns DescribeHyperParameterTuningJob's answer."""
     config = {"TrainingJobEarlyStoppingType": "Off", **record.request["HyperParameterTuningJobConfig"]}
-    answer = {
+    answer: dict[str, object] = {
         **_common(record),
         "HyperParameterTuningJobConfig": config,
         "TrainingJobDefinition": redact(requests.definition_of(record.request, wanted.metric)),
