@@ -8,6 +8,7 @@ from pathlib import Path
 
 def force(path: Path) -> None:
     """Waits until a file, or the entries of a folder, are on disk."""
+    # read-only: a folder can't be opened otherwise, and fsync(2) does not ask for more
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -23,6 +24,7 @@ def write(path: Path, data: bytes) -> None:
 
 def replace(path: Path, data: bytes) -> None:
     """Writes a file that appears whole, in the place of one that may be there."""
+    # a rename puts it there whole: who reads at that moment gets the old file or the new one
     draft = path.with_suffix(".partial")
     write(draft, data)
     draft.replace(path)

@@ -6,7 +6,7 @@ Nothing in a part is executed when it is read.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,20 +22,19 @@ class NotStorable(TypeError):
     """A Python value has no form in a snapshot."""
 
 
-def pack(arrays: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) -> bytes:
+def pack(arrays: Mapping[str, npt.NDArray[np.generic]], facts: Mapping[str, object]) -> bytes:
     """Returns a part as bytes, from arrays of any dtype that NumPy knows, and facts that JSON knows."""
     ready = {name: np.ascontiguousarray(_plain(array)) for name, array in arrays.items()}
     return safetensors.numpy.save(ready, {head.FACTS: json.dumps(facts)})
 
 
 def unpack(part: bytes) -> Arrays:
-    """Returns the arrays of a part.
-
-    Complex ones, and those of dtypes that NumPy has from elsewhere (bfloat16), are bytes.
-    """
+    """Returns the arrays of a part; complex ones, and those of dtypes of other packages (bfloat16), are bytes."""
+    # their dtype is told by whoever has packed them: see `as_dtype`
     return safetensors.numpy.load(part)
 
 
+# The dtypes that safetensors knows by NumPy's names; arrays of other dtypes are stored as their bytes.
 _PLAIN = {
     "bool",
     "float16",
@@ -45,11 +44,11 @@ _PLAIN = {
 }
 
 
-def _plain(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _plain(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     return array if array.dtype.name in _PLAIN else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _is_of_numbers(dtype: np.dtype[Any]) -> bool:
+def _is_of_numbers(dtype: np.dtype[np.generic]) -> bool:
     """Returns whether the dtype is one of numbers and has a name by which it is found again.
 
     Such dtypes are NumPy's own, or of `ml_dtypes`.
@@ -63,27 +62,29 @@ def _is_of_numbers(dtype: np.dtype[Any]) -> bool:
 # -- Python values ---------------------------------------------------------------------------------------
 
 
-def encode(value: object, arrays: Arrays, first: int = 0) -> Any:
+def encode(value: object, arrays: Arrays, first: int = 0) -> object:
     """Returns a value as JSON; the arrays in it are added to ``arrays``, under names numbered from ``first`` on.
 
     Raises:
         NotStorable: it is, or holds, something else than numbers, texts, arrays, lists, tuples, sets and dictionaries.
     """
+    # exact types: an enumeration or a subclass of `dict` would come back as something else
     if value is None or type(value) in (bool, float, str) or (type(value) is int and value.bit_length() < 1024):
         return value
     if type(value) is np.ndarray or isinstance(value, np.generic):
         return _encode_array(np.asarray(value), isinstance(value, np.generic), arrays, first)
     if type(value) is dict:
-        pairs: dict[Any, Any] = value
+        pairs: dict[object, object] = value
+        # pairs, since JSON's own objects have no other keys than texts
         return {"dict": [[encode(k, arrays, first), encode(v, arrays, first)] for k, v in pairs.items()]}
     for kind in (list, tuple, set):
         if type(value) is kind:
-            items: Any = value
+            items: Iterable[object] = value
             return {kind.__name__: [encode(item, arrays, first) for item in items]}
     raise NotStorable(type(value).__name__)
 
 
-def _encode_array(array: npt.NDArray[Any], scalar: bool, arrays: Arrays, first: int) -> Any:
+def _encode_array(array: npt.NDArray[np.generic], scalar: bool, arrays: Arrays, first: int) -> object:
     if not _is_of_numbers(array.dtype):
         raise NotStorable(str(array.dtype))
     name = f"value {first + len(arrays)}"
@@ -91,7 +92,7 @@ def _encode_array(array: npt.NDArray[Any], scalar: bool, arrays: Arrays, first: 
     return {"scalar" if scalar else "array": name, "dtype": array.dtype.name, "shape": list(array.shape)}
 
 
-def decode(encoded: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
+def decode(encoded: object, arrays: Mapping[str, npt.NDArray[np.generic]]) -> Any:
     """Returns the value that `encode` was given."""
     if not isinstance(encoded, dict):
         return encoded
@@ -106,6 +107,6 @@ def decode(encoded: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
     return array[()] if "scalar" in found else array
 
 
-def as_dtype(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def as_dtype(array: npt.NDArray[np.generic], dtype: np.dtype[np.generic]) -> npt.NDArray[Any]:
     """Returns an array that `unpack` gave in the dtype that it was packed with."""
     return array if array.dtype == dtype else array.reshape(-1).view(dtype)

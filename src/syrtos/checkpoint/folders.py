@@ -18,7 +18,7 @@ from syrtos.checkpoint import durable
 from syrtos.checkpoint.head import facts_of
 from syrtos.errors import SnapshotError
 
-_KEPT = 2
+_KEPT = 2  # so that there is another one if the newest turns out to be damaged
 
 
 class SnapshotFolders(Protocol):
@@ -48,9 +48,7 @@ _PREFIX, _MANIFEST = "snapshot-", "manifest.json"
 
 
 def save(slots: SnapshotFolders, folder: Path) -> int:
-    """Writes the newest committed snapshot into ``folder``, unless it is there.
-
-    Workers may go on: nothing waits for this.
+    """Writes the newest committed snapshot into ``folder``, unless it is there; workers may go on.
 
     Returns:
         The snapshot's number; 0 if there is none.
@@ -60,29 +58,28 @@ def save(slots: SnapshotFolders, folder: Path) -> int:
         OSError: the folder can't be written to.
     """
     number = slots.committed_number()
-    if number == 0 or _place(folder, number).exists():
+    if number == 0 or _snapshot_folder(folder, number).exists():
         return number
+    # a name that `numbers` does not see: the folder gets its own once everything in it is on disk
     draft = folder / f".{_PREFIX}{number}"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
         digests = [_copy(slots, part, number, draft / _name(part)) for part in range(slots.parts(number))]
         durable.write(draft / _MANIFEST, json.dumps({"number": number, "sha256": digests}).encode())
-        durable.force(draft)
-        draft.rename(_place(folder, number))
+        durable.force(draft)  # the entries of the parts, before the folder counts as a snapshot
+        draft.rename(_snapshot_folder(folder, number))
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
     durable.force(folder)
     for old in numbers(folder)[_KEPT:]:
-        shutil.rmtree(_place(folder, old), ignore_errors=True)
+        shutil.rmtree(_snapshot_folder(folder, old), ignore_errors=True)
     return number
 
 
 def load(folder: Path, slots: SnapshotFolders) -> tuple[int, list[str]]:
-    """Puts the newest undamaged snapshot of ``folder`` into the slots, as if workers had committed it.
-
-    Damaged ones are renamed.
+    """Puts the newest undamaged snapshot of ``folder`` into the slots; damaged ones are renamed.
 
     Returns:
         The snapshot's number, 0 if there is none; and a sentence for each newer one that was passed over.
@@ -90,12 +87,13 @@ def load(folder: Path, slots: SnapshotFolders) -> tuple[int, list[str]]:
     complaints: list[str] = []
     for number in numbers(folder):
         try:
-            parts = list(_parts(_place(folder, number)))
+            # all parts are checked before the first is written: the slots may hold a good snapshot
+            parts = list(_parts(_snapshot_folder(folder, number)))
         except (OSError, ValueError, KeyError, SnapshotError) as error:
-            aside = _place(folder, number).with_name(f"damaged-{number}")
+            aside = _snapshot_folder(folder, number).with_name(f"damaged-{number}")
             shutil.rmtree(aside, ignore_errors=True)
-            _place(folder, number).rename(aside)
-            complaints.append(f"{_place(folder, number)} is not used, and is {aside} now: {error}")
+            _snapshot_folder(folder, number).rename(aside)
+            complaints.append(f"{_snapshot_folder(folder, number)} is not used, and is {aside} now: {error}")
             continue
         for part, data in enumerate(parts):
             slots.write(part, number, len(parts), data)
@@ -117,7 +115,7 @@ def _parts(place: Path) -> Iterator[bytes]:
         data = (place / _name(part)).read_bytes()
         if hashlib.sha256(data).hexdigest() != digest:
             raise SnapshotError(f"{_name(part)} is damaged: it has another SHA-256 than was written.")
-        facts_of(data)
+        facts_of(data)  # raises where there are none: such a part counts as damaged too
         yield data
 
 
@@ -141,10 +139,10 @@ def numbers(folder: Path) -> list[int]:
 
 def first_part(folder: Path, number: int) -> Path:
     """Returns the path of the first part of a snapshot."""
-    return _place(folder, number) / _name(0)
+    return _snapshot_folder(folder, number) / _name(0)
 
 
-def _place(folder: Path, number: int) -> Path:
+def _snapshot_folder(folder: Path, number: int) -> Path:
     return folder / f"{_PREFIX}{number}"
 
 

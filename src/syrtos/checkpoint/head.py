@@ -11,19 +11,17 @@ FACTS = "syrtos"
 
 
 def facts_of(part: bytes) -> dict[str, Any]:
-    """Returns the facts of a part, of which the beginning is enough.
-
-    The length of the head comes first, then the head, as JSON. Source: the format's description in the README of
-    huggingface/safetensors.
-    """
+    """Returns the facts of a part, of which the beginning is enough."""
+    # the length of the head comes first, then the head, as JSON (README of huggingface/safetensors)
     return json.loads(json.loads(part[8 : _end_of_head(part)])["__metadata__"][FACTS])
 
 
 def first_facts(pieces: Iterable[bytes]) -> dict[str, Any]:
-    """Returns the facts of a part that is read in pieces: of a large part the arrays are not read."""
+    """Returns the facts of a part that is read in pieces."""
     head = b""
     for piece in pieces:
         head += piece
+        # the arrays behind the head may be gigabytes, and are not read
         if len(head) >= _end_of_head(head):
             break
     return facts_of(head)

@@ -24,23 +24,22 @@ def available() -> int:
 
 
 def _groups() -> list[str]:
-    """Returns this process's group, and those around it: each may have a limit."""
+    """Returns this process's group, and those around it."""
     with contextlib.suppress(OSError):
         for line in _OWN.read_text().splitlines():
             if line.startswith("0::"):
                 own = Path(line.removeprefix("0::"))
+                # each of them may have a limit, and the smallest counts
                 return [str(group) for group in (own, *own.parents)]
     return []
 
 
 def _of_group(folder: Path) -> int | None:
-    """Returns the bytes that a group's limit leaves; None where there is no limit.
-
-    Files that are only cached count as free.
-    """
+    """Returns the bytes that a group's limit leaves; None where there is no limit."""
     try:
         limit, used = (folder / "memory.max").read_text(), (folder / "memory.current").read_text()
         statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        # the kernel drops cached files before it kills a process: they count as free
         return int(limit) - int(used) + int(statistics["inactive_file"])
     except (OSError, ValueError, KeyError):  # no such group, or "max"
         return None

@@ -21,7 +21,7 @@ Places = Sequence[tuple[str, str]]
 # Number of the snapshot, 0 while there is none or it is being written; how many parts it has; the length of this one
 # in bytes.
 _HEAD = struct.Struct("<QQQ")
-_PIECE = 1 << 24
+_PIECE = 1 << 24  # bytes: of a large part only so much is copied before its head is looked at again
 
 
 class SlotsInMemory:
@@ -53,6 +53,7 @@ class SlotsInMemory:
             path = self._folder / name
             path.touch(mode=0o600)
             return str(path)
+        # memory without a name, which the kernel frees once nobody has it open, however this process ends
         self._descriptors.append(os.memfd_create(f"syrtos-{name}"))
         return f"/proc/{os.getpid()}/fd/{self._descriptors[-1]}"
 
@@ -76,8 +77,9 @@ class Slots:
         for pair in places[len(self._slots) :]:
             self._slots.append(tuple(os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in pair))
 
-    def whole(self) -> set[int]:
+    def complete_numbers(self) -> set[int]:
         """Returns the numbers of the snapshots of which all parts are written."""
+        # part 0 is part of every snapshot, so its two slots name all that there can be
         return {number for number, parts, _ in map(_head, self._slots[0]) if number and self._has(number, parts)}
 
     def _has(self, number: int, parts: int) -> bool:
@@ -85,7 +87,7 @@ class Slots:
 
     def committed_number(self) -> int:
         """Returns the number of the newest snapshot of which all parts are written; 0 if there is none."""
-        return max(self.whole(), default=0)
+        return max(self.complete_numbers(), default=0)
 
     def parts(self, number: int) -> int:
         """Returns the number of parts of a committed snapshot."""
@@ -107,6 +109,7 @@ class Slots:
             raise BlockingIOError(f"Part {part} of snapshot {number} is being replaced.")
         for begin in range(0, length, _PIECE):
             piece = os.pread(slot, min(_PIECE, length - begin), _HEAD.size + begin)
+            # after the bytes are copied: a writer clears the head before it touches them
             if _head(slot)[0] != number:
                 raise BlockingIOError(f"Part {part} of snapshot {number} has been replaced while it was read.")
             yield piece
@@ -118,9 +121,11 @@ class Slots:
             OSError: there is no memory left for it; the slot is empty then.
         """
         slot = self._slots[part][number % 2]
+        # the slot counts as empty until all bytes are in it: a worker may be killed in the middle
         os.pwrite(slot, _HEAD.pack(0, 0, 0), 0)
         view = memoryview(data)
-        try:  # a full file system in memory would write less, and say so by a number
+        try:
+            # a full file system in memory fails here; a write would only write less, and say so by a number
             os.posix_fallocate(slot, 0, _HEAD.size + len(view))
         except OSError:
             os.ftruncate(slot, _HEAD.size)
@@ -128,14 +133,14 @@ class Slots:
         os.ftruncate(slot, _HEAD.size + len(view))
         begin = 0
         while begin < len(view):
+            # write(2) may write less than it is asked to, and no more than 2 GiB
             begin += os.pwrite(slot, view[begin : begin + _PIECE], _HEAD.size + begin)
         os.pwrite(slot, _HEAD.pack(number, parts, len(view)), 0)
 
     def drop_all_but(self, number: int) -> None:
-        """Drops what was written for other snapshots, once no worker writes.
-
-        The next generation gives out the numbers after this one again.
-        """
+        """Drops what was written for other snapshots, once no worker writes."""
+        # the next generation gives out the numbers after this one again: a part that is left over would
+        # pass for one of its own
         for slot in (slot for pair in self._slots for slot in pair):
             if _head(slot)[0] != number:
                 os.pwrite(slot, _HEAD.pack(0, 0, 0), 0)

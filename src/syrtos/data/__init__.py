@@ -16,10 +16,9 @@ import json
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, Required, TypeAlias, TypedDict, Unpack
+from typing import Any, Protocol, Required, TypedDict, TypeVar, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from syrtos import settings
 from syrtos.comm import world
@@ -33,7 +32,7 @@ from syrtos.data.loader import MEMORY, Loader, Position
 from syrtos.data.parquet import Parquet
 from syrtos.data.plan import Plan
 from syrtos.data.records import Format, Records
-from syrtos.data.sources import Arrays, BadRecord, Source
+from syrtos.data.sources import Arrays, ArrayTree, BadRecord, Source
 from syrtos.data.tfrecord import TFRecord
 from syrtos.errors import ConfigurationError, DataError
 
@@ -52,10 +51,8 @@ __all__ = [
     "from_tfrecord",
 ]
 
-_SAMPLE = 1000
-
-# Arrays, or tuples, lists and dicts of them.
-ArrayTree: TypeAlias = "npt.NDArray[Any] | Sequence[ArrayTree] | Mapping[str, ArrayTree]"
+_SAMPLE = 1000  # rows by which columns of a CSV file are found to be numbers
+Columns = TypeVar("Columns", bound=Mapping[str, object])
 
 
 class Options(TypedDict, total=False):
@@ -88,7 +85,7 @@ class Dataset(Protocol):
         ...
 
 
-def from_tfrecord(pattern: Patterns, parse_fn: Callable[[Any], Any], **options: Unpack[Options]) -> Dataset:
+def from_tfrecord(pattern: Patterns, parse_fn: Callable[[Any], object], **options: Unpack[Options]) -> Dataset:
     """Makes a data set of TFRecord files, plain or compressed (GZIP, ZLIB), and verifies the checksum of each record.
 
     Args:
@@ -108,7 +105,7 @@ def from_tfrecord(pattern: Patterns, parse_fn: Callable[[Any], Any], **options: 
 
 def from_jsonl(
     pattern: Patterns,
-    parse_fn: Callable[[Any], Any] | None = None,
+    parse_fn: Callable[[Any], object] | None = None,
     *,
     label: str | None = None,
     **options: Unpack[Options],
@@ -128,7 +125,7 @@ def from_jsonl(
 
 def from_csv(
     pattern: Patterns,
-    parse_fn: Callable[[dict[str, np.float32 | str]], Any] | None = None,
+    parse_fn: Callable[[dict[str, np.float32 | str]], object] | None = None,
     *,
     label: str | None = None,
     **options: Unpack[Options],
@@ -182,7 +179,7 @@ def from_arrays(*arrays: ArrayTree, **options: Unpack[Options]) -> Dataset:
 
 def from_folder(
     pattern: Patterns,
-    parse_fn: Callable[[Any, Any], Any] | None = None,
+    parse_fn: Callable[[Any, Any], object] | None = None,
     *,
     image_size: tuple[int, int] = (256, 256),
     suffixes: Sequence[str] = IMAGES,
@@ -205,7 +202,7 @@ def from_folder(
 
 def from_source(
     source: Source,
-    parse: Callable[[Any], Any],
+    parse: Callable[[Any], object],
     *,
     batch_size: int,
     shuffle: bool | int = False,
@@ -248,12 +245,14 @@ def from_source(
     memory = MEMORY if isinstance(shuffle, bool) else shuffle
     policy = BadRecords(on_bad_record, bad_budget, len(source))
     loader = Loader(source, parse, batch_size, seed if shuffle else None, policy, memory)
+    # by name and only now: the room of Keras is above this one, and imports it
     return importlib.import_module("syrtos.keras.datasets.planned").PlannedDataset(loader)
 
 
 def _check_same(source: Source) -> None:
     """Raises DataError if workers see different data sets."""
     mine = f"{source.fingerprint}, {len(source)} records"
+    # one number each, which costs little; the texts are exchanged only for the message
     if len(set(world.init().comm.agree("compare data sets", float(zlib.crc32(mine.encode()))))) > 1:
         everyone = world.current().comm.allgather_object(mine)
         raise DataError(
@@ -273,7 +272,7 @@ def _records(found: Sequence[File], kept: cache.Cache, layout: Format) -> Record
     return Records(found, layout, kept, world.init().comm)
 
 
-def _each(parse_fn: Callable[..., Any]) -> Callable[[Any], Any]:
+def _each(parse_fn: Callable[..., object]) -> Callable[[list[Any]], object]:
     return importlib.import_module("syrtos.keras.datasets.parsing").each(parse_fn)
 
 
@@ -286,12 +285,14 @@ def _sample(source: Records) -> list[bytes]:
     return found
 
 
-def _row(decode: Callable[[bytes], Any], parse_fn: Callable[[Any], Any] | None, label: str | None, line: bytes) -> Any:
+def _row(
+    decode: Callable[[bytes], Columns], parse_fn: Callable[[Columns], object] | None, label: str | None, line: bytes
+) -> object:
     row = decode(line)
     return parse_fn(row) if parse_fn else _split(row, label)
 
 
-def _split(columns: dict[str, Any], label: str | None) -> Any:
+def _split(columns: Mapping[str, object], label: str | None) -> object:
     if label is None:
         return columns
     if label not in columns:
@@ -299,11 +300,11 @@ def _split(columns: dict[str, Any], label: str | None) -> Any:
     return {name: values for name, values in columns.items() if name != label}, columns[label]
 
 
-def _same(batch: Any) -> Any:
+def _same(batch: ArrayTree) -> ArrayTree:
     return batch
 
 
-# A model may be loaded before there is a data set. Where our own room for Keras is what imports this one, it comes
-# first.
+# A model may be loaded before there is a data set, and its file may hold a position. Where our own room for Keras is what
+# imports this one, it comes first.
 if "keras" in sys.modules and "syrtos.keras" not in sys.modules:
     importlib.import_module("syrtos.keras.datasets.planned").prepare()

@@ -6,12 +6,30 @@ import dataclasses
 import json
 import threading
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, NotRequired, TypedDict, get_args
 
 from syrtos.data.sources import BadRecord
 from syrtos.errors import ConfigurationError, DataError
 
 OnBadRecord = Literal["fail", "skip", "quarantine"]
+
+
+class LeftOut(TypedDict):
+    """A line of the list of records that were left out.
+
+    Attributes:
+        index: the index of the record.
+        file: the file in which it lies.
+        offset: the byte, or row, of the file at which it begins.
+        reason: the reason why it can't be read.
+        kept: the copy of its bytes, below the folder of the list.
+    """
+
+    index: int
+    file: str
+    offset: int
+    reason: str
+    kept: NotRequired[str]
 
 
 @dataclasses.dataclass
@@ -64,6 +82,7 @@ class BadRecords:
             return
         self._folder, self._rank = Path(run_dir) / "data", rank
         _end_line(bad_list(self._folder, rank))
+        # those that were found before there was a folder
         for bad in self._found.values():
             self._write(bad)
 
@@ -96,7 +115,7 @@ class BadRecords:
         if self._folder is None:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        facts: dict[str, Any] = {"index": bad.index, "file": bad.file, "offset": bad.offset, "reason": bad.reason}
+        facts: LeftOut = {"index": bad.index, "file": bad.file, "offset": bad.offset, "reason": bad.reason}
         if self.on_bad_record == "quarantine" and bad.raw:
             kept = self._folder / "quarantine" / f"record-{bad.index}-of-{Path(bad.file).name}"
             kept.parent.mkdir(exist_ok=True)
@@ -112,20 +131,21 @@ def bad_list(folder: Path, rank: int) -> Path:
 
 
 def _end_line(path: Path) -> None:
-    """Ends a last line that a killed worker left unfinished, so that the next one begins anew."""
-    # a worker that was killed may have left half a line
+    """Ends a last line that has no end."""
+    # a worker that was killed may have left half a line, and the next one would be added to it
     if path.exists() and not path.read_bytes().endswith(b"\n"):
         with path.open("a", encoding="utf-8") as file:
             file.write("\n")
 
 
-def left_out(*folders: Path) -> list[dict[str, Any]]:
+def left_out(*folders: Path) -> list[LeftOut]:
     """Returns the records that a run has left out, each once, ordered by file and index.
 
     Args:
         folders: the folder of each generation of workers of the run.
     """
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    # by record: after a restart, another worker may have met the same one
+    found: dict[tuple[str, int], LeftOut] = {}
     for path in (path for folder in folders for path in (folder / "data").glob("bad-rank-*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             try:

@@ -1,8 +1,7 @@
 """A bounded folder of files that can be made again: pieces of remote objects, unpacked files, indexes.
 
-The workers of a host share it. A file appears complete or not at all (it is written beside its place and renamed). One
-process makes a file while the others wait, by a lock that the kernel drops when its owner dies. The files that were not
-used for longest are removed first.
+The workers of a host share it. A file appears complete or not at all. One process makes a file while the others wait.
+The files that were not used for longest are removed first.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Kind = Literal["index", "unpacked", "piece"]
 _DEFAULT_BYTES = 20 << 30
 # Part of the bound that is freed at a time, so that the folder is not gone through for every file.
 _FREED = 0.1
-_COUNT_EVERY = 60.0
+_COUNT_EVERY = 60.0  # seconds: other processes add files too, and each knows only its own until it counts
 
 
 class Cache:
@@ -67,7 +66,7 @@ class Cache:
         with self._threads:
             mine = self._making.setdefault(digest, threading.Lock())
         with mine, self._file_lock(kind, digest):
-            if not _touch(path):
+            if not _touch(path):  # another process has made it while this one waited
                 self._make(path, make)
         with self._threads:
             self._making.pop(digest, None)
@@ -88,6 +87,7 @@ class Cache:
                 os.fsync(file.fileno())  # a host that crashes leaves no empty file under the final name
             size = temporary.stat().st_size
             self._make_room(size)
+            # under its name it is complete from the first moment: readers take no lock
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -98,6 +98,7 @@ class Cache:
         # a lock file for each file of the cache would never be removed, so files whose digests begin alike share one
         path = _make_folder(self._folder / "locks" / kind) / digest[:3]
         with path.open("a") as file:
+            # the kernel drops the lock when its owner dies, so nobody waits for a killed process
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 

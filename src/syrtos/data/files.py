@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from syrtos.errors import DataError
 
-_WINDOW = 64 << 20
-_MAPPED = 256
+_WINDOW = 64 << 20  # bytes
+_MAPPED = 256  # files; each holds a descriptor, of which a process has 1024 by default
 _TRIES = 20
 Result = TypeVar("Result")
 
@@ -72,8 +72,9 @@ class LocalFile(File):
             found = _map_file(self._path, self.version)[start:stop]
         except OSError as error:
             if is_of_this_host(error):
-                raise
+                raise  # not a DataError: those may be left out as bad records
             raise DataError(f"{self.name} can't be read: {error.strerror}.") from error
+        # a slice of a mapping that ends early is only shorter
         if len(found) < stop - start:
             raise DataError(
                 f"{self.name} ends at byte {self.size}, and was asked for bytes {start} to {stop}: it is truncated."
@@ -99,6 +100,7 @@ class CachedFile(File):
     def _find(self) -> None:
         """Asks for the file, and notes its path, size and inode number."""
         # a file that was made again has another inode number: that of the old file is taken while it is mapped
+        # (it may be removed between these two lines: callers go through `from_cache`)
         self._path = self._made()
         facts = self._path.stat()
         self.size, self._number = facts.st_size, str(facts.st_ino)
@@ -106,13 +108,13 @@ class CachedFile(File):
     def read(self, start: int, stop: int) -> bytes:
         """Returns the bytes of a range; see `File.read`."""
 
-        def again() -> bytes:
+        def read_again() -> bytes:
             self._find()
             return _map_file(str(self._path), self._number)[start:stop]
 
         with contextlib.suppress(FileNotFoundError):
             return _map_file(str(self._path), self._number)[start:stop]
-        return from_cache(again)
+        return from_cache(read_again)
 
 
 def from_cache(use: Callable[[], Result]) -> Result:
@@ -146,8 +148,8 @@ def is_of_this_host(error: OSError) -> bool:
 
 @functools.lru_cache(maxsize=_MAPPED)
 def _map_file(path: str, version: str) -> mmap.mmap | bytes:
-    """Returns a file's bytes, mapped into memory."""
-    # each mapped file holds a descriptor, so only the files used last stay mapped
+    """Returns a file's bytes, mapped into memory; the files that were used last stay mapped."""
+    # by the version too: a file that was replaced is mapped anew. mmap(2) takes no empty file
     with open(path, "rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
 

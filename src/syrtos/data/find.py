@@ -32,7 +32,7 @@ def find(patterns: Patterns, cache: Cache) -> list[File]:
     several = [patterns] if isinstance(patterns, str | os.PathLike) else [*patterns]
     if not several:
         raise DataError("No files were given: name at least one file, folder or pattern.")
-    found: dict[str, File] = {}
+    found: dict[str, File] = {}  # by name: patterns may overlap, and each record is to be used once
     for pattern in (os.fspath(each) for each in several):
         matched = remote.find(pattern, cache) if is_remote(pattern) else _local(pattern.removeprefix("file://"))
         if not matched:
@@ -53,4 +53,5 @@ def _local(pattern: str) -> list[File]:
         paths = [path for path in paths if is_data(os.path.relpath(path, pattern))]
     else:
         return [LocalFile(pattern) if os.path.isfile(pattern) else MissingFile(pattern)]
+    # the order of the records must be the same on all workers, and that of a folder's entries may differ
     return [LocalFile(path) for path in sorted(paths) if os.path.isfile(path)]

@@ -18,8 +18,6 @@ IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 class Folder(Source):
     """A folder of classes, whose records are pairs of a file's bytes and its class's number.
 
-    Classes are in alphabetical order, as Keras has them.
-
     Attributes:
         classes: the names of the classes.
         labels: the number of each record's class, shape (records,), int64.
@@ -33,6 +31,7 @@ class Folder(Source):
                 f"The folder has no files that end with {', '.join(suffixes)}. Expected one folder for each class, with files in it."
             )
         names = [_class_of(file) for file in self._files]
+        # in alphabetical order, as in Keras (`image_dataset_from_directory`)
         self.classes = sorted(set(names))
         self.labels = np.asarray([self.classes.index(name) for name in names], np.int64)
 
@@ -47,6 +46,7 @@ class Folder(Source):
     @property
     def fingerprint(self) -> str:
         """A hash of the files' names, with their classes, and sizes."""
+        # not by whole paths: the folder may be another one on each host
         facts = [([_class_of(file), file.name.rpartition("/")[2]], file.size) for file in self._files]
         return fingerprint_of(facts)
 

@@ -17,6 +17,7 @@ from syrtos.data.sources import Source
 from syrtos.data.tfrecord import TFRecord, is_tfrecord
 from syrtos.errors import DataError
 
+# In this order: a file counts as the first kind whose ending it has.
 _ENDINGS = {
     "images by class": IMAGES,
     "Parquet": (".parquet", ".pq"),
@@ -74,6 +75,7 @@ def inspect(patterns: Sequence[str], cache: Cache) -> Shape:
 
 
 def _open_source(files: list[File], cache: Cache) -> tuple[str, Source]:
+    # from the last to the first, so that the message names the first file of each kind
     by_kind = {_kind(file): file for file in reversed(files)}
     if "images by class" in by_kind:
         return "images by class", Folder(files, IMAGES)

@@ -6,7 +6,6 @@ import codecs
 import csv
 import io
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -20,14 +19,13 @@ _NEWLINE, _RETURN, _QUOTE = 10, 13, 34
 class LineRecords(Format):
     """A format whose records are lines that are not empty, without their line breaks (LF or CR LF).
 
-    In CSV a line break inside quotes ends no record.
-
     Args:
         quotes: whether quotes protect line breaks.
         header: whether the first line of each file names the columns, and is no record.
     """
 
     def __init__(self, quotes: bool = False, header: bool = False) -> None:
+        # it names the index in the cache: the number changes with the meaning of the index
         self.name = f"lines 2 quotes={quotes} header={header}"
         self._quotes = quotes
         self._header = header
@@ -39,16 +37,19 @@ class LineRecords(Format):
             text = np.frombuffer(window, np.uint8)
             breaks = text == _NEWLINE
             if self._quotes:
+                # a line break after an odd number of quotes is inside of them; an escaped quote is two
                 before = quoted + np.cumsum(text == _QUOTE)
                 breaks &= before % 2 == 0
                 quoted = int(before[-1])
             found = np.flatnonzero(breaks)
             ends.append(found + begin)
+            # CR may be the last byte of the window before
             returns.append(np.where(found > 0, text[found - 1], last) == _RETURN)
             last = text[-1]
         breaks_at = np.concatenate([*ends, [file.size]]).astype(np.int64)
         starts = np.concatenate([[0], breaks_at[:-1] + 1])
         stops = breaks_at - np.concatenate([*returns, [False]])
+        # the last line may have no line break: the end of the file is one
         rows = np.stack([starts, stops - starts, np.zeros_like(starts)], axis=1)[int(self._header) :]
         return rows[rows[:, 1] > 0]
 
@@ -80,13 +81,13 @@ def _header_of(file: File) -> list[str]:
         ) from error
 
 
-def csv_rows(columns: Sequence[str], numbers: Sequence[bool]) -> Callable[[bytes], dict[str, Any]]:
+def csv_rows(columns: Sequence[str], numbers: Sequence[bool]) -> Callable[[bytes], dict[str, np.float32 | str]]:
     """Returns a function that turns a line into values by column.
 
     Numbers are float32 (an empty cell is NaN); other values are text.
     """
 
-    def row(line: bytes) -> dict[str, Any]:
+    def row(line: bytes) -> dict[str, np.float32 | str]:
         cells = next(csv.reader([line.decode("utf-8")]))
         if len(cells) != len(columns):
             raise ValueError(f"{len(cells)} cells in place of {len(columns)}")

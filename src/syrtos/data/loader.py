@@ -56,6 +56,7 @@ class RecordShare:
     @property
     def after(self) -> Position:
         """The position after this batch."""
+        # the end of an epoch is the beginning of the next: both are saved as the same position
         place = self.plan.place(self.step + 1)
         return Position(self.plan.epoch, place) if place < self.plan.records else Position(self.plan.epoch + 1)
 
@@ -92,7 +93,7 @@ class Loader:
     """
 
     source: Source
-    parse: Callable[[Any], Any]
+    parse: Callable[[Any], object]
     batch: int
     seed: int | None
     policy: BadRecords
@@ -126,6 +127,7 @@ class Loader:
         """
         shares = [self._share(plan, step, rank, size) for step in steps]
         indices = np.concatenate(shares)
+        # those of the epochs before are not read again
         known = self.policy.left_out_records
         wanted = indices[[index not in known for index in indices.tolist()]] if known else indices
         data, used = self._read(wanted)
@@ -149,7 +151,7 @@ class Loader:
 
     def _fetch(self, plan: Plan, steps: range, rank: int, size: int) -> None:
         """Lets the source begin to fetch batches that are soon needed; at the plan's beginning also the first."""
-        if type(self.source).prefetch is Source.prefetch:
+        if type(self.source).prefetch is Source.prefetch:  # it has none of its own
             return
         far = range(steps.start + _FETCHED_AHEAD if steps.start else 0, min(steps.stop + _FETCHED_AHEAD, plan.steps))
         for each in far:
@@ -166,6 +168,7 @@ class Loader:
             return plan.records_at(places)[readers == rank]
         return plan.share(step, rank, size, self.contiguous and plan.block == 1)
 
+    # asked once, about no records: whether workers see different files does not change
     @functools.cached_property
     def _has_readers(self) -> bool:
         nothing = np.zeros(0, np.int64)
@@ -187,7 +190,7 @@ class Loader:
                 return data
         raise DataError("No record of the data set can be read: " + str(self.policy.last))
 
-    def _read(self, indices: Indices, or_nothing: bool = True) -> tuple[Any, Indices]:
+    def _read(self, indices: Indices, or_nothing: bool = True) -> tuple[object, Indices]:
         """Returns the parsed batch, and the indices of the records that are in it."""
         if not len(indices):
             return (self.nothing() if or_nothing else None), indices
@@ -196,12 +199,13 @@ class Loader:
         except Exception as error:
             if isinstance(error, SyrtosError) and not isinstance(error, BadRecord):
                 raise  # it says nothing about the records
-            good = self._sorted_out(indices, error)
+            # one bad record fails the whole batch: the others are found by reading each alone
+            good = self._sort_out(indices, error)
         if not len(good):
             return (self.nothing() if or_nothing else None), good
         return self.parse(self.source.read(good)), good
 
-    def _sorted_out(self, indices: Indices, error: Exception) -> Indices:
+    def _sort_out(self, indices: Indices, error: Exception) -> Indices:
         """Returns the indices of the good records after reading all failed; raises ``error`` if each alone is good."""
         good = []
         for index in indices.tolist():
@@ -219,12 +223,13 @@ class Loader:
                 bad.__cause__ = reason
                 self.policy.leave_out(bad)
         if len(good) == len(indices):
-            raise error
+            raise error  # of the batch as a whole, e.g. records of unequal shapes
         return np.asarray(good, np.int64)
 
 
 def _error_text(error: Exception) -> str:
     """Returns the error as a text, with the last line of the script's own code that it passed through."""
+    # TensorFlow begins with the name of a node of its graph
     text = [line for line in str(error).strip().splitlines() if line and not line.startswith("{{function_node")] or [""]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _of_a_library(frame.filename)]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
@@ -238,7 +243,7 @@ def _of_a_library(filename: str) -> bool:
     )
 
 
-def _bytes_of(raw: Any) -> bytes:
+def _bytes_of(raw: object) -> bytes:
     """Returns the bytes of a record that was read alone, or none if it is not of bytes."""
     first = raw[0] if isinstance(raw, list) and raw else raw
     first = first[0] if isinstance(first, tuple) else first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,15 +15,15 @@ from syrtos.data.plan import Indices
 from syrtos.data.sources import BadRecord, Source, fingerprint_of
 from syrtos.errors import ConfigurationError, DataError
 
-_OPEN_GROUPS = 256
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+_OPEN_GROUPS = 256  # row groups that stay mapped: each holds a descriptor
 
 
 class Parquet(Source):
-    """The rows of all Parquet files; a batch is a dict of arrays by column.
-
-    Row groups are compressed as a whole: each is decoded once, into an Arrow file in the cache, and any row of that
-    file can be read.
-    """
+    """The rows of all Parquet files; a batch is a dict of arrays by column."""
 
     def __init__(self, files: Sequence[File], columns: Sequence[str] | None, cache: Cache) -> None:
         """Reads the footers of the files.
@@ -43,7 +43,7 @@ class Parquet(Source):
         self._nbytes = sum(rg.total_byte_size for _, _, rg in groups)
         self._metas = metas
 
-    def _check_columns(self, metas: Sequence[Any]) -> None:
+    def _check_columns(self, metas: Sequence[pq.FileMetaData]) -> None:
         schemas = [meta.schema.to_arrow_schema() for meta in metas]
         for file, schema in zip(self._files, schemas, strict=True):
             missing = set(self._columns or schemas[0].names) - set(schema.names)
@@ -103,14 +103,15 @@ class Parquet(Source):
         import pyarrow as pa
 
         table = pa.concat_tables(parts) if parts else self._table(0).slice(0, 0)
+        # rows were taken group by group; this puts them into the order of `indices`
         back = np.argsort(np.concatenate(order)) if order else np.zeros(0, np.int64)
         return {name: _values(table[name])[back] for name in table.column_names}
 
     @functools.cached_property
-    def _tables(self) -> dict[int, Any]:
+    def _tables(self) -> dict[int, pa.Table]:
         return {}
 
-    def _table(self, group: int) -> Any:
+    def _table(self, group: int) -> pa.Table:
         """Returns the rows of a row group, mapped from the cache."""
         import pyarrow as pa
 
@@ -118,6 +119,7 @@ class Parquet(Source):
         if found is None:
             number, inside = self._groups[group]
             file = self._files[number]
+            # a row group is compressed as a whole: it is decoded once, into a file of which any row can be read
             name = f"row group {inside} of {file.name} {file.version} {self._columns}"
             path = self._cache.file("unpacked", name, functools.partial(self._decode, number, inside))
             found = self._tables[group] = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
@@ -130,10 +132,11 @@ class Parquet(Source):
 
         table = _parquet_file(self._files[number]).read_row_group(group, columns=self._columns)
         with pa.ipc.new_file(str(to), table.schema) as writer:
+            # of one piece, so that each column is read as one array without a copy
             writer.write_table(table.combine_chunks())
 
 
-def _values(column: Any) -> np.ndarray:
+def _values(column: pa.ChunkedArray) -> np.ndarray:
     """Returns a column as an array: numbers as they are, fixed-size lists as matrices, text as objects."""
     import pyarrow as pa
 
@@ -144,11 +147,11 @@ def _values(column: Any) -> np.ndarray:
     return array.to_numpy(zero_copy_only=False)
 
 
-def _footer(file: File) -> Any:
+def _footer(file: File) -> pq.FileMetaData:
     return _parquet_file(file).metadata
 
 
-def _parquet_file(file: File) -> Any:
+def _parquet_file(file: File) -> pq.ParquetFile:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +26,12 @@ from syrtos.comm.communicator import share_of
 from syrtos.errors import ConfigurationError
 
 Indices = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
 
 # Divisible by most numbers of workers; with others their shares of a batch differ by one now and then.
 STREAMS = 240
 _ROUNDS = 6
-_TOGETHER = 1 << 15
+_TOGETHER = 1 << 15  # places whose records are computed at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +87,7 @@ class Plan:
         ranks make up the batch, for every ``size``.
         """
         places = self.places(step)
+        # with more workers than streams, some would have none
         if self.seed is None or size > STREAMS or contiguous:
             start, stop = share_of(len(places), rank, size)
             return self._batch(step)[start:stop]
@@ -104,6 +105,7 @@ class Plan:
         if self.seed is None or not len(places):
             return places
         key = _number(self.fingerprint, self.seed, self.epoch)
+        # streams are contiguous, and the first `longer` of them have one record more
         shortest, longer = divmod(self.records, STREAMS)
         stream, row = places % STREAMS, places // STREAMS
         inside = stream * shortest + np.minimum(stream, longer) + row
@@ -118,6 +120,7 @@ class Plan:
             return permute(places, self.records, key)
         blocks = -(-self.records // self.block)
         last = self.records - (blocks - 1) * self.block
+        # the last block may be shorter, and permuting moves it away from the end
         before = _place_of_last(blocks, key) * self.block
         shifted = np.where(places >= before + last, places + (self.block - last), places)  # as if the last were full
         block = permute(shifted // self.block, blocks, key)
@@ -149,12 +152,8 @@ def block_records(records: int, nbytes: int, memory: int) -> int:
     return max(1, int(memory / STREAMS / (nbytes / records)))
 
 
-def permute(values: Any, count: Any, key: Any) -> Indices:
+def permute(values: npt.ArrayLike, count: npt.ArrayLike, key: npt.ArrayLike) -> Indices:
     """Returns the entries at ``values`` of a permutation of ``0 .. count - 1``, which ``key`` selects.
-
-    Rounds of adding, multiplying by an odd number and folding the upper half are each reversible on numbers of b bits.
-    A value that leaves the range is sent through again until it comes back into it (cycle walking: Black and Rogaway,
-    *Ciphers with Arbitrary Finite Domains*).
 
     Args:
         values: int64, each below its ``count``; any shape.
@@ -164,6 +163,8 @@ def permute(values: Any, count: Any, key: Any) -> Indices:
     values, count, key = np.asarray(values, np.int64), np.asarray(count, np.int64), _mix(key)
     bits = np.frexp(np.maximum(count - 1, 1).astype(np.float64))[1].astype(np.uint64)  # of the largest value
     result = _round_trip(values, bits, key)
+    # the rounds permute the numbers of as many bits, of which some may be too large: such a value is sent through again
+    # until it comes back into the range (cycle walking: Black and Rogaway, Ciphers with Arbitrary Finite Domains)
     left = np.nonzero(result >= count)
     while len(left[0]):
         result[left] = _round_trip(result[left], *(x[left] if x.ndim else x for x in (bits, key)))
@@ -171,9 +172,10 @@ def permute(values: Any, count: Any, key: Any) -> Indices:
     return result
 
 
-def _round_trip(values: Indices, bits: Any, key: Any) -> Indices:
+def _round_trip(values: Indices, bits: Words, key: Words) -> Indices:
     x, mask = values.astype(np.uint64), (np.uint64(1) << bits) - np.uint64(1)
     half = (bits + np.uint64(1)) >> np.uint64(1)
+    # adding, multiplying by an odd number and folding the upper half can each be undone on numbers of so many bits
     for _ in range(_ROUNDS):
         with np.errstate(over="ignore"):
             key = key * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)  # Knuth's MMIX
@@ -182,7 +184,7 @@ def _round_trip(values: Indices, bits: Any, key: Any) -> Indices:
     return x.astype(np.int64)
 
 
-def _mix(x: Any) -> Any:
+def _mix(x: npt.ArrayLike) -> Words:
     """Returns 64 bits that look unrelated to ``x``: SplitMix64 (Steele, Lea and Flood, 2014)."""
     with np.errstate(over="ignore"):
         x = np.asarray(x).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
@@ -192,6 +194,7 @@ def _mix(x: Any) -> Any:
 
 
 def _number(*parts: object) -> int:
+    # `hash` of a text differs between processes
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "little")
 
 

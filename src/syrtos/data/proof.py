@@ -5,8 +5,7 @@
 Each worker appends a JSON line for each step to ``run_dir/data/samples-NAME-rank-R.jsonl``, where NAME is the data
 set's. A line holds the hash of the one before it, so no line can be changed or left out unnoticed. It also holds a sum
 that tells multisets of records apart (`plan.sum_of_records`): the sums of all lines of an epoch must add up to the sum
-of all records. A run that goes on from a checkpoint begins with a line that says where it begins. Later steps of the
-generation before were lost with the weights, and do not count.
+of all records. A run that goes on from a checkpoint begins with a line that says where it begins.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypedDict, cast, final
 
 import numpy as np
 
@@ -28,7 +27,54 @@ from syrtos.errors import DataError
 
 _MODULUS = 1 << 64
 _CHUNK = 1 << 20
-_MARK_EVERY = 1.0
+_MARK_EVERY = 1.0  # seconds
+
+
+class _PositionFacts(TypedDict):
+    """A `Position` in JSON."""
+
+    epoch: int
+    place: int
+
+
+# `from` is a keyword, which no class can have as a field.
+_From = TypedDict("_From", {"from": _PositionFacts})
+
+
+@final
+class _Begin(_From):
+    """The line of a beginning, with the order of the records."""
+
+    generation: int
+    records: int
+    seed: int | None
+    block: int
+    fingerprint: str
+
+
+@final
+class _Step(TypedDict):
+    """The line of a step: what a worker has read."""
+
+    generation: int
+    epoch: int
+    places: list[int]
+    records: int
+    sum: int
+    left_out: int
+    rank: int
+    of: int
+
+
+@final
+class _Reached(TypedDict):
+    """The line that says how far training has come."""
+
+    generation: int
+    until: _PositionFacts
+
+
+_Line = _Begin | _Step | _Reached
 
 
 class SampleLedger:
@@ -45,9 +91,15 @@ class SampleLedger:
     def begin(self, plan: Plan, position: Position, generation: int) -> None:
         """Notes that training begins, or goes on, at ``position``; a new beginning starts a new file."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        # a run that goes on continues the chain after the last whole line
         self._chain = _mend(self._path) if position != Position() else ""
         self._file = self._path.open("a" if position != Position() else "w", encoding="utf-8")
-        order = {"records": plan.records, "seed": plan.seed, "block": plan.block, "fingerprint": plan.fingerprint}
+        order: dict[str, object] = {
+            "records": plan.records,
+            "seed": plan.seed,
+            "block": plan.block,
+            "fingerprint": plan.fingerprint,
+        }
         self._write({"from": dataclasses.asdict(position), "generation": generation, **order})
 
     def add(self, share: RecordShare) -> None:
@@ -82,7 +134,7 @@ class SampleLedger:
                 self._file.close()
             self._file = None
 
-    def _write(self, facts: dict[str, Any]) -> None:
+    def _write(self, facts: dict[str, object]) -> None:
         """Appends a line, unless training has ended."""
         with self._lock:
             if self._file is None:
@@ -94,7 +146,7 @@ class SampleLedger:
             self._file.flush()
 
 
-def _link(chain: str, facts: dict[str, Any]) -> str:
+def _link(chain: str, facts: dict[str, object]) -> str:
     return hashlib.sha256(f"{chain}{json.dumps(facts)}".encode()).hexdigest()[:32]
 
 
@@ -159,7 +211,7 @@ def verify(run_dir: Path) -> list[Epoch]:
         raise DataError(
             f"{run_dir} is no folder. Expected the directory of a run (`runs/...`, or what `--run-dir` named)."
         )
-    by_name: dict[str, list[list[dict[str, Any]]]] = {}
+    by_name: dict[str, list[list[_Line]]] = {}
     for path in sorted((run_dir / "data").glob("samples-*-rank-*.jsonl")):
         by_name.setdefault(path.stem.removeprefix("samples-").rpartition("-rank-")[0], []).append(_read_chain(path))
     if not by_name:
@@ -169,7 +221,7 @@ def verify(run_dir: Path) -> list[Epoch]:
     return [epoch for name, ledgers in by_name.items() for epoch in _epochs(name, ledgers)]
 
 
-def _read_chain(path: Path) -> list[dict[str, Any]]:
+def _read_chain(path: Path) -> list[_Line]:
     """Returns the lines of a file, each with its generation, and raises DataError if the chain of hashes breaks."""
     chain, generation, lines = "", 0, []
     whole = path.read_bytes().rpartition(b"\n")[0]  # a killed worker has not finished the last line
@@ -182,7 +234,8 @@ def _read_chain(path: Path) -> list[dict[str, Any]]:
                 f"{path}, line {number}: the line, or one before it, is not what was written: the chain of hashes breaks here."
             )
         generation = line.get("generation", generation)
-        lines.append({**facts, "generation": generation})
+        # the hash shows that `SampleLedger` has written the line
+        lines.append(cast(_Line, {**facts, "generation": generation}))
     return lines
 
 
@@ -195,7 +248,7 @@ def _parse_line(text: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _epochs(name: str, ledgers: list[list[dict[str, Any]]]) -> Iterable[Epoch]:
+def _epochs(name: str, ledgers: list[list[_Line]]) -> Iterable[Epoch]:
     lines = [line for ledger in ledgers for line in ledger]
     begins = {line["generation"]: line for line in lines if "from" in line}
     if not begins:  # all workers were killed before they had written a line
@@ -208,34 +261,33 @@ def _epochs(name: str, ledgers: list[list[dict[str, Any]]]) -> Iterable[Epoch]:
         yield _epoch(name, dataclasses.replace(plan, epoch=epoch), [line for line in counted if line["epoch"] == epoch])
 
 
-def _ends(lines: list[dict[str, Any]]) -> dict[int, dict[str, int]]:
+def _ends(lines: list[_Line]) -> dict[int, _PositionFacts]:
     """Returns the position up to which each generation is known to have trained."""
     found = {line["generation"]: line["from"] for line in lines if "from" in line}
     for line in lines:
         if "until" in line:
-            found[line["generation"]] = max(found[line["generation"]], line["until"], key=_place)
+            found[line["generation"]] = max(found[line["generation"]], line["until"], key=_as_pair)
     return found
 
 
-def _was_lost(line: dict[str, Any], begins: dict[int, dict[str, Any]], ends: dict[int, dict[str, int]]) -> bool:
-    """Returns whether a step does not count.
-
-    A step of an earlier generation is lost if a later generation went on from before it. A step of the last generation
-    is lost if it is not known to be trained.
-    """
+def _was_lost(line: _Step, begins: dict[int, _Begin], ends: dict[int, _PositionFacts]) -> bool:
+    """Returns whether a step does not count, because what was learnt from it was lost."""
+    # a step of an earlier generation is lost if a later generation went on from before it: with the weights; one of
+    # the last generation, if it is not known to be trained
     later = [begin["from"] for generation, begin in begins.items() if generation > line["generation"]]
-    end = min(later, key=_place) if later else ends[line["generation"]]
-    return (line["epoch"], line["places"][0]) >= _place(end)
+    end = min(later, key=_as_pair) if later else ends[line["generation"]]
+    return (line["epoch"], line["places"][0]) >= _as_pair(end)
 
 
-def _place(position: dict[str, int]) -> tuple[int, int]:
+def _as_pair(position: _PositionFacts) -> tuple[int, int]:
     return position["epoch"], position["place"]
 
 
-def _epoch(name: str, plan: Plan, lines: list[dict[str, Any]]) -> Epoch:
-    steps: dict[tuple[int, int], list[dict[str, Any]]] = {}
+def _epoch(name: str, plan: Plan, lines: list[_Step]) -> Epoch:
+    steps: dict[tuple[int, int], list[_Step]] = {}
     for line in lines:
         steps.setdefault((line["places"][0], line["places"][1]), []).append(line)
+    # steps must follow each other without a gap, and each must have been read by all ranks of one world
     end, workers = 0, []
     for (start, stop), shares in sorted(steps.items()):
         where = f"Data set {name}, epoch {plan.epoch}, records {start} to {stop} of its order"

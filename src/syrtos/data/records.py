@@ -7,9 +7,10 @@ import functools
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import overload
 
 import numpy as np
+import numpy.typing as npt
 
 from syrtos.comm.communicator import Communicator
 from syrtos.data.cache import Cache
@@ -85,11 +86,9 @@ class Records(Source):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of names, sizes and numbers of records of the files.
-
-        Their folder does not count, as it may differ between hosts.
-        """
+        """A hash of names, sizes and numbers of records of the files."""
         counts = np.diff(self._first).tolist()
+        # their folder does not count, as it may differ between hosts
         facts = [(Path(file.name).name, file.size, count) for file, count in zip(self._files, counts, strict=True)]
         return fingerprint_of((self._format.name, facts))
 
@@ -123,13 +122,14 @@ class Records(Source):
         files = self._files_of(indices).tolist()
         starts = (self._starts[indices] - before).tolist()
         stops = (self._starts[indices] + self._lengths[indices] + after).tolist()
-        if self._state[indices].any():
+        if self._state[indices].any():  # known to be bad from the index: nothing needs to be read
             self._raise_first(indices)
         wanted = [*zip(files, starts, stops, strict=True)]
         try:
             reads = {file: self._open_file(file).read for file in set(files)}
             return self._format.unwrap_all([reads[file](start, stop) for file, start, stop in wanted])
         except (ValueError, DataError):
+            # one by one, to find out which is bad, and to fetch damaged copies anew
             return [self._one(int(index), *place) for index, place in zip(indices, wanted, strict=True)]
 
     def prefetch(self, indices: Indices) -> None:
@@ -156,7 +156,11 @@ class Records(Source):
         index = int(indices[np.flatnonzero(self._state[indices])[0]])
         raise BadRecord(index, *self.place(index), _REASONS[int(self._state[index])])
 
-    def _files_of(self, indices: Any) -> Any:
+    @overload
+    def _files_of(self, indices: int) -> np.intp: ...
+    @overload
+    def _files_of(self, indices: Indices) -> npt.NDArray[np.intp]: ...
+    def _files_of(self, indices: int | Indices) -> np.intp | npt.NDArray[np.intp]:
         """Returns the number of the file of a record, or of each of several."""
         return np.searchsorted(self._first, indices, side="right") - 1
 
@@ -192,7 +196,7 @@ def _together(files: Sequence[File], comm: Communicator | None) -> tuple[list[Fi
     seen: list[set[tuple[str, int]]] = [{*theirs["seen"]} for theirs in everyone]
     if all(theirs == seen[0] for theirs in seen):
         return [*files], None
-    # a file that no worker sees is one bad record on all of them
+    # a file that no worker sees is one bad record on all of them; one that some see is lacking nowhere
     nowhere = {name for theirs in everyone for name in theirs["lacking"]} - {
         name for theirs in seen for name, _ in theirs
     }
@@ -212,6 +216,7 @@ def _all_tables(
 ) -> list[np.ndarray]:
     """Returns the index of each file; each worker makes a part of the indexes, and all workers get all."""
     rank, size = (comm.rank, comm.size) if comm else (0, 1)
+    # each file is indexed by one worker that sees it, in turn
     makers = [seen_by[k][k % len(seen_by[k])] if seen_by else k % size for k in range(len(files))]
     mine = [_table(file, layout, cache) for file, maker in zip(files, makers, strict=True) if maker == rank]
     if comm is None or size == 1:
@@ -219,6 +224,7 @@ def _all_tables(
     counts = comm.allgather(np.asarray([len(table) for table in mine], np.int64))
     rows = comm.allgather(np.concatenate([np.zeros((0, 3), np.int64), *mine]))
     parts = np.split(rows, np.cumsum(counts)[:-1]) if len(counts) else []
+    # what was gathered is in the order of the makers, and of the files of each
     order = sorted(range(len(files)), key=lambda k: (makers[k], k))
     return [part for _, part in sorted(zip(order, parts, strict=True), key=lambda pair: pair[0])]
 

@@ -15,7 +15,7 @@ import time
 import urllib.parse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from syrtos import settings
 from syrtos.data.cache import Cache
@@ -23,6 +23,11 @@ from syrtos.data.files import CachedFile, File, MissingFile
 from syrtos.data.names import folder_of, is_data, is_pattern, matches
 from syrtos.errors import ConfigurationError, DataError, OutOfReachError
 
+if TYPE_CHECKING:
+    from obstore import Bytes, ObjectMeta
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Config
+
+Answer = TypeVar("Answer")
 # Small enough for few bytes to be read in vain, large enough for the round trip not to matter.
 _PIECE = 2 << 20
 _PIECES_OPEN = 1024
@@ -34,11 +39,12 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 class RemoteFile(File):
     """An object whose pieces are fetched when they are needed, many at once."""
 
-    def __init__(self, store: Any, path: str, name: str, meta: Any, cache: Cache) -> None:
+    def __init__(self, store: ObjectStore, path: str, name: str, meta: ObjectMeta, cache: Cache) -> None:
         self._store, self._path, self._cache = store, path, cache
         self._open: dict[int, CachedFile] = {}
         self._forgotten: set[int] = set()
         self.name, self.size = name, int(meta["size"])
+        # servers of the web may send no ETag
         self.version = f"{meta['size']} {meta.get('e_tag') or meta['last_modified']}"
 
     def read(self, start: int, stop: int) -> bytes:
@@ -49,6 +55,7 @@ class RemoteFile(File):
             )
         pieces = range(start // _PIECE, -(-stop // _PIECE))
         if len(pieces) > 1:
+            # at once: one after another, each would cost a round trip
             self._fetch_all([piece for piece in pieces if piece not in self._open])
         return b"".join(
             self._open_piece(piece).read(max(start - piece * _PIECE, 0), min(stop - piece * _PIECE, _PIECE))
@@ -67,6 +74,7 @@ class RemoteFile(File):
         if pieces <= self._forgotten:  # fetched again already
             return False
         self._forgotten |= pieces
+        # other workers may have the damaged copy open: it is removed, and not written over
         for piece in pieces:
             self._cache.drop("piece", self._key(piece))
             self._open.pop(piece, None)
@@ -95,18 +103,20 @@ class RemoteFile(File):
 
         start, stop = piece * _PIECE, min((piece + 1) * _PIECE, self.size)
         got = ask_persistently(
-            lambda: _whole(obstore.get_range(self._store, self._path, start=start, end=stop), stop - start), self.name
+            lambda: _check_length(obstore.get_range(self._store, self._path, start=start, end=stop), stop - start),
+            self.name,
         )
         to.write_bytes(got)
 
 
-def _whole(body: Any, size: int) -> Any:
+def _check_length(body: Bytes, size: int) -> Bytes:
+    """Returns the bytes of a range, or raises ConnectionError if they are too few."""
     if len(body) != size:
         raise ConnectionError(f"{len(body)} bytes came instead of {size}")
     return body
 
 
-def ask_persistently(ask: Callable[[], Any], name: str) -> Any:
+def ask_persistently(ask: Callable[[], Answer], name: str) -> Answer:
     """Asks again, up to a number of times, after growing random pauses, until an answer comes.
 
     Raises:
@@ -132,8 +142,10 @@ def ask_persistently(ask: Callable[[], Any], name: str) -> Any:
                 f"{name} can't be read: {_first_line(error)}. Check the address and the credentials."
             ) from error
         except (exceptions.BaseError, OSError) as error:
+            # threads outlive the main thread's end: the process would wait for their pauses
             if not left or not threading.main_thread().is_alive():  # the process is ending
                 raise OutOfReachError(f"{name} could not be read in {_TRIES} tries: {_first_line(error)}.") from error
+        # random, so that workers that were refused together do not come back together
         time.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(pause * 2, _LONGEST_PAUSE)
     raise AssertionError("unreachable")
@@ -154,6 +166,7 @@ def find(pattern: str, cache: Cache) -> list[File]:
         try:
             meta = ask_persistently(lambda: obstore.head(store, path), pattern)
         except DataError:
+            # a folder may be named without its final slash, but a web server lists nothing
             is_folder = not base.startswith("http") and _any_under(store, path, pattern)
             return find(pattern + "/", cache) if is_folder else [MissingFile(pattern)]
         return [RemoteFile(store, path, pattern, meta, cache)]
@@ -166,7 +179,7 @@ def find(pattern: str, cache: Cache) -> list[File]:
     return [RemoteFile(store, name, f"{base}/{name}", by_path[name], cache) for name in wanted]
 
 
-def _any_under(store: Any, path: str, name: str) -> bool:
+def _any_under(store: ObjectStore, path: str, name: str) -> bool:
     import obstore
 
     return bool(ask_persistently(lambda: next(iter(obstore.list(store, prefix=path, chunk_size=1)), []), name))
@@ -178,8 +191,9 @@ def _split(url: str) -> tuple[str, str]:
     return f"{parts.scheme}://{parts.netloc}", parts.path.lstrip("/")
 
 
+# a store keeps its connections open: one for all files of a bucket
 @functools.cache
-def _store(base: str) -> Any:
+def _store(base: str) -> ObjectStore:
     try:
         from obstore.store import from_url
     except ImportError as error:
@@ -189,16 +203,15 @@ def _store(base: str) -> Any:
 
     env = settings.environment()
     endpoint = env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or ""
-    own: dict[str, Any] = {}
+    config: S3Config | None = None
     if base.startswith("s3://") and endpoint:
-        own["config"] = {"endpoint": endpoint, "virtual_hosted_style_request": False}
+        # stores of one's own have no host name for each bucket
+        config = {"endpoint": endpoint, "virtual_hosted_style_request": False}
     plain = base.startswith("http://") or endpoint.startswith("http://")
-    client: Any = {"timeout": "60s", "connect_timeout": "5s", "allow_http": plain}
-    retries: Any = {
-        "max_retries": 0,
-        "retry_timeout": datetime.timedelta(seconds=2),
-    }  # ours also cover bodies that end early
-    return from_url(base, client_options=client, retry_config=retries, **own)
+    client: ClientConfig = {"timeout": "60s", "connect_timeout": "5s", "allow_http": plain}
+    # ours (`ask_persistently`) also cover bodies that end early
+    retries: RetryConfig = {"max_retries": 0, "retry_timeout": datetime.timedelta(seconds=2)}
+    return from_url(base, config=config, client_options=client, retry_config=retries)
 
 
 @functools.cache

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import abc
 import hashlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from syrtos.data.plan import Indices
 from syrtos.errors import DataError
+
+Array = npt.NDArray[np.generic]
+# Arrays, or tuples, lists and dicts of them.
+ArrayTree: TypeAlias = "Array | Sequence[ArrayTree] | Mapping[str, ArrayTree]"
 
 
 class BadRecord(DataError):
@@ -47,7 +52,7 @@ class Source(abc.ABC):
         """Bytes of all records together."""
 
     @abc.abstractmethod
-    def read(self, indices: Indices) -> Any:
+    def read(self, indices: Indices) -> object:
         """Returns the records: a list of them, or arrays whose first dimension counts them.
 
         Raises:
@@ -82,7 +87,7 @@ def fingerprint_of(facts: object) -> str:
 class Arrays(Source):
     """Arrays in memory, or mapped from ``.npy`` files, whose rows are the records."""
 
-    def __init__(self, arrays: Any) -> None:
+    def __init__(self, arrays: ArrayTree) -> None:
         """Checks that all arrays have rows, and as many.
 
         Args:
@@ -111,42 +116,46 @@ class Arrays(Source):
     def fingerprint(self) -> str:
         """A hash of shapes, dtypes and some of the rows."""
         digest = hashlib.sha256()
+        # 16 rows: arrays may be mapped files that are larger than memory
         some = np.unique(np.linspace(0, max(self._rows - 1, 0), 16).astype(np.int64)) if self._rows else []
         for leaf in leaves(self._arrays):
             digest.update(f"{leaf.dtype} {leaf.shape}".encode())
+            # the bytes of objects are addresses, which differ between workers
             digest.update(np.ascontiguousarray(leaf[some]).tobytes() if self._rows and leaf.dtype != object else b"")
         return digest.hexdigest()[:16]
 
     def read(self, indices: Indices) -> Any:
         """Returns the rows of ``indices``, in the same structure of arrays."""
+        chosen: Indices | slice = indices
         if len(indices) and (np.diff(indices) == 1).all():
-            indices = slice(int(indices[0]), int(indices[-1]) + 1)  # type: ignore[assignment]
-        return map_arrays(lambda leaf: np.asarray(leaf[indices]), self._arrays)
+            # a view: numpy copies the rows of an array of indices
+            chosen = slice(int(indices[0]), int(indices[-1]) + 1)
+        return map_arrays(lambda leaf: np.asarray(leaf[chosen]), self._arrays)
 
     def place(self, index: int) -> tuple[str, int]:
         """Returns ``"array"``, and the row; see `Source.place`."""
         return "array", index
 
 
-def leaves(tree: Any) -> list[Any]:
+def leaves(tree: ArrayTree) -> list[Array]:
     """Returns the arrays of a structure of tuples, lists and dicts, in order."""
     if isinstance(tree, dict):
         return [leaf for key in tree for leaf in leaves(tree[key])]
     if isinstance(tree, tuple | list):
         return [leaf for part in tree for leaf in leaves(part)]
-    return [tree]
+    return [cast("Array", tree)]
 
 
-def map_arrays(function: Any, tree: Any) -> Any:
+def map_arrays(function: Callable[[Array], Array], tree: ArrayTree) -> ArrayTree:
     """Returns the structure with ``function`` applied to each array."""
     if isinstance(tree, dict):
         return {key: map_arrays(function, part) for key, part in tree.items()}
     if isinstance(tree, tuple | list):
         parts = [map_arrays(function, part) for part in tree]
-        return (
-            type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-        )  # a named tuple takes them one by one
-    return function(tree)
+        # a named tuple takes its parts one by one
+        kind = cast("Callable[..., ArrayTree]", type(tree))
+        return kind(*parts) if hasattr(tree, "_fields") else kind(parts)
+    return function(cast("Array", tree))
 
 
 def stack_records(records: Sequence[Any]) -> Any:

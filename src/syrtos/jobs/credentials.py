@@ -9,9 +9,9 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from syrtos.jobs.requests.request import source_of
+from syrtos.jobs.requests.hyperparameters import source_of
 from syrtos.jobs.storage.places import split
-from syrtos.jobs.store.home import Home
+from syrtos.jobs.store.home import REGION, Home
 from syrtos.jobs.store.job_store import Record, Store
 
 
@@ -46,8 +46,28 @@ def new_access_key() -> str:
     return "SYRJ" + secrets.token_hex(8).upper()
 
 
+def variables(home: Home, access_key: str, secret: str) -> dict[str, str]:
+    """Returns the environment variables with which a script's AWS clients reach the service."""
+    found = {
+        "AWS_ACCESS_KEY_ID": access_key,
+        "AWS_SECRET_ACCESS_KEY": secret,
+        "AWS_REGION": REGION,
+        "AWS_DEFAULT_REGION": REGION,
+        # else clients ask an address of EC2 for credentials, and wait until nobody answers
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "SAGEMAKER_REGION": REGION,
+    }
+    url = home.endpoint()
+    if url:
+        found |= {"AWS_ENDPOINT_URL": url, "S3_ENDPOINT_URL": url}
+        certificate = home.certificate()
+        found |= {"AWS_CA_BUNDLE": certificate} if certificate else {}
+    return found
+
+
 def job_secret(home: Home, access_key: str) -> str:
-    """Returns a job's secret key, derived from its access key and the owner's secret; it is not stored."""
+    """Returns a job's secret key."""
+    # derived from its access key and the owner's secret, and stored nowhere
     digest = hmac.digest(home.keys()[1].encode(), access_key.encode(), "sha256")
     return base64.urlsafe_b64encode(digest).decode()[:40]
 
@@ -55,8 +75,10 @@ def job_secret(home: Home, access_key: str) -> str:
 def caller_of(home: Home, store: Store, access_key: str) -> Caller | None:
     """Returns the present holder of an access key: the owner or a job that has not ended; None if there is none."""
     owner, secret = home.keys()
+    # in constant time, or the time of an answer would tell how much of a guess is right
     if hmac.compare_digest(access_key.encode(), owner.encode()):
         return Caller(secret, None)
+    # the keys of a job that has ended open nothing any more
     job = store.by_key(access_key) if access_key.startswith("SYRJ") else None
     return Caller(job_secret(home, access_key), job) if job and not job.state.final else None
 
@@ -68,6 +90,7 @@ def _read_prefixes(request: Mapping[str, Any]) -> list[str]:
 
 
 def _write_prefixes(request: Mapping[str, Any]) -> list[str]:
+    # with a slash at the end, or the job `a` could write where the results of `ab` are
     output = f"{request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{request['TrainingJobName']}/"
     checkpoints = (request.get("CheckpointConfig") or {}).get("S3Uri", "")
     return [output, checkpoints.rstrip("/") + "/" if checkpoints else ""]

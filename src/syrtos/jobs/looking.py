@@ -53,5 +53,6 @@ class Looking(ABC):
             except Exception as error:
                 self.report_failure(error)
             self.after_look()
+            # cleared after the wait: a `wake` during the look makes the next one follow at once
             self._wake.wait(self._pause)
             self._wake.clear()

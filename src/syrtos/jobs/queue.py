@@ -51,7 +51,8 @@ class Queue(Looking):
             self._service.home.reserve.keep()
             if backups := self._service.home.backups:
                 backups.keep()
-        except Exception as error:  # a full disk, say: jobs go on
+        except Exception as error:
+            # a full disk, say: jobs go on
             print(f"syrtos: the database could not be copied: {error}", file=sys.stderr, flush=True)
 
     def look(self) -> None:
@@ -61,6 +62,7 @@ class Queue(Looking):
                 del self._children[name]
         waiting, used, spots = [], 0, []
         for record in self._service.store.active():
+            # it was started, and its runner is gone before it wrote anything
             died_at_once = record.secondary == "Starting" and record.attempts
             if self._runs(record):
                 used += record.slots
@@ -70,7 +72,8 @@ class Queue(Looking):
                 waiting.append(record)
             else:
                 self._take_up_abandoned(record)
-        waiting.sort(key=lambda record: record.spot)  # a spot job does not start again before the job that preempted it
+        # a spot job does not start again before the job that preempted it
+        waiting.sort(key=lambda record: record.spot)
         self._begin(waiting, self._service.capacity - used, spots)
 
     def _runs(self, record: Brief) -> bool:
@@ -90,11 +93,13 @@ class Queue(Looking):
                 self._start(record)
                 continue
             self._wait(record)
-            if record.slots > self._service.capacity:  # the capacity is smaller than when the job was created
+            # the capacity is smaller than when the job was created: the others need not wait for it
+            if record.slots > self._service.capacity:
                 continue
             if not record.spot:
                 self._make_way(record.slots - free, spots)
-            free = 0  # in order: overtaking would starve big jobs
+            # in order: if later jobs overtook it, a big job might never find enough workers free
+            free = 0
 
     def _start(self, record: Brief) -> None:
         name, home = record.name, self._service.home
@@ -116,7 +121,8 @@ class Queue(Looking):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C in the service's terminal is not for the jobs
+                # Ctrl-C in the service's terminal is not for the jobs
+                start_new_session=True,
             )
 
     def _wait(self, record: Brief) -> None:
@@ -131,6 +137,7 @@ class Queue(Looking):
 
         If all of them together would not free enough, none is interrupted.
         """
+        # spot jobs that were asked in an earlier look have not ended yet
         leaving = sum(record.slots for record in spots if record.yields)
         candidates = [record for record in reversed(spots) if not record.yields and record.secondary == "Training"]
         if leaving + sum(record.slots for record in candidates) < missing:
@@ -159,7 +166,9 @@ class Queue(Looking):
         home, name = self._service.home, record.name
         current = self._service.store.get(name)
         if current is None or current.state.final or self._runs(record):
-            return  # it has just ended, or begun
+            # it has just ended, or begun
+            return
+        # its scripts may have outlived it
         processes.end(attempt.mark(home, name))
         home.forget_snapshots(name)
         retries = (current.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", _RESTARTS)

@@ -9,7 +9,7 @@ The SDK is imported when `Syrtos` is first asked for.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from syrtos.errors import ConfigurationError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Syrtos"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> type[Syrtos]:
     if name != "Syrtos":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from sagemaker.train.distributed import DistributedConfig  # pyright: ignore[reportMissingImports]
 
@@ -35,7 +35,7 @@ class Syrtos(DistributedConfig):
     engine: Literal["syrtos"] = "syrtos"
     version: str = syrtos.__version__
 
-    def model_post_init(self, context: Any, /) -> None:
+    def model_post_init(self, context: object, /) -> None:
         """Checks what pydantic can't.
 
         Raises:

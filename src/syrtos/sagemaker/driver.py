@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 # Beside this file: the job's secret, and wheels to install.
 SECRET, WHEELS = "secret", "wheels"
@@ -27,10 +27,24 @@ _LONGEST_FAILURE = 1000  # characters: SageMaker shows 1024
 _LAST_LINES = 12
 
 
+class Options(TypedDict, total=False):
+    """The fields of `syrtos.sagemaker.Syrtos` that say how the script is run."""
+
+    workers_per_host: int | None
+    options: list[str]
+
+
+class Config(Options):
+    """The fields of `syrtos.sagemaker.Syrtos`, as the SDK writes them for the driver."""
+
+    version: str
+
+
 def main() -> None:
     """Installs syrtos if need be, runs the script on all hosts, and ends with the run's exit code."""
     here, env = Path(__file__).resolve().parent, dict(os.environ)
-    config: dict[str, Any] = json.loads(env["SM_DISTRIBUTED_CONFIG"])
+    config: Config = json.loads(env["SM_DISTRIBUTED_CONFIG"])
+    # first of all: the command below is one of the syrtos that this installs
     install(config, here / WHEELS, env)
     words = command(config, env)
     print("Executing command:", shlex.join(words), flush=True)
@@ -40,7 +54,7 @@ def main() -> None:
     sys.exit(code)
 
 
-def command(config: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
+def command(config: Options, env: Mapping[str, str]) -> list[str]:
     """Returns the command line that trains, the same on each host.
 
     Args:
@@ -59,19 +73,17 @@ def command(config: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
     return [*run, script, *arguments(json.loads(env.get("SM_HPS") or "{}"))]
 
 
-def variables(config: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that tell syrtos of this host's workers, and libraries of the network between the hosts.
-
-    As AWS's drivers do, they name one interface: a container has others, through which no other host is reached.
-    """
+def variables(config: Options, env: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that tell syrtos of this host's workers, and libraries of the network between the hosts."""
     found = {"SYRTOS_SLOTS": str(workers(config, env))}
     interface = env.get("SM_NETWORK_INTERFACE_NAME")
     if interface and _hosts(env) > 1:
+        # one interface, as AWS's drivers name it: a container has others, through which no other host is reached
         found |= {name: interface for name in ("UCX_NET_DEVICES", "NCCL_SOCKET_IFNAME") if name not in env}
     return found
 
 
-def workers(config: Mapping[str, Any], env: Mapping[str, str]) -> int:
+def workers(config: Options, env: Mapping[str, str]) -> int:
     """Returns the number of workers of this host: as asked for, or one for each GPU, or one."""
     return config.get("workers_per_host") or int(env.get("SM_NUM_GPUS") or 0) or 1
 
@@ -80,12 +92,12 @@ def _hosts(env: Mapping[str, str]) -> int:
     return len(json.loads(env["SM_HOSTS"]))
 
 
-def arguments(hyperparameters: Mapping[str, Any]) -> list[str]:
+def arguments(hyperparameters: Mapping[str, object]) -> list[str]:
     """Returns hyperparameters as a command line, by the rules of the SDK's own drivers (common/utils.py, 1.27)."""
     return [word for name, value in hyperparameters.items() for word in (f"--{name}", _text(value))]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Returns texts as they are, all else as JSON; a text that is JSON is written anew, as there."""
     if isinstance(value, str):
         try:
@@ -95,7 +107,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def install(config: Mapping[str, Any], wheels: Path, env: Mapping[str, str]) -> None:
+def install(config: Config, wheels: Path, env: Mapping[str, str]) -> None:
     """Installs syrtos: from the wheels that came with the job, or, where it is not there yet, as pip finds it."""
     if "SYRTOS_JOB" in env:
         return  # `syrtos serve`: this is its own environment, which a job must not change
@@ -124,8 +136,9 @@ def _run(words: list[str], env: Mapping[str, str]) -> tuple[int, str]:
         for line in process.stdout:
             last.append(line)
             sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
+            sys.stdout.buffer.flush()  # SageMaker shows lines as they come, also those before a crash
     code = process.returncode
+    # a signal's number, as a shell would report it
     return (code if code >= 0 else 128 - code), b"".join(last).decode(errors="replace")
 
 

@@ -33,12 +33,14 @@ def collect(folder: Path, python: str) -> None:
         ConfigurationError: syrtos is not installed here, or a wheel can't be had.
     """
     folder.mkdir()
+    # syrtos as it is installed here, which no index may have
     found = _installed()
     pack(found, _PACKAGE, folder)
     wanted = [str(each) for each in needed(found.requires or ())]
     version = python or f"{sys.version_info[0]}.{sys.version_info[1]}"
     platforms = [word for name in _PLATFORMS for word in ("--platform", name)]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--dest", str(folder)]
+    # pip downloads for another Python only if nothing has to be built
     target = ["--only-binary", ":all:", "--python-version", version, *platforms]
     done = subprocess.run([*command, *target, *wanted], stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:

@@ -89,7 +89,7 @@ def test_a_snapshot_may_have_fewer_parts_than_there_is_room_for(memory: SlotsInM
     for part in (0, 1):
         slots.write(part, 1, 2, b"of two")
     slots.write(0, 2, 1, b"of one")
-    assert (slots.whole(), slots.committed_number(), slots.parts(1), slots.parts(2)) == ({1, 2}, 2, 2, 1)
+    assert (slots.complete_numbers(), slots.committed_number(), slots.parts(1), slots.parts(2)) == ({1, 2}, 2, 2, 1)
 
 
 def test_a_shorter_one_has_nothing_of_the_longer_before(memory: SlotsInMemory) -> None:

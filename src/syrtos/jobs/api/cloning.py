@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from syrtos.errors import ConfigurationError
-from syrtos.jobs.requests.request import decode, of_script
+from syrtos.jobs.requests.hyperparameters import decode, of_script
 from syrtos.jobs.store.job_store import Record
 from syrtos.settings import is_secret
 
 _PARTS = ("Environment", "HyperParameters")
 
 
-def offer(record: Record) -> dict[str, Any]:
-    """Returns the parts of a job that a person may change in a clone.
+class Offer(TypedDict):
+    """The parts of a job that a person may change in a clone.
 
-    These are the script's hyperparameters as JSON, and the names of secrets, whose values are not told; also the URI of
-    the job's checkpoints.
+    Attributes:
+        hyperparameters: the script's own, as JSON.
+        secrets: the names of secrets, whose values are not told.
+        checkpoints: the URI of the job's checkpoints, which the clone would go on from.
     """
+
+    hyperparameters: str
+    secrets: list[str]
+    checkpoints: str
+
+
+def offer(record: Record) -> Offer:
+    """Returns the parts of a job that a person may change in a clone."""
     request = record.request
     own = of_script(request.get("HyperParameters") or {})
     shown = {name: value for name, value in own.items() if not is_secret(name)}
@@ -54,6 +64,7 @@ def request_of(record: Record, name: str, hyperparameters: str, secrets: Mapping
     parts["HyperParameters"] = {k: v for k, v in before.items() if k not in own or is_secret(k)} | given
     if "sagemaker_job_name" in before:
         parts["HyperParameters"]["sagemaker_job_name"] = json.dumps(name)
+    # secrets are never copied: whoever may clone a job need not know them
     for part, values in parts.items():
         kept = {key: value for key, value in values.items() if key in given or not is_secret(key)}
         renewed = {key: secrets[key] for key in values if key not in kept and secrets.get(key)}
@@ -71,10 +82,12 @@ def _object(text: str) -> dict[str, Any]:
     return found
 
 
-def _encode(value: Any, before: str | None) -> str:
-    """Returns a value as the text that the API takes; an unchanged value keeps the text it was sent as."""
+def _encode(value: object, before: str | None) -> str:
+    """Returns a value as the text that the API takes."""
+    # an unchanged value keeps the text it was sent as, whichever of JSON's spellings it has
     if before is not None and json.dumps(decode(before)) == json.dumps(value):
         return before
+    # a text that can't be taken for another value needs no quotes, but keeps those that it had
     if isinstance(value, str) and decode(value) == value and not (before or "").startswith('"'):
         return value
     return json.dumps(value)

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.store.home import ACCOUNT
 
-# The arguments of `Estimator` that a request is made of.
-FACTS = (
-    "instance_count", "hyperparameters", "environment", "distribution", "metric_definitions", "checkpoint_s3_uri", "checkpoint_local_path",
-    "use_spot_instances", "max_wait", "max_run", "max_retry_attempts", "input_mode", "tags", "instance_type", "role", "framework_version",
-    "py_version", "image_uri",
-)  # fmt: skip
+
+class EstimatorFacts(TypedDict):
+    """The arguments of `Estimator` that a request is made of."""
+
+    instance_count: int
+    hyperparameters: Mapping[str, object] | None
+    environment: Mapping[str, object] | None
+    distribution: Mapping[str, Any] | None
+    metric_definitions: Sequence[Mapping[str, str]]
+    checkpoint_s3_uri: str | None
+    checkpoint_local_path: str | None
+    use_spot_instances: bool
+    max_wait: int | None
+    max_run: int
+    max_retry_attempts: int | None
+    input_mode: str
+    tags: Sequence[Mapping[str, str]]
+    instance_type: str
+    role: str | None
+    framework_version: str | None
+    py_version: str | None
+    image_uri: str | None
+
+
+FACTS = frozenset(EstimatorFacts.__annotations__)
 
 _CHANNEL_FACTS = (
     "uri",
@@ -30,8 +49,8 @@ _CHANNEL_FACTS = (
 
 
 def build(
-    name: str, program: str, code: str, output: str, inputs: Mapping[str, Any] | str | None, facts: Mapping[str, Any]
-) -> dict[str, Any]:
+    name: str, program: str, code: str, output: str, inputs: Mapping[str, object] | str | None, facts: EstimatorFacts
+) -> dict[str, object]:
     """Returns the request for a job whose source is at ``code``.
 
     Raises:
@@ -43,7 +62,7 @@ def build(
     stopping = {"MaxRuntimeInSeconds": facts["max_run"]}
     if facts["use_spot_instances"]:
         stopping["MaxWaitTimeInSeconds"] = facts["max_wait"] or facts["max_run"]
-    request: dict[str, Any] = {
+    request: dict[str, object] = {
         "TrainingJobName": name,
         "RoleArn": facts["role"] or f"arn:aws:iam::{ACCOUNT}:role/syrtos",
         "AlgorithmSpecification": {
@@ -75,19 +94,19 @@ def build(
     return {key: value for key, value in request.items() if value not in ([], {})}
 
 
-def _image(facts: Mapping[str, Any]) -> str:
+def _image(facts: EstimatorFacts) -> str:
     asked = facts["framework_version"]
     return f"tensorflow-training:{asked}-cpu-{facts['py_version'] or 'py3'}" if asked else "syrtos"
 
 
-def _channels(inputs: Mapping[str, Any] | str | None) -> list[dict[str, Any]]:
+def _channels(inputs: Mapping[str, object] | str | None) -> list[dict[str, object]]:
     if isinstance(inputs, (str, Path)):
         inputs = {"training": inputs}
     return [_channel(name, given) for name, given in (inputs or {}).items()]
 
 
-def _channel(name: str, given: Any) -> dict[str, Any]:
-    facts = dict(given) if isinstance(given, Mapping) else {"uri": given}
+def _channel(name: str, given: object) -> dict[str, object]:
+    facts: dict[str, object] = dict(given) if isinstance(given, Mapping) else {"uri": given}
     unknown = set(facts) - set(_CHANNEL_FACTS)
     if unknown or "uri" not in facts:
         raise ConfigurationError(
@@ -98,7 +117,7 @@ def _channel(name: str, given: Any) -> dict[str, Any]:
         "S3Uri": _uri(facts["uri"]),
         "S3DataDistributionType": facts.get("distribution", "FullyReplicated"),
     }
-    channel: dict[str, Any] = {"ChannelName": name, "DataSource": {"S3DataSource": source}}
+    channel: dict[str, object] = {"ChannelName": name, "DataSource": {"S3DataSource": source}}
     for fact, field in (
         ("input_mode", "InputMode"), ("content_type", "ContentType"), ("record_wrapping", "RecordWrapperType"),
         ("compression", "CompressionType"),
@@ -107,15 +126,16 @@ def _channel(name: str, given: Any) -> dict[str, Any]:
     return channel | ({"ShuffleConfig": {"Seed": facts["shuffle_seed"]}} if "shuffle_seed" in facts else {})
 
 
-def _uri(place: str | Path) -> str:
+def _uri(place: object) -> str:
     """Returns a path of this machine as a URI; a URI is returned as it is."""
     text = str(place)
+    # resolved here: the service's process has another working directory
     return text if "://" in text else Path(text).resolve().as_uri()
 
 
 def _distribution(asked: Mapping[str, Any]) -> dict[str, str]:
     """Returns the hyperparameters that SDK v2 makes of ``distribution=`` (estimator._distribution_configuration)."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for kind, options in asked.items():
         if kind == "mpi":
             found["sagemaker_mpi_enabled"] = options.get("enabled", False)

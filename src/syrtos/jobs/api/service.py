@@ -13,13 +13,14 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from syrtos.errors import ConfigurationError, DataError
 from syrtos.jobs.credentials import new_access_key
 from syrtos.jobs.observation import logs, metrics
 from syrtos.jobs.requests import states
-from syrtos.jobs.requests.request import InputChannel, Job, read, source_of
+from syrtos.jobs.requests.hyperparameters import source_of
+from syrtos.jobs.requests.request import InputChannel, Job, read
 from syrtos.jobs.requests.secrecy import redact
 from syrtos.jobs.runner import enter, training
 from syrtos.jobs.runner.programs import drivers_of
@@ -28,6 +29,12 @@ from syrtos.jobs.storage.places import Places
 from syrtos.jobs.store.home import ACCOUNT, REGION, Home
 from syrtos.jobs.store.job_store import Record, Store, columns
 from syrtos.jobs.store.tunings import TuningRecord, Tunings
+
+if TYPE_CHECKING:
+    from sqlalchemy import Column, ColumnElement
+    from sqlalchemy.sql.base import ReadOnlyColumnCollection
+
+    from syrtos.jobs.requests.shapes import Tag
 
 
 class ApiError(Exception):
@@ -61,7 +68,7 @@ class Service:
 
     # -- operations ----------------------------------------------------------------------------
 
-    def create_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
+    def create_training_job(self, request: dict[str, Any]) -> dict[str, object]:
         """Writes down a job, which runs as soon as there are workers for it."""
         name, now, job = request["TrainingJobName"], time.time(), self.check_request(request)
         record = Record(
@@ -78,8 +85,10 @@ class Service:
             wait_until=now + job.limits.waiting if job.spot and job.limits.waiting else None,
         )
         folder = self.home.job(name)
+        # the streams of a job that exists must not be touched
         if self.store.get(name) is not None:
             raise _in_use(name)
+        # before the row: once that is there, the queue may start the job, and clients ask for its streams
         logs.make(folder / "logs", job.hosts, now)
         if not self.store.add(record):
             raise _in_use(name)
@@ -92,13 +101,15 @@ class Service:
             ApiError: it asks for something that can't be done here.
         """
         name = request["TrainingJobName"]
-        if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", name):  # it will be a folder's
+        # the service's model says so too, but not every request comes through it, and the name will be a folder's
+        if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", name):
             raise ApiError(
                 "ValidationException", f"A job's name has letters, digits and hyphens, up to 63. Received: {name!r}."
             )
         try:
             self._check_uris(request)
             job = read(request, drivers_of(request, self.places), training.gpus())
+            # made only to find out whether the regular expressions can be read
             metrics.Metrics((request.get("AlgorithmSpecification") or {}).get("MetricDefinitions") or ())
             self._check_folders(job.channels)
             _check_network(job)
@@ -112,21 +123,21 @@ class Service:
             )
         return job
 
-    def describe_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
+    def describe_training_job(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Returns everything about a job."""
         return describe_job(self._find_record(request["TrainingJobName"]))
 
-    def list_training_jobs(self, request: dict[str, Any]) -> dict[str, Any]:
+    def list_training_jobs(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a page of jobs."""
         order = {"Name": columns.name, "Status": columns.status}.get(request.get("SortBy", ""), columns.created)
         descending = request.get("SortOrder") == "Descending"
         sorting = [order.desc() if descending else order, columns.name.desc() if descending else columns.name]
         limit, after = request.get("MaxResults") or 10, page_of(request.get("NextToken"))
         found, following = self.store.find(conditions(request), sorting, after, limit)
-        answer: dict[str, Any] = {"TrainingJobSummaries": [_summary(record) for record in found]}
+        answer: dict[str, object] = {"TrainingJobSummaries": [_summary(record) for record in found]}
         return answer | ({"NextToken": str(following)} if following is not None else {})
 
-    def stop_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
+    def stop_training_job(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Asks a job to end: its scripts get SIGTERM, and have two minutes."""
         record = self._find_record(request["TrainingJobName"])
         if record.state.final:
@@ -134,10 +145,10 @@ class Service:
                 "ValidationException",
                 f"The request was rejected because the training job is in status {record.state.status}.",
             )
-        self.store.change(record.name, _stopping)
+        self.store.change(record.name, _mark_stopping)
         return {}
 
-    def update_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
+    def update_training_job(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Records the settings that may change while a job runs; on one's own machine they have no effect."""
         record = self._find_record(request["TrainingJobName"])
         wanted = {name: request[name] for name in ("ProfilerConfig", "RemoteDebugConfig") if name in request}
@@ -147,7 +158,7 @@ class Service:
         self.store.change(record.name, lambda r: dataclasses.replace(r, request=new, modified=time.time()))
         return {"TrainingJobArn": arn(record.name)}
 
-    def delete_training_job(self, request: dict[str, Any]) -> dict[str, Any]:
+    def delete_training_job(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Deletes a job that has ended, with its logs; uploaded objects stay."""
         record = self._find_record(request["TrainingJobName"])
         if not record.state.final:
@@ -158,14 +169,15 @@ class Service:
                 "ResourceInUse",
                 f"Training job {record.name} belongs to tuning job {tuning.name}, which goes on: stop that first.",
             )
-        gone = self.home.jobs / f".{record.name}-{secrets.token_hex(4)}"  # a new job may have the name at once
+        # renamed first: a new job may have the name at once, while the files of this one are still being removed
+        gone = self.home.jobs / f".{record.name}-{secrets.token_hex(4)}"
         with contextlib.suppress(FileNotFoundError):
             self.home.job(record.name).rename(gone)
         self.store.remove(record.name)
         shutil.rmtree(gone, ignore_errors=True)
         return {}
 
-    def add_tags(self, request: dict[str, Any]) -> dict[str, Any]:
+    def add_tags(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Adds tags to a job, or replaces them."""
         new = {tag["Key"]: tag["Value"] for tag in request["Tags"]}
         record = self._of_arn(request["ResourceArn"])
@@ -174,14 +186,14 @@ class Service:
         self._tag(record, lambda tags: {**tags, **new})
         return {"Tags": _tags({**record.tags, **new})}
 
-    def list_tags(self, request: dict[str, Any]) -> dict[str, Any]:
+    def list_tags(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a page of a job's tags."""
         tags = _tags(self._of_arn(request["ResourceArn"]).tags)
         after, limit = page_of(request.get("NextToken")), request.get("MaxResults") or 50
         more = {"NextToken": str(after + limit)} if len(tags) > after + limit else {}
         return {"Tags": tags[after : after + limit], **more}
 
-    def delete_tags(self, request: dict[str, Any]) -> dict[str, Any]:
+    def delete_tags(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Removes tags from a job."""
         gone = {*request["TagKeys"]}
         self._tag(self._of_arn(request["ResourceArn"]), lambda tags: {k: v for k, v in tags.items() if k not in gone})
@@ -210,7 +222,8 @@ class Service:
             self.store.change(record.name, lambda r: dataclasses.replace(r, tags=how(r.tags)))
 
     def _check_folders(self, channels: Sequence[InputChannel]) -> None:
-        """Raises DataError for a file or folder of this machine that does not exist: it will not come."""
+        """Raises DataError for a file or folder of this machine that does not exist."""
+        # objects of a store may still come while the job waits; a folder with a wrong name will not
         for channel in channels:
             if channel.uri.startswith("file://") and not self.places.exists(channel.uri):
                 raise DataError(
@@ -227,7 +240,8 @@ class Service:
             (request.get("TensorBoardOutputConfig") or {}).get("S3OutputPath"),
         ]
         code = source_of(request.get("HyperParameters") or {})
-        for uri in filter(None, [*uris, code if "://" in code else ""]):  # a path is one of the instance
+        # source without a scheme is a path of the instance, and not of this machine
+        for uri in filter(None, [*uris, code if "://" in code else ""]):
             self.places.allow(uri)
 
 
@@ -253,12 +267,13 @@ _ECHOED = (
 )  # fmt: skip
 
 
-def describe_job(record: Record) -> dict[str, Any]:
+def describe_job(record: Record) -> dict[str, object]:
     """Returns DescribeTrainingJob's answer."""
     request, state = redact(record.request), record.state
     answer = {name: request[name] for name in _ECHOED if name in request}
     answer |= {
-        "OutputDataConfig": {"KmsKeyId": "", **request["OutputDataConfig"]},  # SDK v2's attach reads the key
+        # SDK v2's `attach` reads the key of encryption, whether there is one or not
+        "OutputDataConfig": {"KmsKeyId": "", **request["OutputDataConfig"]},
         "TrainingJobName": record.name,
         "TrainingJobArn": arn(record.name),
         "TrainingJobStatus": state.status,
@@ -289,7 +304,7 @@ def model_uri(record: Record) -> str:
     return f"{folder}/model" if output.get("CompressionType") == "NONE" else f"{folder}/model.tar.gz"
 
 
-def _times(record: Record) -> dict[str, Any]:
+def _times(record: Record) -> dict[str, object]:
     began = [t["StartTime"] for t in record.state.transitions if t["Status"] == "Downloading"]
     if not began:
         return {}
@@ -304,7 +319,7 @@ def _times(record: Record) -> dict[str, Any]:
     }
 
 
-def _summary(record: Record) -> dict[str, Any]:
+def _summary(record: Record) -> dict[str, object]:
     ended = {"TrainingEndTime": record.state.transitions[-1]["StartTime"]} if record.state.final else {}
     return {
         "TrainingJobName": record.name,
@@ -317,7 +332,9 @@ def _summary(record: Record) -> dict[str, Any]:
     }
 
 
-def conditions(request: Mapping[str, Any], columns: Any = columns) -> list[Any]:
+def conditions(
+    request: Mapping[str, Any], columns: ReadOnlyColumnCollection[str, Column[Any]] = columns
+) -> list[ColumnElement[bool]]:
     """Returns the conditions of a request that lists jobs, in terms of the columns of their table."""
     found = []
     for name, column, after in (
@@ -333,13 +350,14 @@ def conditions(request: Mapping[str, Any], columns: Any = columns) -> list[Any]:
     return found
 
 
-def _stopping(record: Record) -> Record | None:
+def _mark_stopping(record: Record) -> Record | None:
     if record.state.final or record.state.status == "Stopping":
         return None
+    # a job that uploads has trained, and ends by itself
     return record.with_transition("Stopping") if record.state.secondary != "Uploading" else None
 
 
-def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
+def _tags(tags: Mapping[str, str]) -> list[Tag]:
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 

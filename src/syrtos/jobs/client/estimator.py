@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.jobs.api import creation
@@ -60,7 +60,7 @@ class Estimator:
         dependencies: Sequence[str | Path] = (),
         git_config: Mapping[str, str] | None = None,
         instance_count: int = 1,
-        hyperparameters: Mapping[str, Any] | None = None,
+        hyperparameters: Mapping[str, object] | None = None,
         environment: Mapping[str, str] | None = None,
         distribution: Mapping[str, Any] | None = None,
         output_path: str | None = None,
@@ -87,7 +87,10 @@ class Estimator:
             dependencies,
             git_config,
         )
-        self._facts = {name: value for name, value in locals().items() if name in creation.FACTS}
+        # the arguments under their own names, which are those of SDK v2
+        self._facts = cast(
+            creation.EstimatorFacts, {name: value for name, value in locals().items() if name in creation.FACTS}
+        )
         self._base = base_job_name or re.sub(r"[^A-Za-z0-9]+", "-", Path(entry_point).stem).strip("-") or "job"
         self._output = output_path or f"s3://{BUCKET}/"
         self._home = Home(home)
@@ -95,7 +98,7 @@ class Estimator:
 
     def fit(
         self,
-        inputs: Mapping[str, Any] | str | None = None,
+        inputs: Mapping[str, object] | str | None = None,
         wait: bool = True,
         logs: bool = True,
         job_name: str | None = None,
@@ -121,9 +124,10 @@ class Estimator:
                 self._attend(service, name, own, logs)
 
     def create(
-        self, service: Service, inputs: Mapping[str, Any] | str | None = None, job_name: str | None = None
+        self, service: Service, inputs: Mapping[str, object] | str | None = None, job_name: str | None = None
     ) -> str:
         """Uploads the source, creates the job, and returns its name."""
+        # milliseconds, so that jobs of a loop have names of their own
         name = job_name or f"{self._base[:40]}-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() // 1_000_000 % 1000:03}"
         request = self.request(service, inputs, name)
         try:
@@ -133,7 +137,7 @@ class Estimator:
         self.latest_training_job = name
         return name
 
-    def request(self, service: Service, inputs: Mapping[str, Any] | str | None, name: str) -> dict[str, Any]:
+    def request(self, service: Service, inputs: Mapping[str, object] | str | None, name: str) -> dict[str, object]:
         """Uploads the source, and returns the request for the job."""
         code = f"s3://{BUCKET}/{name}/source/sourcedir.tar.gz"
         with tempfile.TemporaryDirectory() as scratch:
@@ -147,7 +151,7 @@ class Estimator:
         """The URI of the latest job's model."""
         return model_uri(local.find_record(local.service_of(self._home), self._latest()))
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Returns DescribeTrainingJob's answer about the latest job."""
         return describe_job(local.find_record(local.service_of(self._home), self._latest()))
 
@@ -166,6 +170,7 @@ class Estimator:
                 if logs:
                     print(f"algo-{instance + 1} | {line}", flush=True)
         except BaseException:
+            # a service of this process ends with it, and its job with the service
             if own:
                 print(f"syrtos: stopping {name}", file=sys.stderr)
                 local.stop(service, name)
@@ -204,12 +209,14 @@ class Estimator:
 
 
 def _filter_member(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    # large, or of this machine alone
     skipped = {".git", "__pycache__", ".venv", ".ipynb_checkpoints"}
     return None if skipped & set(Path(member.name).parts) else member
 
 
 def _clone_repository(config: Mapping[str, str], folder: Path) -> Path:
     repo = config.get("repo", "")
+    # git would take such a text as an option, or run the program that it names (`ext::...`)
     if not repo or repo.startswith("-") or "::" in repo:
         raise ConfigurationError(f"`git_config` needs a `repo` that git can clone. Received: {repo!r}.")
     wanted = config.get("commit") or config.get("branch")

@@ -28,7 +28,8 @@ def read(path: Path, also: Collection[str] = ()) -> dict[str, Any]:
         ConfigurationError: it can't be read, or has other keys.
     """
     try:
-        with path.open(encoding="utf-8") as file:  # whose name is then in what YAML says
+        # a file and not its text: YAML's messages then name it
+        with path.open(encoding="utf-8") as file:
             facts = yaml.safe_load(file)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"{path} can't be read: {error}") from error
@@ -40,7 +41,8 @@ def read(path: Path, also: Collection[str] = ()) -> dict[str, Any]:
             + f"{path} must be a mapping with `entry_point`, and may have {', '.join(sorted(known))}."
         )
     facts = {name: value for name, value in facts.items() if value is not None}
-    for name in ("source_dir", "entry_point"):  # relative to the file that names them
+    # relative to the file that names them; the entry point, only if it is not inside a source folder
+    for name in ("source_dir", "entry_point"):
         if name in facts and (name == "source_dir" or not {"source_dir", "git_config"} & set(facts)):
             facts[name] = str(path.parent / facts[name])
     return facts

@@ -34,6 +34,7 @@ def running(home: Home) -> Iterator[tuple[Service, bool]]:
     if home.endpoint() is not None:
         yield service_of(home, home.capacity()), False
         return
+    # only here: uvicorn and botocore take time to import, and a running service needs neither
     from syrtos.jobs.http.server import Server
 
     server = Server(home, cores())
@@ -65,6 +66,7 @@ def follow(service: Service, name: str, wait: bool = True) -> Iterator[tuple[int
     streams = logs.of(service.home.job(name) / "logs")
     offsets = [0] * len(streams)
     while True:
+        # asked before the streams are read: what a job has written before its end is not missed
         over = not wait or find_record(service, name).state.final
         for k, stream in enumerate(streams):
             for event in stream.all(offsets[k]):
@@ -90,19 +92,18 @@ def ask_to_stop(service: Service, name: str) -> None:
     except ApiError as error:
         raise ConfigurationError(str(error)) from error
     if not is_attended(service, name):
+        # nobody is there who would obey
         service.store.change(name, lambda record: record.with_end("Stopped"))
 
 
 def _ask_search_to_stop(service: Service, name: str) -> None:
-    """Asks a tuning job to end.
-
-    If no service runs, its training jobs are asked here, and the tuning job is recorded as stopped.
-    """
+    """Asks a tuning job to end."""
     try:
         Operations(service).stop_hyper_parameter_tuning_job({"HyperParameterTuningJobName": name})
     except ApiError as error:
         raise ConfigurationError(str(error)) from error
     if service.home.endpoint() is None:
+        # no service runs that would end its training jobs, and write down the end
         for trial in trials(service, name):
             with contextlib.suppress(ConfigurationError):
                 ask_to_stop(service, trial.name)
@@ -126,7 +127,8 @@ def stop_search(service: Service, name: str) -> None:
     with contextlib.suppress(ConfigurationError):
         _ask_search_to_stop(service, name)
     running = [trial.name for trial in trials(service, name) if trial.active]
-    for job in running:  # all at once: each may take as long as scripts have
+    # all at once, and only then waited for: each may take as long as scripts have
+    for job in running:
         with contextlib.suppress(ConfigurationError):
             ask_to_stop(service, job)
     for job in running:

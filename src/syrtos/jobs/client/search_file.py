@@ -36,8 +36,8 @@ class SearchFile:
 
     name: str
     job: Mapping[str, Any]
-    inputs: Any
-    config: Mapping[str, Any]
+    inputs: Mapping[str, object] | str | None
+    config: Mapping[str, object]
     alone: str = ""
     parents: tuple[str, ...] = ()
 
@@ -97,11 +97,12 @@ def read(path: Path) -> SearchFile:
     inputs = facts.pop("inputs", None)
     found = SearchFile(name, facts, inputs, config, alone, _parents(given.get("warm_start", [])))
     static = dict.fromkeys(facts.get("hyperparameters") or {}, "")
+    # the same checks as in the service, before anything is uploaded; static ones need names alone for them
     search.read(found.request({"HyperParameters": static, "AlgorithmSpecification": {}}), 0)
     return found
 
 
-def _objective(given: Any) -> tuple[str, str, str]:
+def _objective(given: object) -> tuple[str, str, str]:
     """Returns the metric, ``Minimize`` or ``Maximize``, and the metric's regular expression (empty: none)."""
     facts = dict(given) if isinstance(given, Mapping) else {}
     goals = [key for key in ("minimize", "maximize") if isinstance(facts.get(key), str)]
@@ -113,14 +114,14 @@ def _objective(given: Any) -> tuple[str, str, str]:
     return facts[goals[0]], goals[0].capitalize(), regex
 
 
-def _config(given: Mapping[str, Any], metric: str, goal: str) -> dict[str, Any]:
+def _config(given: Mapping[str, object], metric: str, goal: str) -> dict[str, object]:
     strategy = _STRATEGIES.get(str(given.get("strategy", "bayesian")).lower())
     if strategy is None:
         raise ConfigurationError(f"`strategy` is {', '.join(_STRATEGIES)}. Received: {given['strategy']!r}.")
     limits = {"MaxParallelTrainingJobs": _count(given, "parallel", 1)}
     if "jobs" in given or strategy != "Grid":
         limits["MaxNumberOfTrainingJobs"] = _count(given, "jobs", _JOBS)
-    config: dict[str, Any] = {
+    config: dict[str, object] = {
         "Strategy": strategy,
         "HyperParameterTuningJobObjective": {"Type": goal, "MetricName": metric},
         "ResourceLimits": limits,
@@ -129,12 +130,12 @@ def _config(given: Mapping[str, Any], metric: str, goal: str) -> dict[str, Any]:
     }
     if "seed" in given:
         config["RandomSeed"] = _count(given, "seed", 0, least=0)
-    return config | (
-        {"StrategyConfig": {"HyperbandStrategyConfig": _resource(given["resource"])}} if "resource" in given else {}
-    )
+    if "resource" in given:
+        config["StrategyConfig"] = {"HyperbandStrategyConfig": _resource(given["resource"])}
+    return config
 
 
-def _parents(given: Any) -> tuple[str, ...]:
+def _parents(given: object) -> tuple[str, ...]:
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigurationError(
@@ -143,14 +144,14 @@ def _parents(given: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _count(given: Mapping[str, Any], key: str, default: int, least: int = 1) -> int:
+def _count(given: Mapping[str, object], key: str, default: int, least: int = 1) -> int:
     value = given.get(key, default)
     if type(value) is not int or value < least:
         raise ConfigurationError(f"`{key}` is a whole number of at least {least}. Received: {value!r}.")
     return value
 
 
-def _resource(given: Any) -> dict[str, int]:
+def _resource(given: object) -> dict[str, int]:
     if not isinstance(given, Mapping) or set(given) - {"min", "max"}:
         raise ConfigurationError(
             f"`resource` has `min` and `max`: values of the metric that a trial reports. Received: {given!r}."
@@ -159,19 +160,19 @@ def _resource(given: Any) -> dict[str, int]:
     return {names[key]: _count(given, key, 1) for key in given}
 
 
-def _ranges(given: Any) -> dict[str, list[dict[str, Any]]]:
+def _ranges(given: object) -> dict[str, list[dict[str, object]]]:
     if not isinstance(given, Mapping) or not given:
         raise ConfigurationError(
             "`parameters` names at least one hyperparameter, as `lr: {min: 1e-4, max: 0.1, scale: log}` or `batch_size: [32, 64]`."
         )
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[dict[str, object]]] = {}
     for name, facts in given.items():
         kind, one = _range(str(name), facts)
         found.setdefault(f"{kind}ParameterRanges", []).append({"Name": str(name), **one})
     return found
 
 
-def _range(name: str, given: Any) -> tuple[str, dict[str, Any]]:
+def _range(name: str, given: object) -> tuple[str, Mapping[str, object]]:
     if isinstance(given, list):
         if not 1 <= len(given) <= _MOST_VALUES:
             raise ConfigurationError(f"A list has 1 to {_MOST_VALUES} values. Received for {name}: {len(given)}.")
@@ -187,6 +188,7 @@ def _range(name: str, given: Any) -> tuple[str, dict[str, Any]]:
     scale = _SCALES.get(str(given.get("scale", "auto")))
     if scale is None:
         raise ConfigurationError(f"The scale of {name} is {', '.join(_SCALES)}. Received: {given['scale']!r}.")
+    # not `isinstance`, which takes True for a number
     whole = all(type(given[end]) is int for end in ("min", "max"))
     ends = {"MinValue": str(given["min"]), "MaxValue": str(given["max"]), "ScalingType": scale}
     return "Integer" if whole else "Continuous", ends
@@ -212,15 +214,13 @@ def _send_along(facts: dict[str, Any], staying: Collection[Path]) -> str:
     )
 
 
-def _says_what_travels(facts: Mapping[str, Any]) -> bool:
+def _says_what_travels(facts: Mapping[str, object]) -> bool:
     return bool({"source_dir", "git_config", "dependencies"} & set(facts))
 
 
 def _name(path: Path, facts: Mapping[str, Any], staying: Collection[Path]) -> str:
-    """Returns the search's name, which differs for each search.
-
-    The same file in the same folder, with the same source, has the same name: it continues with the results so far.
-    """
+    """Returns the search's name, which differs for each search."""
+    # the same file in the same folder, with the same source, has the same name: it continues with the results so far
     script = Path(str(facts["entry_point"]))
     sent = [] if facts.get("git_config") else [Path(one) for one in facts.get("dependencies") or ()]
     if "source_dir" in facts and not facts.get("git_config"):
@@ -234,5 +234,5 @@ def _name(path: Path, facts: Mapping[str, Any], staying: Collection[Path]) -> st
     return f"{base or 'search'}-{digest}"
 
 
-def _decode(tuned: Mapping[str, str]) -> dict[str, Any]:
+def _decode(tuned: Mapping[str, str]) -> dict[str, object]:
     return {name: json.loads(text) for name, text in tuned.items()}

@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from syrtos.jobs.store.home import Home
 
@@ -31,22 +30,20 @@ def files_beside(script: Path, without: Collection[Path]) -> list[Path] | None:
 
 
 def digest(paths: Sequence[Path], without: Collection[Path]) -> str:
-    """Returns a SHA-256 digest of the names, sizes and contents of up to 20,000 files.
-
-    Beyond 2000 files or 64 MiB, the times of change stand for the contents.
-    """
+    """Returns a SHA-256 digest of the names, sizes and contents of up to 20,000 files."""
     found, room = hashlib.sha256(), _MOST_BYTES
     for number, file in enumerate(_files(paths, without)):
         if number >= 10 * _MOST_FILES:
             break
         facts = file.stat()
         room -= facts.st_size
+        # beyond 2000 files or 64 MiB, the times of change stand for the contents
         known = file.read_bytes() if room >= 0 and number < _MOST_FILES else str(facts.st_mtime_ns).encode()
         found.update(f"\0{os.path.relpath(file, paths[0].parent)}\0{facts.st_size}\0".encode() + known)
     return found.hexdigest()
 
 
-def staying(file: Path, facts: Mapping[str, Any]) -> set[Path]:
+def staying(file: Path, facts: Mapping[str, object]) -> set[Path]:
     """Returns the paths that are not sent as source: the search's file, channels, outputs and the service's folder."""
     inputs = facts.get("inputs") or {}
     channels = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
@@ -57,6 +54,7 @@ def staying(file: Path, facts: Mapping[str, Any]) -> set[Path]:
 
 
 def _travels(path: Path, without: Collection[Path]) -> bool:
+    # a folder with `pyvenv.cfg` is a virtual environment
     hidden = path.name.startswith(".") or path.name in _NO_SOURCE or (path / "pyvenv.cfg").exists()
     kind = not path.is_symlink() and (path.is_file() or path.is_dir()) and os.access(path, os.R_OK)
     here = path.resolve()

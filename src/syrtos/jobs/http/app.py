@@ -8,7 +8,7 @@ import hashlib
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -18,13 +18,14 @@ from starlette.types import Receive, Scope, Send
 
 from syrtos.jobs.api.service import ApiError, Service
 from syrtos.jobs.credentials import Caller, caller_of
-from syrtos.jobs.http import bodies, identity, model, protocols, refusals, s3, signing, unserved
+from syrtos.jobs.http import bodies, identity, model, protocols, refusals, signing, unserved
 from syrtos.jobs.http.bodies import TooLarge
 from syrtos.jobs.http.cloudwatch import LogsService
 from syrtos.jobs.http.cloudwatch_metrics import MetricsService
 from syrtos.jobs.http.exposition import Exposition
 from syrtos.jobs.http.page import Page
-from syrtos.jobs.http.s3 import S3, S3Error
+from syrtos.jobs.http.s3 import S3
+from syrtos.jobs.http.s3_form import S3Error, error_response
 from syrtos.jobs.http.signing import UnsignedRequest
 from syrtos.jobs.storage.objects import Changed
 from syrtos.jobs.tuning.operations import Operations
@@ -40,7 +41,7 @@ _TUNING = (
 _CHANGING = re.compile(r"(Create|Stop)(TrainingJob|HyperParameterTuningJob)")
 _LOGS = ("DescribeLogGroups", "DescribeLogStreams", "GetLogEvents", "FilterLogEvents")
 _QUICK = re.compile(r"SageMaker\.(DescribeTrainingJob|ListTrainingJobs|ListTags)")
-_Operation = Callable[[dict[str, Any]], dict[str, Any]]
+_Operation = Callable[[dict[str, Any]], Mapping[str, object]]
 
 
 class App:
@@ -55,7 +56,8 @@ class App:
         self._changed = changed
         self._s3 = S3(service.objects)
         self._metrics = MetricsService(service)
-        self._unsigned = (Page(service, changed), Exposition(service))  # they have keys of their own
+        # these check keys of their own: a token in a cookie, and one in a header
+        self._unsigned = (Page(service, changed), Exposition(service))
         self._operations = {
             "sagemaker": {
                 **{name: getattr(service, _snake(name)) for name in _TRAINING},
@@ -81,7 +83,8 @@ class App:
             url += "?" + request.scope["query_string"].decode("latin1")
         headers = {name.decode("latin1"): value.decode("latin1") for name, value in request.scope["headers"]}
         names = [name for name, _ in request.scope["headers"]]
-        if len(set(names)) < len(names):  # which of two was signed?
+        # one of the two may not be the one that was signed
+        if len(set(names)) < len(names):
             return _error(request, "", "InvalidRequest", "A header was sent twice.", 400)
         service = signing.service_of(url, headers)
         try:
@@ -100,26 +103,29 @@ class App:
             text = "At least one of the pre-conditions you specified did not hold."
             return _error(request, service, "PreconditionFailed", text, 412)
         except S3Error as error:
-            return s3.error_response(error, request)
+            return error_response(error, request)
         except ApiError as error:
             return _error(request, service, error.code, str(error), 400)
         except ClientDisconnect:
             raise
         except Exception:
+            # its details are for the service's own log: they may name files and keys
             traceback.print_exc(file=sys.stderr)
             text = "We encountered an internal error. Please try again."
             return _error(request, service, "InternalFailure" if service != "s3" else "InternalError", text, 500)
 
     async def _answer_signed(self, request: Request, url: str, headers: dict[str, str], service: str) -> Response:
         who = functools.partial(caller_of, self._service.home, self._service.store)
+        # before the body is read: strangers must not make the service hold megabytes
         if service != "s3" and who(signing.claimed_key(headers)) is None:
             raise UnsignedRequest("InvalidClientTokenId", "The security token included in the request is invalid.")
-        body = b"" if service == "s3" else await bodies.whole(request)
+        body = b"" if service == "s3" else await bodies.read_short(request)
         payload = headers.get("x-amz-content-sha256", signing.UNSIGNED)
         if service != "s3":
             payload = hashlib.sha256(body).hexdigest()
         now = datetime.datetime.now(datetime.UTC)
         signed = signing.check(request.method, url, headers, payload, who, now)
+        # by the signature itself, and not by what the request claims to be
         if signed.service != service:
             raise UnsignedRequest("SignatureDoesNotMatch", "The request was signed for another service.")
         if service == "s3":
@@ -130,24 +136,25 @@ class App:
             path = url.partition("?")[0]
             return await run_in_threadpool(self._metrics.answer, path, headers, body, signed.caller)
         target = headers.get("x-amz-target", "")
-        if (
-            service not in self._operations or request.method != "POST" or not target
-        ):  # SageMaker's endpoints have no target, but a path
+        if service not in self._operations or request.method != "POST" or not target:
+            # requests to endpoints, which SageMaker has too, name a path instead of a target
             path = "" if service not in self._operations else f" ({request.method} {url.partition('?')[0]})"
             raise ApiError(unserved.CODE, unserved.explain(service + path))
-        if _QUICK.fullmatch(target):  # a fifth of a millisecond: handing it to a thread would cost more
+        # such an answer takes a fifth of a millisecond: handing it to a thread would cost more
+        if _QUICK.fullmatch(target):
             return self._operate(service, target, body, signed.caller)
         return await run_in_threadpool(self._operate, service, target, body, signed.caller)
 
     def _operate(self, service: str, target: str, body: bytes, caller: Caller) -> Response:
-        described: Any = model.operation(model.service_model(service), target)
-        operate: _Operation | None = self._operations[service].get(described.name)
+        described = model.operation(model.service_model(service), target)
+        name = str(described.name)
+        operate: _Operation | None = self._operations[service].get(name)
         if operate is None:
-            raise ApiError(unserved.CODE, unserved.explain_operation(service, described.name))
-        request = model.parse_request(described.input_shape, body)
-        _check_allowed(caller, described.name, request)
+            raise ApiError(unserved.CODE, unserved.explain_operation(service, name))
+        request = model.parse_request(model.input_of(described), body)
+        _check_allowed(caller, name, request)
         result = model.answer(described, operate(request))
-        if _CHANGING.fullmatch(described.name):
+        if _CHANGING.fullmatch(name):
             self._changed()
         return Response(result, media_type="application/x-amz-json-1.1")
 
@@ -179,7 +186,7 @@ _NAMES = {
 }
 
 
-def _check_allowed(caller: Caller, name: str, request: dict[str, Any]) -> None:
+def _check_allowed(caller: Caller, name: str, request: Mapping[str, object]) -> None:
     """Raises ApiError if the caller may not do this: a script may only describe its own job."""
     own = name == "DescribeTrainingJob" and caller.job and request.get("TrainingJobName") == caller.job.name
     if caller.job is not None and not own:
@@ -188,7 +195,7 @@ def _check_allowed(caller: Caller, name: str, request: dict[str, Any]) -> None:
 
 def _error(request: Request, service: str, code: str, message: str, status: int) -> Response:
     if service == "s3" or not service:
-        return s3.error_response(S3Error(status, code, message), request)
+        return error_response(S3Error(status, code, message), request)
     if service in ("sts", "iam"):
         return identity.error(code, message, status)
     if service == "monitoring":

@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import google_crc32c
 from starlette.requests import Request
@@ -35,6 +35,7 @@ async def pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
         TooLarge: it is longer than ``limit`` bytes, or its header says so.
         Refused: the next piece did not come in time.
     """
+    # refused before the first byte is read; a client may also lie, or not say
     announced = request.headers.get("content-length", "0")
     if not announced.isdecimal() or int(announced) > limit:
         raise TooLarge
@@ -53,7 +54,7 @@ async def pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
         yield piece
 
 
-async def whole(request: Request, limit: int = _LARGEST_JSON) -> bytes:
+async def read_short(request: Request, limit: int = _LARGEST_JSON) -> bytes:
     """Returns a short body.
 
     Raises:
@@ -61,6 +62,7 @@ async def whole(request: Request, limit: int = _LARGEST_JSON) -> bytes:
         Refused: it did not come in time.
     """
     try:
+        # in all: a body that comes byte by byte would never end
         async with asyncio.timeout(PATIENCE):
             return b"".join([piece async for piece in pieces(request, limit)])
     except TimeoutError as error:
@@ -73,7 +75,7 @@ async def read_checked(request: Request, signed: Signed) -> bytes:
     Raises:
         Refused: it is not.
     """
-    body = await whole(request)
+    body = await read_short(request)
     if signed.payload not in (signing.UNSIGNED, hashlib.sha256(body).hexdigest()):
         raise UnsignedRequest(
             "XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' header does not match what was computed."
@@ -83,7 +85,7 @@ async def read_checked(request: Request, signed: Signed) -> bytes:
 
 
 class _Digest(Protocol):
-    def update(self, data: bytes, /) -> Any: ...
+    def update(self, data: bytes, /) -> object: ...
     def digest(self) -> bytes: ...
 
 
@@ -174,6 +176,7 @@ async def _remove_chunks(
         yield data
         await reader.line()
     while line := await reader.line(last=True):
+        # without a bound, trailers could fill the memory
         if len(trailers) >= 4:
             raise TooLarge
         name, _, value = line.decode("latin1").partition(":")
@@ -196,6 +199,7 @@ class _Reader:
         return line
 
     async def read_exactly(self, count: int) -> bytes:
+        # a chunk is held in memory, since its signature covers all of it
         if count > 8 << 20:
             raise TooLarge
         while len(self._held) < count:

@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from syrtos.jobs.api.service import ApiError, Service
@@ -27,13 +27,13 @@ class LogsService:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def describe_log_groups(self, request: dict[str, Any]) -> dict[str, Any]:
+    def describe_log_groups(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Returns the only group, if it has the name that is asked for."""
         prefix = request.get("logGroupNamePrefix") or request.get("logGroupNamePattern") or ""
         group = {"logGroupName": logs.GROUP, "creationTime": 0, "storedBytes": 0, "arn": _arn()}
         return {"logGroups": [group] if prefix in logs.GROUP else []}
 
-    def describe_log_streams(self, request: dict[str, Any]) -> dict[str, Any]:
+    def describe_log_streams(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Returns a page of streams, sorted by name."""
         _check_group(request)
         found = list(self._streams(request.get("logStreamNamePrefix") or ""))
@@ -43,12 +43,8 @@ class LogsService:
         more = {"nextToken": str(after + limit)} if len(found) > after + limit else {}
         return {"logStreams": page, **more}
 
-    def get_log_events(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Returns a page of one stream.
-
-        At the stream's end the answer has the token that was given, so that a client that waits for more repeats the
-        request with it.
-        """
+    def get_log_events(self, request: Mapping[str, Any]) -> dict[str, object]:
+        """Returns a page of one stream."""
         _check_group(request)
         stream, limit = self._stream(request["logStreamName"]), min(request.get("limit") or _MOST, _MOST)
         token = request.get("nextToken") or ("f/0" if request.get("startFromHead") else f"b/{stream.size}")
@@ -60,6 +56,7 @@ class LogsService:
         else:
             events = stream.before(offset, limit)
             begin = _begin_of(stream, events) if events else 0
+        # at the stream's end it is the token that was given: a client that waits for more asks with it again
         end = events[-1].end if events else offset
         return {
             "events": [_describe_event(event) for event in events if _in_time(event, request)],
@@ -67,7 +64,7 @@ class LogsService:
             "nextBackwardToken": f"b/{begin}",
         }
 
-    def filter_log_events(self, request: dict[str, Any]) -> dict[str, Any]:
+    def filter_log_events(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Returns a page of the events of several streams, sorted by time."""
         _check_group(request)
         names = request.get("logStreamNames")
@@ -81,7 +78,8 @@ class LogsService:
                 if _in_time(event, request) and all(term in event.text for term in wanted):
                     yield event, stream
 
-        # of each stream only what a page needs is read: one may be longer than memory
+        # of each stream only what a page needs is read: one may be longer than memory. One event more than the page has
+        # shows whether another page follows
         merged = heapq.merge(*map(choose_events, streams), key=lambda pair: (pair[0].time, pair[1].name, pair[0].end))
         found = list(itertools.islice(merged, limit + 1))
         page = found[:limit]
@@ -95,8 +93,10 @@ class LogsService:
     def _streams(self, prefix: str) -> Iterator[LogStream]:
         job, slash, _ = prefix.partition("/")
         if slash:
+            # the name becomes a path
             folders = [self._service.home.job(job)] if re.fullmatch(r"[A-Za-z0-9-]+", job) else []
         else:
+            # names have no other letters, which could mean something in a pattern
             folders = sorted(self._service.home.jobs.glob(re.sub(r"[^A-Za-z0-9-]", "?", job) + "*"))
         for folder in folders:
             yield from (stream for stream in logs.of(folder / "logs") if stream.name.startswith(prefix))
@@ -116,7 +116,7 @@ def _offsets(token: str | None) -> dict[str, int]:
         raise ApiError("InvalidParameterException", "The specified nextToken is invalid.") from error
 
 
-def _check_group(request: dict[str, Any]) -> None:
+def _check_group(request: Mapping[str, Any]) -> None:
     name = request.get("logGroupName") or request.get("logGroupIdentifier") or ""
     if name != logs.GROUP and not name.startswith(_arn()):
         raise ApiError("ResourceNotFoundException", "The specified log group does not exist.")
@@ -126,7 +126,7 @@ def _arn() -> str:
     return f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:{logs.GROUP}"
 
 
-def _describe_stream(stream: LogStream) -> dict[str, Any]:
+def _describe_stream(stream: LogStream) -> dict[str, object]:
     began = int(stream.name.rpartition("-")[2]) * 1000
     facts = {"logStreamName": stream.name, "creationTime": began, "arn": f"{_arn()}:log-stream:{stream.name}"}
     first = stream.read(0, 1)
@@ -136,16 +136,18 @@ def _describe_stream(stream: LogStream) -> dict[str, Any]:
     return facts | {"uploadSequenceToken": "0", "storedBytes": 0}
 
 
-def _describe_event(event: LogEvent) -> dict[str, Any]:
-    return {"timestamp": event.time, "message": event.text or " ", "ingestionTime": event.time}  # none may be empty
+def _describe_event(event: LogEvent) -> dict[str, object]:
+    # the service's model allows no empty message
+    return {"timestamp": event.time, "message": event.text or " ", "ingestionTime": event.time}
 
 
-def _in_time(event: LogEvent, request: dict[str, Any]) -> bool:
+def _in_time(event: LogEvent, request: Mapping[str, Any]) -> bool:
     return request.get("startTime", 0) <= event.time and event.time < request.get("endTime", 1 << 60)
 
 
 def _begin_of(stream: LogStream, events: list[LogEvent]) -> int:
-    """Returns the byte at which the first of some events begins: there the event before it ends."""
+    """Returns the byte at which the first of some events begins."""
+    # an event knows its end alone: it begins where the one before ends
     before = stream.before(events[0].end - 1, 1)
     return before[-1].end if before else 0
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypedDict
 
+from sqlalchemy import ColumnElement
 from starlette.responses import Response
 
 from syrtos.jobs.api.service import ApiError, Service
@@ -22,6 +23,25 @@ _JOB, _HOST = "TrainingJobName", "Host"
 _MOST_STATISTICS, _MOST_DATA, _MOST_METRICS = 1440, 100_800, 500
 _LISTED = 14 * 86400.0  # seconds: CloudWatch lists metrics that had values in the last two weeks
 _JOBS = 50
+
+
+# Returns the samples of all metrics of a job or an instance, given the name and the value of its dimension.
+ReadSeries = Callable[[str, str], Mapping[str, Sequence[Sample]]]
+
+
+class Dimension(TypedDict):
+    """The thing that a metric is about: a job, or an instance of one."""
+
+    Name: str
+    Value: str
+
+
+class MetricName(TypedDict):
+    """A metric in an answer."""
+
+    Namespace: str
+    MetricName: str
+    Dimensions: list[Dimension]
 
 
 class MetricsService:
@@ -45,10 +65,11 @@ class MetricsService:
             raise ApiError(unserved.CODE, unserved.explain_operation("cloudwatch", name))
         operation = model.service_model("cloudwatch").operation_model(name)
         result = self._operations[name](protocols.read(wire, operation, body))
+        # only for its check: the answer itself is in the client's protocol
         model.answer(operation, result)
         return wire.answer(operation, result)
 
-    def get_metric_statistics(self, request: dict[str, Any]) -> dict[str, Any]:
+    def get_metric_statistics(self, request: dict[str, Any]) -> dict[str, object]:
         """Returns the statistics of one metric over periods."""
         start, end, period = request["StartTime"], request["EndTime"], request["Period"]
         if request.get("ExtendedStatistics"):
@@ -66,13 +87,14 @@ class MetricsService:
         ]
         return {"Label": request["MetricName"], "Datapoints": points}
 
-    def get_metric_data(self, request: dict[str, Any]) -> dict[str, Any]:
+    def get_metric_data(self, request: dict[str, Any]) -> dict[str, object]:
         """Returns a page of the points of several metrics, metric by metric."""
         queries, left = request["MetricDataQueries"], min(request.get("MaxDatapoints", _MOST_DATA), _MOST_DATA)
         _check_queries(queries, request)
-        first, after = _place(request.get("NextToken"))
+        first, after = _parse_token(request.get("NextToken"))
+        # several queries ask for metrics of one job, whose files are read once for all of them
         read = functools.cache(self._series)
-        results: list[dict[str, Any]] = []
+        results: list[dict[str, object]] = []
         for number, query in enumerate(queries[first:], first):
             points = self._points(query, request, read)
             if number == first and after is not None:
@@ -81,13 +103,14 @@ class MetricsService:
             left -= len(page)
             results.append(_result(query, page, len(page) == len(points)))
             if len(page) < len(points):
+                # a time, and not a number of points: a job that trains adds points in the meantime
                 last = page[-1][0] if page else after if number == first else None
                 return {"MetricDataResults": results, "NextToken": f"{number}:{'' if last is None else last}"}
         return {"MetricDataResults": results}
 
-    def list_metrics(self, request: dict[str, Any]) -> dict[str, Any]:
+    def list_metrics(self, request: dict[str, Any]) -> dict[str, object]:
         """Returns a page of the metrics of jobs changed in the last two weeks, those of the newest jobs first."""
-        found: list[dict[str, Any]] = []
+        found: list[MetricName] = []
         if request.get("Namespace", logs.GROUP) != logs.GROUP:
             return {"Metrics": found}
         wanted = {one["Name"]: one.get("Value") for one in request.get("Dimensions") or ()}
@@ -99,7 +122,9 @@ class MetricsService:
 
     # -- values --------------------------------------------------------------------------------
 
-    def _points(self, query: dict[str, Any], request: dict[str, Any], read: Any) -> list[tuple[float, float]]:
+    def _points(
+        self, query: Mapping[str, Any], request: Mapping[str, Any], read: ReadSeries
+    ) -> list[tuple[float, float]]:
         stat = query["MetricStat"]
         samples = self._samples(stat["Metric"], stat, read)
         found = series.over_periods(samples, request["StartTime"], request["EndTime"], stat["Period"])
@@ -107,12 +132,12 @@ class MetricsService:
             (sample.time, STATISTICS[stat["Stat"]](sample)) for sample in (found if _ascends(request) else found[::-1])
         ]
 
-    def _samples(self, metric: Mapping[str, Any], asked: Mapping[str, Any], read: Any) -> Sequence[Sample]:
+    def _samples(self, metric: Mapping[str, Any], asked: Mapping[str, Any], read: ReadSeries) -> Sequence[Sample]:
         """Returns the samples of a metric; none if there is no such metric, or none with the unit that is asked for."""
         dimensions, unit = metric.get("Dimensions") or (), _unit(metric)
         if metric.get("Namespace") != logs.GROUP or len(dimensions) != 1 or asked.get("Unit", unit) != unit:
             return []
-        return read(dimensions[0]["Name"], dimensions[0]["Value"]).get(metric.get("MetricName"), [])
+        return read(dimensions[0]["Name"], dimensions[0]["Value"]).get(metric.get("MetricName", ""), [])
 
     def _series(self, dimension: str, value: str) -> Mapping[str, Sequence[Sample]]:
         """Returns the samples of all metrics of a job or an instance, by the metric's name."""
@@ -127,10 +152,12 @@ class MetricsService:
 
     # -- names ---------------------------------------------------------------------------------
 
-    def _jobs(self, wanted: Mapping[str, Any], request: Mapping[str, Any], first: int) -> Iterator[tuple[int, Record]]:
+    def _jobs(
+        self, wanted: Mapping[str, str | None], request: Mapping[str, object], first: int
+    ) -> Iterator[tuple[int, Record]]:
         """Yields jobs from number ``first`` on, with their numbers."""
         recent = 3 * 3600.0 if request.get("RecentlyActive") else _LISTED
-        conditions = [columns.modified >= time.time() - recent]
+        conditions: list[ColumnElement[bool]] = [columns.modified >= time.time() - recent]
         named = {str(value).partition("/")[0] for value in wanted.values() if value is not None}
         conditions += [columns.name == name for name in named]
         after: int | None = first
@@ -139,7 +166,7 @@ class MetricsService:
             page, after = self._service.store.find(conditions, [columns.created.desc(), columns.name], begin, _JOBS)
             yield from enumerate(page, begin)
 
-    def _metrics(self, record: Record, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def _metrics(self, record: Record, wanted: Mapping[str, str | None]) -> Iterator[MetricName]:
         folder = self._service.home.job(record.name)
         if {*wanted} <= {_JOB}:
             names = record.metrics if _has_definitions(record) else series.of_job(folder, False)
@@ -153,11 +180,11 @@ def _has_definitions(record: Record) -> bool:
     return bool((record.request.get("AlgorithmSpecification") or {}).get("MetricDefinitions"))
 
 
-def _metric(name: str, dimension: str, value: str) -> dict[str, Any]:
+def _metric(name: str, dimension: str, value: str) -> MetricName:
     return {"Namespace": logs.GROUP, "MetricName": name, "Dimensions": [{"Name": dimension, "Value": value}]}
 
 
-def _is_wanted(metric: Mapping[str, Any], wanted: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+def _is_wanted(metric: MetricName, wanted: Mapping[str, str | None], request: Mapping[str, object]) -> bool:
     """Returns whether a metric has the name and the dimensions that a request asks for."""
     values = {one["Name"]: one["Value"] for one in metric["Dimensions"]}
     named = request.get("MetricName", metric["MetricName"]) == metric["MetricName"]
@@ -210,11 +237,11 @@ def _check_queries(queries: Sequence[Mapping[str, Any]], request: Mapping[str, A
             )
 
 
-def _ascends(request: Mapping[str, Any]) -> bool:
+def _ascends(request: Mapping[str, object]) -> bool:
     return request.get("ScanBy") == "TimestampAscending"
 
 
-def _result(query: Mapping[str, Any], points: Sequence[tuple[float, float]], complete: bool) -> dict[str, Any]:
+def _result(query: Mapping[str, Any], points: Sequence[tuple[float, float]], complete: bool) -> dict[str, object]:
     return {
         "Id": query["Id"],
         "Label": query.get("Label") or query["MetricStat"]["Metric"].get("MetricName") or query["Id"],
@@ -224,7 +251,7 @@ def _result(query: Mapping[str, Any], points: Sequence[tuple[float, float]], com
     }
 
 
-def _place(token: str | None) -> tuple[int, float | None]:
+def _parse_token(token: str | None) -> tuple[int, float | None]:
     """Returns the place at which a page of GetMetricData begins.
 
     It is the number of a query, and the time of the last of this query's points that were given, or None.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from syrtos.errors import SyrtosError
@@ -42,17 +43,18 @@ class Details:
             "artifacts": {kind: self.artifact(job, kind) is not None for kind in _ARTIFACTS},
         }
 
-    def artifact(self, job: dict[str, Any], kind: str) -> JobFile | None:
+    def artifact(self, job: Mapping[str, Any], kind: str) -> JobFile | None:
         """Returns the archive of ``model`` or ``output`` that a job has left; None without one."""
         uri = job["ModelArtifacts"]["S3ModelArtifacts"]
         name = f"{kind}.tar.gz"
+        # the output is beside the model; either may be missing
         try:
             found = self._service.places.under(uri.removesuffix("model.tar.gz") + name)
         except SyrtosError:
             return None
         return next((source for source in found if source.name == name), None)
 
-    def _run(self, record: Record) -> dict[str, Any]:
+    def _run(self, record: Record) -> dict[str, object]:
         """Returns the way in which the job is run, from its last attempt's record, or before that from its request."""
         facts = runs.read(self._service.home.job(record.name)) or self._describe_request(record)
         program = facts.get("program", {})
@@ -66,9 +68,10 @@ class Details:
             "versions": facts.get("versions", {}),
         }
 
-    def _describe_request(self, record: Record) -> dict[str, Any]:
+    def _describe_request(self, record: Record) -> Mapping[str, Any]:
         request = redact(record.request)
         try:
             return runs.describe_program(read(request, drivers_of(request, self._service.places), training.gpus()))
-        except SyrtosError:  # its files are gone
+        except SyrtosError:
+            # files that the request names, such as SDK v3's drivers, are gone
             return {}

@@ -37,6 +37,7 @@ class Exposition:
         self._service = service
         self._expected = f"Bearer {token(service.home)}".encode()
         self._figures: dict[Path, Figures] = {}
+        # `Figures` reads files on from where it was: not for two scrapes at once
         self._reading = threading.Lock()
 
     def serves(self, request: Request) -> bool:
@@ -102,7 +103,8 @@ def _trains(job: Brief) -> bool:
 
 
 def _is_read(figures: Figures) -> bool:
-    """Returns whether a run's files could be read; damaged files of one job must not hide other jobs."""
+    """Returns whether a run's files could be read."""
+    # damaged files of one job must not hide other jobs
     try:
         figures.points()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

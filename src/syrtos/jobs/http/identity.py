@@ -44,10 +44,8 @@ def _role(name: str) -> str:
 
 
 def _allow_all(asked: dict[str, str]) -> str:
-    """Returns an answer that allows every action.
-
-    Roles have no effect here: a caller that may create a job has all permissions of jobs.
-    """
+    """Returns an answer that allows every action."""
+    # roles have no effect here: a caller that may create a job has all permissions of jobs
     actions = [value for name, value in asked.items() if name.startswith("ActionNames.member.")]
     members = "".join(
         f"<member><EvalActionName>{escape(action)}</EvalActionName><EvalResourceName>*</EvalResourceName><EvalDecision>allowed</EvalDecision></member>"

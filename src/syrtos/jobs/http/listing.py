@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+from sqlalchemy import ColumnElement
 
 from syrtos.jobs.api.service import Service, describe_job
 from syrtos.jobs.observation import metrics
-from syrtos.jobs.requests.request import decode
+from syrtos.jobs.observation.metrics import EpochFacts
+from syrtos.jobs.requests.hyperparameters import decode
 from syrtos.jobs.requests.secrecy import redact
 from syrtos.jobs.store import runs
 from syrtos.jobs.store.job_store import Record, columns
@@ -21,7 +25,7 @@ _SEARCHED = 5000  # jobs, at most, in one search
 _KEPT = _SEARCHED  # ended jobs, which do not change, in memory: those of a search, or none would be found there
 _WAITING = ("Starting", "Pending", "Interrupted", "Restarting")
 _GOING_ON = columns.status.in_(("InProgress", "Stopping"))
-_KINDS: dict[str, tuple[Any, ...]] = {
+_KINDS: dict[str, tuple[ColumnElement[bool], ...]] = {
     "running": (_GOING_ON, columns.secondary.not_in(_WAITING)),
     "waiting": (_GOING_ON, columns.secondary.in_(_WAITING)),
     "failed": (columns.status == "Failed",),
@@ -34,12 +38,30 @@ _SHOWN = (
 )  # fmt: skip
 
 
+class Glimpse(TypedDict):
+    """The facts about a job that are shown at a glance.
+
+    Attributes:
+        metric: the name and the value that say most about it.
+        left: an estimate of the seconds that are left of its training.
+    """
+
+    metric: tuple[str, float] | None
+    left: float | None
+
+
+class RunGlimpse(Glimpse):
+    """A `Glimpse`, and the name of the job's script."""
+
+    script: str
+
+
 class Listing:
     """Answers about many jobs."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._ended: dict[tuple[str, float], dict[str, Any]] = {}
+        self._ended: dict[tuple[str, float], RunGlimpse] = {}
 
     def answer(self, search: str, kind: str) -> dict[str, Any]:
         """Returns the newest jobs of a kind in which each word of ``search`` is found; an unknown kind means all."""
@@ -52,8 +74,9 @@ class Listing:
             "used": self._workers_in_use(),
         }
 
-    def _find_jobs(self, words: list[str], conditions: tuple[Any, ...]) -> tuple[list[Record], bool]:
+    def _find_jobs(self, words: list[str], conditions: tuple[ColumnElement[bool], ...]) -> tuple[list[Record], bool]:
         """Returns jobs, newest first, and whether there may be more."""
+        # page by page, until there are enough: words can't be searched for in the database
         found: list[Record] = []
         after: int | None = 0
         while after is not None and after < _SEARCHED and len(found) < _MOST:
@@ -63,6 +86,7 @@ class Listing:
         return found[:_MOST], after is not None or len(found) > _MOST
 
     def _fits(self, record: Record, words: list[str]) -> bool:
+        # without secrets: a search must not tell whether a guess at one is right
         request, state = redact(record.request), record.state
         given = {**record.tags, **(request.get("HyperParameters") or {})}
         pairs = [f"{name}={decode(value)}" for name, value in given.items()]
@@ -82,19 +106,21 @@ class Listing:
         active = self._service.store.active()
         return sum(job.slots for job in active if job.attempts and job.secondary not in _WAITING[1:])
 
-    def _row(self, record: Record) -> dict[str, Any]:
+    def _row(self, record: Record) -> dict[str, object]:
         job = describe_job(record)
         row = {name: job[name] for name in _SHOWN if name in job} | self._of_run(record)
         return row | ({"reason": gist(record.failure)} if record.failure else {})
 
-    def _of_run(self, record: Record) -> dict[str, Any]:
-        """Returns the facts from the job's folder, which is read only once after the job has ended."""
+    def _of_run(self, record: Record) -> RunGlimpse:
+        """Returns the facts from the job's folder."""
+        # an ended job's folder does not change, and is read only once; the time tells jobs of one name apart
         key = (record.name, record.created)
         if key in self._ended:
             return self._ended[key]
         folder = self._service.home.job(record.name)
-        facts = glimpse(record, [metrics.epochs(run) for run in runs.folders(folder)])
-        facts["script"] = runs.read(folder).get("program", {}).get("name") or script_of(record)
+        script = runs.read(folder).get("program", {}).get("name") or script_of(record)
+        seen = glimpse(record, [metrics.epochs(run) for run in runs.folders(folder)])
+        facts: RunGlimpse = {**seen, "script": script}
         if record.state.final:
             if len(self._ended) >= _KEPT:
                 self._ended.clear()
@@ -102,7 +128,7 @@ class Listing:
         return facts
 
 
-def glimpse(record: Record, epochs: list[list[dict[str, Any]]]) -> dict[str, Any]:
+def glimpse(record: Record, epochs: Sequence[Sequence[EpochFacts]]) -> Glimpse:
     """Returns the value that says most about a job, and, while it trains, an estimate of the seconds that are left.
 
     Args:

@@ -6,7 +6,8 @@ import datetime
 import functools
 import json
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import botocore.session
 from botocore import validate
@@ -32,14 +33,19 @@ def operation(model: ServiceModel, target: str) -> OperationModel:
         ApiError: there is none.
     """
     prefix, _, name = target.rpartition(".")
-    names: Any = model.operation_names
-    facts: Any = model.metadata
+    # botocore has no types, and its lazy properties look like objects of another class
+    names, facts = cast("list[str]", model.operation_names), cast("Mapping[str, str]", model.metadata)
     if prefix != facts.get("targetPrefix") or name not in names:
         raise ApiError("UnknownOperationException", f"Unknown operation {target!r}.")
     return model.operation_model(name)
 
 
-def parse_request(shape: Shape | None, body: bytes) -> dict[str, Any]:
+def input_of(operation: OperationModel) -> Shape | None:
+    """Returns the shape of an operation's parameters; None if it has none."""
+    return cast("Shape | None", operation.input_shape)
+
+
+def parse_request(shape: Shape | None, body: bytes) -> dict[str, object]:
     """Returns a request's parameters from its body.
 
     Raises:
@@ -56,7 +62,7 @@ def parse_request(shape: Shape | None, body: bytes) -> dict[str, Any]:
     return check_params({name: value for name, value in params.items() if value is not None}, shape)
 
 
-def check_params(params: dict[str, Any], shape: Shape, code: str = "ValidationException") -> dict[str, Any]:
+def check_params(params: dict[str, Any], shape: Shape, code: str = "ValidationException") -> dict[str, object]:
     """Returns a request's parameters after a check by the service's model.
 
     Args:
@@ -75,12 +81,13 @@ def _no_number(text: str) -> float:
     raise ValueError(f"{text} is no number")
 
 
-def answer(operation: OperationModel, result: dict[str, Any]) -> bytes:
+def answer(operation: OperationModel, result: Mapping[str, object]) -> bytes:
     """Returns an answer's body, checked against the model as a client would."""
     shape = operation.output_shape
     if shape is None:
         return b"{}"
     report = _Answers().validate(result, shape)
+    # a mistake of this service, which a client would report as its own
     if report.has_errors():
         raise AssertionError(f"{operation.name} would answer what its model does not allow: {report.generate_report()}")
     return json.dumps(result).encode()
@@ -89,13 +96,13 @@ def answer(operation: OperationModel, result: dict[str, Any]) -> bytes:
 class _Answers(ParamValidator):
     """Checks answers, whose times are seconds, as in JSON 1.1."""
 
-    def _validate_timestamp(self, param: Any, shape: Shape, errors: Any, name: str) -> None:
+    def _validate_timestamp(self, param: object, shape: Shape, errors: validate.ValidationErrors, name: str) -> None:
         if isinstance(param, bool) or not isinstance(param, (int, float)):
             errors.report(name, "invalid type", param=param, valid_types=["seconds since 1970"])
 
 
 class _Errors(validate.ValidationErrors):
-    def _format_error(self, error: Any) -> str:
+    def _format_error(self, error: tuple[str, str, Mapping[str, object]]) -> str:
         reason, name, additional = error
         if reason == "constraint":
             return (
@@ -108,7 +115,7 @@ class _Errors(validate.ValidationErrors):
 class _Strict(_Answers):
     """Checks all that the model says: botocore's clients leave lengths, patterns and enumerations to the service."""
 
-    def validate(self, params: Any, shape: Shape) -> _Errors:
+    def validate(self, params: object, shape: Shape) -> _Errors:
         errors = _Errors()
         self._validate(params, shape, errors, name="")
         return errors
@@ -117,15 +124,15 @@ class _Strict(_Answers):
         """Returns True, so that botocore looks at more than the types of the texts and numbers in a list."""
         return True
 
-    def _validate(self, params: Any, shape: Shape, errors: Any, name: str) -> None:
+    def _validate(self, params: object, shape: Shape, errors: validate.ValidationErrors, name: str) -> None:
+        # for Python True is a number too
         if isinstance(params, bool) and shape.type_name != "boolean":
             errors.report(name, "invalid type", param=params, valid_types=[shape.type_name])
             return
         super()._validate(params, shape, errors, name)
         if isinstance(params, str) and shape.type_name == "string":
             self._check_string(params, shape, errors, name)
-        facts: Any = shape.metadata
-        most = facts.get("max")
+        most = _metadata(shape).get("max")
         if most is not None and _measure(params) > most:
             errors.report(
                 name,
@@ -134,9 +141,10 @@ class _Strict(_Answers):
                 constraint=f"have length or value less than or equal to {most}",
             )
 
-    def _check_string(self, text: str, shape: Shape, errors: Any, name: str) -> None:
-        facts: Any = shape.metadata
+    def _check_string(self, text: str, shape: Shape, errors: validate.ValidationErrors, name: str) -> None:
+        facts = _metadata(shape)
         allowed, pattern = facts.get("enum"), facts.get("pattern")
+        # jobs run here whatever their instances are called, also on types that are younger than this botocore
         if allowed and text not in allowed and shape.name != "TrainingInstanceType":
             errors.report(name, "constraint", param=_short(text), constraint=f"satisfy enum value set: {allowed}")
         if pattern and not (text.startswith("file://") and shape.name in _ALSO_FILES):
@@ -146,22 +154,28 @@ class _Strict(_Answers):
                 errors.report(name, "constraint", param=_short(text), constraint=constraint)
 
 
+def _metadata(shape: Shape) -> Mapping[str, Any]:
+    """Returns the constraints of a shape by their names in the service's model."""
+    return cast("Mapping[str, Any]", shape.metadata)
+
+
 @functools.cache
 def _pattern(text: str) -> re.Pattern[str] | None:
-    """Returns a compiled pattern; None for the few of these patterns of Java that Python does not read."""
+    """Returns a compiled pattern; None for the few that Python does not read."""
+    # AWS writes patterns in Java's syntax
     try:
         return re.compile(text.replace(r"\p{L}", r"\w").replace(r"\p{Z}", r"\s").replace(r"\p{N}", r"\d"))
     except re.error:
         return None
 
 
-def _measure(value: Any) -> float:
+def _measure(value: object) -> float:
     if isinstance(value, (str, list, dict)):
         return len(value)
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 200 else text[:200] + "..."
 

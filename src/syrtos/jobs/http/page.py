@@ -10,9 +10,9 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import resources
-from typing import Any
+from typing import TypedDict, cast
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -56,6 +56,14 @@ def token(home: Home) -> str:
     return hmac.new(home.keys()[1].encode(), b"page", hashlib.sha256).hexdigest()
 
 
+class CloneAsked(TypedDict):
+    """The fields of a request for a clone: its name, hyperparameters as JSON, and secrets by name."""
+
+    name: str
+    hyperparameters: str
+    secrets: dict[str, str]
+
+
 class Page:
     """Answers browsers."""
 
@@ -75,7 +83,9 @@ class Page:
     async def answer(self, request: Request) -> Response:
         """Answers a request, whose token is checked."""
         given = request.query_params.get("token")
+        # in constant time, or the time of an answer would tell how much of a guess is right
         if given is not None and hmac.compare_digest(given.encode(), self._token.encode()):
+            # the token is in no address any more that could be copied or stay in the history
             response = RedirectResponse("/", 303, _SAFE)
             secure = request.url.scheme == "https"
             response.set_cookie(
@@ -115,13 +125,14 @@ class Page:
         return _json({"error": "There is no such page."}, 404)
 
     async def _post(self, request: Request) -> Response:
-        """Changes a job or a search, only for the page itself: another site's form can't send its header."""
+        """Changes a job or a search, only for the page itself."""
         found = re.fullmatch(_JOB + "/(stop|clone)", request.url.path) or re.fullmatch(
             _SEARCH + "/(end)", request.url.path
         )
+        # another site's form can't send a header: without it, such a form could act with this browser's cookie
         if not found or request.headers.get("x-syrtos") != "page":
             return _json({"error": "There is nothing to be done here."}, 404)
-        body = await bodies.whole(request)
+        body = await bodies.read_short(request)
         action = {"stop": self._stop, "clone": self._clone, "end": self._end_search}[found[2]]
         try:
             answer = await run_in_threadpool(action, found[1], body)
@@ -130,18 +141,18 @@ class Page:
         self._changed()
         return _json(answer)
 
-    def _stop(self, name: str, body: bytes) -> dict[str, Any]:
+    def _stop(self, name: str, body: bytes) -> dict[str, object]:
         return self._service.stop_training_job({"TrainingJobName": name})
 
-    def _end_search(self, name: str, body: bytes) -> dict[str, Any]:
+    def _end_search(self, name: str, body: bytes) -> dict[str, object]:
         return Operations(self._service).stop_hyper_parameter_tuning_job({"HyperParameterTuningJobName": name})
 
-    def _clone(self, name: str, body: bytes) -> dict[str, Any]:
+    def _clone(self, name: str, body: bytes) -> dict[str, object]:
         """Creates a job like this one, by a request that is checked like one from outside."""
         asked = _clone_asked(body)
         request = cloning.request_of(self._find_record(name), **asked)
-        operation: Any = model.service_model("sagemaker").operation_model("CreateTrainingJob")
-        self._service.create_training_job(model.parse_request(operation.input_shape, json.dumps(request).encode()))
+        operation = model.service_model("sagemaker").operation_model("CreateTrainingJob")
+        self._service.create_training_job(model.parse_request(model.input_of(operation), json.dumps(request).encode()))
         return {"name": asked["name"]}
 
     def _jobs(self, request: Request) -> Response:
@@ -205,10 +216,8 @@ class Page:
         return record
 
 
-def _clone_asked(body: bytes) -> dict[str, Any]:
+def _clone_asked(body: bytes) -> CloneAsked:
     """Returns the fields of a request for a clone.
-
-    They are ``name``, ``hyperparameters`` (a text) and ``secrets`` (texts by name).
 
     Raises:
         ApiError: the body does not have these fields.
@@ -221,7 +230,7 @@ def _clone_asked(body: bytes) -> dict[str, Any]:
     typed = isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items())
     if not typed or not all(isinstance(value, str) for value in found["secrets"].values()):
         raise ApiError("SerializationException", "A clone has a name, hyperparameters as a text, and secrets as texts.")
-    return {key: found[key] for key in kinds}
+    return cast(CloneAsked, {key: found[key] for key in kinds})
 
 
 def _attachment_headers(name: str) -> dict[str, str]:
@@ -237,13 +246,10 @@ def _no_stream() -> Response:
 
 
 def _cookie(request: Request) -> str:
-    """Returns the name of the cookie.
-
-    It contains the port: browsers don't tell ports apart, and another service of this machine needs a cookie of its
-    own.
-    """
+    """Returns the name of the cookie."""
+    # with the port: browsers don't tell ports apart, and another service of this machine needs a cookie of its own
     return f"syrtos-{request.url.port or 443}"
 
 
-def _json(facts: dict[str, Any], status: int = 200) -> Response:
+def _json(facts: Mapping[str, object], status: int = 200) -> Response:
     return Response(json.dumps(finite(facts), allow_nan=False), status, _SAFE, "application/json")

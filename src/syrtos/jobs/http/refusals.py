@@ -14,10 +14,8 @@ _IN_XML = ("route53", "cloudfront")  # and S3: the protocol rest-xml
 
 
 def error(service: str, headers: Mapping[str, str], code: str, message: str, status: int) -> Response:
-    """Returns an error in the protocol of a request for a service that is not here.
-
-    The request tells the protocols apart, and its service where two look alike: EC2's, rest-xml.
-    """
+    """Returns an error in the protocol of a request for a service that is not here."""
+    # the request tells the protocols apart, and its service where two look alike: EC2's, rest-xml
     if service == "ec2":
         inside = f"<Error><Code>{code}</Code><Message>{escape(message)}</Message></Error>"
         text = f"<Response><Errors>{inside}</Errors><RequestID>0</RequestID></Response>"

@@ -6,7 +6,6 @@ import dataclasses
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.api.service import Service
@@ -22,7 +21,7 @@ _KEPT = 32
 
 @dataclasses.dataclass(frozen=True)
 class _Made:
-    facts: dict[str, Any] | None
+    facts: dict[str, object] | None
     final: bool
     until: float
 
@@ -35,11 +34,12 @@ class Reports:
         self._made: dict[Path, _Made] = {}
         self._making: dict[Path, threading.Lock] = {}
 
-    def of(self, record: Record) -> dict[str, Any] | None:
+    def of(self, record: Record) -> dict[str, object] | None:
         """Returns the facts of a job's last attempt; None before it has written any."""
         attempts = runs.attempts(self._service.home.job(record.name))
         if not attempts:
             return None
+        # a report of a long run takes seconds: others who ask for it at the same time wait for this one
         with self._making.setdefault(attempts[-1], threading.Lock()):
             made = self._made.get(attempts[-1])
             if made is None or (not made.final and time.monotonic() > made.until):
@@ -58,7 +58,8 @@ def _make(attempt: Path, final: bool) -> _Made:
     began = time.monotonic()
     try:
         found = facts.of_run(load(attempt, goes_on=not final))
-    except ConfigurationError:  # it has no ledgers yet, or never had any
+    except ConfigurationError:
+        # the attempt has no ledgers yet, or its script does not train with syrtos
         found = None
     took = time.monotonic() - began
     return _Made(found, final, time.monotonic() + max(_EVERY, _TIMES * took))

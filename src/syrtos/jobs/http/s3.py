@@ -11,40 +11,43 @@ import shutil
 import time
 import urllib.parse
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
-from email.utils import formatdate, mktime_tz, parsedate_tz
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from xml.sax.saxutils import escape
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from syrtos.errors import ConfigurationError, DataError
 from syrtos.jobs.http import bodies
 from syrtos.jobs.http.model import iso
+from syrtos.jobs.http.s3_form import (
+    HARMLESS,
+    LISTING,
+    S3Error,
+    byte_range,
+    check_allowed,
+    check_conditions,
+    contents_entry,
+    group_keys,
+    md5_of,
+    no_bucket,
+    object_headers,
+    object_response,
+    parse_xml,
+    query_parameters,
+    raise_busy,
+    replaced_etag,
+    xml_response,
+    xml_text,
+)
 from syrtos.jobs.http.signing import Signed
 from syrtos.jobs.storage.objects import ObjectFacts, ObjectStore
 from syrtos.jobs.store.home import REGION, try_lock
 
-_XMLNS = "http://s3.amazonaws.com/doc/2006-03-01/"
-_KEPT = ("content-type", "content-encoding", "content-disposition", "cache-control", "content-language")
 _LONGEST_KEY = 1024
 _TRIES = 5
-
-
-class S3Error(Exception):
-    """An error that S3 would answer.
-
-    Attributes:
-        status: the status of HTTP.
-        code: a code from S3's list of errors.
-    """
-
-    def __init__(self, status: int, code: str, message: str = "") -> None:
-        super().__init__(message or code)
-        self.status, self.code = status, code
 
 
 class S3:
@@ -65,12 +68,12 @@ class S3:
         if len(key.encode()) > _LONGEST_KEY or "\0" in path:
             raise S3Error(400, "KeyTooLongError", "Your key is too long.")
         if not bucket:
-            _allow(signed.caller.job is None)
+            check_allowed(signed.caller.job is None)
             return await self._buckets(request)
         if not key:
             return await self._on_bucket(request, signed, bucket)
         if not await run_in_threadpool(self._store.has_bucket, bucket):
-            raise _no_bucket()
+            raise no_bucket()
         return await self._on_object(request, signed, bucket, key)
 
     # -- buckets -------------------------------------------------------------------------------
@@ -83,27 +86,27 @@ class S3:
             f"<Bucket><Name>{name}</Name><CreationDate>{iso(created)}</CreationDate></Bucket>"
             for name, created in found
         )
-        return _xml("ListAllMyBucketsResult", f"<Owner><ID>syrtos</ID></Owner><Buckets>{entries}</Buckets>")
+        return xml_response("ListAllMyBucketsResult", f"<Owner><ID>syrtos</ID></Owner><Buckets>{entries}</Buckets>")
 
     async def _on_bucket(self, request: Request, signed: Signed, bucket: str) -> Response:
         query, method, caller = request.query_params, request.method, signed.caller
-        if method == "PUT" and not _query_parameters(request):
-            _allow(caller.job is None)
+        if method == "PUT" and not query_parameters(request):
+            check_allowed(caller.job is None)
             await bodies.read_checked(request, signed)
             return await self._make_bucket(bucket)
         if not await run_in_threadpool(self._store.has_bucket, bucket):
-            raise _no_bucket()
+            raise no_bucket()
         if method == "HEAD":
             return Response(headers={"x-amz-bucket-region": REGION})
         if method == "POST" and "delete" in query:
             return await self._delete_many(request, signed, bucket)
-        if method == "DELETE" and not _query_parameters(request):
-            _allow(caller.job is None)
+        if method == "DELETE" and not query_parameters(request):
+            check_allowed(caller.job is None)
             return await self._remove_bucket(bucket)
         if method == "GET" and "location" in query:
-            return _xml("LocationConstraint", REGION)
-        if method == "GET" and not _query_parameters(request) - _LISTING:
-            _allow(caller.may_read(bucket, query.get("prefix", "")))
+            return xml_response("LocationConstraint", REGION)
+        if method == "GET" and not query_parameters(request) - LISTING:
+            check_allowed(caller.may_read(bucket, query.get("prefix", "")))
             return await run_in_threadpool(self._list, bucket, dict(query))
         raise S3Error(501, "NotImplemented", f"A bucket's {', '.join(query) or method} is not implemented.")
 
@@ -129,12 +132,13 @@ class S3:
         limit = min(int(most) if most.isdecimal() and len(most) < 10 else 1000, 1000)
         token = query.get("continuation-token")
         after = urllib.parse.unquote(token) if token else query.get("start-after" if second else "marker", "")
-        quote: Callable[[str], str] = urllib.parse.quote if query.get("encoding-type") == "url" else _text
+        quote: Callable[[str], str] = urllib.parse.quote if query.get("encoding-type") == "url" else xml_text
         if delimiter and after.endswith(delimiter) and (token or not second):
-            after += chr(0x10FFFF)  # a page ended with this group
-        found = list(_group_keys(self._store, bucket, prefix, delimiter, after, limit + 1)) if limit else []
+            # a page ended with this group: the next begins after all of its keys
+            after += chr(0x10FFFF)
+        found = list(group_keys(self._store, bucket, prefix, delimiter, after, limit + 1)) if limit else []
         page, more = found[:limit], len(found) > limit
-        contents = "".join(_contents(entry, quote) for entry in page if isinstance(entry, ObjectFacts))
+        contents = "".join(contents_entry(entry, quote) for entry in page if isinstance(entry, ObjectFacts))
         groups = "".join(
             f"<CommonPrefixes><Prefix>{quote(name)}</Prefix></CommonPrefixes>" for name in page if isinstance(name, str)
         )
@@ -147,26 +151,29 @@ class S3:
             last = page[-1] if isinstance(page[-1], str) else page[-1].key
             tag = "NextContinuationToken" if second else "NextMarker"
             parts += f"<{tag}>{escape(urllib.parse.quote(last)) if second else quote(last)}</{tag}>"
-        return _xml("ListBucketResult", parts + contents + groups)
+        return xml_response("ListBucketResult", parts + contents + groups)
 
     async def _delete_many(self, request: Request, signed: Signed, bucket: str) -> Response:
-        asked = _parse_xml(await bodies.read_checked(request, signed))
+        asked = parse_xml(await bodies.read_checked(request, signed))
         keys = [key.text or "" for key in asked.iterfind("{*}Object/{*}Key")]
+        # all or nothing: none is deleted if one of them may not be
         for key in keys:
-            _allow(signed.caller.may_write(bucket, key))
+            check_allowed(signed.caller.may_write(bucket, key))
         for key in keys:
             await run_in_threadpool(self._store.delete, bucket, key)
         quiet = (asked.findtext("{*}Quiet") or "").lower() == "true"
-        return _xml("DeleteResult", "".join(f"<Deleted><Key>{_text(key)}</Key></Deleted>" for key in keys if not quiet))
+        return xml_response(
+            "DeleteResult", "".join(f"<Deleted><Key>{xml_text(key)}</Key></Deleted>" for key in keys if not quiet)
+        )
 
     # -- objects -------------------------------------------------------------------------------
 
     async def _on_object(self, request: Request, signed: Signed, bucket: str, key: str) -> Response:
         query, method, caller = request.query_params, request.method, signed.caller
-        _allow(caller.may_read(bucket, key) if method in ("GET", "HEAD") else caller.may_write(bucket, key))
+        check_allowed(caller.may_read(bucket, key) if method in ("GET", "HEAD") else caller.may_write(bucket, key))
         if "uploadId" in query or "uploads" in query:
             return await self._multipart(request, signed, bucket, key)
-        unknown = _query_parameters(request) - _HARMLESS
+        unknown = query_parameters(request) - HARMLESS
         if unknown or ("partNumber" in query and method not in ("GET", "HEAD")):
             raise S3Error(501, "NotImplemented", f"An object's {', '.join(query)} is not implemented.")
         if method in ("GET", "HEAD"):
@@ -183,23 +190,24 @@ class S3:
             entry = await run_in_threadpool(self._store.head, bucket, key)
             if entry is None:
                 raise S3Error(404, "NoSuchKey", "The specified key does not exist.")
-            _check_conditions(request, entry)
-            start, stop = _range(request.headers.get("range"), entry.size)
+            check_conditions(request, entry)
+            start, stop = byte_range(request.headers.get("range"), entry.size)
             try:
                 body = iter(()) if request.method == "HEAD" else self._store.read(bucket, entry, start, stop)
-            except DataError:  # replaced in between
+            except DataError:
+                # replaced between the two questions
                 continue
-            return _object_response(request, entry, start, stop, body)
+            return object_response(request, entry, start, stop, body)
         raise S3Error(503, "SlowDown", "The object is being replaced faster than it can be read.")
 
     async def _put(self, request: Request, signed: Signed, bucket: str, key: str) -> Response:
         source = request.headers.get("x-amz-copy-source")
         if source is not None:
             return await self._copy(request, signed, source, bucket, key)
-        path, replaces = self._store.incoming(), _replaces(request)
+        path, replaces = self._store.incoming(), replaced_etag(request)
         try:
             etag, checksum = await bodies.save(request, signed, path)
-            headers = {**_object_headers(request), **checksum}
+            headers = {**object_headers(request), **checksum}
             await run_in_threadpool(self._store.put, bucket, key, path, etag, headers, replaces)
         finally:
             path.unlink(missing_ok=True)
@@ -208,21 +216,21 @@ class S3:
     async def _copy(self, request: Request, signed: Signed, source: str, bucket: str, key: str) -> Response:
         path, entry = await self._source(request, signed, source)
         replaced = request.headers.get("x-amz-metadata-directive") == "REPLACE"
-        headers = _object_headers(request) if replaced else entry.headers
-        digest = await run_in_threadpool(_md5, path)
+        headers = object_headers(request) if replaced else entry.headers
+        digest = await run_in_threadpool(md5_of, path)
         await run_in_threadpool(self._store.put, bucket, key, path, digest, headers)
         when = f"<LastModified>{iso(time.time())}</LastModified>"
-        return _xml("CopyObjectResult", f"{when}<ETag>&quot;{digest}&quot;</ETag>")
+        return xml_response("CopyObjectResult", f"{when}<ETag>&quot;{digest}&quot;</ETag>")
 
     async def _source(self, request: Request, signed: Signed, source: str) -> tuple[Path, ObjectFacts]:
         """Copies the object or part that ``x-amz-copy-source`` names to a new file; returns its path and the object."""
         name = urllib.parse.unquote(source.partition("?versionId=")[0]).lstrip("/")
         bucket, _, key = name.partition("/")
-        _allow(signed.caller.may_read(bucket, key))
+        check_allowed(signed.caller.may_read(bucket, key))
         entry = await run_in_threadpool(self._store.head, bucket, key)
         if entry is None:
             raise S3Error(404, "NoSuchKey", "The specified key does not exist.")
-        start, stop = _range(request.headers.get("x-amz-copy-source-range"), entry.size)
+        start, stop = byte_range(request.headers.get("x-amz-copy-source-range"), entry.size)
         path = self._store.incoming()
         await run_in_threadpool(self._store.fetch, bucket, entry, path, start, stop)
         return path, entry
@@ -238,8 +246,8 @@ class S3:
         if request.method == "PUT":
             return await self._put_part(request, signed, folder)
         if request.method == "POST":
-            asked = _parse_xml(await bodies.read_checked(request, signed))
-            return await run_in_threadpool(self._complete, folder, asked, bucket, key, _replaces(request))
+            asked = parse_xml(await bodies.read_checked(request, signed))
+            return await run_in_threadpool(self._complete, folder, asked, bucket, key, replaced_etag(request))
         if request.method == "DELETE":
             await run_in_threadpool(shutil.rmtree, folder, True)
             return Response(status_code=204)
@@ -250,10 +258,10 @@ class S3:
         folder = self._uploads / number
         folder.mkdir(parents=True, mode=0o700)
         (folder / "upload.json").write_text(
-            json.dumps({"bucket": bucket, "key": key, "headers": _object_headers(request)})
+            json.dumps({"bucket": bucket, "key": key, "headers": object_headers(request)})
         )
-        where = f"<Bucket>{bucket}</Bucket><Key>{_text(key)}</Key>"
-        return _xml("InitiateMultipartUploadResult", f"{where}<UploadId>{number}</UploadId>")
+        where = f"<Bucket>{bucket}</Bucket><Key>{xml_text(key)}</Key>"
+        return xml_response("InitiateMultipartUploadResult", f"{where}<UploadId>{number}</UploadId>")
 
     def _upload(self, number: str, bucket: str, key: str) -> Path:
         folder = self._uploads / number
@@ -271,7 +279,7 @@ class S3:
         source = request.headers.get("x-amz-copy-source")
         if source is not None:
             path, _ = await self._source(request, signed, source)
-            etag = await run_in_threadpool(_md5, path)
+            etag = await run_in_threadpool(md5_of, path)
         else:
             path = self._store.incoming()
             try:
@@ -279,17 +287,19 @@ class S3:
             except BaseException:
                 path.unlink(missing_ok=True)
                 raise
+        # a part may be sent again, also with other bytes: the last one counts
         for old in folder.glob(f"{int(number):05}-*"):
             old.unlink()
         path.rename(folder / f"{int(number):05}-{etag}")
         if source is not None:
             when = f"<LastModified>{iso(time.time())}</LastModified>"
-            return _xml("CopyPartResult", f"{when}<ETag>&quot;{etag}&quot;</ETag>")
+            return xml_response("CopyPartResult", f"{when}<ETag>&quot;{etag}&quot;</ETag>")
         return Response(headers={"ETag": f'"{etag}"'})
 
     def _complete(self, folder: Path, asked: ET.Element, bucket: str, key: str, replaces: str | None) -> Response:
-        """Joins the parts; a client that has lost the answer may repeat the request and gets the same answer."""
-        with contextlib.closing(try_lock(folder / "joining") or _busy()):
+        """Joins the parts."""
+        with contextlib.closing(try_lock(folder / "joining") or raise_busy()):
+            # a client that has lost the answer may repeat the request, and gets the same answer
             done = folder / "done.json"
             if not done.exists():
                 etag = self._join(folder, asked, bucket, key, replaces)
@@ -297,8 +307,8 @@ class S3:
                 for part in folder.glob("?????-*"):
                     part.unlink()
             etag = json.loads(done.read_text())
-        where = f"<Location>/{bucket}/{_text(key)}</Location><Bucket>{bucket}</Bucket><Key>{_text(key)}</Key>"
-        return _xml("CompleteMultipartUploadResult", f"{where}<ETag>&quot;{etag}&quot;</ETag>")
+        where = f"<Location>/{bucket}/{xml_text(key)}</Location><Bucket>{bucket}</Bucket><Key>{xml_text(key)}</Key>"
+        return xml_response("CompleteMultipartUploadResult", f"{where}<ETag>&quot;{etag}&quot;</ETag>")
 
     def _join(self, folder: Path, asked: ET.Element, bucket: str, key: str, replaces: str | None) -> str:
         wanted = []
@@ -326,161 +336,5 @@ class S3:
             f"<Part><PartNumber>{int(path.name[:5])}</PartNumber><ETag>&quot;{path.name[6:]}&quot;</ETag><Size>{path.stat().st_size}</Size></Part>"
             for path in sorted(folder.glob("?????-*"))
         )
-        where = f"<Bucket>{bucket}</Bucket><Key>{_text(key)}</Key><UploadId>{folder.name}</UploadId>"
-        return _xml("ListPartsResult", f"{where}<IsTruncated>false</IsTruncated>{parts}")
-
-
-def _object_response(request: Request, entry: ObjectFacts, start: int, stop: int, body: Iterator[bytes]) -> Response:
-    partial = (start, stop) != (0, entry.size) or request.headers.get("range", "").startswith(
-        f"bytes=0-{entry.size - 1}"
-    )
-    headers = {
-        **entry.headers,
-        "ETag": f'"{entry.etag}"',
-        "Last-Modified": formatdate(entry.modified, usegmt=True),
-        "Accept-Ranges": "bytes",
-        "Content-Length": str(stop - start),
-    }
-    if partial or request.headers.get("x-amz-checksum-mode", "").upper() != "ENABLED":
-        headers = {name: value for name, value in headers.items() if not name.startswith("x-amz-checksum-")}
-    headers.setdefault("content-type", "binary/octet-stream")
-    # the page has the same origin: an object that a script has stored must not be able to act as the page
-    headers |= {"Content-Security-Policy": "sandbox; default-src 'none'", "X-Content-Type-Options": "nosniff"}
-    if partial:
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{entry.size}"
-    for name in ("content-type", "content-disposition"):
-        if f"response-{name}" in request.query_params:
-            value = request.query_params[f"response-{name}"]
-            if not value.isascii() or not value.isprintable():
-                raise S3Error(400, "InvalidArgument", f"response-{name} has letters that a header can't have.")
-            headers[name] = value
-    code = 206 if partial else 200
-    if request.method == "HEAD":
-        return Response(status_code=code, headers=headers)
-    return StreamingResponse(body, code, headers)
-
-
-_LISTING = frozenset(
-    {"list-type", "prefix", "delimiter", "max-keys", "continuation-token", "start-after", "marker", "encoding-type",
-     "fetch-owner"}
-)  # fmt: skip
-_HARMLESS = frozenset({"x-id", "partNumber", "AWSAccessKeyId", "Signature", "Expires"})
-
-
-def _group_keys(
-    store: ObjectStore, bucket: str, prefix: str, delimiter: str, after: str, limit: int
-) -> Iterator[ObjectFacts | str]:
-    """Yields objects, and once each the common prefixes of the keys with a delimiter after ``prefix``."""
-    count, group = 0, ""
-    while page := store.list(bucket, prefix, after, 1000):
-        for entry in page:
-            after = entry.key
-            if group and entry.key.startswith(group):
-                continue
-            cut = entry.key.find(delimiter, len(prefix)) if delimiter else -1
-            group = entry.key[: cut + len(delimiter)] if cut >= 0 else ""
-            yield group or entry
-            count += 1
-            if count >= limit:
-                return
-        if group:
-            after = group + chr(0x10FFFF)  # over all of it at once
-
-
-def _contents(entry: ObjectFacts, quote: Callable[[str], str]) -> str:
-    return (
-        f"<Contents><Key>{quote(entry.key)}</Key><LastModified>{iso(entry.modified)}</LastModified><ETag>&quot;{entry.etag}&quot;</ETag>"
-        f"<Size>{entry.size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
-    )
-
-
-def _query_parameters(request: Request) -> set[str]:
-    """Returns the parameters of a query, without those of the signature and of the answer's headers."""
-    return {name for name in request.query_params if not name.startswith(("X-Amz-", "response-"))}
-
-
-def _replaces(request: Request) -> str | None:
-    """Returns the ETag of the object that a write is to replace; empty: there must be none; None: no condition."""
-    if request.headers.get("if-none-match") == "*":
-        return ""
-    wanted = request.headers.get("if-match")
-    return wanted.strip('"') if wanted is not None else None
-
-
-def _text(value: str) -> str:
-    """Returns a text as XML; characters that XML can't hold are replaced."""
-    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", "\ufffd", escape(value, {"\r": "&#13;"}))
-
-
-def _object_headers(request: Request) -> dict[str, str]:
-    """Returns the headers that belong to an object."""
-    found = {k: v for k, v in request.headers.items() if k in _KEPT or k.startswith("x-amz-meta-")}
-    encoding = [
-        part for part in found.pop("content-encoding", "").split(",") if part.strip() not in ("", "aws-chunked")
-    ]
-    return found | ({"content-encoding": ",".join(encoding)} if encoding else {})
-
-
-def _range(header: str | None, size: int) -> tuple[int, int]:
-    found = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", header or "")
-    if not found or found[0] == "bytes=-":
-        return 0, size
-    first, last = found[1], found[2]
-    start = int(first) if first else max(size - int(last), 0)
-    stop = min(int(last) + 1, size) if first and last else size
-    if start >= size or start >= stop:
-        raise S3Error(416, "InvalidRange", "The requested range is not satisfiable")
-    return start, stop
-
-
-def _check_conditions(request: Request, entry: ObjectFacts) -> None:
-    headers, etag = request.headers, f'"{entry.etag}"'
-    if headers.get("if-match", etag) not in (etag, entry.etag, "*"):
-        raise S3Error(412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold.")
-    if headers.get("if-none-match") in (etag, entry.etag, "*"):
-        raise S3Error(304, "NotModified")
-    since = parsedate_tz(headers.get("if-modified-since", ""))
-    if since and "if-none-match" not in headers and int(entry.modified) <= mktime_tz(since):
-        raise S3Error(304, "NotModified")
-
-
-def _parse_xml(body: bytes) -> ET.Element:
-    if b"<!" in body:  # no document types: entities could grow without bound
-        raise S3Error(400, "MalformedXML", "The XML you provided was not well-formed.")
-    try:
-        return ET.fromstring(body)
-    except ET.ParseError as error:
-        raise S3Error(400, "MalformedXML", "The XML you provided was not well-formed.") from error
-
-
-def _md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-
-
-def _allow(allowed: bool) -> None:
-    if not allowed:
-        raise S3Error(403, "AccessDenied", "Access Denied")
-
-
-def _busy() -> Any:
-    raise S3Error(503, "SlowDown", "The parts are being joined.")
-
-
-def _no_bucket() -> S3Error:
-    return S3Error(404, "NoSuchBucket", "The specified bucket does not exist")
-
-
-def _xml(root: str, inside: str) -> Response:
-    text = f'<?xml version="1.0" encoding="UTF-8"?>\n<{root} xmlns="{_XMLNS}">{inside}</{root}>'
-    return Response(text, media_type="application/xml")
-
-
-def error_response(error: S3Error, request: Request) -> Response:
-    """Returns an error in S3's form; answers to HEAD have no body."""
-    if request.method == "HEAD" or error.status == 304:
-        return Response(status_code=error.status)
-    path = _text(request.url.path)
-    inside = f"<Code>{error.code}</Code><Message>{_text(str(error))}</Message><Resource>{path}</Resource>"
-    text = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{inside}</Error>'
-    return Response(text, error.status, media_type="application/xml")
+        where = f"<Bucket>{bucket}</Bucket><Key>{xml_text(key)}</Key><UploadId>{folder.name}</UploadId>"
+        return xml_response("ListPartsResult", f"{where}<IsTruncated>false</IsTruncated>{parts}")

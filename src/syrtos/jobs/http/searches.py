@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from syrtos.jobs.api.service import Service
 from syrtos.jobs.requests.secrecy import redact
 from syrtos.jobs.store.tunings import TuningRecord, columns
@@ -20,14 +18,14 @@ class Searches:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._ended: dict[tuple[str, float | None], dict[str, Any]] = {}
+        self._ended: dict[tuple[str, float | None], dict[str, object]] = {}
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, object]]:
         """Returns the rows of the newest tuning jobs."""
         found, _ = self._service.tunings.find([], [columns.created.desc(), columns.name.desc()], 0, _MOST)
         return [self._row(record) for record in found]
 
-    def answer(self, record: TuningRecord) -> dict[str, Any]:
+    def answer(self, record: TuningRecord) -> dict[str, object]:
         """Returns a tuning job as Describe gives it, with its trials."""
         search = search_of(record)
         trials = trials_of(self._service.store, search, record)
@@ -42,15 +40,16 @@ class Searches:
             "static": _static(record),
         }
 
-    def _row(self, record: TuningRecord) -> dict[str, Any]:
-        """Returns a tuning job's row, which is made only once after the tuning job has ended."""
+    def _row(self, record: TuningRecord) -> dict[str, object]:
+        """Returns a tuning job's row."""
+        # made only once after its end; the time tells one that was continued from what it was before
         key = (record.name, record.ended)
         if key in self._ended:
             return self._ended[key]
         search = search_of(record)
         trials = trials_of(self._service.store, search, record)
         found = best(search, trials)
-        row = {
+        row: dict[str, object] = {
             "name": record.name,
             "status": record.status,
             "strategy": search.strategy,
@@ -66,9 +65,9 @@ class Searches:
         return row
 
 
-def _parameter(search: Search, k: int) -> dict[str, Any]:
+def _parameter(search: Search, k: int) -> dict[str, object]:
     parameter = search.space[k]
-    facts = {"name": parameter.name, "kind": parameter.kind, "scale": parameter.scale}
+    facts: dict[str, object] = {"name": parameter.name, "kind": parameter.kind, "scale": parameter.scale}
     return facts | (
         {"values": list(parameter.values)} if parameter.values else {"low": parameter.low, "high": parameter.high}
     )

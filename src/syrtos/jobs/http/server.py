@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -29,15 +29,14 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class _Patient(HttpToolsProtocol):
-    """Closes connections whose headers don't come or don't end.
+    """Closes connections whose headers don't come or don't end; with TLS it is called only after the handshake."""
 
-    If there are too many of them, it closes the one that has been silent for longest: thousands would hold the service
-    up. With TLS it is called only after the handshake.
-    """
-
-    _silent: ClassVar[dict[_Patient, None]] = {}  # whose request has not come whole; the last to send is the last
-    _late: Any = None
-    _head: int | None = 0  # bytes of headers so far; None: they are complete
+    # connections whose request has not come whole, in the order in which they have sent something last
+    _silent: ClassVar[dict[_Patient, None]] = {}
+    # ends the connection if the headers are late
+    _late: asyncio.TimerHandle | None = None
+    # bytes of headers so far; None: they are complete
+    _head: int | None = 0
 
     def data_received(self, data: bytes) -> None:
         self._hears()
@@ -47,7 +46,7 @@ class _Patient(HttpToolsProtocol):
             if self._head > _LARGEST_HEAD:
                 self.transport.abort()
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self._expect()
         self._hears()
@@ -55,6 +54,7 @@ class _Patient(HttpToolsProtocol):
     def _hears(self) -> None:
         self._silent.pop(self, None)
         self._silent[self] = None
+        # thousands of them would hold the service up: the one that has been silent for longest makes room
         if len(self._silent) > _MOST_SILENT:
             longest = next(iter(self._silent))
             del self._silent[longest]
@@ -74,20 +74,23 @@ class _Patient(HttpToolsProtocol):
         self._expect()
 
     def on_headers_complete(self) -> None:
-        self._late.cancel()
+        self._stop_waiting()
         self._head = None
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._silent.pop(self, None)
-        self._late.cancel()
+        self._stop_waiting()
         super().connection_lost(exc)
 
     def _expect(self) -> None:
         self._head = 0
+        self._stop_waiting()
+        self._late = self.loop.call_later(_HEADERS_IN, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
         if self._late is not None:
             self._late.cancel()
-        self._late = self.loop.call_later(_HEADERS_IN, self.transport.abort)
 
 
 class Server:
@@ -118,6 +121,7 @@ class Server:
             raise ConfigurationError(
                 f"{host} can be reached from other machines: give a certificate (`--tls-cert FILE --tls-key FILE`), or stay on 127.0.0.1."
             )
+        # before anything is changed in the folder
         self._lock = try_lock(home.path / "serving")
         if self._lock is None:
             raise ConfigurationError(
@@ -125,6 +129,7 @@ class Server:
             )
         if home.backups:
             home.backups.check()
+        # of the service before, whose address must not be taken for this one's
         (home.path / "endpoint.json").unlink(missing_ok=True)
         objects = store_of(home)
         if isinstance(objects, FolderStore):
@@ -137,22 +142,7 @@ class Server:
         scheme = "https" if tls else "http"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}"
         home.announce(self.url, str(tls[0].resolve()) if tls else None, allowed, capacity)
-        config = uvicorn.Config(
-            App(self.service, self._wake),
-            http=_Patient,
-            ws="none",
-            lifespan="off",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=60,
-            timeout_graceful_shutdown=3,
-            limit_concurrency=2 * _MOST_SILENT,
-            ssl_certfile=str(tls[0]) if tls else None,
-            ssl_keyfile=str(tls[1]) if tls else None,
-            ssl_version=ssl.PROTOCOL_TLS_SERVER,
-        )
-        self._server = uvicorn.Server(config)
+        self._server = uvicorn.Server(_configuration(App(self.service, self._wake), tls))
         self._thread: threading.Thread | None = None
 
     def run(self) -> None:
@@ -168,6 +158,7 @@ class Server:
         """Serves in the present event loop, in a thread that gets no signals, until `close`."""
         self.queue.start()
         self.tuning.start()
+        # without the handlers of signals that `serve` would install
         await self._server._serve([self._socket])
 
     def start(self) -> None:
@@ -191,13 +182,34 @@ class Server:
             self._lock.close()
 
 
+def _configuration(app: App, tls: tuple[Path, Path] | None) -> uvicorn.Config:
+    """Returns the settings of uvicorn for a service with ``tls``, a certificate and its key, or without."""
+    return uvicorn.Config(
+        app,
+        http=_Patient,
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=60,
+        timeout_graceful_shutdown=3,
+        # above it uvicorn answers 503; silent connections alone must not get there
+        limit_concurrency=2 * _MOST_SILENT,
+        ssl_certfile=str(tls[0]) if tls else None,
+        ssl_keyfile=str(tls[1]) if tls else None,
+        ssl_version=ssl.PROTOCOL_TLS_SERVER,
+    )
+
+
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))
-        found.listen(512)  # a client that has read the address may connect before the service is ready
+        # at once: a client that has read the address may connect before the service is ready
+        found.listen(512)
     except OSError as error:
         raise ConfigurationError(
             f"The service can't listen on {host}:{port}: {error.strerror}. Give another `--port`."

@@ -77,6 +77,7 @@ class Chunks:
         Raises:
             Refused: the piece was not sent by the sender of the headers.
         """
+        # botocore's signer wants a request, of which only the time counts here
         request = AWSRequest(method="PUT", url="http://chunk/")
         request.context["timestamp"] = self.timestamp
         text = "\n".join(
@@ -140,6 +141,7 @@ def check(
         raise UnsignedRequest("IncompleteSignature", "The Authorization header is not one of Signature Version 4.")
     timestamp = headers.get("x-amz-date", "")
     moment = _moment(timestamp)
+    # a request that someone has recorded is of use for as long only
     if abs((now - moment).total_seconds()) > _SKEW:
         raise UnsignedRequest(
             "RequestTimeTooSkewed",
@@ -153,10 +155,8 @@ def check(
 def _check_version_2(
     method: str, path: str, asked: Mapping[str, str], who: Callable[[str], Caller | None], now: datetime.datetime
 ) -> Signed:
-    """Checks a link to read an object.
-
-    boto3 signs links by version 2 unless it is told otherwise (HMAC over verb, time and path).
-    """
+    """Checks a link to read an object."""
+    # boto3 signs links by version 2 unless it is told otherwise: an HMAC over verb, time and path
     life = asked["Expires"]
     left = int(life) - now.timestamp() if life.isdecimal() and len(life) < 12 else -1
     if method not in ("GET", "HEAD") or not 0 < left <= _LONGEST_LIFE or set(asked) != _VERSION_2:
@@ -190,6 +190,7 @@ def _check_query(
     lasts = int(life) if life.isdecimal() and len(life) < 8 else 0
     if not of_s3 or not 0 < lasts <= _LONGEST_LIFE or not -_SKEW < age <= lasts:
         raise UnsignedRequest("AccessDenied", "Request has expired.")
+    # the signature covers the query as it was sent, without itself
     rest = "&".join(part for part in query.split("&") if not part.startswith("X-Amz-Signature="))
     needed = (asked.get("X-Amz-Credential", ""), asked.get("X-Amz-SignedHeaders", ""), asked["X-Amz-Signature"])
     return _verify(method, f"{path}?{rest}", headers, who, *needed, timestamp, UNSIGNED)
@@ -207,7 +208,8 @@ def _verify(
     payload: str,
 ) -> Signed:
     loose = [n for n in headers if n.startswith("x-amz-") and n not in names.split(";") and n != "x-amz-content-sha256"]
-    if loose:  # else the holder of a link could request other things with it
+    # else the holder of a link could request other things with it, e.g. copy another object
+    if loose:
         raise UnsignedRequest(
             "AccessDenied", f"There were headers present in the request which were not signed: {', '.join(loose)}."
         )
@@ -222,6 +224,7 @@ def _verify(
     signed = names.split(";")
     if "host" not in signed:
         raise UnsignedRequest("IncompleteSignature", "The header host must be signed.")
+    # S3 signs paths as they are, the other services normalize them
     kind = S3SigV4Auth if service == "s3" else SigV4Auth
     signer = kind(Credentials(access_key, caller.secret), service, region)
     request = AWSRequest(method=method, url="http://" + headers.get("host", "") + url)

@@ -60,7 +60,8 @@ class LogStream:
             file.write((b"" if self._ends_whole() else b"\n") + data.encode())
 
     def _ends_whole(self) -> bool:
-        """Returns whether the file ends with a whole event: a process that was killed may have left half of one."""
+        """Returns whether the file ends with a whole event."""
+        # a process that was killed may have left half of one
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             return not size or os.pread(file.fileno(), 1, size - 1) == b"\n"
@@ -80,7 +81,8 @@ class LogStream:
             if not line.endswith(b"\n"):
                 break
             end += len(line)
-            with contextlib.suppress(ValueError):  # half an event of a process that was killed
+            # half an event, left by a process that was killed
+            with contextlib.suppress(ValueError):
                 facts = json.loads(line)
                 events.append(LogEvent(facts["t"], facts["m"], end))
         return events
@@ -100,7 +102,8 @@ class LogStream:
             offset = page[-1].end
 
     def text(self) -> Iterator[bytes]:
-        """Yields the present lines as plain text, in pieces of about a megabyte: a log may be longer than memory."""
+        """Yields the present lines as plain text, in pieces of about a megabyte."""
+        # in pieces, since a log may be longer than memory; and only to its present end, which a running job moves
         offset, until = 0, self.size
         while offset < until and (page := self.read(offset)):
             yield "".join(f"{event.text}\n" for event in page).encode(errors="replace")
@@ -113,13 +116,12 @@ class LogStream:
 
 
 def make(folder: Path, hosts: Sequence[str], now: float) -> None:
-    """Makes a job's streams before it has any output: SDK v3 shows nothing until all streams are there.
-
-    Existing streams are kept, so that each instance has one: a service that was killed before it had written down the
-    job left them, and creates the job again.
-    """
+    """Makes a job's streams, before it has any output."""
+    # now, since SDK v3 shows nothing until all streams are there
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for host in hosts:
+        # streams that are there are kept, or an instance would have two: a service that was killed before it had written
+        # down the job left them, and the job is created again
         if not any(folder.glob(f"{host}-*.jsonl")):
             (folder / f"{host}-{int(now)}.jsonl").touch(mode=0o600)
 
@@ -157,7 +159,8 @@ class LogTail:
 
     def _run(self) -> None:
         while not self._over.wait(0.1):
-            with contextlib.suppress(OSError):  # a full disk takes no events; the job's end says so
+            # a full disk takes no events; the job's end says so
+            with contextlib.suppress(OSError):
                 self._look()
 
     def _look(self, last: bool = False) -> None:
@@ -168,11 +171,13 @@ class LogTail:
     def _new_lines(self, k: int, path: Path, last: bool) -> Iterator[list[str]]:
         """Yields the new lines of a file in pages of about a megabyte: a file may be longer than memory."""
         if path.exists() and path.stat().st_size < self._read[k]:
-            self._read[k] = 0  # a script has begun its output anew: `> /dev/stderr`
+            # a script has begun its output anew: `> /dev/stderr` empties the file
+            self._read[k] = 0
         while data := _from(path, self._read[k]):
             whole = data.rfind(b"\n") + 1
+            # a line without an end: it is the last, or longer than a page
             if not whole and (last or len(data) >= _PAGE):
-                whole = len(data)  # a line without an end
+                whole = len(data)
             if not whole:
                 break
             self._read[k] += whole

@@ -8,18 +8,36 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from syrtos.errors import ConfigurationError
 from syrtos.observe.ledger import epochs_path
+
+
+class EpochFacts(TypedDict, total=False):
+    """The record that rank 0 writes about an epoch of `fit`.
+
+    Attributes:
+        epoch: the number of epochs that are done.
+        epochs: the number of epochs that `fit` was asked for.
+        step, steps_per_epoch: the same of steps.
+        time: seconds since 1970.
+        logs: Keras's logs at the epoch's end.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    steps_per_epoch: int
+    time: float
+    logs: dict[str, float]
 
 
 class Metrics:
     """The last value of each metric that a request defines by a regular expression with one group.
 
     Attributes:
-        values: the value and its time, by name. A metric whose last value is NaN or infinite has none: neither JSON nor
-            the API has such numbers.
+        values: the value and its time, by name. A metric whose last value is NaN or infinite has none.
         diverged: the names of the metrics whose last value is NaN or infinite.
 
     Raises:
@@ -43,6 +61,7 @@ class Metrics:
         return taken
 
     def _keep(self, name: str, value: float) -> bool:
+        # neither JSON nor SageMaker's API has such numbers, and the last finite one would look like the present one
         if not math.isfinite(value):
             self.diverged.add(name)
             self.values.pop(name, None)
@@ -68,9 +87,10 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-def epochs(run_dir: Path) -> list[dict[str, Any]]:
+def epochs(run_dir: Path) -> list[EpochFacts]:
     """Returns the records that rank 0 has written about each epoch (`epochs_path`)."""
     path = epochs_path(run_dir)
+    # the last line may be half written
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
 
@@ -93,7 +113,8 @@ def seconds_left(found: Sequence[Mapping[str, Any]], began: float, now: float) -
     times = [last["time"]]
     for k, one in enumerate(reversed(found[:-1][-_PACE:])):
         if one.get("epoch") != epoch - k - 1 or "time" not in one:
-            break  # of another `fit`
+            # from here on they are of another `fit`
+            break
         times.append(one["time"])
     pace = (times[0] - times[-1]) / (len(times) - 1) if len(times) > 1 else times[0] - began
     return max(0.0, pace * (epochs - epoch) - min(now - times[0], pace))

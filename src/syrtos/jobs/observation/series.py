@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from syrtos.jobs.store import runs
 from syrtos.jobs.store.home import write
@@ -44,11 +44,8 @@ STATISTICS: Mapping[str, Callable[[Sample], float]] = {
 
 
 def over_periods(samples: Sequence[Sample], start: float, end: float, period: int) -> list[Sample]:
-    """Joins the samples from ``start`` until ``end`` into one for each period that has some.
-
-    The time of a joined sample is the period's start. As in CloudWatch, the first period begins at a whole minute, or,
-    if the period is shorter than a minute, at a multiple of it.
-    """
+    """Joins the samples from ``start`` until ``end`` into one for each period that has some; its time is the period's start."""
+    # as in CloudWatch, the first period begins at a whole minute, or at a multiple of a period that is shorter
     grain = min(period, 60)
     begin = math.floor(start / grain) * grain
     found: dict[int, list[Sample]] = {}
@@ -68,11 +65,7 @@ def _one(when: float, value: float) -> Sample:
 
 
 class SeriesRecorder:
-    """Writes down the values that a job's definitions find in its output.
-
-    A file that has become too long is thinned: the samples of 1, 2, 4, ... seconds are joined into one. Sums and counts
-    stay the same.
-    """
+    """Writes down the values that a job's definitions find in its output."""
 
     def __init__(self, job_folder: Path) -> None:
         self._path = _path(job_folder)
@@ -90,13 +83,15 @@ class SeriesRecorder:
         text = _text({name: [_join_samples(now, samples)] for name, samples in found.items()})
         with contextlib.suppress(OSError):
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(text if self._begun else "\n" + text)  # a process that was killed may have left half a line
+                # a process that was killed may have left half a line, which must not take the first new one with it
+                file.write(text if self._begun else "\n" + text)
                 size = file.tell()
             self._begun = True
             if size > _LIMIT:
                 self._thin()
 
     def _thin(self) -> None:
+        # samples of 1, 2, 4, ... seconds become one, until half of the room is free; sums and counts stay the same
         samples, width, text = _read(self._path), 1, ""
         while width == 1 or len(text.encode()) > _LIMIT // 2:
             samples = {name: _merge_samples(some, width) for name, some in samples.items()}
@@ -131,8 +126,10 @@ def of_hosts(job_folder: Path) -> dict[int, dict[str, list[Sample]]]:
     found: dict[int, dict[str, list[Sample]]] = {}
     for path in (path for run in runs.folders(job_folder) for path in sorted(run.glob("ledger/usage-*.jsonl"))):
         for line in _lines(path):
-            with contextlib.suppress(KeyError, TypeError, ValueError, ZeroDivisionError):  # a line that is not ours
-                if machine := line.get("machine"):  # one worker of each machine has it
+            # a script can write to its run directory: lines may have other fields than ours
+            with contextlib.suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
+                # one worker of each machine notes its use
+                if machine := line.get("machine"):
                     _add(found.setdefault(int(machine["number"]) + 1, {}), line["time"], _percent(machine))
     return dict(sorted(found.items()))
 
@@ -144,7 +141,8 @@ def _percent(machine: Mapping[str, Any]) -> dict[str, float]:
         "MemoryUtilization": 100 * machine["memory"] / machine["memory_total"],
     }
     gpus = machine.get("gpus") or []
-    if gpus and all(gpu["busy"] is not None for gpu in gpus):  # a part of a GPU (MIG) does not tell it
+    # a part of a GPU (MIG) does not tell how busy it is
+    if gpus and all(gpu["busy"] is not None for gpu in gpus):
         shares["GPUUtilization"] = sum(gpu["busy"] for gpu in gpus)
     if gpus and all(gpu["memory"] is not None and gpu["memory_total"] for gpu in gpus):
         shares["GPUMemoryUtilization"] = sum(100 * gpu["memory"] / gpu["memory_total"] for gpu in gpus)
@@ -160,13 +158,13 @@ def _of_epochs(job_folder: Path) -> dict[str, list[Sample]]:
     return found
 
 
-def _add(found: dict[str, list[Sample]], when: Any, values: Mapping[str, Any]) -> None:
+def _add(found: dict[str, list[Sample]], when: object, values: Mapping[str, object]) -> None:
     for name, value in values.items():
         if _is_number(when) and _is_number(value) and abs(value) <= _LARGEST:
             found.setdefault(name, []).append(_one(when, value))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -178,7 +176,8 @@ def _read(path: Path) -> dict[str, list[Sample]]:
     found: dict[str, list[Sample]] = {}
     for line in _lines(path):
         name = line.pop("name", None)
-        with contextlib.suppress(TypeError):  # other names than ours
+        # a line with other fields than ours
+        with contextlib.suppress(TypeError):
             sample = Sample(**line)
             if isinstance(name, str) and all(map(_is_number, line.values())) and sample.count > 0:
                 found.setdefault(name, []).append(sample)

@@ -6,21 +6,16 @@ import dataclasses
 import itertools
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from syrtos.errors import ConfigurationError
+from syrtos.jobs.requests.hyperparameters import arguments_v2, decode, of_script, source_of
+from syrtos.jobs.requests.shapes import ChannelFacts, Drivers, Resources, TrainingRequest
 from syrtos.settings import BatchMode
 
 Kind = Literal["none", "mpi", "smdataparallel", "parameter_server", "multi_worker_mirrored_strategy", "copies"]
-
-# Hyperparameters of the toolkit, not of the script, by sagemaker-training 5.1 (params.py).
-_RESERVED = frozenset({"default_user_module_name", "_tuning_objective_metric"})
-_OF_TOOLKIT = _RESERVED | {
-    "sagemaker_program", "sagemaker_submit_directory", "sagemaker_enable_cloudwatch_metrics", "sagemaker_region",
-    "sagemaker_container_log_level", "sagemaker_job_name", "sagemaker_s3_output",
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +113,7 @@ class Job:
     """
 
     name: str
-    request: Mapping[str, Any]
+    request: TrainingRequest
     hosts: tuple[str, ...]
     channels: tuple[InputChannel, ...]
     hyperparameters: Mapping[str, str]
@@ -136,6 +131,7 @@ class Job:
     @property
     def batch(self) -> BatchMode:
         """The meaning of a batch: global if instances see the same files, per worker with a sharded channel."""
+        # with a sharded channel each instance has other records, so the script means its own batch
         sharded = len(self.hosts) > 1 and any(channel.sharded for channel in self.channels)
         return "per-worker" if sharded else "global"
 
@@ -156,10 +152,8 @@ class Job:
 
     @property
     def unconnected(self) -> str:
-        """The command of which several instances run copies that know nothing of each other; empty if there is none.
-
-        Copies that were asked for by SYRTOS_DISTRIBUTION don't count, nor those of a driver, which connects them.
-        """
+        """The command of which several instances run copies that know nothing of each other; empty if there is none."""
+        # not copies that were asked for by SYRTOS_DISTRIBUTION, nor those of a driver, which connects them
         wanted = (self.request.get("Environment") or {}).get("SYRTOS_DISTRIBUTION") == "none"
         driven = self.program is not None and self.program.driven
         if self.distribution.kind != "copies" or len(self.hosts) < 2 or wanted or driven:
@@ -187,7 +181,7 @@ class TimeLimits:
     pending: float | None
 
 
-def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) -> Job:
+def read(request: Mapping[str, Any], drivers: Mapping[str, object], gpus: int = 0) -> Job:
     """Reads a request that is valid by SageMaker's service model.
 
     Args:
@@ -200,19 +194,21 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
         ConfigurationError: it asks for something that can't be done here.
     """
     _check(request, drivers)
+    # SageMaker's service model has been checked, which pyright can't see
+    return _read_checked(cast(TrainingRequest, request), cast(Drivers, drivers), gpus)
+
+
+def _read_checked(request: TrainingRequest, drivers: Drivers, gpus: int) -> Job:
     algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
     hyperparameters = dict(request.get("HyperParameters") or {})
     command = (*algorithm.get("ContainerEntrypoint", ()), *algorithm.get("ContainerArguments", ()))
-    # an entry point in the request replaces that of an image, also where hyperparameters name a script
-    # SDK v3's tuner sends its drivers without a command that would start them, and names the script as SDK v2 does
-    of_tuner = not command and "_tuning_objective_metric" in hyperparameters
-    as_v3 = drivers and not of_tuner
-    program = _program_v3(request, drivers) if as_v3 else None if command else _program_v2(hyperparameters)
+    program = _program(request, drivers, command)
     if program is None and not command:
         raise ConfigurationError(
             "The request names no script: set the hyperparameters sagemaker_program and sagemaker_submit_directory (as `TensorFlow(entry_point=...)` "
             "does), or AlgorithmSpecification.ContainerEntrypoint. syrtos runs no container images."
         )
+    # commands that syrtos does not start as workers, or is told to leave alone
     copies = (
         program is None
         or not program.is_python
@@ -240,11 +236,22 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, Any], gpus: int = 0) 
     )
 
 
+def _program(request: TrainingRequest, drivers: Drivers, command: Sequence[str]) -> JobProgram | None:
+    """Returns the script that syrtos starts itself; None if the request's command runs instead."""
+    hyperparameters = request.get("HyperParameters") or {}
+    # SDK v3's tuner sends its drivers without a command that would start them, and names the script as SDK v2 does
+    of_tuner = not command and "_tuning_objective_metric" in hyperparameters
+    if drivers and not of_tuner:
+        return _program_v3(request, drivers)
+    # an entry point in the request replaces that of an image, also where hyperparameters name a script
+    return None if command else _program_v2(hyperparameters)
+
+
 def _copies(program: JobProgram | None, distribution: Distribution) -> Distribution:
     return Distribution("copies", distribution.per_host if program and program.driven else 1)
 
 
-def _check(request: Mapping[str, Any], drivers: Mapping[str, Any]) -> None:
+def _check(request: Mapping[str, Any], drivers: Mapping[str, object]) -> None:
     """Checks the conditions that SageMaker's service model leaves open and that every job needs."""
     missing = [name for name in ("AlgorithmSpecification", "ResourceConfig", "OutputDataConfig") if name not in request]
     if missing:
@@ -253,12 +260,13 @@ def _check(request: Mapping[str, Any], drivers: Mapping[str, Any]) -> None:
         raise ConfigurationError(
             "The files of the channel sm_drivers must be JSON objects, as SageMaker's SDK writes them."
         )
+    # a name becomes a folder under /opt/ml/input/data
     names = [channel["ChannelName"] for channel in request.get("InputDataConfig") or ()]
     if len(set(names)) < len(names) or {".", ".."} & set(names):
         raise ConfigurationError(f"Each channel needs a name of its own. Received: {', '.join(names)}.")
 
 
-def _instances(resources: Mapping[str, Any]) -> int:
+def _instances(resources: Resources) -> int:
     groups = resources.get("InstanceGroups")
     count = sum(group["InstanceCount"] for group in groups) if groups else resources.get("InstanceCount") or 0
     if not 1 <= count <= 64:
@@ -266,15 +274,17 @@ def _instances(resources: Mapping[str, Any]) -> int:
     return count
 
 
-def _channel(channel: Mapping[str, Any], mode: str) -> InputChannel:
+def _channel(channel: ChannelFacts, mode: str) -> InputChannel:
     source = channel["DataSource"]
     s3, files = source.get("S3DataSource"), source.get("FileSystemDataSource")
-    if s3 is None and files is None:
+    if s3:
+        uri, kind = s3["S3Uri"], s3["S3DataType"]
+    elif files:
+        uri, kind = "file://" + files["DirectoryPath"], "FileSystem"
+    else:
         raise ConfigurationError(
             f"Channel {channel['ChannelName']} has neither an S3DataSource nor a FileSystemDataSource."
         )
-    uri = s3["S3Uri"] if s3 else "file://" + files["DirectoryPath"]
-    kind = s3["S3DataType"] if s3 else "FileSystem"
     if not uri.startswith(("s3://", "file://")) or kind == "Converse":
         raise ConfigurationError(
             f"Channel {channel['ChannelName']} reads {uri} ({kind}): syrtos reads s3:// and file://."
@@ -282,14 +292,15 @@ def _channel(channel: Mapping[str, Any], mode: str) -> InputChannel:
     mode = channel.get("InputMode") or mode
     if kind == "AugmentedManifestFile" and mode != "Pipe":
         raise ConfigurationError(f"Channel {channel['ChannelName']}: an AugmentedManifestFile needs InputMode Pipe.")
-    sharded = bool(s3) and s3.get("S3DataDistributionType") == "ShardedByS3Key"
+    sharded = s3 is not None and s3.get("S3DataDistributionType") == "ShardedByS3Key"
     wrapper = channel.get("RecordWrapperType") or "None"
     config = {
         "TrainingInputMode": mode,
         "S3DistributionType": "ShardedByS3Key" if sharded else "FullyReplicated",
         "RecordWrapperType": wrapper,
     }
-    config |= {"ContentType": channel["ContentType"]} if channel.get("ContentType") else {}
+    content = channel.get("ContentType")
+    config |= {"ContentType": content} if content else {}
     return InputChannel(
         name=channel["ChannelName"],
         uri=uri,
@@ -299,7 +310,7 @@ def _channel(channel: Mapping[str, Any], mode: str) -> InputChannel:
         record_io=wrapper == "RecordIO",
         gzip=channel.get("CompressionType") == "Gzip",
         seed=(channel.get("ShuffleConfig") or {}).get("Seed"),
-        attributes=tuple((s3 or {}).get("AttributeNames") or ()),
+        attributes=tuple((s3.get("AttributeNames") if s3 else None) or ()),
         config=config,
     )
 
@@ -307,46 +318,12 @@ def _channel(channel: Mapping[str, Any], mode: str) -> InputChannel:
 # -- SDK v2: everything is in hyperparameters --------------------------------------------------------------
 
 
-def decode(text: str) -> Any:
-    """Returns a hyperparameter's value, parsed if it is JSON, as the text otherwise.
-
-    This is mapping.decode of sagemaker-training.
-    """
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def of_script(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the script's own hyperparameters, decoded: those that are not for a toolkit."""
-    own = {k: v for k, v in hyperparameters.items() if not k.startswith("sagemaker_") and k not in _RESERVED}
-    return {name: decode(value) for name, value in own.items()}
-
-
-def source_of(hyperparameters: Mapping[str, str]) -> str:
-    """Returns the place of the source: a URI, or a path of the instance.
-
-    Raises:
-        ConfigurationError: it is no text.
-    """
-    found = decode(hyperparameters.get("sagemaker_submit_directory", ""))
-    if not isinstance(found, str):
-        raise ConfigurationError(f"sagemaker_submit_directory must be a URI or a path. Received: {found!r}.")
-    return found
-
-
-def of_framework(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the hyperparameters that are for a framework's container, decoded."""
-    found = {k: v for k, v in hyperparameters.items() if k.startswith("sagemaker_") and k not in _OF_TOOLKIT}
-    return {name: decode(value) for name, value in found.items()}
-
-
 def _program_v2(hyperparameters: Mapping[str, str]) -> JobProgram | None:
     if "sagemaker_program" not in hyperparameters:
         return None
     source = source_of(hyperparameters)
     values = of_script(hyperparameters)
+    # SDK v2 sets it for every TensorFlow job
     if str(values.get("model_dir", "")).startswith("s3://"):
         # No TensorFlow since 2.18 can write there; the folder's contents are uploaded.
         values["model_dir"] = "/opt/ml/model"
@@ -355,22 +332,6 @@ def _program_v2(hyperparameters: Mapping[str, str]) -> JobProgram | None:
         source=source,
         arguments=tuple(arguments_v2(values)),
     )
-
-
-def arguments_v2(values: Mapping[str, Any]) -> list[str]:
-    """Returns a command line by the rules of sagemaker-training 5.1 (mapping.to_cmd_args)."""
-    words = []
-    for name in sorted(values):
-        words += ["-" + name if len(name) == 1 else "--" + name, _as_argument(values[name])]
-    return words
-
-
-def _as_argument(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, dict):
-        return ",".join(f"{key}={part}" for key, part in sorted(value.items()))
-    return str(value)
 
 
 def _distribution_v2(hyperparameters: Mapping[str, str], gpus: int) -> Distribution:
@@ -389,7 +350,7 @@ def _distribution_v2(hyperparameters: Mapping[str, str], gpus: int) -> Distribut
     return Distribution()
 
 
-def _count(asked: Any) -> int:
+def _count(asked: object) -> int:
     if isinstance(asked, str) and asked.isdecimal():
         asked = int(asked)
     if not isinstance(asked, int) or isinstance(asked, bool) or not 1 <= asked <= 1024:
@@ -397,15 +358,13 @@ def _count(asked: Any) -> int:
     return asked
 
 
-def _exported_variables(options: Any) -> dict[str, str]:
-    """Returns the variables that ``-x NAME=VALUE`` in Open MPI's options sets.
-
-    The other options are ignored: they tune an engine that syrtos does not use.
-    """
+def _exported_variables(options: object) -> dict[str, str]:
+    """Returns the variables that ``-x NAME=VALUE`` in Open MPI's options sets."""
     try:
         words = shlex.split(str(options or ""))
     except ValueError as error:
         raise ConfigurationError(f"The MPI options {options!r} can't be read: {error}.") from error
+    # the other options are ignored: they tune an engine that syrtos does not use
     pairs = [value for flag, value in itertools.pairwise(words) if flag == "-x" and "=" in value]
     return dict(pair.split("=", 1) for pair in pairs)
 
@@ -413,29 +372,31 @@ def _exported_variables(options: Any) -> dict[str, str]:
 # -- SDK v3: two JSON files in a channel -------------------------------------------------------------------
 
 
-def _program_v3(request: Mapping[str, Any], drivers: Mapping[str, Any]) -> JobProgram | None:
+def _program_v3(request: TrainingRequest, drivers: Drivers) -> JobProgram | None:
     code = drivers.get("sourcecode") or {}
-    entry = code.get("entry_script")
+    entry, requirements = code.get("entry_script"), code.get("requirements")
     if code.get("command") or not str(entry or "").endswith(".py"):
-        return None  # a command, or a shell script: their own driver runs it
+        # a command, or a shell script: the SDK's own driver runs it
+        return None
     values = of_script(request.get("HyperParameters") or {})
     arguments = tuple(word for name, value in values.items() for word in ("--" + name, _as_json(value)))
     return JobProgram(
         entry=_entry(entry),
         source="",
         arguments=arguments,
-        requirements=_entry(code["requirements"]) if code.get("requirements") else "",
+        requirements=_entry(requirements) if requirements else "",
         driven=(drivers.get("distributed") or {}).get("engine") == "syrtos",
     )
 
 
-def _as_json(value: Any) -> str:
+def _as_json(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _distribution_v3(drivers: Mapping[str, Any], gpus: int) -> Distribution:
+def _distribution_v3(drivers: Drivers, gpus: int) -> Distribution:
     described = drivers.get("distributed") or {}
-    asked = described.get("workers_per_host") or described.get("process_count_per_node")  # ours, and the SDK's
+    # the name in `syrtos.sagemaker.Syrtos`, and the one in the SDK's own classes
+    asked = described.get("workers_per_host") or described.get("process_count_per_node")
     per_host = _count(asked or max(gpus, 1))
     if "mpi_additional_options" in described:
         options = [str(word) for word in described["mpi_additional_options"] or ()]
@@ -443,7 +404,7 @@ def _distribution_v3(drivers: Mapping[str, Any], gpus: int) -> Distribution:
     return Distribution("none", per_host if described else 1)
 
 
-def _entry(name: Any) -> str:
+def _entry(name: object) -> str:
     path = PurePosixPath(str(name))
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ConfigurationError(f"The script {name!r} must be a path inside its source folder.")

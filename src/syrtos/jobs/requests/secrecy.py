@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from syrtos.jobs.requests.request import decode
+from syrtos.jobs.requests.hyperparameters import decode
 from syrtos.settings import is_secret
 
 _HIDDEN = "******"
@@ -15,6 +15,7 @@ _HIDDEN = "******"
 
 def secrets_of(request: Mapping[str, Any]) -> list[str]:
     """Returns the values in a request whose names say that they are secret."""
+    # a script may print a value as it was given or as it was parsed from JSON
     pairs = [*(request.get("Environment") or {}).items(), *(request.get("HyperParameters") or {}).items()]
     return [str(form) for name, value in pairs if is_secret(name) for form in (value, decode(value))]
 
@@ -30,7 +31,8 @@ def redact(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _placeholder(value: str) -> str:
-    """Returns the placeholder of a secret: JSON if the value is JSON, since SDKs decode Describe's answer."""
+    """Returns the placeholder of a secret."""
+    # JSON if the value is JSON, since SDKs decode the hyperparameters of Describe's answer
     return json.dumps(_HIDDEN) if value.startswith('"') else _HIDDEN
 
 
@@ -38,7 +40,9 @@ class Redactor:
     """Hides secret values wherever a script prints them."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
+        # each line alone, since output is looked at line by line; and as Python's `repr` and JSON show the value
         shown = {form for text in secrets for form in (*text.splitlines(), repr(text)[1:-1], json.dumps(text)[1:-1])}
+        # shorter values would hide parts of ordinary words; the longest first, or a part of it would be hidden in its place
         wanted = sorted((text for text in shown if len(text) >= 6), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, wanted))) if wanted else None
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from syrtos.errors import ConfigurationError
 
@@ -56,6 +56,15 @@ MESSAGES = {
 }
 
 
+class Transition(TypedDict):
+    """An entry of ``SecondaryStatusTransitions``; times are seconds since 1970."""
+
+    Status: str
+    StartTime: float
+    EndTime: NotRequired[float]
+    StatusMessage: str
+
+
 @dataclasses.dataclass(frozen=True)
 class JobState:
     """The status of a job, as Describe gives it.
@@ -69,7 +78,7 @@ class JobState:
 
     status: str
     secondary: str
-    transitions: tuple[dict[str, Any], ...]
+    transitions: tuple[Transition, ...]
 
     @property
     def final(self) -> bool:
@@ -85,28 +94,29 @@ class JobState:
         if secondary not in NEXT.get(self.secondary, frozenset()):
             raise ConfigurationError(f"A training job that is {self.secondary} can't become {secondary}.")
         *before, last = self.transitions
-        entry = {"Status": secondary, "StartTime": now, "StatusMessage": message or MESSAGES[secondary]}
+        entry: Transition = {"Status": secondary, "StartTime": now, "StatusMessage": message or MESSAGES[secondary]}
         if secondary in FINAL:
             entry["EndTime"] = now
         status = FINAL.get(secondary) or ("Stopping" if self._stops(secondary) else "InProgress")
         return JobState(status, secondary, (*before, {**last, "EndTime": now}, entry))
 
     def _stops(self, secondary: str) -> bool:
-        """Returns whether the job's status is Stopping afterwards, which lasts while a stopped job uploads."""
+        """Returns whether the job's status is Stopping afterwards."""
+        # it lasts while a stopped job uploads
         return secondary == "Stopping" or (self.status == "Stopping" and secondary == "Uploading")
 
 
 def initial_state(now: float) -> JobState:
     """Returns the state of a new job."""
-    first = {"Status": "Starting", "StartTime": now, "StatusMessage": "Starting the training job"}
+    first: Transition = {"Status": "Starting", "StartTime": now, "StatusMessage": "Starting the training job"}
     return JobState("InProgress", "Starting", (first,))
 
 
-def restarts(transitions: Sequence[dict[str, Any]]) -> int:
+def restarts(transitions: Sequence[Transition]) -> int:
     """Returns the number of times that a job was started again because processes of it had died."""
     return sum(transition["Status"] == "Restarting" for transition in transitions)
 
 
-def seconds_in(transitions: Sequence[dict[str, Any]], statuses: Sequence[str], now: float) -> float:
+def seconds_in(transitions: Sequence[Transition], statuses: Sequence[str], now: float) -> float:
     """Returns the seconds that a job has been in any of ``statuses``, over all attempts."""
     return sum((t.get("EndTime") or now) - t["StartTime"] for t in transitions if t["Status"] in statuses)

@@ -13,9 +13,7 @@ import errno
 import json
 import math
 import os
-import platform
 import random
-import re
 import shutil
 import signal
 import sys
@@ -24,37 +22,31 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from syrtos import settings
 from syrtos.errors import DataError, SyrtosError
-from syrtos.jobs.credentials import job_secret
+from syrtos.jobs.credentials import job_secret, variables
 from syrtos.jobs.observation import logs, metrics, series
 from syrtos.jobs.requests import secrecy, states
 from syrtos.jobs.requests.request import read
-from syrtos.jobs.runner import contract, enter, processes, programs, training, versions
+from syrtos.jobs.runner import contract, enter, notices, processes, programs, training, versions
 from syrtos.jobs.runner.workers import Workers
 from syrtos.jobs.storage import artifacts, channels
 from syrtos.jobs.storage.artifacts import Checkpoints
 from syrtos.jobs.storage.objects import store_of
 from syrtos.jobs.storage.places import Places
 from syrtos.jobs.store import runs
-from syrtos.jobs.store.home import REGION, Home, try_lock
+from syrtos.jobs.store.home import Home, try_lock
 from syrtos.jobs.store.job_store import Record, Store
 from syrtos.launch import generations
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.snapshots import Here
 from syrtos.launch.terminal.noise import is_noise
-from syrtos.launch.worker.main import version
 
 LOCK = "runner.lock"
 _LOOK = 0.2
 _LONGEST_REASON = 1024
-# Debugger, profiler and experiments are services of SageMaker's own.
-_WITHOUT_EFFECT = (
-    "DebugHookConfig", "DebugRuleConfigurations", "ProfilerConfig", "ProfilerRuleConfigurations", "ExperimentConfig",
-)  # fmt: skip
 _OF_ANOTHER_ATTEMPT = ("Restarting", "Pending")
 
 
@@ -74,7 +66,9 @@ def main() -> None:
     home, name = Home(), sys.argv[1]
     lock = try_lock(home.job(name) / LOCK)
     if lock is None:
-        return  # another runner has the lock
+        # another runner has the lock
+        return
+    # until `supervise` has handlers of its own
     signal.signal(signal.SIGTERM, _too_early)
     store = Store(home.database, home.place)
     try:
@@ -83,6 +77,7 @@ def main() -> None:
         traceback.print_exc()
         _fail(store, name, f"{'ClientError' if isinstance(error, SyrtosError) else 'InternalServerError'}: {error}")
         return
+    # no process of the job shall inherit it
     settings.forget_secret()
     runner.run()
     lock.close()
@@ -108,12 +103,13 @@ class Runner:
         secret = job_secret(home, record.access_key)
         self._redact = secrecy.Redactor([secret, *secrecy.secrets_of(record.request)])
         # a job without a network gets none on SageMaker either
-        self._credentials = {} if self._job.is_offline else _credentials(home, record.access_key, secret)
+        self._credentials = {} if self._job.is_offline else variables(home, record.access_key, secret)
         self._metrics = metrics.Metrics(record.request["AlgorithmSpecification"].get("MetricDefinitions") or ())
         self._metrics.values.update(record.metrics)
         self._series = series.SeriesRecorder(home.job(name))
         self._over = threading.Event()
-        self._why = ""  # the secondary status that a signal is to lead to
+        # the secondary status in which the job is to end; empty: nothing has asked for its end
+        self._why = ""
         self._trained = self._told = self._failed_inside = self._finished = False
         self._workers: Workers | None = None
 
@@ -132,8 +128,10 @@ class Runner:
                 self._fail_for_room(str(error))
             else:
                 self._fail(f"ClientError: {error}")
-        except Exception as error:  # its files may still be of use: they stay
-            if self._home.reserve.is_needed() and not self._finished:  # nor is there room for the traceback
+        except Exception as error:
+            # a mistake of ours: the attempt's files may help to find it, and stay. On a full disk they don't, since there
+            # is not even room for the traceback
+            if self._home.reserve.is_needed() and not self._finished:
                 self._fail_for_room(f"{type(error).__name__}: {error}")
                 return
             self._home.reserve.release()
@@ -142,6 +140,7 @@ class Runner:
             self._failed_inside = True
         finally:
             self._over.set()
+            # what scripts have left behind, before their files are removed
             processes.end(mark(self._home, self._name))
             watch.join(timeout=5)
             self._save()
@@ -150,7 +149,8 @@ class Runner:
 
     def _attempt(self) -> None:
         self._move("Downloading")
-        leave_nothing(self._home, self._name)  # of an attempt whose process died
+        # files of an attempt whose process died
+        leave_nothing(self._home, self._name)
         self._folders.make(self._job)
         self._write_contract()
         self._fill_channels()
@@ -158,9 +158,7 @@ class Runner:
         kept = self._kept_folders()
         if self._why:
             raise _Ended
-        self._say_versions()
-        self._say_what_has_no_effect()
-        self._say_no_world()
+        self._say_notices()
         self._describe(python)
         self._move("Training")
         outcome = self._train(python, kept)
@@ -168,6 +166,7 @@ class Runner:
         if self._home.reserve.is_needed() and not self._finished and not self._why:
             self._fail_for_room(self._reason(outcome))
             return
+        # nothing is uploaded: it goes on later from its checkpoints
         if self._why == "Interrupted":
             self._finish("Interrupted")
             return
@@ -178,7 +177,7 @@ class Runner:
     def _write_contract(self) -> None:
         (self._folders.job / "instances" / "hosts").write_text(training.hosts_file(self._job))
         for host in range(len(self._job.hosts)):
-            place = self._folders.place(self._job, host, training.gpus())
+            place = self._folders.instance_facts(self._job, host, training.gpus())
             for name, facts in contract.files(self._job, host, place).items():
                 (self._folders.ml(host) / "input" / "config" / name).write_text(json.dumps(facts))
 
@@ -189,7 +188,8 @@ class Runner:
                 if self._why:
                     raise _Ended
                 if channel.mode == "Pipe":
-                    channels.sources(self._places, channel, host, hosts)  # better now than in the middle of an epoch
+                    # raises if there are none: better now than in the middle of an epoch
+                    channels.sources(self._places, channel, host, hosts)
                     continue
                 folder = self._folders.ml(host) / "input" / "data" / channel.name
                 channels.clean(folder)
@@ -210,16 +210,9 @@ class Runner:
             raise _Ended
         return python
 
-    def _say_versions(self) -> None:
-        """Logs that an image of another version or framework is replaced by this environment."""
-        image = self._job.request["AlgorithmSpecification"].get("TrainingImage", "")
-        asked = re.search(r"/?([\w-]+):(\d+\.\d[\w.]*)", image)
-        if asked:
-            here = {name: version(name) for name in ("tensorflow", "jax", "torch", "keras", "tf_keras")}
-            found = ", ".join(f"{name} {number}" for name, number in here.items() if number != "not installed")
-            self._say(
-                f"syrtos: the job asks for the image {asked[1]}:{asked[2]}; it runs in this machine's environment: Python {platform.python_version()}, {found}"
-            )
+    def _say_notices(self) -> None:
+        for text in notices.of(self._job):
+            self._say(text)
 
     def _describe(self, python: Path) -> None:
         """Leaves the attempt's command and versions in its run directory, without secrets."""
@@ -227,19 +220,6 @@ class Runner:
         shown = read(request, programs.drivers_of(request, self._places), training.gpus())
         env = training.base_environment(settings.environment(), mark(self._home, self._name))
         runs.write(self._run_dir, shown, versions.of(python, env))
-
-    def _say_what_has_no_effect(self) -> None:
-        """Logs the parts of the request that are recorded, and that nothing here obeys."""
-        if ignored := [name for name in _WITHOUT_EFFECT if self._job.request.get(name)]:
-            self._say(f"syrtos: recorded, and without effect here: {', '.join(ignored)}")
-
-    def _say_no_world(self) -> None:
-        """Logs that instances run copies of a command that syrtos does not know."""
-        if self._job.unconnected:
-            self._say(
-                f"syrtos: each of the {len(self._job.hosts)} instances runs a copy of {self._job.unconnected!r}. Unless it starts `python -m syrtos "
-                "train.py`, the copies make no world, and each trains a model of its own. A Python script as the entry point trains on all."
-            )
 
     def _kept_folders(self) -> list[Checkpoints]:
         """Returns what copies folders of the instances to their URIs, also while the job runs."""
@@ -271,6 +251,7 @@ class Runner:
         try:
             outcome = self._generations(self._workers)
         finally:
+            # what is asked for from now on does not change how the job ends: its results are uploaded
             self._trained = True
             self._keep_record()
             for each in kept:
@@ -285,7 +266,8 @@ class Runner:
         """Keeps the ledgers of a run that the job's own driver has started, for the report about the attempt."""
         if self._job.program and self._job.program.driven:
             left_out = shutil.ignore_patterns("run.json", "snapshots", "logs", ".lock")
-            with contextlib.suppress(OSError):  # it has not come so far as to train
+            # without such a folder, the driver has not come so far as to train
+            with contextlib.suppress(OSError):
                 shutil.copytree(
                     self._folders.driven_run_dir(self._job), self._run_dir, ignore=left_out, dirs_exist_ok=True
                 )
@@ -316,12 +298,14 @@ class Runner:
 
     def _may_restart(self, last: Outcome) -> bool:
         """Records that workers are started again after ``last``; False if the job is to end."""
-        for host in range(len(self._job.hosts)):  # what the generation before has said
+        # the generation before has written why it failed; that must not count for the next
+        for host in range(len(self._job.hosts)):
             self._folders.failure(host).unlink(missing_ok=True)
 
         def mark_restarted(record: Record) -> Record | None:
             if self._why or record.state.secondary != "Training":
                 return None
+            # SageMaker's states know no restart of workers alone: the job goes through those of a new attempt
             record = record.with_transition("Restarting", f"{last} The job's workers are started again.")
             for status in ("Starting", "Downloading", "Training"):
                 record = record.with_transition(status)
@@ -398,7 +382,8 @@ class Runner:
                 if time.monotonic() - saved > 1.0:
                     self._save()
                     saved = time.monotonic()
-            except Exception:  # a database that is away for a moment must not make the job deaf
+            except Exception:
+                # a database that is away for a moment must not make the job deaf
                 traceback.print_exc()
 
     def _look(self) -> None:
@@ -415,7 +400,8 @@ class Runner:
             and signal.getsignal(signal.SIGTERM) is not _too_early
         ):
             self._told = True
-            os.kill(os.getpid(), signal.SIGTERM)  # `supervise` passes it on
+            # `supervise`, in the main thread, passes it on to the workers
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _wanted_end(self, record: Record) -> str:
         now, limits = time.time(), self._job.limits
@@ -459,13 +445,15 @@ class Runner:
 
     def _fail(self, reason: str) -> None:
         text = self._redact(reason)
-        with contextlib.suppress(OSError):  # a full disk takes no line, and may take the record
+        # a full disk takes no line, but may take the record
+        with contextlib.suppress(OSError):
             self._say(text[:_LONGEST_REASON])
         self._save()
         _fail(self._store, self._name, text)
 
     def _fail_for_room(self, reason: str) -> None:
         """Fails a job that has filled the disk, after removing its files so that there is room for its record."""
+        # first of all room, then the record
         leave_nothing(self._home, self._name)
         shutil.rmtree(self._run_dir / "logs", ignore_errors=True)
         for stream in self._streams:
@@ -487,10 +475,10 @@ class Runner:
 
         self._store.change(self._name, change_record)
 
-    def _logged_objective(self, epochs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    def _logged_objective(self, epochs: Sequence[metrics.EpochFacts]) -> dict[str, list[float]]:
         """Returns a tuning job's objective from Keras's logs if the script does not print it."""
         name = self._job.hyperparameters.get("_tuning_objective_metric", "")
-        last = epochs[-1] if epochs else {}
+        last: metrics.EpochFacts = epochs[-1] if epochs else {}
         value = (last.get("logs") or {}).get(name)
         if (
             not isinstance(value, int | float)
@@ -506,31 +494,14 @@ class Runner:
 
 
 def _fail(store: Store, name: str, reason: str) -> None:
-    text = reason.replace("\0", "")[:_LONGEST_REASON]  # no database takes a NUL in a text
+    # no database takes a NUL in a text
+    text = reason.replace("\0", "")[:_LONGEST_REASON]
     store.change(name, lambda record: record.with_failure(text))
 
 
 def mark(home: Home, name: str) -> str:
     """Returns the mark in the environment of this job's processes."""
     return f"{home.path}/{name}"
-
-
-def _credentials(home: Home, access_key: str, secret: str) -> dict[str, str]:
-    """Returns the environment variables with which a script's AWS clients reach the service."""
-    found = {
-        "AWS_ACCESS_KEY_ID": access_key,
-        "AWS_SECRET_ACCESS_KEY": secret,
-        "AWS_REGION": REGION,
-        "AWS_DEFAULT_REGION": REGION,
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "SAGEMAKER_REGION": REGION,
-    }
-    url = home.endpoint()
-    if url:
-        found |= {"AWS_ENDPOINT_URL": url, "S3_ENDPOINT_URL": url}
-        certificate = home.certificate()
-        found |= {"AWS_CA_BUNDLE": certificate} if certificate else {}
-    return found
 
 
 def leave_nothing(home: Home, name: str) -> None:

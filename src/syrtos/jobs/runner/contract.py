@@ -1,8 +1,7 @@
 """The environment of a script on a SageMaker instance: variables, configuration files, paths.
 
 The functions are pure functions of a job and an instance. The variables are the union of those of sagemaker-training
-5.1 (SDK v2; environment.py) and of SDK v3's container drivers, so that scripts of either find theirs. Where the two
-disagree about a name, both spellings are there.
+5.1 (SDK v2; environment.py) and of SDK v3's container drivers, so that scripts of either find theirs.
 """
 
 from __future__ import annotations
@@ -11,9 +10,11 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
-from syrtos.jobs.requests.request import Job, JobProgram, of_framework, of_script
+from syrtos.jobs.requests.hyperparameters import of_framework, of_script
+from syrtos.jobs.requests.request import Job, JobProgram
+from syrtos.jobs.requests.shapes import InstanceGroup
 
 ML = "/opt/ml"
 INTERFACE = "lo"  # instances are of one machine
@@ -40,7 +41,36 @@ class InstanceFacts:
         return self.root + path.removeprefix(ML) if path == ML or path.startswith(ML + "/") else path
 
 
-def files(job: Job, host: int, place: InstanceFacts) -> dict[str, Any]:
+class GroupFacts(TypedDict):
+    """A group of instances as ``resourceconfig.json`` has it."""
+
+    instance_group_name: str
+    instance_type: str
+    hosts: list[str]
+
+
+class ResourceFacts(TypedDict):
+    """``resourceconfig.json``."""
+
+    current_host: str
+    current_instance_type: str
+    current_group_name: str
+    hosts: list[str]
+    instance_groups: list[GroupFacts]
+    network_interface_name: str
+
+
+ConfigFiles = TypedDict(
+    "ConfigFiles",
+    {
+        "hyperparameters.json": dict[str, str],
+        "resourceconfig.json": ResourceFacts,
+        "inputdataconfig.json": dict[str, dict[str, str]],
+    },
+)
+
+
+def files(job: Job, host: int, place: InstanceFacts) -> ConfigFiles:
     """Returns the JSON files of ``input/config`` by name."""
     return {
         "hyperparameters.json": dict(job.hyperparameters),
@@ -49,7 +79,7 @@ def files(job: Job, host: int, place: InstanceFacts) -> dict[str, Any]:
     }
 
 
-def _resources(job: Job, host: int) -> dict[str, Any]:
+def _resources(job: Job, host: int) -> ResourceFacts:
     groups = _groups(job)
     mine = next(group for group in groups if job.hosts[host] in group["hosts"])
     return {
@@ -62,13 +92,16 @@ def _resources(job: Job, host: int) -> dict[str, Any]:
     }
 
 
-def _groups(job: Job) -> list[dict[str, Any]]:
+def _groups(job: Job) -> list[GroupFacts]:
     asked = job.request["ResourceConfig"]
-    groups = asked.get("InstanceGroups") or [
-        {"InstanceGroupName": "homogeneousCluster", "InstanceType": asked.get("InstanceType", "local")}
-        | {"InstanceCount": len(job.hosts)}
-    ]
-    rest, found = list(job.hosts), []
+    # the name that SageMaker gives to the instances of a job without groups
+    only: InstanceGroup = {
+        "InstanceGroupName": "homogeneousCluster",
+        "InstanceType": asked.get("InstanceType", "local"),
+        "InstanceCount": len(job.hosts),
+    }
+    groups = asked.get("InstanceGroups") or [only]
+    rest, found = list(job.hosts), list[GroupFacts]()
     for group in groups:
         count = group["InstanceCount"]
         hosts, rest = rest[:count], rest[count:]
@@ -109,13 +142,14 @@ def environment(job: Job, host: int, place: InstanceFacts) -> dict[str, str]:
     names |= {f"SM_{name.upper()}": _text(facts[name]) for name in _OF_TOOLKIT if name in facts}
     spelled = [("SM_CHANNEL_" + channel.name, f"{root}/input/data/{channel.name}") for channel in job.channels]
     for name, value in own.items():
-        null = value is None and job.program and not job.program.source  # SDK v3's spelling
+        # SDK v3's drivers write None as JSON, the toolkit of SDK v2 as nothing
+        null = value is None and job.program and not job.program.source
         spelled.append(("SM_HP_" + name, "null" if null else _text(value)))
-    names |= {re.sub(r"\W", "_", name.upper()): value for name, value in spelled}  # spelled so that a shell can read it
-    names |= {
-        name.upper(): value for name, value in spelled if "=" not in name and "\0" not in name
-    }  # spelled as the toolkit does
+    # two spellings: one that a shell can read, and the toolkit's own, with all letters that a variable's name may have
+    names |= {re.sub(r"\W", "_", name.upper()): value for name, value in spelled}
+    names |= {name.upper(): value for name, value in spelled if "=" not in name and "\0" not in name}
     names |= _tf_config(job, host, place)
+    # what the request asks for comes last: it may replace any of them
     return names | _requested_variables({**job.distribution.variables, **(job.request.get("Environment") or {})})
 
 
@@ -127,7 +161,7 @@ _OF_TOOLKIT = (
 )  # fmt: skip
 
 
-def _facts(job: Job, host: int, place: InstanceFacts) -> dict[str, Any]:
+def _facts(job: Job, host: int, place: InstanceFacts) -> dict[str, object]:
     """Returns an instance's properties as the toolkit names them (environment.Environment)."""
     resources, root = _resources(job, host), place.root
     groups = {group["instance_group_name"]: group for group in resources["instance_groups"]}
@@ -183,7 +217,7 @@ def _distribution_groups(job: Job, mine: str) -> list[str]:
     return [mine] if any(name.endswith("_enabled") and value for name, value in asked.items()) else []
 
 
-def _of_program(program: JobProgram) -> dict[str, Any]:
+def _of_program(program: JobProgram) -> dict[str, object]:
     return {
         "user_args": list(program.arguments),
         "user_entry_point": program.entry,
@@ -192,7 +226,7 @@ def _of_program(program: JobProgram) -> dict[str, Any]:
     }
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Returns a value as the toolkit writes it into a variable (mapping.to_env_vars)."""
     if value is None:
         return ""
@@ -200,10 +234,8 @@ def _text(value: Any) -> str:
 
 
 def _tf_config(job: Job, host: int, place: InstanceFacts) -> dict[str, str]:
-    """Returns TF_CONFIG as SageMaker's TensorFlow containers write it, or nothing for other kinds of jobs.
-
-    Source: sagemaker_tensorflow_training 20.5, training.py.
-    """
+    """Returns TF_CONFIG as SageMaker's TensorFlow containers write it, or nothing for other kinds of jobs."""
+    # roles and ports as in training.py of sagemaker_tensorflow_training 20.5
     if len(job.hosts) < 2:
         return {}
     if job.distribution.kind == "parameter_server":
@@ -223,5 +255,6 @@ def _tf_config(job: Job, host: int, place: InstanceFacts) -> dict[str, str]:
 
 def _requested_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Returns the requested variables without those that the job itself depends on."""
+    # by these, workers find each other, and the job's processes are found
     kept = ("PMI_", "HYDRA_", "SYRTOS_OPTIONS", "SYRTOS_JOB")
     return {name: value for name, value in variables.items() if not name.startswith(kept)}

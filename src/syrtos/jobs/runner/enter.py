@@ -73,7 +73,8 @@ def main() -> NoReturn:
         if words[0] == "--no-network":
             words = words[1:]
             _leave_network()
-        die_with_parent()  # the kernel has forgotten it with the change of user
+        # again: the kernel has forgotten it with the change of user
+        die_with_parent()
         os.execvp(words[0], words)
     spec = InstanceSpec(**json.loads(Path(sys.argv[1]).read_text()))
     if spec.isolated:
@@ -81,7 +82,8 @@ def main() -> NoReturn:
     env = {**environment(), **spec.variables}
     if spec.rank is not None:
         if "PMI_FD" in env:
-            os.close(int(env["PMI_FD"]))  # for workers
+            # only workers speak to the process manager
+            os.close(int(env["PMI_FD"]))
         mpi = ("PMI_", "MPI_LOCAL")
         env = {name: value for name, value in env.items() if name not in FOR_WORKERS and not name.startswith(mpi)}
         events.report_start(2, spec.rank)
@@ -110,6 +112,7 @@ def _write_to(output: str) -> None:
 
 def _isolate(spec: InstanceSpec) -> None:
     unshare(_NEW_MOUNTS | _NEW_NAMES)
+    # else what is mounted here would be seen outside
     mount("none", "/", _RECURSIVE | _PRIVATE)
     socket.sethostname(spec.name)
     mount(spec.hosts, "/etc/hosts", _BIND)
@@ -118,23 +121,22 @@ def _isolate(spec: InstanceSpec) -> None:
         os.makedirs(path, exist_ok=True)
         mount(folder, path, _BIND)
     for path in spec.fixed:
+        # a mount of its own, since only whole mounts can be made read-only
         mount(path, path, _BIND)
         mount("none", path, _BIND | _REMOUNT | _READ_ONLY | _locked_flags(path))
 
 
 def _locked_flags(path: str) -> int:
-    """Returns the mount flags of a path that a user's own namespace may not clear (mount_namespaces(7))."""
+    """Returns the mount flags of a path that a user's own namespace may not clear."""
+    # a remount without them is refused (mount_namespaces(7))
     found = os.statvfs(path).f_flag
     alike = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
     return (found & alike) | (_RELATIVE_TIMES if found & os.ST_RELATIME else 0)
 
 
 def _mount_ml(root: str) -> None:
-    """Mounts ``root`` at ``/opt/ml``.
-
-    If there is no such folder, it is made in a copy of ``/opt`` that consists of mounts: this user may not be allowed
-    to make it in ``/opt`` itself.
-    """
+    """Mounts ``root`` at ``/opt/ml``."""
+    # this user may not be allowed to make the folder in /opt itself: then in a copy of /opt that consists of mounts
     if not os.path.isdir("/opt/ml"):
         copy = tempfile.mkdtemp(dir=root)
         mount("tmpfs", copy, 0, "tmpfs")
@@ -160,6 +162,7 @@ def become_root() -> None:
         return
     user, group = os.geteuid(), os.getegid()
     unshare(_NEW_USER)
+    # without this, a user may not write a map of groups
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"0 {user} 1")
     Path("/proc/self/gid_map").write_text(f"0 {group} 1")
@@ -190,6 +193,7 @@ def can_isolate() -> bool:
 
 
 def _may(flag: int) -> bool:
+    # in a process of its own, which the namespace ends with
     child = os.fork()
     if child == 0:
         os._exit(ctypes.CDLL(None).unshare(flag) != 0)

@@ -24,7 +24,8 @@ def of(mark: str) -> list[int]:
             try:
                 if wanted in (folder / "environ").read_bytes().split(b"\0"):
                     found.append(int(folder.name))
-            except OSError:  # gone, or of another user
+            except OSError:
+                # gone, or of another user
                 continue
     return found
 
@@ -36,7 +37,9 @@ def end(mark: str, patience: float = 5.0) -> None:
         patience: gives up after this many seconds.
     """
     deadline = time.monotonic() + patience
+    # again and again: a process may start another before it is killed
     while (left := of(mark)) and time.monotonic() < deadline:
+        # first: once they are gone, nobody knows which segments they had
         leftovers.remove(path for pid in left for path in leftovers.mapped_segments(pid))
         for pid in left:
             try:

@@ -26,6 +26,7 @@ def fetch(places: Places, program: JobProgram, folder: Path) -> None:
     if program.source:
         (archive, *_) = places.under(program.source)
         packed = folder.with_name("sourcedir.tar.gz")
+        # beside the folder, so that the script does not find it among its files
         archive.fetch(packed)
         artifacts.unpack(packed, folder)
         packed.unlink()
@@ -36,13 +37,14 @@ def fetch(places: Places, program: JobProgram, folder: Path) -> None:
         )
 
 
-def drivers_of(request: Mapping[str, Any], places: Places) -> dict[str, Any]:
+def drivers_of(request: Mapping[str, Any], places: Places) -> dict[str, object]:
     """Returns the JSON files, by name, with which SDK v3 describes a script: those of channel ``sm_drivers``.
 
     Raises:
         DataError: they can't be read.
     """
     channels = request.get("InputDataConfig") or ()
+    # SDK v3 sends its drivers, and the description of the script, as a channel
     source = next((c["DataSource"] for c in channels if c["ChannelName"] == "sm_drivers"), None)
     if source is None:
         return {}
@@ -92,6 +94,7 @@ def python_for(
 
 def _environment(folder: Path) -> Path:
     """Makes a virtual environment that also finds the packages of this one, and returns its interpreter."""
+    # without a pip of its own, which takes seconds to install: that of this environment is found
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
     below = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages" / "below.pth"

@@ -85,6 +85,7 @@ class Folders:
             ml = self.ml(host)
             for name in ("input/data", "input/config", "code", "output", *_SHARED):
                 (ml / name).mkdir(parents=True, exist_ok=True)
+            # without mounts, links make the instances share what one of them writes
             if job.distribution.kind != "copies" and not self.isolated:
                 for name in _SHARED:
                     self.shared_folder(name).mkdir(parents=True, exist_ok=True)
@@ -94,7 +95,7 @@ class Folders:
         for name in _SHARED:
             self.shared_folder(name).mkdir(parents=True, exist_ok=True)
 
-    def place(self, job: Job, host: int, gpus: int) -> InstanceFacts:
+    def instance_facts(self, job: Job, host: int, gpus: int) -> InstanceFacts:
         """Returns the facts about an instance from its script's point of view."""
         root = ML if self.isolated else str(self.ml(host))
         names = job.hosts if self.isolated else tuple(address(job.name, k) for k in range(len(job.hosts)))
@@ -102,10 +103,8 @@ class Folders:
 
 
 def address(job: str, host: int) -> str:
-    """Returns an instance's address on this machine.
-
-    The addresses of 127/8 all belong to this machine, so that two jobs need not share ports.
-    """
+    """Returns an instance's address on this machine."""
+    # the addresses of 127/8 all belong to this machine, so that two jobs need not share ports
     number = zlib.crc32(job.encode())
     return f"127.{64 + number % 64}.{number // 64 % 256}.{host + 1}"
 
@@ -150,7 +149,8 @@ def make_plan(
         command = _command(job, folders, host, python, {"PATH": path, **credentials}, run_dir)
         groups.append(Group(command, range(first, first + count)))
     environment = {OPTIONS_VARIABLE: options.to_json(), "UCX_NET_DEVICES": "lo", "PATH": path}
-    if python != here:  # mpi4py looks for MPI in the environment that it runs in
+    # mpi4py looks for MPI in the environment that it runs in, and the job's own has none
+    if python != here:
         environment["MPI4PY_LIBMPI"] = str(Path(sys.prefix) / "lib" / "libmpi.so.12")
     spared = frozenset(range(1, job.slots)) if options.asynchronous else frozenset[int]()
     # all instances are in one namespace of users, so that their processes may share memory: an agent in it starts them
@@ -201,13 +201,14 @@ def _command(
     command = _copy(job, folders, host, python) if copies else _worker(job, folders, host, python)
     spec = _spec(job, folders, host, variables, run_dir if copies else None)
     file = folders.job / "instances" / f"{job.hosts[host]}.json"
-    file.touch(mode=0o600)  # it holds the job's keys
+    # made for its owner alone before anything is in it: it holds the job's keys
+    file.touch(mode=0o600)
     file.write_text(json.dumps(dataclasses.asdict(spec)))
     return (sys.executable, "-m", "syrtos.jobs.runner.enter", str(file), *command)
 
 
 def _spec(job: Job, folders: Folders, host: int, variables: Mapping[str, str], output: Path | None) -> InstanceSpec:
-    place = folders.place(job, host, gpus())
+    place = folders.instance_facts(job, host, gpus())
     mounts = {}
     if folders.isolated:
         if job.distribution.kind != "copies":
@@ -216,6 +217,7 @@ def _spec(job: Job, folders: Folders, host: int, variables: Mapping[str, str], o
         mounts |= {job.checkpoints[1].rstrip("/"): str(kept)} if job.checkpoints else {}
         if job.tensorboard and not job.tensorboard[1].startswith(f"{ML}/"):
             mounts[job.tensorboard[1]] = str(folders.seen(job, host, job.tensorboard[1]))
+    # files of a FastFile channel are links to the data itself
     fixed = [f"{ML}/input/data/{channel.name}" for channel in job.channels if channel.mode == "FastFile"]
     code = place.instance_path(job.program.folder) if job.program else ""
     own = {"PYTHONPATH": code} if code else {}
@@ -235,15 +237,16 @@ def _spec(job: Job, folders: Folders, host: int, variables: Mapping[str, str], o
 
 def _worker(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
     assert job.program is not None
-    place = folders.place(job, host, 0)
+    place = folders.instance_facts(job, host, 0)
     script = f"{place.instance_path(job.program.folder)}/{job.program.entry}"
     return [str(python), "-m", "syrtos.launch.worker.main", script, *arguments(job, place)]
 
 
 def _copy(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
     program = job.program
-    place = folders.place(job, host, 0)
+    place = folders.instance_facts(job, host, 0)
     if program is None or program.driven:
+        # where there are no mounts, the command's paths are those of this machine
         return [word.replace(ML, place.root) for word in job.command]
     if program.is_python:
         return [str(python), program.entry, *arguments(job, place)]
@@ -267,20 +270,15 @@ def cores() -> int:
 
 
 def restarts(job: Job, folders: Folders) -> int:
-    """Returns how often a job's workers are started again after they have died.
-
-    Its `RetryStrategy` says so. It is 0 for unconnected copies and with parameter servers, which keep no snapshots.
-    """
+    """Returns how often a job's workers are started again after they have died, as its `RetryStrategy` says."""
+    # never unconnected copies, nor with parameter servers: they keep no snapshots
     asked = (job.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", 0)
     return 0 if job.distribution.kind == "copies" or _wants_servers(job, folders) else asked
 
 
 def _wants_servers(job: Job, folders: Folders) -> bool:
-    """Returns whether a job gets parameter servers: its script uses ParameterServerStrategy.
-
-    SageMaker starts parameter servers for all kinds of scripts, but the other kinds have no use for them and train
-    together.
-    """
+    """Returns whether a job gets parameter servers: its script uses ParameterServerStrategy."""
+    # SageMaker starts them for all kinds of scripts, but the other kinds have no use for them and train together
     if job.distribution.kind != "parameter_server" or job.program is None:
         return False
     script = folders.code(job, 0) / job.program.entry

@@ -15,9 +15,8 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 _PARSE = "parse_known_args"
 _MOST_FILES = 500
@@ -44,14 +43,18 @@ def watch(script: Path, variables: Mapping[str, str]) -> Callable[[], list[str]]
     dropped: set[str] = set()
     taken: set[str] = set()
 
-    def names_in(words: Sequence[Any]) -> set[str]:
+    def names_in(words: Sequence[object]) -> set[str]:
         return {options[word] for word in words if isinstance(word, str) and word in options}
 
     @functools.wraps(parse)
-    def watched(self: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+    def watched(
+        self: argparse.ArgumentParser, args: Iterable[str] | None = None, namespace: object = None
+    ) -> tuple[object, list[str]]:
         given = list(sys.argv[1:] if args is None else args)
         found, left = parse(self, given, namespace)
+        # a script may parse twice: what one parser leaves over, another may take
         taken.update(names_in(given) - names_in(left))
+        # only the script's own call for its own command line: libraries parse arguments of theirs
         if args is None and Path(sys._getframe(1).f_code.co_filename).resolve().is_relative_to(folder):
             dropped.update(names_in(left))
         return found, left
@@ -63,8 +66,8 @@ def watch(script: Path, variables: Mapping[str, str]) -> Callable[[], list[str]]
 def _names(text: str) -> list[str]:
     try:
         found = json.loads(text)
-    except ValueError:  # a variable of the user's own
-        return []
+    except ValueError:
+        return []  # a variable of the user's own, and no job's
     return [*found] if isinstance(found, dict) else []
 
 
@@ -80,6 +83,7 @@ def _are_dropped_for_good(folder: Path) -> bool:
         return False
     if any(_OTHER_WAYS.search(text) for text in texts):
         return False
+    # each mention must be one of the forms below: any other may use what is left over
     mentions = sum(isinstance(node, ast.Attribute) and node.attr == _PARSE for node in nodes)
     used = _used_names(nodes)
     return mentions == sum(_drops_the_rest(node, used) for node in nodes)

@@ -38,6 +38,7 @@ def of(python: Path, env: Mapping[str, str]) -> dict[str, str]:
     """
     if python == Path(sys.executable):
         return local_versions()
+    # -P: the working folder may hold files that are named like packages
     command = [str(python), "-P", "-m", "syrtos.jobs.runner.versions"]
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=_PATIENCE)

@@ -76,9 +76,11 @@ class Workers:
                 return outcome
         finally:
             self.running = False
+            # before the pipes: a script that reads one would wait for more
             processes.end(self._variables[processes.MARK])
             for pipe in self._pipes:
                 pipe.close()
+            # last of all, to read what they have written
             tail.close()
 
     def _open_pipes(self) -> list[channels.Pipe]:

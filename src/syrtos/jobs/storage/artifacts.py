@@ -22,13 +22,12 @@ _LARGEST = 8 << 30
 def pack(folders: Sequence[Path], archive: Path) -> int:
     """Packs the files of all ``folders`` into a ``tar.gz``.
 
-    Where two folders have the same file, the one of the later folder is packed, as on SageMaker.
-
     Returns:
         The number of files; with none, no archive is made.
     """
     files = _merge_folders(folders)
     if files:
+        # weights hardly get smaller at higher levels, which take longer
         with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
             for name, path in files.items():
                 tar.add(path, name, recursive=False)
@@ -39,6 +38,7 @@ def _merge_folders(folders: Sequence[Path]) -> dict[str, Path]:
     found = {}
     for folder in folders:
         paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        # of two files with one name that of the later folder is packed, as on SageMaker
         found |= {path.relative_to(folder).as_posix(): path for path in paths}
     return found
 
@@ -65,10 +65,8 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def _check(member: tarfile.TarInfo, archive: str) -> None:
-    """Raises DataError unless a member is a file, a folder, or a link that can't lead out of the archive's folder.
-
-    The filter of `tarfile` alone can be got round with chains of links (CVE-2025-4517).
-    """
+    """Raises DataError unless a member is a file, a folder, or a link that can't lead out of the archive's folder."""
+    # the filter of `tarfile` alone can be got round with chains of links (CVE-2025-4517)
     inside = member.issym() and not member.linkname.startswith("/") and ".." not in Path(member.linkname).parts
     if not (member.isfile() or member.isdir() or inside) or member.size < 0:
         raise DataError(f"{archive} holds {member.name}, which is no file, folder or link to one beside or below it.")
@@ -98,11 +96,7 @@ _UNFINISHED = re.compile(r"\..+\.partial")
 
 
 class Checkpoints:
-    """Keeps a URI equal to the contents of a job's checkpoint folders.
-
-    A file is copied once it has not changed between two looks, so that half a checkpoint is never uploaded over a
-    whole one.
-    """
+    """Keeps a URI equal to the contents of a job's checkpoint folders."""
 
     def __init__(self, places: Places, uri: str, folders: Sequence[Path], every: float = 1.0) -> None:
         self._places, self._uri, self._folders, self._every = places, uri, folders, every
@@ -142,7 +136,8 @@ class Checkpoints:
             try:
                 self.copy()
                 self.error = None
-            except Exception as error:  # tried again; at the end it counts
+            except Exception as error:
+                # it is tried again; what fails at the end, in `finish`, is raised there
                 self.error = error
 
     def copy(self, settled: bool = True) -> None:
@@ -167,15 +162,18 @@ class Checkpoints:
         try:
             version = _version(path)
             before, self._seen[path] = self._seen.get(path), version
+            # a file that has changed since the last look may be half written, and would replace a whole one
             if self._sent.get(path) == version or (settled and before != version):
                 return
-            with tempfile.TemporaryDirectory() as scratch:  # it may begin to change while it is sent
+            # a copy is sent, since the file may begin to change meanwhile
+            with tempfile.TemporaryDirectory() as scratch:
                 copy = shutil.copyfile(path, Path(scratch) / "copy")
                 if _version(path) != version:
                     return
                 self._places.upload(copy, f"{self._uri}/{path.relative_to(folder).as_posix()}")
         except FileNotFoundError:
-            return  # it was temporary
+            # it was temporary
+            return
         self._sent[path] = version
 
 

@@ -30,6 +30,7 @@ def sources(places: Places, channel: InputChannel, host: int, hosts: int, epoch:
     """
     found = _list_sources(places, channel)
     if channel.seed is not None:
+        # before the objects are divided: all instances must shuffle alike
         random.Random(f"{channel.seed} {epoch}").shuffle(found)
     mine = found[host::hosts] if channel.sharded else found
     if not mine:
@@ -72,7 +73,8 @@ def provide(places: Places, channel: InputChannel, host: int, hosts: int, folder
 
 
 def _link(file: Path, path: Path) -> None:
-    """Makes a hard link, which outlives its target, or a symbolic link if the file is on another file system."""
+    """Makes a hard link, or a symbolic link if the file is on another file system."""
+    # a hard link outlives the name of its target: an object may be replaced while a job reads it
     try:
         os.link(file.resolve(), path)
     except OSError as error:
@@ -92,7 +94,8 @@ class Pipe:
         self._base = folder / channel.name
         self._over = threading.Event()
         self.error: Exception | None = None
-        self._epochs = 0  # that there are paths for
+        # the number of epochs that there are pipes for
+        self._epochs = 0
         self._add_epoch()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -115,15 +118,18 @@ class Pipe:
                 descriptor = self._open_pipe(f"{self._base}_{epoch}")
                 if descriptor is None:
                     return
-                self._add_epoch()  # there before the script can ask for it
+                # there before the script can ask for it, at the end of this epoch
+                self._add_epoch()
                 # a script need not read an epoch to its end
                 with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb", buffering=1 << 20) as pipe:
                     self._write(pipe, epoch)
                 epoch += 1
         except Exception as error:
             self.error = error
-            if not self._over.is_set():  # else there may be another stream with these paths
-                Path(f"{self._base}_{epoch + 1}").unlink(missing_ok=True)  # no reader shall wait for it
+            # without a pipe, the script gets an error instead of waiting for ever. After `close`, there may be
+            # another stream with these paths
+            if not self._over.is_set():
+                Path(f"{self._base}_{epoch + 1}").unlink(missing_ok=True)
 
     def _open_pipe(self, path: str) -> int | None:
         """Waits until a process reads a pipe, and returns its descriptor; None if the job ends before."""
@@ -131,9 +137,11 @@ class Pipe:
             try:
                 descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
             except OSError as error:
-                if error.errno != errno.ENXIO:  # no reader yet
+                # ENXIO: nobody reads it yet
+                if error.errno != errno.ENXIO:
                     raise
                 continue
+            # only the opening must not wait: a write waits until the script has read
             os.set_blocking(descriptor, True)
             return descriptor
         return None
@@ -147,7 +155,8 @@ class Pipe:
             yield from _augmented_records(self._places, self._channel, self._host, self._hosts, epoch)
             return
         for source in sources(self._places, self._channel, self._host, self._hosts, epoch):
-            if self._channel.record_io:  # an object is a record
+            # in RecordIO an object is one record, whose length comes first
+            if self._channel.record_io:
                 yield b"".join(self._read_unpacked(source))
             else:
                 yield from self._read_unpacked(source)
@@ -157,10 +166,8 @@ class Pipe:
 
 
 def frame_record(record: bytes) -> bytes:
-    """Returns a record in RecordIO's frame: magic number, length, bytes, padding to a multiple of 4 bytes.
-
-    The format is MXNet's, which SageMaker's Pipe mode writes.
-    """
+    """Returns a record in RecordIO's frame: magic number, length, bytes, padding to a multiple of 4 bytes."""
+    # MXNet's format, which SageMaker's Pipe mode writes
     return struct.pack("<II", _RECORD_IO, len(record)) + record + b"\0" * (-len(record) % 4)
 
 
@@ -189,7 +196,8 @@ def _gunzip(pieces: Iterator[bytes]) -> Iterator[bytes]:
             fresh = False
             yield unpack.decompress(piece)
             piece = unpack.unused_data
-            if unpack.eof:  # members may follow each other
+            # gzip files may be several, one after another
+            if unpack.eof:
                 unpack, fresh = zlib.decompressobj(16 + zlib.MAX_WBITS), True
             else:
                 break

@@ -1,7 +1,6 @@
 """Buckets and objects: the part of S3 that jobs need, in a folder of this machine, or in a real S3 behind it.
 
-In the folder, an object is a file that never changes (``blobs``) and a row that names it. A put writes and syncs the
-file first and then the row, so that a killed process leaves the old object or the new one.
+In the folder, an object is a file that never changes (``blobs``) and a row that names it.
 """
 
 from __future__ import annotations
@@ -15,12 +14,13 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import sqlalchemy as sql
 from sqlalchemy import event, exc
+from sqlalchemy.engine import RowMapping
 
 from syrtos import settings
 from syrtos.checkpoint.durable import force
@@ -28,6 +28,7 @@ from syrtos.errors import ConfigurationError, DataError
 from syrtos.jobs.store.database import prepare_sqlite
 from syrtos.jobs.store.home import Home
 
+Answer = TypeVar("Answer")
 _READ = 1 << 20
 _LONGEST_UPLOAD = 7 * 86400.0
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -224,8 +225,11 @@ class FolderStore(ObjectStore):
         path = self.folder / "blobs" / blob
         path.parent.mkdir(parents=True, exist_ok=True)
         with file.open("rb+") as opened:
+            # the file, and the entries that name it, are on the disk before the row: a host that crashes has the old
+            # object or the new one
             os.fsync(opened.fileno())
             size = os.fstat(opened.fileno()).st_size
+        # jobs may have a link to it (`local_file`): whoever writes to that must not change the object
         file.chmod(0o444)
         file.rename(path)
         force(path.parent)
@@ -235,6 +239,7 @@ class FolderStore(ObjectStore):
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             found = connection.execute(sql.select(_objects.c.blob, _objects.c.etag).where(*_is(bucket, key))).first()
             old, before = found or (None, "")
+            # in the transaction: of two writers with one condition only the first succeeds
             if replaces is not None and replaces != before:
                 path.unlink()
                 raise Changed
@@ -243,6 +248,7 @@ class FolderStore(ObjectStore):
             else:
                 connection.execute(sql.update(_objects).where(*_is(bucket, key)).values(**row))
             connection.commit()
+        # readers that have it open read on
         self._drop(old)
 
     def list(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectFacts]:
@@ -250,6 +256,7 @@ class FolderStore(ObjectStore):
         key = _objects.c.key
         wanted = sql.select(_objects).where(_objects.c.bucket == bucket, key >= prefix, key > after)
         if prefix:
+            # a range, which an index answers: the largest letter comes after all keys with the prefix
             wanted = wanted.where(key < prefix + chr(0x10FFFF))
         with self._engine.connect() as connection:
             return [_entry(row) for row in connection.execute(wanted.order_by(key).limit(limit)).mappings()]
@@ -277,15 +284,16 @@ class FolderStore(ObjectStore):
         with self._engine.connect() as connection:
             named = set(connection.execute(sql.select(_objects.c.blob)).scalars())
         for path in [*self.folder.glob("blobs/??/*"), *self.folder.glob("incoming/*")]:
+            # young ones may belong to a write that goes on
             orphan = f"{path.parent.name}/{path.name}" not in named
             if orphan and path.is_file() and time.time() - path.stat().st_ctime > older:
                 path.unlink(missing_ok=True)
 
-    def _row(self, bucket: str, key: str) -> Any:
+    def _row(self, bucket: str, key: str) -> RowMapping | None:
         with self._engine.connect() as connection:
             return connection.execute(sql.select(_objects).where(*_is(bucket, key))).mappings().first()
 
-    def _write(self, statement: Any) -> None:
+    def _write(self, statement: sql.Executable) -> None:
         with self._engine.connect() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             connection.execute(statement)
@@ -318,6 +326,7 @@ class RemoteStore(ObjectStore):
         """Makes a bucket in the client's region; False if it exists."""
         if self.has_bucket(bucket):
             return False
+        # S3 refuses the default region where it is named
         region = self._client.meta.region_name
         where = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
         self._client.create_bucket(Bucket=bucket, **where)
@@ -344,6 +353,7 @@ class RemoteStore(ObjectStore):
 
     def read(self, bucket: str, entry: ObjectFacts, start: int, stop: int) -> Iterator[bytes]:
         """Reads a part of an object from S3, provided that its ETag is still the same."""
+        # S3 has no form for an empty range
         if start >= stop:
             return iter(())
         asked = {"Bucket": bucket, "Key": entry.key, "Range": f"bytes={start}-{stop - 1}", "IfMatch": f'"{entry.etag}"'}
@@ -355,16 +365,13 @@ class RemoteStore(ObjectStore):
     def put(
         self, bucket: str, key: str, file: Path, etag: str, headers: dict[str, str], replaces: str | None = None
     ) -> None:
-        """Uploads ``file``, and removes it.
-
-        The condition on the object to be replaced is checked before the upload, so that two uploads at once may both
-        succeed.
-        """
+        """Uploads ``file``, and removes it."""
+        # the condition is checked before the upload, so that two uploads at once may both succeed
         found = self.head(bucket, key) if replaces is not None else None
         if replaces is not None and replaces != (found.etag if found else ""):
             file.unlink()
             raise Changed
-        extra: dict[str, Any] = {
+        extra: dict[str, object] = {
             "Metadata": {
                 name.removeprefix("x-amz-meta-"): value
                 for name, value in headers.items()
@@ -399,7 +406,7 @@ class RemoteStore(ObjectStore):
             raise ConfigurationError("An S3 of your own needs boto3: `pip install boto3`.") from error
         return boto3.client("s3", endpoint_url=self._endpoint or None)
 
-    def _if_found(self, ask: Any) -> Any:
+    def _if_found(self, ask: Callable[[], Answer]) -> Answer | None:
         from botocore.exceptions import ClientError
 
         try:
@@ -438,9 +445,9 @@ def _part(file: IO[bytes], start: int, stop: int) -> Iterator[bytes]:
             yield piece
 
 
-def _is(bucket: str, key: str) -> Sequence[Any]:
+def _is(bucket: str, key: str) -> Sequence[sql.ColumnElement[bool]]:
     return (_objects.c.bucket == bucket, _objects.c.key == key)
 
 
-def _entry(row: Any) -> ObjectFacts:
+def _entry(row: RowMapping) -> ObjectFacts:
     return ObjectFacts(row["key"], row["size"], row["etag"], row["modified"], dict(row["headers"]), row["blob"])

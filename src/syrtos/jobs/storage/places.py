@@ -11,10 +11,9 @@ import shutil
 import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from syrtos.errors import ConfigurationError, DataError
-from syrtos.jobs.storage.objects import ObjectStore, check_bucket
+from syrtos.jobs.storage.objects import ObjectFacts, ObjectStore, check_bucket
 
 _READ = 1 << 20
 
@@ -97,6 +96,7 @@ class Places:
         else:
             target = self._path(uri)
             target.parent.mkdir(parents=True, exist_ok=True)
+            # whoever reads at that moment gets the old file or the new one
             beside = target.with_name(f".{target.name}.new")
             shutil.copyfile(path, beside)
             beside.replace(target)
@@ -121,9 +121,10 @@ class Places:
 
     def _in_store(self, uri: str) -> list[JobFile]:
         bucket, prefix = split(uri)
+        # keys that end with a slash are the folders that some tools make
         entries = [entry for entry in self.objects.all(bucket, prefix) if not entry.key.endswith("/")]
 
-        def source(entry: Any) -> JobFile:
+        def source(entry: ObjectFacts) -> JobFile:
             return JobFile(
                 uri=f"s3://{bucket}/{entry.key}",
                 name=safe_name(_relative(entry.key, prefix)),
@@ -153,6 +154,7 @@ class Places:
         parts = urllib.parse.urlsplit(uri)
         if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
             raise ConfigurationError(f"{uri} can't be read or written: syrtos knows s3://bucket/key and file:///path.")
+        # resolved: a link must not lead out of the folders that are allowed
         path = Path(urllib.parse.unquote(parts.path)).resolve()
         if self._files is not None and not any(path.is_relative_to(folder) for folder in self._files):
             raise ConfigurationError(
@@ -186,10 +188,8 @@ def safe_name(name: str) -> str:
 
 
 def _relative(key: str, prefix: str) -> str:
-    """Returns the path of a key in a channel's folder.
-
-    As SageMaker does, it cuts off the prefix, or the folder of a prefix that ends in a name.
-    """
+    """Returns the path of a key in a channel's folder."""
+    # as SageMaker does, without the prefix, or without the folder of a prefix that ends in a name
     if key.startswith(prefix.rstrip("/") + "/") and prefix:
         return key[len(prefix.rstrip("/")) + 1 :]
     return key[prefix.rfind("/") + 1 :]

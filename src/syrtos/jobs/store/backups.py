@@ -1,7 +1,6 @@
 """Copies of the database of jobs: one is made a day, and the last few are kept.
 
-A service does not begin with a damaged or emptied database as if there had been no jobs. A Postgres database is its own
-administrator's to back up.
+A service does not begin with a damaged or emptied database as if there had been no jobs.
 """
 
 from __future__ import annotations
@@ -68,18 +67,20 @@ class Backups:
     def restore(self) -> Path | None:
         """Replaces the database by the newest good copy, and returns the copy's path; None if there is none.
 
-        The old database is renamed and stays beside the new one. Jobs that ran when the copy was made are marked as
-        failed: they may have ended since, or have to be begun again by a person.
+        The old database is renamed and stays beside the new one.
         """
         for copy in self.newest_first():
             if _fault_of(copy):
                 continue
+            # made beside it, and renamed when it is complete
             draft = self._database.with_name(".restored.sqlite")
             _copy(copy, draft)
             with contextlib.closing(sqlite3.connect(draft)) as opened, contextlib.suppress(sqlite3.OperationalError):
+                # jobs that ran when the copy was made may have ended since: a person is to decide what begins again
                 opened.execute(_END_ALL)
                 opened.commit()
             aside = time.strftime("damaged-%Y%m%d-%H%M%S-")
+            # with its journal, which SQLite would apply to the new file
             for path in (
                 self._database,
                 *(self._database.with_name(self._database.name + end) for end in ("-wal", "-shm")),
@@ -100,6 +101,7 @@ class Backups:
         copies = self.newest_first()
         if not self._database.exists() or (copies and now - copies[0].stat().st_mtime < _EVERY):
             return
+        # a copy of a damaged database would push out a good one
         self.check()
         self._folder.mkdir(mode=0o700, exist_ok=True)
         _copy(self._database, self._folder / (time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + _SUFFIX))
@@ -108,10 +110,12 @@ class Backups:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Makes a consistent copy of a database, even while other processes write to it (sqlite.org/backup.html)."""
+    """Makes a consistent copy of a database, even while other processes write to it."""
+    # by SQLite itself (sqlite.org/backup.html): a copy of the file might catch half a transaction
     draft = target.with_name(f".{target.name}")
     draft.unlink(missing_ok=True)
     try:
+        # jobs' requests may hold secrets
         draft.touch(mode=0o600)
         with contextlib.closing(sqlite3.connect(source)) as opened, contextlib.closing(sqlite3.connect(draft)) as copy:
             opened.backup(copy)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import sqlalchemy as sql
 from sqlalchemy import event, exc
@@ -41,13 +41,15 @@ class Database:
         try:
             make()
         except exc.OperationalError as error:
-            if "already exists" not in str(error):  # another process was faster
+            # between the question whether it is there and its making, another process may have made it
+            if "already exists" not in str(error):
                 raise _unreachable(url, error) from error
-        except (exc.ProgrammingError, exc.IntegrityError) as error:  # the same in Postgres
+        except (exc.ProgrammingError, exc.IntegrityError) as error:
+            # the same in Postgres, which makes a type for each table
             if "exist" not in str(error) and "pg_type" not in str(error):
                 raise _unreachable(url, error) from error
 
-    def rows(self, chosen: Any, parameters: dict[str, Any] | None = None) -> list[RowMapping]:
+    def rows(self, chosen: sql.Executable, parameters: Mapping[str, object] | None = None) -> list[RowMapping]:
         """Returns the rows that a query finds."""
         with self.engine.connect() as connection:
             return list(connection.execute(chosen, parameters or {}).mappings())
@@ -57,7 +59,8 @@ class Database:
         """Context manager: one transaction, which is rolled back if the block raises."""
         with self.engine.connect() as connection:
             if self.is_sqlite:
-                connection.exec_driver_sql("BEGIN IMMEDIATE")  # else two readers that become writers would deadlock
+                # as a writer from the first: two readers that want to become writers would wait for each other
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
             try:
                 yield connection
             except BaseException:
@@ -66,6 +69,7 @@ class Database:
             connection.commit()
 
 
+# one for each database in a process: each has a pool of connections
 @functools.cache
 def _engine(url: str) -> Engine:
     try:
@@ -79,9 +83,10 @@ def _engine(url: str) -> Engine:
     return engine
 
 
-def prepare_sqlite(connection: Any, _record: Any) -> None:
+def prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     """Sets up a new connection: concurrent readers beside a writer, and durable commits."""
-    connection.isolation_level = None  # transactions are begun by us
+    # transactions are begun by `writing`: the driver would begin them later, and as readers
+    connection.isolation_level = None
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"):
         connection.execute(f"PRAGMA {pragma}")
 

@@ -36,7 +36,8 @@ class Home:
         given = settings.environment().get("SYRTOS_HOME")
         self.path = (path or Path(given or Path.home() / ".local" / "share" / "syrtos")).resolve()
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if self.path.stat().st_mode & 0o077:  # it was there
+        # `mkdir` sets no mode of a folder that was there
+        if self.path.stat().st_mode & 0o077:
             self.path.chmod(0o700)
 
     @property
@@ -77,6 +78,7 @@ class Home:
 
     def new_snapshot_memory(self, name: str) -> Path:
         """Makes a new folder in memory for the snapshots of a job's workers."""
+        # by its name the folder of a runner that was killed is found again
         shared = Path("/dev/shm")
         return Path(tempfile.mkdtemp(prefix=self._memory_of(name), dir=shared if shared.is_dir() else self.job(name)))
 
@@ -144,6 +146,7 @@ def write_new(path: Path, text: str) -> None:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
+    # unlike a rename, a link does not replace a file that another process has made in the meantime
     try:
         os.link(name, path)
     finally:
@@ -154,6 +157,7 @@ def try_lock(path: Path) -> IO[str] | None:
     """Returns an open file that is locked as long as this process holds it; None if another one holds the lock."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = path.open("a")
+    # a lock of the open file, and not of the process, which would lose it with any other descriptor of the file
     try:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_WRLCK))
     except BlockingIOError:
@@ -163,12 +167,10 @@ def try_lock(path: Path) -> IO[str] | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Returns whether any process holds the lock on a file.
-
-    The query takes no lock: a process that wants the lock at that moment would be refused.
-    """
+    """Returns whether any process holds the lock on a file."""
     if not path.exists():
         return False
+    # a query that takes no lock: a process that wants the lock at that moment would be refused
     with path.open() as file:
         found = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
         return struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK

@@ -170,6 +170,7 @@ class Store:
             The job after the change; None if there is no job of this name.
         """
         with self._database.writing() as connection:
+            # locked: in Postgres a transaction alone would let another process change the row in between
             row = connection.execute(_BY_NAME.with_for_update(), {"wanted": name}).mappings().first()
             if row is None:
                 return None
@@ -193,9 +194,14 @@ class Store:
             connection.exec_driver_sql(f"PRAGMA user_version = {mark}")
 
     def find(
-        self, conditions: Sequence[Any], order: Sequence[Any], after: int, limit: int
+        self,
+        conditions: Sequence[sql.ColumnElement[bool]],
+        order: Sequence[sql.ColumnElement[Any]],
+        after: int,
+        limit: int,
     ) -> tuple[list[Record], int | None]:
         """Returns a page of the jobs that fulfil all ``conditions``, and the offset of the next page, if any."""
+        # names first: they are in an index, and a request is kilobytes. One more than the page has shows that another follows
         names = sql.select(_jobs.c.name).where(*conditions).order_by(*order).offset(after).limit(limit + 1)
         found = self._all(sql.select(_jobs).where(_jobs.c.name.in_(names)).order_by(*order))
         return found[:limit], after + limit if len(found) > limit else None
@@ -207,11 +213,12 @@ class Store:
         with self._database.engine.connect() as connection:
             return {(status, secondary): count for status, secondary, count in connection.execute(chosen)}
 
-    def _all(self, chosen: Any) -> list[Record]:
+    def _all(self, chosen: sql.Executable) -> list[Record]:
         return [_record(row) for row in self._database.rows(chosen)]
 
 
 columns = _jobs.c
+# Made once, since they run several times a second.
 _ACTIVE = (
     sql.select(*(_jobs.c[field.name] for field in dataclasses.fields(Brief)))
     .where(_jobs.c.status.in_(("InProgress", "Stopping")), _jobs.c.place == sql.bindparam("here"))
@@ -220,10 +227,11 @@ _ACTIVE = (
 _BY_NAME = sql.select(_jobs).where(_jobs.c.name == sql.bindparam("wanted"))
 
 
-def _row(record: Record) -> dict[str, Any]:
+def _row(record: Record) -> dict[str, object]:
     facts = {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name != "state"}
     state = record.state
-    facts["failure"] = record.failure.replace("\0", "")  # Postgres takes no NUL, and JSON no NaN
+    # Postgres takes no NUL in a text, and JSON no NaN
+    facts["failure"] = record.failure.replace("\0", "")
     facts["metrics"] = {name: pair for name, pair in record.metrics.items() if all(map(math.isfinite, pair))}
     return {**facts, "status": state.status, "secondary": state.secondary, "transitions": list(state.transitions)}
 

@@ -22,10 +22,8 @@ class Reserve:
         """Reserves the room (16 MiB) if it is not reserved yet and the disk has plenty."""
         if self._path.exists() or shutil.disk_usage(self._path.parent).free < 4 * _ROOM:
             return
-        with (
-            self._path.open("wb") as file,
-            contextlib.suppress(OSError),
-        ):  # a file system that can't, or another was faster
+        # a file system may not be able to, and another process may have been faster
+        with self._path.open("wb") as file, contextlib.suppress(OSError):
             os.posix_fallocate(file.fileno(), 0, _ROOM)
 
     def is_needed(self) -> bool:

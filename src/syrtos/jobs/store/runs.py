@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Required, TypedDict
 
 from syrtos.jobs.requests.request import Job
 from syrtos.jobs.store.home import write as write_file
@@ -15,14 +15,39 @@ from syrtos.launch.generations import all_folders
 _NAME = "run.json"
 
 
-def describe_program(job: Job) -> dict[str, Any]:
+class ProgramFacts(TypedDict, total=False):
+    """A job's script, and the arguments of its command line."""
+
+    name: str
+    arguments: list[str]
+
+
+class WorkerFacts(TypedDict):
+    """The numbers of a job's workers."""
+
+    workers: int
+    workers_per_instance: int
+
+
+class RunFacts(WorkerFacts, total=False):
+    """``run.json``, as far as an attempt, or a request alone, can tell."""
+
+    program: Required[ProgramFacts]
+    command: Required[list[str]]
+    folder: str
+    source: str
+    versions: dict[str, str]
+    started: str
+
+
+def describe_program(job: Job) -> RunFacts:
     """Returns a job's program, its command line in the form of SageMaker's toolkits, and its numbers of workers.
 
     Args:
         job: read from a request without secrets.
     """
     program = job.program
-    facts: dict[str, Any] = {"workers": job.slots, "workers_per_instance": job.distribution.per_host}
+    facts: WorkerFacts = {"workers": job.slots, "workers_per_instance": job.distribution.per_host}
     if program is None:
         name = next((word for word in job.command if word.endswith((".py", ".sh"))), job.command[0])
         return {**facts, "program": {"name": PurePosixPath(name).name}, "command": [*job.command]}

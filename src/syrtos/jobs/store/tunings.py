@@ -142,7 +142,11 @@ class Tunings:
             connection.execute(sql.delete(_tunings).where(_tunings.c.name == name))
 
     def find(
-        self, conditions: Sequence[Any], order: Sequence[Any], after: int, limit: int
+        self,
+        conditions: Sequence[sql.ColumnElement[bool]],
+        order: Sequence[sql.ColumnElement[Any]],
+        after: int,
+        limit: int,
     ) -> tuple[list[TuningRecord], int | None]:
         """Returns a page of the tuning jobs that fulfil all ``conditions``, and the offset of the next page, if any."""
         chosen = sql.select(_tunings).where(*conditions).order_by(*order).offset(after).limit(limit + 1)
@@ -153,10 +157,12 @@ class Tunings:
 columns = _tunings.c
 
 
-def _row(record: TuningRecord) -> dict[str, Any]:
+def _row(record: TuningRecord) -> dict[str, object]:
     facts = dataclasses.asdict(record)
-    trials = [*facts.pop("inherited"), *facts["trials"]]  # told apart by their parent
-    return {**facts, "trials": trials, "failure": record.failure.replace("\0", "")}  # Postgres takes no NUL
+    # in one column; inherited ones are known by their parent
+    trials = [*facts.pop("inherited"), *facts["trials"]]
+    # Postgres takes no NUL in a text
+    return {**facts, "trials": trials, "failure": record.failure.replace("\0", "")}
 
 
 def _record(row: RowMapping) -> TuningRecord:

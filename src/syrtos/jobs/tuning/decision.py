@@ -66,7 +66,8 @@ def _final_decision(trials: Sequence[SearchTrial]) -> SearchDecision:
 
 
 def _has_enough(search: Search, trials: Sequence[SearchTrial], seconds: float) -> bool:
-    """Returns whether a completion criterion is met; each criterion stays met once it is."""
+    """Returns whether a completion criterion is met."""
+    # each stays met once it is, so nothing has to be remembered until the trials that run have ended
     found = best(search, trials)
     return (
         (search.seconds is not None and seconds > search.seconds)

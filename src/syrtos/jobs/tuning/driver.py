@@ -1,8 +1,7 @@
 """The driver of tuning jobs.
 
-It creates their training jobs, ends those that are not worth continuing, and writes down how tuning jobs end. Its
-knowledge is in the store: a trial is written down before its training job is created; if the service dies in between,
-the training job is created later.
+It creates their training jobs, ends those that are not worth continuing, and writes down how tuning jobs end. All that
+it knows is in the store.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ class Driver(Looking):
     def __init__(self, service: Service, changed: Callable[[], None]) -> None:
         super().__init__(_LOOK)
         self._service, self._changed = service, changed
-        self._ended: dict[str, SearchTrial] = {}  # which don't change any more
+        # by name; they don't change any more, and are read only once
+        self._ended: dict[str, SearchTrial] = {}
 
     def report_failure(self, error: Exception) -> None:
         """Prints that the tuning jobs could not be looked at."""
@@ -48,12 +48,14 @@ class Driver(Looking):
         for record in active:
             try:
                 self._carry_on(record)
-            except Exception as error:  # which must not hold the others up
+            except Exception as error:
+                # an error of one tuning job must not hold the others up
                 _tell(f"the tuning job {record.name} could not be carried on: {type(error).__name__}: {error}")
         if not active:
             self._ended.clear()
 
     def _carry_on(self, record: TuningRecord) -> None:
+        # first of all, or trials that were written down and do not exist would not be counted
         record = self._complete(record)
         search = search_of(record)
         trials = self._trials(record, search)
@@ -63,7 +65,8 @@ class Driver(Looking):
         for _ in range(decision.start):
             begun = self._begin(record, search, trials)
             if begun is None:
-                break  # the next look sees why
+                # the reason is in the record by now, where the next look finds it
+                break
             trials.append(begun)
         if decision.status:
             reason = record.failure or (decision.reason and self._why(search, trials, decision))
@@ -92,11 +95,11 @@ class Driver(Looking):
     def _strike_out(self, record: TuningRecord, names: Collection[str], failure: str) -> TuningRecord:
         """Removes trials whose training jobs were not created from the record, and notes the reason."""
 
-        def struck_out(now: TuningRecord) -> TuningRecord:
+        def remove_trials(now: TuningRecord) -> TuningRecord:
             kept = tuple(entry for entry in now.trials if entry.name not in names)
             return dataclasses.replace(now, trials=kept, failure=failure[:_LONGEST_REASON])
 
-        return self._service.tunings.change(record.name, struck_out) or record
+        return self._service.tunings.change(record.name, remove_trials) or record
 
     def _trials(self, record: TuningRecord, search: Search) -> list[SearchTrial]:
         with_values = search.early_stopping or search.strategy == "Hyperband"
@@ -114,7 +117,8 @@ class Driver(Looking):
     def _hopeless(self, search: Search, trials: Sequence[SearchTrial]) -> list[SearchTrial]:
         if not any(trial.active and trial.values for trial in trials):
             return []
-        from syrtos.jobs.tuning.pruning import hopeless  # only here: Optuna takes a quarter of a second to import
+        # only here: Optuna takes a quarter of a second to import
+        from syrtos.jobs.tuning.pruning import hopeless
 
         return hopeless(search, trials)
 
@@ -131,15 +135,17 @@ class Driver(Looking):
     def _begin(self, record: TuningRecord, search: Search, trials: Sequence[SearchTrial]) -> SearchTrial | None:
         """Chooses values, writes them down, and creates the training job; None if it can't be created."""
         taken = {trial.number for trial in trials}
+        # the least free one: trials that were struck out leave gaps
         number = next(number for number in range(1, len(taken) + 2) if number not in taken)
         name = f"{record.name}-{number:03d}-{secrets.token_hex(4)}"
         entry = TrialEntry(number, name, self._suggest(record, search, trials, number))
 
-        def begun(now: TuningRecord) -> TuningRecord | None:
+        def add_trial(now: TuningRecord) -> TuningRecord | None:
             after = dataclasses.replace(now, trials=(*now.trials, entry), modified=time.time())
             return after if now.status == "InProgress" else None
 
-        after = self._service.tunings.change(record.name, begun)
+        # before the training job is created: if the service dies in between, `_complete` creates it later
+        after = self._service.tunings.change(record.name, add_trial)
         going_on = after is not None and after.status == "InProgress"
         if going_on and not self._create(record, search, entry):
             return None
@@ -157,14 +163,12 @@ class Driver(Looking):
         return first[number - 1] if number <= len(first) else suggest(search, trials, number)
 
     def _create(self, record: TuningRecord, search: Search, entry: TrialEntry) -> bool:
-        """Creates a training job; returns whether it was created.
-
-        If it is refused (its data is gone, or the service has fewer workers than before), no more are tried.
-        """
+        """Creates a training job; returns whether it was created."""
         request = requests.of_trial(record.request, search.metric, entry.name, entry.tuned)
         try:
             self._service.create_training_job(request)
         except ApiError as error:
+            # its data is gone, say, or the service has fewer workers than before: with this reason no more are tried
             self._strike_out(record, {entry.name}, f"Trial {entry.number} could not be created: {error}")
             return False
         self._changed()
@@ -175,6 +179,7 @@ class Driver(Looking):
 
         If trials have trained without the metric, it names the metrics that they have printed.
         """
+        # they have trained, so the metric is misspelt or not printed
         silent = [trial.name for trial in trials if trial.status == "Completed" and trial.objective is None]
         return decision.reason + (printed.sentence(self._service.home, search.metric, silent) if silent else "")
 

@@ -11,7 +11,7 @@ from syrtos.jobs.store.tunings import TrialEntry, TuningRecord
 from syrtos.jobs.tuning.search import Search
 from syrtos.jobs.tuning.trials import SearchTrial
 
-_AT_ONCE = 500  # names in a query
+_AT_ONCE = 500  # names in a query: databases bound the number of its parameters
 
 
 def jobs_of(store: Store, entries: Sequence[TrialEntry]) -> dict[str, Record]:

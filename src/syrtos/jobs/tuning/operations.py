@@ -29,7 +29,7 @@ class Operations:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def create_hyper_parameter_tuning_job(self, request: dict[str, Any]) -> dict[str, Any]:
+    def create_hyper_parameter_tuning_job(self, request: dict[str, Any]) -> dict[str, object]:
         """Writes down a tuning job, whose first training jobs are created at once."""
         name, now = request["HyperParameterTuningJobName"], time.time()
         seed = random.SystemRandom().randrange(2**31)
@@ -51,7 +51,7 @@ class Operations:
             )
         return {"HyperParameterTuningJobArn": requests.arn(name)}
 
-    def describe_hyper_parameter_tuning_job(self, request: dict[str, Any]) -> dict[str, Any]:
+    def describe_hyper_parameter_tuning_job(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Returns everything about a tuning job."""
         record = self._find_record(request)
         wanted = search_of(record)
@@ -60,16 +60,16 @@ class Operations:
             answer["OverallBestTrainingJob"] = overall
         return answer
 
-    def list_hyper_parameter_tuning_jobs(self, request: dict[str, Any]) -> dict[str, Any]:
+    def list_hyper_parameter_tuning_jobs(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Returns a page of tuning jobs."""
         by = {"CreationTime": columns.created, "Status": columns.status}.get(request.get("SortBy", ""), columns.name)
         order = [column.desc() if request.get("SortOrder") == "Descending" else column for column in (by, columns.name)]
         limit, after = request.get("MaxResults") or 10, page_of(request.get("NextToken"))
         records, following = self._service.tunings.find(training.conditions(request, columns), order, after, limit)
-        answer: dict[str, Any] = {"HyperParameterTuningJobSummaries": [self._summary(record) for record in records]}
+        answer: dict[str, object] = {"HyperParameterTuningJobSummaries": [self._summary(record) for record in records]}
         return answer | ({"NextToken": str(following)} if following is not None else {})
 
-    def list_training_jobs_for_hyper_parameter_tuning_job(self, request: dict[str, Any]) -> dict[str, Any]:
+    def list_training_jobs_for_hyper_parameter_tuning_job(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Returns a page of the training jobs of a tuning job."""
         record = self._find_record(request)
         wanted = search_of(record)
@@ -80,12 +80,12 @@ class Operations:
         ]
         some = _sorted(some, request.get("SortBy", "Name"), request.get("SortOrder") == "Descending")
         limit, after = request.get("MaxResults") or 10, page_of(request.get("NextToken"))
-        answer: dict[str, Any] = {
+        answer: dict[str, object] = {
             "TrainingJobSummaries": [summary(wanted, trial) for trial in some[after : after + limit]]
         }
         return answer | ({"NextToken": str(after + limit)} if len(some) > after + limit else {})
 
-    def stop_hyper_parameter_tuning_job(self, request: dict[str, Any]) -> dict[str, Any]:
+    def stop_hyper_parameter_tuning_job(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Asks a tuning job to end, with its training jobs; the results of finished ones stay."""
         record = self._find_record(request)
         if record.status != "InProgress":
@@ -94,16 +94,17 @@ class Operations:
             )
         jobs = found.jobs_of(self._service.store, record.trials)
 
-        def stopping(now: TuningRecord) -> TuningRecord | None:
+        def mark_stopping(now: TuningRecord) -> TuningRecord | None:
             over = {name for name, job in jobs.items() if job.state.final}
+            # by this `go_on` tells trials that were cut off from those that had ended by themselves
             entries = tuple(dataclasses.replace(entry, interrupted=entry.name not in over) for entry in now.trials)
             after = dataclasses.replace(now, status="Stopping", modified=time.time(), trials=entries)
             return after if now.status == "InProgress" else None
 
-        self._service.tunings.change(record.name, stopping)
+        self._service.tunings.change(record.name, mark_stopping)
         return {}
 
-    def delete_hyper_parameter_tuning_job(self, request: dict[str, Any]) -> dict[str, Any]:
+    def delete_hyper_parameter_tuning_job(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Deletes a tuning job that has ended; its training jobs stay."""
         record = self._find_record(request)
         if not record.final:
@@ -112,18 +113,16 @@ class Operations:
         return {}
 
     def go_on(self, name: str) -> None:
-        """Continues a tuning job that has ended, with the results of trials that had finished.
-
-        A tuning job that was stopped continues without the trials that were interrupted. One that could not begin or
-        finish its trials continues without those that have no result.
-        """
+        """Continues a tuning job that has ended, with the results of trials that had finished."""
         record = self._find_record({"HyperParameterTuningJobName": name})
         jobs = found.jobs_of(self._service.store, record.trials)
         done = {name for name, job in jobs.items() if job.state.status == "Completed"}
         wanted = search_of(record)
         results = {trial.name for trial in found.trials_of(self._service.store, wanted, record) if trial.has_succeeded}
 
-        def going_on(now: TuningRecord) -> TuningRecord | None:
+        def mark_going_on(now: TuningRecord) -> TuningRecord | None:
+            # one that was stopped goes on without the trials that were interrupted, one that has failed without those
+            # that have no result: both are begun anew
             stopped = now.status == "Stopped"
             kept = tuple(
                 dataclasses.replace(e, interrupted=False)
@@ -133,7 +132,7 @@ class Operations:
             changed = {"status": "InProgress", "ended": None, "modified": time.time(), "failure": ""}
             return dataclasses.replace(now, trials=kept, **changed) if now.final else None
 
-        self._service.tunings.change(name, going_on)
+        self._service.tunings.change(name, mark_going_on)
 
     # -- helpers -------------------------------------------------------------------------------
 
@@ -148,6 +147,7 @@ class Operations:
             wanted = search.read(request, seed)
         except ConfigurationError as error:
             raise ApiError("ValidationException", str(error)) from error
+        # what is wrong with every training job is said now, and not by the first that fails
         example = requests.of_trial(request, wanted.metric, f"{name}-001-00000000", space.corner(wanted.space))
         self._service.check_request(example)
         return wanted
@@ -158,7 +158,7 @@ class Operations:
         except ConfigurationError as error:
             raise ApiError("ValidationException", str(error)) from error
 
-    def _best_of_all(self, record: TuningRecord, wanted: Search) -> dict[str, Any] | None:
+    def _best_of_all(self, record: TuningRecord, wanted: Search) -> dict[str, object] | None:
         """Returns the best training job of this tuning job and of those from which it has inherited trials."""
         entries = {entry.name: entry for entry in (*record.inherited, *record.trials)}
         jobs = found.jobs_of(self._service.store, list(entries.values()))
@@ -173,7 +173,7 @@ class Operations:
             raise ApiError("ResourceNotFound", "Amazon SageMaker can't find a tuning job with this name.")
         return record
 
-    def _summary(self, record: TuningRecord) -> dict[str, Any]:
+    def _summary(self, record: TuningRecord) -> dict[str, object]:
         wanted = search_of(record)
         some = found.trials_of(self._service.store, wanted, record)
         config = record.request["HyperParameterTuningJobConfig"]
@@ -191,10 +191,10 @@ def search_of(record: TuningRecord) -> Search:
     return search.read(record.request, record.seed)
 
 
-def describe_tuning_job(record: TuningRecord, wanted: Search, some: Sequence[SearchTrial]) -> dict[str, Any]:
+def describe_tuning_job(record: TuningRecord, wanted: Search, some: Sequence[SearchTrial]) -> dict[str, object]:
     """Returns DescribeHyperParameterTuningJob's answer."""
     config = {"TrainingJobEarlyStoppingType": "Off", **record.request["HyperParameterTuningJobConfig"]}
-    answer = {
+    answer: dict[str, object] = {
         **_common(record),
         "HyperParameterTuningJobConfig": config,
         "TrainingJobDefinition": redact(requests.definition_of(record.request, wanted.metric)),
@@ -210,9 +210,9 @@ def describe_tuning_job(record: TuningRecord, wanted: Search, some: Sequence[Sea
     return answer | ({"FailureReason": record.failure} if record.failure else {})
 
 
-def summary(wanted: Search, trial: SearchTrial) -> dict[str, Any]:
+def summary(wanted: Search, trial: SearchTrial) -> dict[str, object]:
     """Returns a training job's entry in the list of its tuning job."""
-    answer: dict[str, Any] = {
+    answer: dict[str, object] = {
         "TrainingJobName": trial.name,
         "TrainingJobArn": training.arn(trial.name),
         "CreationTime": trial.created,
@@ -229,7 +229,7 @@ def summary(wanted: Search, trial: SearchTrial) -> dict[str, Any]:
     return answer | ({"FailureReason": trial.failure} if trial.failure else {})
 
 
-def _common(record: TuningRecord) -> dict[str, Any]:
+def _common(record: TuningRecord) -> dict[str, object]:
     ended = {"HyperParameterTuningEndTime": record.ended} if record.ended else {}
     return {
         "HyperParameterTuningJobName": record.name,
@@ -247,5 +247,6 @@ def _sorted(some: Sequence[SearchTrial], by: str, descending: bool) -> list[Sear
         measured = [trial for trial in some if trial.objective is not None]
         without = [trial for trial in some if trial.objective is None]
         return [*sorted(measured, key=lambda trial: trial.objective or 0.0, reverse=descending), *without]
+    # the name makes the order of equals the same for each page
     keys = {"CreationTime": lambda t: (t.created, t.name), "Status": lambda t: (t.status, t.name)}
     return sorted(some, key=keys.get(by, lambda t: t.name), reverse=descending)

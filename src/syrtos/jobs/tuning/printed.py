@@ -29,6 +29,7 @@ def sentence(home: Home, metric: str, jobs: list[str]) -> str:
 
     It says that no job has printed the metric, and what they have printed; or that the metric's last value was none.
     """
+    # the last few: all trials run one script
     found = list(dict.fromkeys(name for job in jobs[-3:] for name in names(home, job)))
     if metric in found:
         return f" The last value of {metric} is NaN or infinite, or its regular expression found none."

@@ -31,28 +31,25 @@ def hopeless(search: Search, trials: Sequence[SearchTrial]) -> list[SearchTrial]
 
 
 def _is_beyond(search: Search, trial: SearchTrial) -> bool:
-    """Returns whether a trial has used more than the largest resource.
-
-    A trial that ends by itself when it has used just that much has saved its model.
-    """
+    """Returns whether a trial has used more than the largest resource."""
+    # not just as much: a trial that ends by itself with that has saved its model
     most = search.resource[1]
     return most is not None and len(trial.values) > most
 
 
 def _numbers_to_prune(search: Search, trials: Sequence[SearchTrial]) -> set[int]:
-    """Returns the numbers of the trials that Optuna's pruner has ended at some rung.
-
-    The pruner is told all reports once more, in the order in which they came.
-    """
+    """Returns the numbers of the trials that Optuna's pruner has ended at some rung."""
     most = search.resource[1] or max((len(t.values) for t in trials if t.status == "Completed"), default=0)
     least = search.resource[0]
     if most <= least:
-        return set()  # until a trial has finished, nobody knows how long one is
+        # until a trial has finished, nobody knows how long one is
+        return set()
     study = studies.study(
         search, pruner=HyperbandPruner(min_resource=least, max_resource=most, reduction_factor=_FACTOR)
     )
     asked = {number: study.ask() for number in range(1, max(trial.number for trial in trials) + 1)}
     ended = set[int]()
+    # the pruner has no state of its own: it is told all reports once more, in the order in which they came
     for _, number, step, value in sorted(_reports(trials, least, most)):
         asked[number].report(value, step)
         if asked[number].should_prune():
@@ -61,8 +58,9 @@ def _numbers_to_prune(search: Search, trials: Sequence[SearchTrial]) -> set[int]
 
 
 def _reports(trials: Sequence[SearchTrial], least: int, most: int) -> Iterator[tuple[float, int, int, float]]:
-    """Yields time, trial, step and value of the reports at the steps of rungs; trials are judged at no other steps."""
+    """Yields time, trial, step and value of the reports at the steps of rungs."""
     for trial in trials:
+        # trials are judged at the rungs alone: least, 3 times least, 9 times ...
         step = least
         while step < most and step <= len(trial.values):
             when, value = trial.values[step - 1]

@@ -27,15 +27,12 @@ def arn(name: str) -> str:
 
 
 def definition_of(request: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """Returns the definition of a tuning job's training jobs as Describe gives it.
-
-    The objective's name is among its hyperparameters, and the expression that finds it is among its metrics: SDK v2's
-    `attach` looks for them. Its instances are in a ``ResourceConfig``: SDK v2 looks for them there, although it sends
-    them as a ``HyperParameterTuningResourceConfig``.
-    """
+    """Returns the definition of a tuning job's training jobs as Describe gives it."""
     definition = request["TrainingJobDefinition"]
+    # SDK v2's `attach` looks for the objective's name among the hyperparameters, and for its expression among the metrics
     static = {**(definition.get("StaticHyperParameters") or {}), OBJECTIVE: metric}
     instances = definition.get("HyperParameterTuningResourceConfig")
+    # SDK v2 looks for instances in a ResourceConfig, although it sends them as a HyperParameterTuningResourceConfig
     resources = {"ResourceConfig": _resources(instances)} if instances else {}
     algorithm = _algorithm(definition["AlgorithmSpecification"], metric)
     return {**resources, **definition, "StaticHyperParameters": static, "AlgorithmSpecification": algorithm}
@@ -58,7 +55,8 @@ def of_trial(request: Mapping[str, Any], metric: str, name: str, tuned: Mapping[
         "HyperParameters": {**definition["StaticHyperParameters"], **tuned},
         "AlgorithmSpecification": definition["AlgorithmSpecification"],
     }
-    if "CheckpointConfig" in definition:  # each training job has checkpoints of its own
+    if "CheckpointConfig" in definition:
+        # each training job has checkpoints of its own, or one would go on from another's
         checkpoints = definition["CheckpointConfig"]
         found["CheckpointConfig"] = {**checkpoints, "S3Uri": f"{checkpoints['S3Uri'].rstrip('/')}/{name}"}
     return found | ({"Tags": request["Tags"]} if request.get("Tags") else {})
@@ -72,14 +70,14 @@ def default_regex(metric: str) -> str:
     return rf".*(?<![\w-]){re.escape(metric)}\s*[:=]\s*({NUMBER})"
 
 
-def _algorithm(given: Mapping[str, Any], metric: str) -> dict[str, Any]:
+def _algorithm(given: Mapping[str, Any], metric: str) -> dict[str, object]:
     definitions: list[dict[str, str]] = list(given.get("MetricDefinitions") or ())
     if metric not in [definition["Name"] for definition in definitions]:
         definitions.append({"Name": metric, "Regex": default_regex(metric)})
     return {**given, "MetricDefinitions": definitions}
 
 
-def _resources(given: Mapping[str, Any]) -> dict[str, Any]:
+def _resources(given: Mapping[str, Any]) -> dict[str, object]:
     first = (given.get("InstanceConfigs") or [given])[0]
     volume = first.get("VolumeSizeInGB") or given.get("VolumeSizeInGB") or 1
     return {

@@ -71,7 +71,7 @@ def read(ranges: Mapping[str, Any]) -> Space:
     return tuple(sorted(found, key=lambda parameter: parameter.name))
 
 
-def _number(given: Mapping[str, Any], kind: Kind) -> Parameter:
+def _number(given: Mapping[str, str], kind: Kind) -> Parameter:
     name = given["Name"]
     low, high = (_value(name, given[key], kind) for key in ("MinValue", "MaxValue"))
     if low > high:
@@ -89,11 +89,11 @@ def _number(given: Mapping[str, Any], kind: Kind) -> Parameter:
     return Parameter(name=name, kind=kind, low=low, high=high, scale=scale)
 
 
-def _value(name: str, text: Any, kind: Kind) -> float:
+def _value(name: str, text: str, kind: Kind) -> float:
     try:
         number = float(text)
     except ValueError:
-        number = math.nan
+        number = math.nan  # which no range has, so the message below is that for all that is no number
     if not math.isfinite(number) or (kind == "Integer" and number != int(number)):
         what = "a whole number" if kind == "Integer" else "a number"
         raise ConfigurationError(f"The range of {name} begins and ends with {what}. Received: {text!r}.")

@@ -22,13 +22,15 @@ _Value = str | float | int
 
 def study(search: Search, sampler: BaseSampler | None = None, pruner: BasePruner | None = None) -> optuna.Study:
     """Makes a study without trials."""
+    # Optuna would report each study that is made
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     direction = "maximize" if search.maximize else "minimize"
     return optuna.create_study(study_name=search.name, direction=direction, sampler=sampler, pruner=pruner)
 
 
 def add(found: optuna.Study, search: Search, trials: Sequence[SearchTrial]) -> None:
-    """Adds trials to a study by their numbers; a gap in the numbers becomes a trial that failed."""
+    """Adds trials to a study by their numbers."""
+    # Optuna numbers them in the order in which they are added: a gap becomes a trial that failed
     known = {trial.number: trial for trial in trials}
     for number in range(1, max(known, default=0) + 1):
         found.add_trial(
@@ -62,6 +64,7 @@ def _param(parameter: Parameter, given: str) -> _Value:
     if parameter.kind == "Integer":
         return int(given)
     if parameter.scale == "reverse":
+        # 1 - x of a text may lie a rounding error outside of the range
         return min(max(1 - float(given), 1 - parameter.high), 1 - parameter.low)
     return float(given)
 
@@ -87,9 +90,8 @@ def _frozen_trial(search: Search, trial: SearchTrial) -> FrozenTrial:
         value=trial.objective if state is TrialState.COMPLETE else None,
         params=_params(search.space, trial.tuned),
         distributions=distributions(search.space),
-        intermediate_values={max(1, len(trial.values)): trial.objective or 0.0}
-        if pruned
-        else {},  # by which a sampler ranks it
+        # a sampler ranks a trial that was ended early by the last of these
+        intermediate_values={max(1, len(trial.values)): trial.objective or 0.0} if pruned else {},
     )
 
 

@@ -40,7 +40,7 @@ def _next_of_grid(search: Search, trials: Sequence[SearchTrial]) -> dict[str, st
 
 
 def _sampler(search: Search, number: int, warm: bool) -> BaseSampler:
-    """Returns a sampler that is seeded for this trial alone: it has no state that a process could take with it.
+    """Returns a sampler that is seeded for this trial alone.
 
     Args:
         number: the trial's number, counted from the first trial of earlier searches, so that their points are not drawn
@@ -48,6 +48,7 @@ def _sampler(search: Search, number: int, warm: bool) -> BaseSampler:
         warm: whether there are earlier searches: then a model is used as soon as there are four results, instead of
             ten.
     """
+    # so a sampler has no state that a process could take with it: the same trials lead to the same suggestion
     seed = (search.seed * 1_000_003 + number) % 2**32
     if search.strategy == "Random":
         return RandomSampler(seed=seed)

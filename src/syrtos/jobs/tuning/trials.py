@@ -42,7 +42,8 @@ class SearchTrial:
 
     @property
     def has_succeeded(self) -> bool:
-        """Returns whether the trial's objective counts; that of a stopped trial counts too."""
+        """Returns whether the trial's objective counts."""
+        # so does that of a trial that was ended early
         return self.status in ("Completed", "Stopped") and self.objective is not None
 
 

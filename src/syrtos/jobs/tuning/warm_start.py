@@ -1,8 +1,7 @@
 """The knowledge of a tuning job from earlier ones: their trials that are points of its own space.
 
-If data and algorithm are the same, the objectives of the earlier trials are results like its own. If they are not,
-objectives can't be compared, and the best points of the earlier jobs are tried first (as in Feurer et al., Initializing
-Bayesian hyperparameter optimization via meta-learning, AAAI 2015).
+If data and algorithm are the same, the objectives of the earlier trials are results like its own. If they are not, the
+best points of the earlier jobs are tried first.
 """
 
 from __future__ import annotations
@@ -42,7 +41,8 @@ def inherited_trials(service: Service, wanted: Search) -> tuple[TrialEntry, ...]
             goals = [f"{'maximize' if one.maximize else 'minimize'} {one.metric}" for one in (theirs, wanted)]
             raise ConfigurationError(f"A warm start needs the same objective. {name}: {goals[0]}; now: {goals[1]}.")
         entries |= {entry.name: dataclasses.replace(entry, parent=name) for entry in record.trials}
-        if wanted.transfer or not theirs.transfer:  # whose objectives are those of the parent's data
+        # objectives of other data than the parent's own can't be compared, but their points may be good ones
+        if wanted.transfer or not theirs.transfer:
             entries |= {entry.name: entry for entry in record.inherited}
     results = tuple(entries.values())
     if wanted.parents and not known_trials(service, wanted, results):
@@ -54,13 +54,11 @@ def inherited_trials(service: Service, wanted: Search) -> tuple[TrialEntry, ...]
 
 
 def known_trials(service: Service, wanted: Search, entries: Sequence[TrialEntry]) -> list[SearchTrial]:
-    """Returns the inherited trials that have an objective and are points of the space.
-
-    Their values are those of the hyperparameters that are tuned now, which may have been static then.
-    """
+    """Returns the inherited trials that have an objective and are points of the space."""
     jobs = found.jobs_of(service.store, entries)
     trials: list[SearchTrial] = []
     for entry in entries:
+        # from the training job, and not the entry: what is tuned now may have been static then
         point = space.within(wanted.space, jobs[entry.name].request["HyperParameters"]) if entry.name in jobs else None
         trial = found.trial_of(wanted, entry, jobs[entry.name]) if point else None
         if trial and point and trial.has_succeeded:
@@ -77,6 +75,7 @@ def tried_first(wanted: Search, before: Sequence[SearchTrial], parents: Mapping[
         before: the inherited trials.
         parents: the tuning job of each trial, by the trial's name.
     """
+    # as in Feurer et al., Initializing Bayesian hyperparameter optimization via meta-learning, AAAI 2015
     by_parent: dict[str, dict[tuple[tuple[str, str], ...], Mapping[str, str]]] = {}
     for trial in rank_trials(wanted, before):
         by_parent.setdefault(parents[trial.name], {}).setdefault(tuple(sorted(trial.tuned.items())), trial.tuned)

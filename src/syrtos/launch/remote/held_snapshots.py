@@ -51,7 +51,7 @@ class HeldSnapshots:
         """
         slots, what = self._slots_for(asked["room"]), asked["what"]
         if what == "whole":
-            return b"", {"numbers": sorted(slots.whole())}
+            return b"", {"numbers": sorted(slots.complete_numbers())}
         if what == "hold":
             number = asked["number"]
             self._copies = [slots.read(part, number) for part in range(slots.parts(number))]
