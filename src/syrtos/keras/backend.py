@@ -13,7 +13,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.observe.trace import ProfiledEvent
 
 if TYPE_CHECKING:
-    from syrtos.keras.protocols import FrameworkVariable, Model, Optimizer, Tensor, Variable
+    from syrtos.keras.protocols import FrameworkVariable, Model, Optimizer, Variable
 
 # Any nested structure, which comes back in the same form.
 Tree = TypeVar("Tree")
@@ -248,7 +248,8 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
 class _Active:
     """The backend of this process."""
 
-    backend: Backend[FrameworkVariable, Tensor] | None = None
+    # Of Keras's own functions pyright infers a union of all backends' tensors: no class of tensors fits here.
+    backend: Backend[FrameworkVariable, Any] | None = None
 
 
 # Each framework's classes of variables and tensors are its own: the core knows only the members that they share.
@@ -268,7 +269,7 @@ def computes_global_batches() -> bool:
     return _Active.backend is not None and _Active.backend.global_program
 
 
-def active() -> Backend[FrameworkVariable, Tensor]:
+def active() -> Backend[FrameworkVariable, Any]:
     """Returns the backend of this process.
 
     Raises:

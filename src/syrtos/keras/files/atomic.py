@@ -22,7 +22,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from syrtos.checkpoint.durable import force
 
@@ -38,11 +38,9 @@ _OLD = 24 * 3600.0
 _writing = threading.local()
 
 
-def local(path: Any) -> str | None:
-    """Returns the path as text; None for an object in memory, and for the address of a store.
-
-    Stores show complete objects only.
-    """
+def local(path: object) -> str | None:
+    """Returns the path as text; None for an object in memory, and for the address of a store."""
+    # Stores show complete objects only: there is nothing to be done for them.
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     return text if isinstance(text, str) and text and "://" not in text else None
 
@@ -54,7 +52,8 @@ def write(path: str, function: Callable[[str], Result]) -> Result:
     ``function`` gets ``path`` itself.
     """
     place = top = Path(os.path.realpath(path))
-    while not top.parent.exists():  # the function makes folders, or says that there is none
+    # The function makes folders that are missing, or says that there is none.
+    while not top.parent.exists():
         top = top.parent
     with contextlib.nullcontext() if getattr(_writing, "now", False) else _folder_beside(top) as folder:
         return function(path) if folder is None else _write_in(folder, path, place, top, function)
@@ -100,7 +99,8 @@ def _folder_beside(place: Path) -> Iterator[Path | None]:
     _remove_left(place)
     for folder in iter(lambda: _new_folder(place), None):
         with _folder_lock(folder) as held:
-            if held is False:  # another writer has found it before it was locked, and removes it
+            # Another writer has found it before it was locked, and removes it.
+            if held is False:
                 continue
             try:
                 yield folder
@@ -127,7 +127,8 @@ def _remove_left(place: Path) -> None:
         entries = os.listdir(place.parent)
     for left in filter(None, map(name.fullmatch, entries)):
         folder = place.with_name(left[0])
-        with contextlib.suppress(OSError), _folder_lock(folder) as held:  # another user's can't be opened
+        # The folder of another user can't be opened.
+        with contextlib.suppress(OSError), _folder_lock(folder) as held:
             if held and (left[1] == _boot() or time.time() - _last_change(folder) > _OLD):
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -158,9 +159,8 @@ def _folder_lock(folder: Path) -> Iterator[bool | None]:
         held = _lock(descriptor)
         yield held if folder.exists() else False
     finally:
-        with contextlib.suppress(
-            OSError
-        ):  # a process forked meanwhile has the descriptor too: closing it is not enough
+        # A process forked meanwhile has the descriptor too: closing it does not end the lock.
+        with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
@@ -208,12 +208,14 @@ def _move(new: Path, place: Path) -> None:
     if not new.is_dir() or not place.is_dir() or not any(place.iterdir()):
         os.replace(new, place)
     elif Path.cwd().is_relative_to(place):
-        _move_each(new, place)  # a process would go on in the old folder
+        # This process would go on in the old folder if the two were exchanged.
+        _move_each(new, place)
     else:
         try:
             _keep_others(place, new)
             _exchange(new, place)
-        except (OSError, AttributeError):  # a place where a disk is mounted, or a file system or C library that can't
+        # A place where a disk is mounted, or a file system or C library that can't exchange two folders.
+        except (OSError, AttributeError):
             _move_each(new, place)
 
 
@@ -263,7 +265,7 @@ def _force(path: Path) -> None:
 def _name_place(error: Exception, names: Mapping[str, str]) -> None:
     """Replaces our paths in an error by those that the script has named."""
 
-    def replace_names(text: Any) -> Any:
+    def replace_names(text: object) -> object:
         for ours, theirs in names.items():
             text = text.replace(ours, theirs) if isinstance(text, str) else text
         return text

@@ -95,7 +95,7 @@ def _undone_if_left_out(model: Any, step: Method, state: Any, data: Any) -> Any:
 def _results_before(model: Any, state: Any, logs: Any) -> Any:
     """Returns the logs without this batch."""
     with keras.StatelessScope(state_mapping=list(zip(model.metrics_variables, state[-1], strict=True))):
-        return finite.results_again(model, logs)
+        return finite.results_of_left_out_step(model, logs)
 
 
 def _telling(original: Method) -> Method:

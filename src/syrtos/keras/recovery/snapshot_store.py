@@ -10,7 +10,6 @@ import functools
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -71,7 +70,7 @@ class Committed:
     """
 
     place: Progress
-    facts: dict[str, Any]
+    facts: snapshot.Facts
     alike: Arrays
     mine: Arrays
 

@@ -146,7 +146,7 @@ def _undone_if_left_out(model: Any, step: Method, data: list[Any]) -> Any:
     with torch.no_grad():
         for tensor, value in before:
             tensor.copy_(value)
-    return finite.results_again(model, logs)
+    return finite.results_of_left_out_step(model, logs)
 
 
 def _testing(model: Any, function: Method) -> Method:

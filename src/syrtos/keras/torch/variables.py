@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 import torch
@@ -17,8 +17,11 @@ from syrtos.keras.torch import gradients, ops, profiler, step
 from syrtos.keras.trainer import timing
 from syrtos.observe.trace import ProfiledEvent
 
+if TYPE_CHECKING:
+    pass
 
-class Torch(Backend):
+
+class Torch(Backend["FrameworkVariable", torch.Tensor]):
     """Keras 3 on torch."""
 
     name = "torch"
@@ -72,7 +75,7 @@ class Torch(Backend):
     def skip_batches(self, batches: Any, steps: int) -> None:
         """Does nothing: Keras calls a step on torch with a list of batches, which have been drawn."""
 
-    def current_step(self) -> Step | None:
+    def current_step(self) -> Step[torch.Tensor] | None:
         return step.current_step()
 
     def rank_to_seed(self) -> int:

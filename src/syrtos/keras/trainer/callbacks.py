@@ -30,6 +30,7 @@ from syrtos.keras.trainer.timing import clock
 
 if TYPE_CHECKING:  # they import Keras 3, and this serves Keras 2 too
     from syrtos.keras.datasets.planned import Stream
+    from syrtos.keras.protocols import CallbackList, Logs, Model
     from syrtos.keras.recovery.resume import Saved
 
 # These, of Keras 3 or Keras 2, write files or to the terminal: rank 0's do it for all, except in folders that each
@@ -58,7 +59,7 @@ def callbacks_of_worker(chosen: list[Any]) -> list[Any]:
     return [callback for callback in _flat(chosen) if not _writes_for_all(callback) or _saves_together(callback)]
 
 
-def _saves_together(callback: Any) -> bool:
+def _saves_together(callback: object) -> bool:
     """Returns whether all workers must run the callback, to gather the model that it saves.
 
     One of them writes the file.
@@ -66,7 +67,7 @@ def _saves_together(callback: Any) -> bool:
     return backend.active().splits_variables() and not _SAVERS.isdisjoint(_kinds(callback))
 
 
-def _kinds(callback: Any) -> set[str]:
+def _kinds(callback: object) -> set[str]:
     """Returns the names of a callback's class and of those that it is derived from."""
     return {base.__name__ for base in type(callback).__mro__}
 
@@ -78,7 +79,7 @@ def _flat(chosen: Any) -> list[Any]:
     return [] if chosen is None else [chosen]
 
 
-def _writes_for_all(callback: Any) -> bool:
+def _writes_for_all(callback: object) -> bool:
     if _WRITERS.isdisjoint(_kinds(callback)):
         return False
     return not any(temporary.is_own(getattr(callback, name, None)) for name in _PATHS)
@@ -115,7 +116,7 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _steps_in_call(model: Any) -> int:
+def _steps_in_call(model: Model) -> int:
     """Returns the steps that one call of the training function makes; 1 where a script's own model does not say."""
     return int(getattr(model, "steps_per_execution", None) or 1)
 
@@ -134,10 +135,10 @@ class _Quiet:
     _supports_tf_logs = True  # Keras 2: logs need not be converted for us
 
     def __init__(self) -> None:
-        self.model: Any = None
+        self.model: Model = None
         self.params: dict[str, Any] = {}
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: Model) -> None:
         self.model = model
 
     def set_params(self, params: dict[str, Any]) -> None:
@@ -157,7 +158,7 @@ class BeforeUsers(_Quiet):
         self._last = last
         self._ledger = world.current().ledger
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         self._last.scaling.begin(self.model)
         self._last.protect()
         self._ledger.norms.is_off = bool(
@@ -165,34 +166,34 @@ class BeforeUsers(_Quiet):
         )
         self._ledger.become("callbacks")
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         self._ledger.become("callbacks")
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._last.data_epoch_begins(epoch, self.params)
         Checks.epochs, Checks.epoch_steps = Checks.epochs + 1, self.params.get("steps")
         self._ledger.become("callbacks")
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         self._ledger.begin_step("train", "callbacks", steps=_steps_in_call(self.model))
 
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_begin(self, batch: int, logs: Logs = None) -> None:
         self._ledger.begin_step("test", "callbacks")
 
-    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_predict_batch_begin(self, batch: int, logs: Logs = None) -> None:
         self._ledger.begin_step("predict", "callbacks")
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._ledger.updated_since_sum()
         self._ledger.become("callbacks")
         self._last.step_is_over(batch)
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._ledger.become("callbacks")
 
     on_predict_batch_end = on_test_batch_end
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         self._ledger.drop_step()
         self._ledger.become("callbacks")
         self._last.rate = learning_rate.rate_of(self.model)
@@ -206,7 +207,7 @@ class BeforeUsers(_Quiet):
 class AfterUsers(_Quiet):
     """Runs after the script's callbacks, on every worker, and makes their decisions common."""
 
-    def __init__(self, everyone: Any) -> None:
+    def __init__(self, everyone: CallbackList) -> None:
         """``everyone``: the list of all callbacks, which has these two in it."""
         super().__init__()
         self._everyone = everyone
@@ -229,7 +230,7 @@ class AfterUsers(_Quiet):
 
     # -- training ------------------------------------------------------------------------------
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Makes all workers start from rank 0's state, including what its callbacks have restored."""
         comm = self._session.comm
         self.trains = True
@@ -248,21 +249,21 @@ class AfterUsers(_Quiet):
         if self._protection:
             self._protection.begin()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._session.comm.agree(f"epoch {epoch} of fit")
         if self._rounds:
             self._rounds.epoch_begins()
         self._epoch, self._epoch_began_at = epoch, self._steps
         self._session.ledger.become("input")
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         self.scaling.warm_up(self._epoch, self._steps, self.params.get("steps"))
         if self._rounds:
             self._rounds.batch_begins()
         self._tell_batch(_index(batch), _steps_in_call(self.model))
         self._begin()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         if self._rounds is None or self._rounds.met:
             self._agree_to_stop()
         else:
@@ -284,7 +285,7 @@ class AfterUsers(_Quiet):
         self._session.ledger.end_step(_index(batch), count)
         self._session.ledger.point(lambda: self._curve_point(self._epoch, logs, learning_rate.rate_of(self.model)))
 
-    def _curve_point(self, epoch: int, logs: Any, rate: float | None) -> dict[str, Any]:
+    def _curve_point(self, epoch: int, logs: Logs, rate: float | None) -> dict[str, Any]:
         """Returns a point of the curves: the epoch, the logs that are numbers, and the learning rate.
 
         Callbacks may have put anything into the logs.
@@ -303,7 +304,7 @@ class AfterUsers(_Quiet):
         found = moments.noise_moments(self.model.optimizer) if compiled and self._session.world.rank == 0 else None
         return {"moments": found} if found else {}
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         self._agree_to_stop()
         if asynchronous.meet(self._stops()):
             self.model.stop_training = True
@@ -328,7 +329,7 @@ class AfterUsers(_Quiet):
         self._session.ledger.become("rest")
         self._session.ledger.flush()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """Compares the replicas, and ends what `fit` has begun.
 
         The workers meet to compare, so a checkpoint that one of them reads after `fit` is complete.
@@ -352,7 +353,7 @@ class AfterUsers(_Quiet):
 
     # -- the same for evaluate and predict -------------------------------------------------------
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs = None) -> None:
         """Makes the replicas equal, or proves that they are, for an evaluation outside of `fit`.
 
         Within `fit` they are equal already.
@@ -362,22 +363,22 @@ class AfterUsers(_Quiet):
         if not self.trains:
             self._evaluate_equal("evaluate")
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: Logs = None) -> None:
         if rounds := local_steps.rounds():
             rounds.evaluation_ends(self.model)
         if not self.trains:
             self._check_built()
 
-    def on_predict_begin(self, logs: Any = None) -> None:
+    def on_predict_begin(self, logs: Logs = None) -> None:
         self._evaluate_equal("predict")
 
-    def on_predict_end(self, logs: Any = None) -> None:
+    def on_predict_end(self, logs: Logs = None) -> None:
         self._check_built()
 
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_begin(self, batch: int, logs: Logs = None) -> None:
         self._begin()
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._session.ledger.end_step(_index(batch), self._steps_since(batch))
 
     on_predict_batch_begin, on_predict_batch_end = on_test_batch_begin, on_test_batch_end
