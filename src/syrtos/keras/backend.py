@@ -107,7 +107,8 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
 
     def write(self, variable: VariableT, value: Array) -> None:
         """Assigns a value to a variable of Keras or of the framework."""
-        cast("Variable", variable).assign(value)  # TensorFlow's own variables have the method too; torch's have not
+        # TensorFlow's own variables have the method too. Those of torch have not: its backend has a `write` of its own.
+        cast("Variable", variable).assign(value)
 
     @abc.abstractmethod
     def memory_of(self, variable: VariableT) -> Array:
@@ -142,7 +143,8 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
         Raises:
             StopIteration: there is none.
         """
-        next(batches)  # not suppressed: that there is none ends the epoch, as in a step
+        # Not suppressed: that there is no batch at all ends the epoch, as it does in a step.
+        next(batches)
         # The last call of an epoch may have fewer batches than the others.
         with contextlib.suppress(StopIteration):
             for _ in range(steps - 1):

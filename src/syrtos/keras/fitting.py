@@ -32,7 +32,8 @@ def inside_fit(original: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(original)
     def fit(*args: P.args, **kwargs: P.kwargs) -> R:
         _Fits.running += 1
-        _Fits.thread = threading.get_ident()  # exchanges of any other thread would meet those of this one
+        # Exchanges of another thread would meet those of this one: see `refuse_other_threads`.
+        _Fits.thread = threading.get_ident()
         try:
             with local_steps.inside_fit():
                 return original(*args, **kwargs)

@@ -187,7 +187,8 @@ def give_fixed_rate(optimizer: Optimizer, rate: float) -> None:
     variable = keras.Variable(
         rate, name="learning_rate", dtype=keras.config.floatx(), trainable=False, aggregation="only_first_replica"
     )
-    cast("_Keras3Optimizer", optimizer)._track_variable(variable)  # or `variables`, and saved files, would lack it
+    # Else the optimizer's `variables`, and files of it, would lack the rate.
+    cast("_Keras3Optimizer", optimizer)._track_variable(variable)
     optimizer._learning_rate = variable
 
 

@@ -24,14 +24,14 @@ class Patch:
     Attributes:
         owner: where it is: ``module`` or ``module:Class``.
         name: of the function in it.
-        wrapper: makes the replacement of the original.
+        wrapper: makes the replacement of the original, a function or a module.
         why: the reason.
         everywhere: whether it is replaced also where other modules have imported the function by name.
     """
 
     owner: str
     name: str
-    wrapper: Callable[[Method], object]
+    wrapper: Callable[[Any], object]
     why: str
     everywhere: bool = False
 
@@ -60,6 +60,7 @@ def install(patches: Sequence[Patch]) -> None:
             f"{package} {getattr(sys.modules.get(package), '__version__', '')} lacks what syrtos changes in it to train on several workers: "
             f"{', '.join(missing)}. syrtos was seen to work with {package} {SEEN[package]}: install one of these."
         )
+    # Only now: where something is missing, Keras is left as it was.
     for patch, owner in found:
         (replace_everywhere if patch.everywhere else replace)(owner, patch.name, patch.wrapper)
 

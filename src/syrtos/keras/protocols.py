@@ -7,7 +7,7 @@ only some objects have is read by `getattr`, and is not listed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ParamSpec, Protocol, SupportsInt, TypeVar
+from typing import Any, ParamSpec, Protocol, SupportsInt, TypedDict, TypeVar
 
 import numpy.typing as npt
 
@@ -21,13 +21,20 @@ OwnerT = TypeVar("OwnerT")
 Logs = Mapping[str, object] | None
 
 
+class TrainingParams(TypedDict, total=False):
+    """What Keras tells callbacks of a training."""
+
+    epochs: int
+    steps: int | None
+
+
 class CallbackList(Protocol):
     """Keras's list of the callbacks of a `fit`, `evaluate` or `predict`."""
 
     callbacks: list[object]
-    params: dict[str, object]
+    params: TrainingParams
 
-    def set_params(self, params: dict[str, object]) -> None:
+    def set_params(self, params: TrainingParams) -> None:
         """Gives all callbacks the parameters of the training, e.g. the number of steps in an epoch."""
         ...
 

@@ -66,7 +66,7 @@ def _in_graph(parse_fn: Callable[..., Any]) -> Parse:
 
     chosen: list[Callable[[_Columns], object]] = []
 
-    def parse(records: Sequence[object]) -> object:
+    def parse(records: Sequence[Any]) -> object:
         several = isinstance(records[0], tuple)
         columns = (
             tuple(tf.constant([*column]) for column in zip(*records, strict=True))

@@ -52,7 +52,8 @@ class PlannedDataset(keras.utils.PyDataset):
         self.name = f"{kind}-{_names[kind]}"
         _names[kind] += 1
         prepare()
-        loader.contiguous = backend.computes_global_batches()  # which puts shares together by rank
+        # A framework that computes global batches puts the workers' shares together by rank.
+        loader.contiguous = backend.computes_global_batches()
 
     def __repr__(self) -> str:
         return f"<{len(self.loader.source):,} records in batches of {self.loader.batch}, {self.name}>"
@@ -180,7 +181,8 @@ class Stream:
         """Yields the rest of an epoch."""
         if self._training or not world.explicit():
             chunks = self.dataset.loader.chunks(self.dataset.plan(position), *ranks())
-        else:  # such a script may evaluate on one worker alone: all of it
+        # A script that distributes itself may evaluate on one worker alone: all of the data.
+        else:
             chunks = self.dataset.loader.chunks(self.dataset.loader.plan(position))
         while True:
             # An error is kept, to be shown in place of TensorFlow's error about it.

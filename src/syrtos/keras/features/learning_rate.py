@@ -167,7 +167,8 @@ def _climb_of(optimizer: object) -> Climb | None:
 def _rate_of(optimizer: Optimizer) -> float:
     try:
         rate = float(optimizer.learning_rate)
-        optimizer.learning_rate = rate  # a schedule refuses
+        # A schedule refuses to be replaced by a number: it is found out before the first step.
+        optimizer.learning_rate = rate
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
             "`--scale-lr` scales a learning rate that is a number; this optimizer has a schedule. Scale the schedule's own rates in the script, "

@@ -42,7 +42,8 @@ def inside_fit() -> Iterator[None]:
     """Context manager around each `fit`; the rounds of an outer `fit` meet first, and go on after it."""
     outer = _Process.rounds
     if outer:
-        outer.meet()  # the models may share weights
+        # The models of the outer and the inner `fit` may share weights.
+        outer.meet()
     _Process.rounds = None
     try:
         yield
@@ -76,7 +77,7 @@ def of_step(session: Session, training: bool) -> Session:
     return session.asynchronously() if training and _Process.rounds else session
 
 
-def begin(model: Model) -> Rounds | None:
+def begin(model: Model | None) -> Rounds | None:
     """Begins and returns the rounds of a `fit`, when all workers hold the same weights.
 
     None where they were not asked for.
@@ -128,7 +129,8 @@ class Rounds:
         self._asked_to_stop = self._evaluates = False
         self.met = True
         for optimizer in self._optimizers():
-            object.__setattr__(optimizer, state.EQUAL, False)  # a loop of the script's own makes them equal again
+            # Each worker's own state differs from now on: a loop of the script's own makes the optimizers equal again.
+            object.__setattr__(optimizer, state.EQUAL, False)
             self._give_restored(optimizer)
         self._session.ledger.say(sync_every=self._session.options.sync_every)
 
@@ -307,7 +309,8 @@ class Rounds:
         samples.
         """
         rest = self._rest()
-        if len(rest) != len(self._checksums):  # the first step has made some
+        # The first step has made some of the variables: they may differ in any way.
+        if len(rest) != len(self._checksums):
             mine = [True] * len(rest)
         else:
             mine = [state.checksum(v) != before for v, before in zip(rest, self._checksums, strict=True)]
@@ -328,7 +331,8 @@ class Rounds:
         whole numbers have changed alike.
         """
         variables, before = state.of_metrics(self._model), self._metrics_before
-        if len(before) != len(variables):  # the first step has made some
+        # The first step has made some of the metrics' variables, which count from zero.
+        if len(before) != len(variables):
             before = [np.zeros_like(state.memory_of(v)) for v in variables]
         total = sum(self._session.comm.agree("samples of an epoch", self._samples_of_epoch))
         share = self._samples_of_epoch / total if total else 0.0
@@ -337,9 +341,10 @@ class Rounds:
         for variable, base in zip(variables, before, strict=True):
             value = np.asarray(state.memory_of(variable), np.float64)
             if getattr(variable, "aggregation", None) == "sum":
-                parts.append(value - base + (base if rank == 0 else 0.0))  # the state before is counted once
+                # What all workers held alike before the epoch is to be counted once: rank 0 adds it.
+                parts.append(value - base + (base if rank == 0 else 0.0))
             elif _is_floating(variable):
-                # a worker without samples may hold an infinity
+                # A worker without samples may hold an infinity, and 0 times that is NaN.
                 parts.append(value * share if share else np.zeros_like(value))
             else:
                 continue
@@ -371,7 +376,8 @@ class Rounds:
         for name, value in _scalars(logs).items():
             if name in names and results[names.index(name)] == value:
                 found[name] = names.index(name)
-            elif results.count(value) == 1 and value not in (0.0, 1.0):  # which many things may be
+            # Zero and one may be the result of many things.
+            elif results.count(value) == 1 and value not in (0.0, 1.0):
                 found[name] = results.index(value)
         return self._session.comm.broadcast_object(found)
 

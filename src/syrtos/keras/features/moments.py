@@ -22,7 +22,8 @@ class _JaxVariable(Protocol):
     value: jax.Array
 
 
-_FEWEST = 20  # steps, after which a mean over some of them is one
+# Steps after which a mean over some of them is one.
+_FEWEST = 20
 
 
 def noise_moments(optimizer: Optimizer) -> list[float] | None:

@@ -58,7 +58,8 @@ class Recording:
         self._folder = tempfile.mkdtemp(prefix="profile-", dir=world.current().options.run_dir)
         try:
             self._stop = backend.active().start_profiler(Path(self._folder))
-        except Exception as error:  # another profiler of the script's own, or a build without one
+        # Another profiler of the script's own may be running, or the framework may have been built without one.
+        except Exception as error:
             print(f"syrtos: the framework's own profiler did not start: {error}", file=sys.stderr)
 
     def add(self, track: str, name: str, start: float, end: float) -> None:

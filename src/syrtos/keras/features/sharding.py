@@ -51,12 +51,13 @@ def is_asked() -> bool:
     return world.is_initialized() and world.current().options.shard_update and world.sharing().world.size > 1
 
 
-def divisible(optimizer: Optimizer) -> int:
+def divisible(optimizer: Optimizer | None) -> int:
     """Returns the bytes of an optimizer's state that `--shard-update` would divide among the workers."""
     known = type(optimizer).__name__ in keras_internals.ELEMENTWISE | _BY_VARIABLE
-    if not known or not type(optimizer).__module__.startswith("keras."):
+    if optimizer is None or not known or not type(optimizer).__module__.startswith("keras."):
         return 0
-    slots = [v for v in state.variables_of(optimizer) if len(v.shape)]  # others count updates, or are the learning rate
+    # Scalars count updates, or are the learning rate: each worker keeps them.
+    slots = [v for v in state.variables_of(optimizer) if len(v.shape)]
     return sum(math.prod(v.shape) * dtype_of(state.dtype_name(v)).itemsize for v in slots)
 
 
@@ -104,8 +105,7 @@ class Sharding:
 def bounds_between_hosts(optimizer: Optimizer, variables: Sequence[Variable], has_rows: bool = False) -> Bounds:
     """Returns the bounds of the parts of each variable, where a worker needs the sum of its part of the gradient alone.
 
-    To send the parts alone takes half the bytes between hosts. The result is empty where all is needed, or nothing
-    saved.
+    The result is empty where all is needed, or nothing saved.
 
     Args:
         optimizer: the one that takes the gradients.
@@ -115,6 +115,7 @@ def bounds_between_hosts(optimizer: Optimizer, variables: Sequence[Variable], ha
     found, options = of(optimizer), world.current().options
     by_parts = found is not None and not found.by_variable and all(map(found.knows, variables))
     is_plain = options.on_nan == "warn" and options.compress == "none" and not (has_rows and _has_norms(optimizer))
+    # To send the parts alone takes half the bytes between hosts, and saves nothing within one.
     several_hosts = world.current().world.node_count > 1
     return [found.bounds_of(v) for v in variables] if found and by_parts and is_plain and several_hosts else []
 
@@ -140,7 +141,8 @@ def clips_parts(optimizer: Optimizer) -> Communicator | None:
 def of(optimizer: Optimizer) -> Sharding | None:
     """Returns the sharding of an optimizer; None where every worker makes its whole update."""
     found: Sharding | None = getattr(optimizer, _SHARDING, None)
-    return found if found is not None and found.has_state else None  # without state there is nothing to be saved
+    # Without state there is nothing that dividing it would save.
+    return found if found is not None and found.has_state else None
 
 
 class _Bytes:
@@ -229,6 +231,7 @@ class _Cut:
         return self._gather_from(backend.active().memory_of(self))
 
     def _gather_from(self, mine: Array) -> Array:
+        # One worker alone saves a model whose variables all have gathered before.
         if id(self) in _gathered:
             return _gathered[id(self)]
         result = np.empty(int(np.prod(self.whole_shape)), mine.dtype)
@@ -302,7 +305,8 @@ def _building(original: Method) -> Method:
     def build(self: Optimizer, variables: Iterable[Variable]) -> None:
         known = type(self).__name__ in keras_internals.ELEMENTWISE | _BY_VARIABLE
         asked = is_asked() and known and type(self).__module__.startswith("keras.")
-        original(self, variables)  # moving averages of weights and sums of gradients, which others than the update use
+        # Not yet divided: moving averages of weights and sums of gradients, which others than the update use.
+        original(self, variables)
         if asked:
             object.__setattr__(self, _SHARDING, Sharding(self, list(variables), world.current().comm))
 

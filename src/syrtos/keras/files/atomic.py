@@ -22,7 +22,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from syrtos.checkpoint.durable import force
 
@@ -80,12 +80,15 @@ def settle(path: str) -> None:
     complete = place.with_name(f".{place.name}{_COMPLETE}")
     if not complete.is_dir():
         return
-    with contextlib.suppress(FileNotFoundError):  # another worker has settled all of it
+    # Another worker may have settled all of it.
+    with contextlib.suppress(FileNotFoundError):
         for file in _in_order(complete):
-            with contextlib.suppress(FileNotFoundError):  # another worker settles as well
+            # Another worker may be settling it at the same time.
+            with contextlib.suppress(FileNotFoundError):
                 os.replace(file, place.parent / file.name)
     _force(place.parent)
-    with contextlib.suppress(OSError):  # a writer has put the next version there meanwhile, and settles it
+    # A writer may have put the next version there meanwhile, which it settles itself.
+    with contextlib.suppress(OSError):
         complete.rmdir()
 
 
@@ -123,7 +126,8 @@ def _remove_left(place: Path) -> None:
     """Removes the folders that earlier writers of this name have left behind."""
     name = re.compile(rf"\.{re.escape(place.name)}\.([0-9a-f]{{8}})-[0-9a-f]{{8}}{re.escape(_PARTIAL)}")
     entries: list[str] = []
-    with contextlib.suppress(OSError):  # a folder that may be written to and not read
+    # A folder may allow to write and not to read.
+    with contextlib.suppress(OSError):
         entries = os.listdir(place.parent)
     for left in filter(None, map(name.fullmatch, entries)):
         folder = place.with_name(left[0])
@@ -199,7 +203,8 @@ def _complete(folder: Path, place: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        else:  # or another process came first
+        # Else another process has put its folder there first: that is settled before the next attempt.
+        else:
             _force(place.parent)
             return settle(str(place))
 
@@ -265,7 +270,7 @@ def _force(path: Path) -> None:
 def _name_place(error: Exception, names: Mapping[str, str]) -> None:
     """Replaces our paths in an error by those that the script has named."""
 
-    def replace_names(text: object) -> object:
+    def replace_names(text: Any) -> Any:  # an error's arguments may be anything
         for ours, theirs in names.items():
             text = text.replace(ours, theirs) if isinstance(text, str) else text
         return text
@@ -274,4 +279,5 @@ def _name_place(error: Exception, names: Mapping[str, str]) -> None:
     if isinstance(error, OSError):
         error.filename, error.strerror = replace_names(error.filename), replace_names(error.strerror)
         if error.filename2 is not None:
-            del error.filename2  # the same name
+            # A second name would be shown, and is the same as the first.
+            del error.filename2

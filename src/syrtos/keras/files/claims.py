@@ -48,7 +48,8 @@ class Turn:
         """Returns whether the first worker has come as far as ``number``."""
         try:
             meetings, count = self._path.read_text(encoding="utf-8").split()
-        except (OSError, ValueError):  # not yet, or this moment
+        # The file is not there yet, or is being written at this moment.
+        except (OSError, ValueError):
             return False
         return (int(meetings), int(count)) >= number
 

@@ -87,7 +87,8 @@ def writing(argument: str, complete: bool = True) -> Wrapper[P, R]:
         @functools.wraps(original)
         def write(*args: P.args, **kwargs: P.kwargs) -> R | None:
             given = signature.bind(*args, **kwargs)
-            given.apply_defaults()  # one of which may name the file
+            # One of the defaults may name the file.
+            given.apply_defaults()
             path = atomic.local(given.arguments.get(argument))
 
             def write_to(place: str) -> R:
@@ -99,6 +100,7 @@ def writing(argument: str, complete: bool = True) -> Wrapper[P, R]:
             if (instead := _instead(path)) is not None:
                 os.makedirs(os.path.dirname(instead), exist_ok=True)
                 path = instead
+            # Keras asks at the terminal before it overwrites, by the path that it is given.
             asks = given.arguments.get("overwrite") is False and os.path.exists(path)
             if asks or not complete:
                 return once(path, lambda: write_to(path))
@@ -120,7 +122,8 @@ def reading(argument: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         def read(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
                 given = signature.bind(*args, **kwargs)
-            except TypeError:  # the original says what is wrong with the arguments
+            # The original says what is wrong with the arguments.
+            except TypeError:
                 return original(*args, **kwargs)
             path = atomic.local(given.arguments.get(argument))
             if path is not None:
@@ -146,10 +149,12 @@ def fetching(original: Callable[P, R]) -> Callable[P, R | None]:
     def fetch(*args: P.args, **kwargs: P.kwargs) -> R | None:
         try:
             given = signature.bind(*args, **kwargs).arguments
-        except TypeError:  # the original says what is wrong with the arguments
+        # The original says what is wrong with the arguments.
+        except TypeError:
             return original(*args, **kwargs)
         digest = hashlib.sha256(repr([str(given.get(part)) for part in _OF_A_FETCH]).encode()).hexdigest()
-        name = f"{given.get('fname') or 'file'} {digest[:12]}"  # an address can hold a password
+        # A hash, since an address can hold a password, and errors show the name.
+        name = f"{given.get('fname') or 'file'} {digest[:12]}"
         return once(name, lambda: original(*args, **kwargs), fetched=True)
 
     return fetch
@@ -215,7 +220,7 @@ def _by_the_writer(function: Callable[P, R]) -> Callable[P, R | None]:
     return change
 
 
-def as_saved_model(export: Callable[[Model, str], object]) -> Callable[[_Save[P]], _Save[P]]:
+def as_saved_model(export: Callable[..., object]) -> Callable[[_Save[P]], _Save[P]]:
     """Makes `save` to a folder for models write a SavedModel in a training job."""
 
     def wrapper(original: _Save[P]) -> _Save[P]:

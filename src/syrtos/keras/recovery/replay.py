@@ -32,7 +32,7 @@ from syrtos.keras.recovery.snapshot_store import Kept, Progress
 from syrtos.keras.replica import snapshot, state
 
 if TYPE_CHECKING:
-    from syrtos.keras.protocols import CallbackList, Logs, Model
+    from syrtos.keras.protocols import CallbackList, Logs, Model, TrainingParams
 
 # Snapshots take at most this part of the time (CheckFreq's bound; Mohan et al., FAST 2021).
 _COST = 0.035
@@ -43,7 +43,7 @@ _GROWTH = 4.0
 class CountedTraining(Protocol):
     """An object that counts the steps of a `fit`, also of those that are drawn again."""
 
-    def data_epoch_begins(self, epoch: int, params: dict[str, object]) -> None:
+    def data_epoch_begins(self, epoch: int, params: TrainingParams) -> None:
         """Notes that the batches of an epoch are drawn from now on."""
         ...
 
@@ -332,7 +332,8 @@ class _Replay:
             result = self._train(*given)
             if self._place.calls == 1:
                 result = (self._logs, *result[1:]) if len(given) > 1 else self._logs
-        self._calls += 1  # it had a batch
+        # After the call: one that finds no batch raises, and does not count.
+        self._calls += 1
         return result
 
     def _skip_test(self, *given: Any) -> object:

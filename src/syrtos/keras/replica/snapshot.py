@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 # Attributes of callbacks that Keras sets, or that `fit` sets again.
 _KERAS_SETS = {"model", "_model", "params", "validation_data"}
 _PLAIN = (bool, int, float, str, type(None))
-_LARGEST = 64 << 20  # bytes in the arrays of an attribute of a script's own callback, which may be its data
-_LOG_SETS = {"append", "append_header"}  # by what is in a CSV file when `fit` begins
+# Bytes in the arrays of an attribute of a script's own callback: more may be its data, which the script makes again.
+_LARGEST = 64 << 20
+# Keras sets these by what is in a CSV file when `fit` begins.
+_LOG_SETS = {"append", "append_header"}
 # Facts about a part of a snapshot, as JSON; `variables`, `callbacks` and `replay` say which there are.
 Facts = dict[str, Any]
 CallbackFacts = TypedDict(
@@ -76,7 +78,8 @@ def optimizers_of(model: Model) -> list[Optimizer]:
 
     They are that of `compile`, and others that it or its layers keep, also in lists and dictionaries, as GANs do.
     """
-    values: list[Any] = [getattr(model, "optimizer", None)]  # and all attributes of its layers
+    # Any attributes of layers: what is no optimizer falls out below.
+    values: list[Any] = [getattr(model, "optimizer", None)]
     for layer in keras_internals.layers_of(model):
         for value in vars(layer).values():
             values += (
@@ -293,7 +296,8 @@ def _cut(path: str, length: int) -> None:
             # Never longer than it is: that would append zeros.
             file.truncate(min(length, os.path.getsize(path)))
     except FileNotFoundError:
-        return  # it begins anew
+        # Without its file, a log begins anew.
+        return
 
 
 def begin_logs(chosen: Sequence[object]) -> None:
@@ -308,7 +312,8 @@ def _csv_log_length(callback: CSVLogger) -> int | None:
     """Returns the length of a CSV log in bytes; None where it has none, or not on this machine."""
     if callback.csv_file is None or not os.path.isfile(callback.filename):
         return None
-    with contextlib.suppress(ValueError):  # it is closed
+    # Of a file that is closed all lines are written.
+    with contextlib.suppress(ValueError):
         callback.csv_file.flush()
     return os.path.getsize(callback.filename)
 

@@ -93,7 +93,7 @@ def variables_of(optimizer: Optimizer) -> list[Variable]:
     return [*variables, *keras_internals.loss_scale_of(optimizer)]
 
 
-def check_structure(comm: Communicator, variables: Sequence[Variable]) -> None:
+def check_structure(comm: Communicator, variables: Sequence[NamedVariable]) -> None:
     """Compares names, shapes and dtypes across workers.
 
     Raises:
@@ -125,7 +125,7 @@ def _remove_numbers(text: str) -> str:
     return re.sub(r"_\d+\b", "", text)
 
 
-def check_equal(comm: Communicator, variables: Sequence[Variable], step: int) -> None:
+def check_equal(comm: Communicator, variables: Sequence[NamedVariable], step: int) -> None:
     """Compares a checksum of every variable across workers.
 
     Raises:

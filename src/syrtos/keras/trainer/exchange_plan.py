@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from syrtos.keras.protocols import NamedVariable
 
 _FACT = "exchanged "
-_MOST = 16  # of scripts that make one model after another the first are enough
+# Of scripts that make one model after another the first plans are enough.
+_MOST = 16
 # The variables whose plan is written down, by their identities.
 _told: set[tuple[int, ...]] = set()
 

@@ -50,20 +50,20 @@ class Range:
         self._mean, self._norm, self._best = 0.0, 0.0, math.inf
         _take_schedule_away(self._optimizer, trial.first_rate)
         if hasattr(model, "steps_per_execution"):
-            model.steps_per_execution = 1  # the rate changes between any two batches
+            # The rate changes between any two batches, so a call may train on one alone.
+            model.steps_per_execution = 1
 
     def begin(self, batch: int, logs: Logs = None) -> None:
-        """Sets the rate of the batch that begins, and resets the metrics.
-
-        So the loss of the logs is that of the batch, and no mean since the epoch began.
-        """
+        """Sets the rate of the batch that begins, and resets the metrics."""
         del batch, logs
         trial = self._trial
         progress = len(self.losses) / max(trial.steps - 1, 1)
         self._rate = trial.first_rate * (trial.last_rate / trial.first_rate) ** progress
         backend.active().settle(self._model)
+        # So the loss of the logs is that of the batch, and no mean since the epoch began.
         self._model.reset_metrics()
-        self._optimizer.learning_rate = self._rate  # the data may end here: then there is no such batch
+        # Noted in `end` alone: the data may end here, and then there is no such batch.
+        self._optimizer.learning_rate = self._rate
 
     def end(self, logs: Logs) -> bool:
         """Notes the loss of a batch after it; returns whether the test is over.
@@ -72,7 +72,8 @@ class Range:
             ConfigurationError: there is no loss, or it is not finite in the first batch.
         """
         mine = float(np.asarray(_loss_of(logs or {})))
-        everyone = world.current().comm.agree("loss of a batch", mine)  # equal, but in a script that exchanges itself
+        # The losses are equal already, but in a script that exchanges itself.
+        everyone = world.current().comm.agree("loss of a batch", mine)
         loss = float(np.mean(everyone))
         self.rates.append(self._rate)
         self.losses.append(loss)

@@ -21,7 +21,6 @@ from syrtos.keras import keras_internals
 
 if TYPE_CHECKING:
     import tensorflow as tf
-    import torch
     from keras.utils import PyDataset
 
     from syrtos.keras.datasets.planned import PlannedDataset
@@ -70,7 +69,7 @@ def rebatch_data(model: Model, given: Mapping[str, Any], size: Size) -> Rebatche
         ConfigurationError: data of a kind whose batches can't be changed.
     """
     keras = keras_internals.keras_of(model)
-    x = given.get("x")
+    x: Any = given.get("x")
     tree, made = _tree(keras), _choose_maker(keras, x, _steps_in_call(model))
     if made is not None:
         return made(tree, x, size)
@@ -177,7 +176,8 @@ def _of_pipeline(tree: ModuleType, x: tf.data.Dataset[Any], size: Size) -> Rebat
     batch = size(own)
     same = x.filter(functools.partial(_is_whole, tree, own)).repeat()
     made = same if batch == own else x.repeat().rebatch(batch, drop_remainder=True).prefetch(2)
-    rows = max(int(x.cardinality()), 0) * own  # less than 0: endless, or not known
+    # A cardinality less than 0 stands for endless data, or for data of unknown length.
+    rows = max(int(x.cardinality()), 0) * own
     return Rebatched({"x": made, "steps_per_epoch": ENDLESS}, batch, own, rows=rows)
 
 
@@ -200,7 +200,7 @@ def _of_planned(_tree: ModuleType, x: PlannedDataset, size: Size) -> Rebatched:
     return Rebatched({"x": type(x)(loader), "steps_per_epoch": None}, batch, own, rows=records)
 
 
-def _of_loader(data: ModuleType, _tree: ModuleType, x: torch.utils.data.DataLoader[object], size: Size) -> Rebatched:
+def _of_loader(data: ModuleType, _tree: ModuleType, x: Any, size: Size) -> Rebatched:
     """Rebatches a `DataLoader` of torch: makes it anew with the same options."""
     endless = isinstance(x.dataset, data.IterableDataset)
     if not endless and type(x.batch_sampler) is not data.BatchSampler:
@@ -249,7 +249,7 @@ def _of_py_dataset(keras: ModuleType, each: int, tree: ModuleType, x: PyDataset,
     )
 
 
-def _length(x: PyDataset) -> int | None:
+def _length(x: Any) -> int | None:
     """Returns the number of batches in an epoch; None for endless data."""
     if hasattr(x, "num_batches"):  # Keras 3
         return x.num_batches

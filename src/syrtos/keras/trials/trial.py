@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -96,13 +96,14 @@ def _in_place_of(trial: TuneTrial, original: Method) -> Method:
             # known also where the memory does not suffice
             _write(BEGAN, {"own": data.own * _workers(), "rows": data.rows * _workers()})
         else:
-            x = given.get("x")
+            x: Any = given.get("x")
             measure, changed = Range(self, trial), {"x": itertools.cycle(x)} if hasattr(x, "__next__") else {}
         memory.training_begins()
         given |= {name: value for name, value in _LEFT_OUT.items() if name in signature.parameters}
         given |= {**changed, "epochs": ENDLESS, "callbacks": [_watching(self, measure, memory)]}
         original(**given)
-        _end(measure, memory)  # the data has ended before
+        # Here the data has ended before the measurement, which else ends the process.
+        _end(measure, memory)
 
     return fit
 
