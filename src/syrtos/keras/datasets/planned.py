@@ -335,10 +335,7 @@ def alone() -> bool:
 
 
 def ranks() -> tuple[int, int]:
-    """Returns this worker's rank, and how many workers share the data.
-
-    They are 0 and 1 where workers train at their own pace over servers: all read all batches, and each batch is trained
-    on by one.
-    """
+    """Returns this worker's rank, and how many workers share the data: 0 and 1 where each trains at its own pace."""
+    # Over servers all workers read all batches, and each batch is trained on by the one that asks next.
     session = world.current()
     return (0, 1) if session.options.asynchronous else (session.world.rank, session.world.size)

@@ -150,10 +150,8 @@ def average(logs: dict[str, object]) -> None:
 
 
 def take_weights() -> None:
-    """Takes the servers' weights at the end of an epoch, so that the model is saved with them.
-
-    Workers that train at their own pace have met, and taken them, already.
-    """
+    """Takes the servers' weights at the end of an epoch, so that the model is saved with them."""
+    # Workers that train at their own pace have met, and taken them, already.
     if asynchronous_servers() is None:
         _pull()
 

@@ -142,11 +142,10 @@ def look(
 def stop(comm: Communicator | None, variables: Sequence[Variable], finite: Sequence[bool], own: Sequence[bool]) -> None:
     """Stops training where an update of accumulated gradients is not finite.
 
-    Such an update can't be left out any more: its batches have been accumulated, each of finite gradients.
-
     Raises:
         NonFiniteError: the sum of the gradients is not finite.
     """
+    # It can't be left out any more: its batches have been accumulated, each of finite gradients.
     if not all(finite):
         gradient = _describe_gradients(comm, variables, finite, all(own))
         raise NonFiniteError(

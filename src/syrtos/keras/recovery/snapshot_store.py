@@ -200,10 +200,9 @@ class Kept:
         return []
 
     def _folder(self, fit: int) -> Path:
-        """Returns the folder of a `fit` of this run.
-
-        A host that shares no folder with the launcher may still have the files of an earlier run.
-        """
+        """Returns the folder of a `fit` of this run."""
+        # With the run's seed in its name: a host that shares no folder with the launcher may still have the files of an
+        # earlier run.
         return self.folder / f"fit-{fit}-{settings.common_seed():x}"
 
 
