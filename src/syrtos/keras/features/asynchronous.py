@@ -52,7 +52,7 @@ _base: dict[str, Array] = {}
 
 
 class _OnAllData:
-    """How many calls of `on_all_data` this process is in, one inside of the other."""
+    """The number of calls of `on_all_data` that this process is in, one inside of the other."""
 
     depth = 0
 

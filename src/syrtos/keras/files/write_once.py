@@ -341,7 +341,7 @@ def _meetings(session: world.Session) -> int:
     if world.explicit():
         return 0
     servers = asynchronous.asynchronous_servers()
-    # What exchanges in the background counts too, and ends at another moment on each worker.
+    # What is exchanged in the background counts too.
     session.comm.background.settle()
     return servers.rounds if servers else session.comm.meetings
 

@@ -1,4 +1,4 @@
-"""What the steps of a `fit` exchange on average, for the forecast in the report of a run."""
+"""The mean exchange of a step of `fit`, for the forecast in the report of a run."""
 
 from __future__ import annotations
 

@@ -83,7 +83,8 @@ def rebatch_data(model: Model, given: Mapping[str, Any], size: Size) -> Rebatche
     return _of_arrays(tree, given, leaves, size, _steps_in_call(model))
 
 
-# A function that rebatches one kind of data, which the functions on nested structures and the new size are given with.
+# A function that rebatches one kind of data: it is given this Keras's functions on nested structures, the data, and the
+# new size.
 Make = Callable[[ModuleType, Any, Size], Rebatched]
 
 
