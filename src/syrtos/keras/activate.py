@@ -29,7 +29,8 @@ def tensorflow() -> None:
     """Lets TensorFlow write each file once."""
     world.init()
     importlib.import_module("syrtos.keras.tensorflow.patching").patch_tensorflow()
-    if _configured_backend() not in (None, "tensorflow"):  # there its data sets serve other frameworks
+    # With another backend TensorFlow's data sets serve it, and nothing else seeds their shuffling alike on all workers.
+    if _configured_backend() not in (None, "tensorflow"):
         sys.modules["tensorflow"].random.set_seed(settings.common_seed())
 
 
@@ -45,7 +46,8 @@ def keras3() -> None:
         ConfigurationError: the backend has no exchange yet, and the world has several workers.
     """
     size, name = world.init().world.size, _backend_in_use()
-    check_keras_backend({"KERAS_BACKEND": name}, size)  # it may come from keras.json
+    # The backend may come from keras.json, and not from the environment.
+    check_keras_backend({"KERAS_BACKEND": name}, size)
     if name == "tensorflow" and size > 1 and world.current().options.exchange == "framework":
         raise ConfigurationError(
             "`--exchange framework` is not there for TensorFlow: MPI exchanges its gradients. Leave it out, or set KERAS_BACKEND to jax or torch."
@@ -61,10 +63,8 @@ def keras3() -> None:
 
 
 def jax() -> None:
-    """Joins the workers where Keras is to run on JAX.
-
-    This must be done before anything is computed, and a script may compute before it imports Keras.
-    """
+    """Joins the workers where Keras is to run on JAX."""
+    # JAX can be joined only before anything is computed, and a script may compute before it imports Keras.
     if world.init().world.size > 1 and _configured_backend() == "jax":
         from syrtos.keras.jax import joining
 
@@ -175,5 +175,5 @@ def _make_default() -> None:
         return
     if not tf_internals.keeps_default_strategy():
         tf_internals.keep_default_strategy(not_chosen())
-        # before any op is made: what a script shuffles without a seed is shuffled alike on all workers
+        # Before any op is made: what a script shuffles without a seed is then shuffled alike on all workers.
         tf.random.set_seed(settings.common_seed())

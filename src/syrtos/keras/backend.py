@@ -4,39 +4,47 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.errors import ConfigurationError
 from syrtos.observe.trace import ProfiledEvent
 
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import FrameworkVariable, Model, Optimizer, Variable
 
-class Step(Protocol):
+# Any nested structure, which comes back in the same form.
+Tree = TypeVar("Tree")
+# The variables that a backend takes: those of Keras, and those of its framework.
+VariableT = TypeVar("VariableT")
+# The framework's tensors.
+TensorT = TypeVar("TensorT")
+
+
+class Step(Protocol[TensorT]):
     """A step on this worker's share of a batch, as losses and metrics see it."""
 
-    def weight_of(self, values: Any) -> Any:
+    def weight_of(self, values: object) -> TensorT | None:
         """Returns this worker's part of the step's samples where ``values`` is one number, of any type.
 
         None where ``values`` has rows.
         """
         ...
 
-    def fraction_like(self, values: Any) -> Any:
+    def fraction_like(self, values: TensorT) -> TensorT:
         """Returns this worker's part of the step's samples in the dtype of floating ``values``.
 
         It is 1 where the worker has none, so that one can divide by it.
         """
         ...
 
-    def total_like(self, values: Any) -> Any:
+    def total_like(self, values: TensorT) -> TensorT:
         """Returns the sum of all elements over the workers that have samples, without a gradient."""
         ...
 
-    def mask_factor(self, mask: Any, like: Any) -> Any:
+    def mask_factor(self, mask: TensorT, like: TensorT) -> TensorT:
         """Returns the factor between mask weights normalized within the share and within the global batch.
 
         Multiplied by it, the former become the latter. It has the dtype of ``like``.
@@ -48,7 +56,7 @@ class Step(Protocol):
         """Returns whether this worker has a part of a batch, and not a batch of its own."""
         ...
 
-    def rows_of_all(self, tree: Any) -> Any:
+    def rows_of_all(self, tree: Tree) -> Tree:
         """Returns the structure with the rows of all workers, in order, in place of this worker's.
 
         Floating scalars become their mean by samples, whole numbers their sum. Gradients of the result flow to this
@@ -64,8 +72,10 @@ class Step(Protocol):
         ...
 
 
-class Backend(abc.ABC):
+class Backend(abc.ABC, Generic[VariableT, TensorT]):
     """A framework under Keras.
+
+    It is generic in the variables that it takes, Keras's and the framework's own, and in the framework's tensors.
 
     Attributes:
         name: of the backend, as in KERAS_BACKEND.
@@ -81,32 +91,33 @@ class Backend(abc.ABC):
         """Returns whether what is called now computes at once, and is not being traced."""
 
     @abc.abstractmethod
-    def held_object(self, variable: Any) -> Any:
+    def held_object(self, variable: VariableT) -> FrameworkVariable:
         """Returns the framework's object that a Keras variable holds; for one of the framework, the variable itself."""
 
-    def identity(self, variable: Any) -> int:
+    def identity(self, variable: VariableT) -> int:
         """Returns a number that is the same for a Keras variable and for the framework's object that it holds."""
         return id(self.held_object(variable))
 
     @abc.abstractmethod
-    def has_value(self, variable: Any) -> bool:
+    def has_value(self, variable: VariableT) -> bool:
         """Returns whether a variable has been given a value.
 
         One that is created while a function is traced has none yet.
         """
 
-    def write(self, variable: Any, value: npt.NDArray[Any]) -> None:
+    def write(self, variable: VariableT, value: Array) -> None:
         """Assigns a value to a variable of Keras or of the framework."""
-        variable.assign(value)
+        # TensorFlow's own variables have the method too. Those of torch have not: its backend has a `write` of its own.
+        cast("Variable", variable).assign(value)
 
     @abc.abstractmethod
-    def memory_of(self, variable: Any) -> npt.NDArray[Any]:
+    def memory_of(self, variable: VariableT) -> Array:
         """Returns the variable's value, without a copy where the framework can lend it.
 
         It must not be written to, or kept.
         """
 
-    def broadcast_in_graph(self, comm: Communicator, variables: Sequence[Any], root: int) -> None:
+    def broadcast_in_graph(self, comm: Communicator, variables: Sequence[VariableT], root: int) -> None:
         """Adds an operation to the function that is being traced, which gives every worker ``root``'s values.
 
         Raises:
@@ -116,28 +127,30 @@ class Backend(abc.ABC):
             f"Variables can't be broadcast inside a traced function of {self.name}: call it outside, before training."
         )
 
-    def settle(self, model: Any) -> None:  # noqa: B027 - most frameworks keep nothing elsewhere
+    def settle(self, model: Model) -> None:
         """Writes state that a trainer keeps elsewhere during an epoch back to the model's variables."""
 
     def count_draws(self) -> int:
         """Returns how often steps of this process have drawn random numbers, where no variable of the model tells."""
         return 0
 
-    def set_drawn(self, count: int) -> None:  # noqa: B027 - see above
+    def set_drawn(self, count: int) -> None:
         """Continues from the count that `count_draws` gave."""
 
-    def skip_batches(self, batches: Any, steps: int) -> None:
+    def skip_batches(self, batches: Iterator[object], steps: int) -> None:
         """Draws up to ``steps`` batches as the training function would, without a step.
 
         Raises:
             StopIteration: there is none.
         """
+        # Not suppressed: that there is no batch at all ends the epoch, as it does in a step.
         next(batches)
-        with contextlib.suppress(StopIteration):  # the last call of an epoch may have fewer
+        # The last call of an epoch may have fewer batches than the others.
+        with contextlib.suppress(StopIteration):
             for _ in range(steps - 1):
                 next(batches)
 
-    def on_host(self, function: Callable[[Array], Array], value: Any, shape: tuple[int, ...]) -> Any:
+    def on_host(self, function: Callable[[Array], Array], value: TensorT, shape: tuple[int, ...]) -> TensorT:
         """Applies ``function`` to a tensor's value on the host, and returns its result as a tensor.
 
         The result is an array of the given ``shape``. The function is called eagerly, or by the function that is being
@@ -148,7 +161,7 @@ class Backend(abc.ABC):
         """
         raise ConfigurationError(f"Nothing is computed on the host in the middle of a program of {self.name}.")
 
-    def buffers_of(self, model: Any) -> list[Any]:
+    def buffers_of(self, model: Model) -> Sequence[Variable]:
         """Returns the state of a model that Keras has no variables of, in the form of variables."""
         return []
 
@@ -181,7 +194,7 @@ class Backend(abc.ABC):
         """
         return False
 
-    def gathering_variables(self, model: Any) -> contextlib.AbstractContextManager[None]:
+    def gathering_variables(self, model: Model) -> contextlib.AbstractContextManager[None]:
         """Context manager: one worker alone can read all variables of a model inside, to save it.
 
         All workers must enter.
@@ -190,7 +203,7 @@ class Backend(abc.ABC):
 
     # -- where each worker computes its share ------------------------------------------------------------
 
-    def current_step(self) -> Step | None:
+    def current_step(self) -> Step[TensorT] | None:
         """Returns the step that this thread is in, if it is shared with other workers; else None."""
         return None
 
@@ -201,11 +214,11 @@ class Backend(abc.ABC):
         """
         return 0
 
-    def reduce_gradients(self, optimizer: Any, grads: Sequence[Any]) -> Sequence[Any]:
+    def reduce_gradients(self, optimizer: Optimizer, grads: Sequence[TensorT | None]) -> Sequence[TensorT | None]:
         """Returns the gradients of the global batch, from those of this worker's share."""
         return grads
 
-    def average(self, optimizer: Any, comm: Communicator) -> None:
+    def average(self, optimizer: Optimizer, comm: Communicator) -> None:
         """Makes one optimizer average its gradients over the workers.
 
         It does so also where syrtos was not asked to reduce for all optimizers.
@@ -215,7 +228,7 @@ class Backend(abc.ABC):
         """
         raise ConfigurationError(f"Optimizers exchange no gradients with Keras on {self.name}.")
 
-    def finite_everywhere(self, optimizer: Any, finite: Any) -> Any:
+    def finite_everywhere(self, optimizer: Optimizer, finite: TensorT) -> TensorT:
         """Returns whether all workers that have samples found their gradients finite.
 
         The result is a Boolean tensor, as ``finite`` is.
@@ -226,7 +239,7 @@ class Backend(abc.ABC):
         """Context manager for an optimizer's update: what it assigns is equal on all workers already."""
         return contextlib.nullcontext()
 
-    def exchanged_by(self, model: Any) -> tuple[Communicator, list[Any]] | None:
+    def exchanged_by(self, model: Model) -> tuple[Communicator, list[Variable]] | None:
         """Returns the workers, and the variables that an optimizer of the script's own choice keeps equal on them.
 
         None where the script has chosen none to exchange gradients.
@@ -237,10 +250,12 @@ class Backend(abc.ABC):
 class _Active:
     """The backend of this process."""
 
-    backend: Backend | None = None
+    # Of Keras's own functions pyright infers a union of all backends' tensors: no class of tensors fits here.
+    backend: Backend[FrameworkVariable, Any] | None = None
 
 
-def use(backend: Backend, unless_chosen: bool = False) -> None:
+# Each framework's classes of variables and tensors are its own: the core knows only the members that they share.
+def use(backend: Backend[Any, Any], unless_chosen: bool = False) -> None:
     """Makes ``backend`` that of this process; with ``unless_chosen`` only where none was chosen before."""
     if _Active.backend is None or not unless_chosen:
         _Active.backend = backend
@@ -256,7 +271,7 @@ def computes_global_batches() -> bool:
     return _Active.backend is not None and _Active.backend.global_program
 
 
-def active() -> Backend:
+def active() -> Backend[FrameworkVariable, Any]:
     """Returns the backend of this process.
 
     Raises:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from syrtos.api import ProcessSet, comm_of
 from syrtos.comm import world
 from syrtos.keras import activate, backend
 from syrtos.keras.replica import state
 
-Optimizer = TypeVar("Optimizer")
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import FrameworkVariable, Optimizer
+
+OptimizerT = TypeVar("OptimizerT", bound="Optimizer")
 
 
-def DistributedOptimizer(optimizer: Optimizer, process_set: ProcessSet | None = None) -> Optimizer:
+def DistributedOptimizer(optimizer: OptimizerT, process_set: ProcessSet | None = None) -> OptimizerT:
     """Makes an optimizer average its gradients over the workers before clipping and applying them.
 
     The optimizer itself is returned: its class, name and config stay, so models are saved as without syrtos. At its
@@ -32,7 +35,9 @@ def DistributedOptimizer(optimizer: Optimizer, process_set: ProcessSet | None = 
     return optimizer
 
 
-def broadcast_variables(variables: Iterable[Any], root: int = 0, process_set: ProcessSet | None = None) -> None:
+def broadcast_variables(
+    variables: Iterable[FrameworkVariable], root: int = 0, process_set: ProcessSet | None = None
+) -> None:
     """Gives every worker ``root``'s values of variables of Keras or of its framework."""
     activate.variables_only()
     world.init()

@@ -7,12 +7,15 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError, DataError
 from syrtos.keras import backend
 from syrtos.keras.features import local_steps
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Model, P, R
 
 
 class _Fits:
@@ -20,15 +23,16 @@ class _Fits:
 
     running = 0
     thread: int | None = None
-    iterator: weakref.ref[Any] | None = None
+    iterator: weakref.ref[object] | None = None
 
 
-def inside_fit(original: Callable[..., Any]) -> Callable[..., Any]:
+def inside_fit(original: Callable[P, R]) -> Callable[P, R]:
     """Wraps Keras's `fit`, or another method that trains: the calls that are running are counted."""
 
     @functools.wraps(original)
-    def fit(*args: Any, **kwargs: Any) -> Any:
+    def fit(*args: P.args, **kwargs: P.kwargs) -> R:
         _Fits.running += 1
+        # Exchanges of another thread would meet those of this one: see `refuse_other_threads`.
         _Fits.thread = threading.get_ident()
         try:
             with local_steps.inside_fit():
@@ -63,11 +67,9 @@ def refuse_other_threads(name: str) -> None:
 
 
 @contextlib.contextmanager
-def optimizer_built_by_training(model: Any) -> Iterator[None]:
-    """Context manager: a model is built without its optimizer inside, unless it is about to train, as in one process.
-
-    Into an optimizer that an evaluation had built, `load_weights` would load the state of the one that was saved.
-    """
+def optimizer_built_by_training(model: Model) -> Iterator[None]:
+    """Context manager: a model is built without its optimizer inside, unless it is about to train, as in one process."""
+    # Into an optimizer that an evaluation had built, `load_weights` would load the state of the one that was saved.
     optimizer = model.optimizer
     if optimizer is None or optimizer.built or fit_is_running():
         yield
@@ -79,14 +81,14 @@ def optimizer_built_by_training(model: Any) -> Iterator[None]:
         optimizer.built = False
 
 
-def about_to_use(iterator: Any) -> None:
+def about_to_use(iterator: object) -> None:
     """Notes an iterator over batches that Keras has made: the `fit` that begins next goes through it."""
     _Fits.iterator = weakref.ref(iterator)
     if type(getattr(iterator, "data_adapter", None)).__name__ == "ArrayDataAdapter":
         world.current().ledger.say(input_of="arrays")
 
 
-def iterator_in_use() -> Any:
+def iterator_in_use() -> object | None:
     """Returns the iterator over batches that was made last, if it is still there; else None."""
     return _Fits.iterator() if _Fits.iterator else None
 

@@ -24,18 +24,18 @@ class Patch:
     Attributes:
         owner: where it is: ``module`` or ``module:Class``.
         name: of the function in it.
-        wrapper: makes the replacement of the original.
+        wrapper: makes the replacement of the original, a function or a module.
         why: the reason.
         everywhere: whether it is replaced also where other modules have imported the function by name.
     """
 
     owner: str
     name: str
-    wrapper: Callable[[Method], Any]
+    wrapper: Callable[[Any], object]
     why: str
     everywhere: bool = False
 
-    def find_owner(self) -> Any:
+    def find_owner(self) -> object:
         """Returns the owner; None where this version of Keras lacks it, or the function in it."""
         module, _, kind = self.owner.partition(":")
         try:
@@ -60,22 +60,26 @@ def install(patches: Sequence[Patch]) -> None:
             f"{package} {getattr(sys.modules.get(package), '__version__', '')} lacks what syrtos changes in it to train on several workers: "
             f"{', '.join(missing)}. syrtos was seen to work with {package} {SEEN[package]}: install one of these."
         )
+    # Only now: where something is missing, Keras is left as it was.
     for patch, owner in found:
         (replace_everywhere if patch.everywhere else replace)(owner, patch.name, patch.wrapper)
 
 
-def replace(owner: Any, name: str, wrapper: Callable[[Method], Method]) -> None:
+def replace(owner: object, name: str, wrapper: Callable[[Method], object]) -> None:
     """Replaces ``owner.name`` by ``wrapper(original)``."""
     original = getattr(owner, name)
-    replacement = wrapper(original)
+    replacement: Any = wrapper(original)  # a function, or what stands for a module that is no function
     setattr(owner, name, functools.wraps(original)(replacement) if callable(original) else replacement)
 
 
-def replace_everywhere(owner: Any, name: str, wrapper: Callable[[Method], Method], public: str | None = None) -> None:
+def replace_everywhere(
+    owner: object, name: str, wrapper: Callable[[Method], object], public: str | None = None
+) -> None:
     """Replaces a function also where other modules have imported it, under its own name or its ``public`` one."""
     original = getattr(owner, name)
     replace(owner, name, wrapper)
     for module in list(sys.modules.values()):
         for known in {name, public or name}:
-            if getattr(module, "__dict__", {}).get(known) is original:  # a module that is blocked is None
+            # A module that may not be imported is None in `sys.modules`.
+            if getattr(module, "__dict__", {}).get(known) is original:
                 setattr(module, known, getattr(owner, name))

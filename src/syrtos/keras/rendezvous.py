@@ -13,7 +13,8 @@ from syrtos.errors import ConfigurationError
 
 LOOPBACK = "127.0.0.1"
 _LONGEST = 80  # bytes
-_ELSEWHERE = "192.0.2.1"  # no host has it (RFC 5737)
+# No host has this address (RFC 5737): the way there is the default route.
+_ELSEWHERE = "192.0.2.1"
 
 
 def listening_address(framework: str, session: Session) -> str:
@@ -85,7 +86,8 @@ def _address(framework: str) -> str:
         if not host.startswith("127."):
             return host
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((_ELSEWHERE, 9))  # sends nothing: it chooses the route
+        # To connect a datagram socket sends nothing: it chooses the route, and so this host's address on it.
+        probe.connect((_ELSEWHERE, 9))
         return probe.getsockname()[0]
     raise ConfigurationError(
         f"Host {name} has no address by which other hosts reach it: its own name stands for none but loopback, and it has no default route. {framework}'s "

@@ -5,14 +5,22 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
 import numpy as np
 
 from syrtos.data.sources import leaves, stack_records
 
-Parse = Callable[[Any], Any]
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    # A tensor of all records, or a tensor of each of their values.
+    _Columns = tf.Tensor | tuple[tf.Tensor, ...]
+
+Label = TypeVar("Label")
+# Makes a batch of the records that a source has read.
+Parse = Callable[[Any], object]
 
 
 def each(parse_fn: Callable[..., Any]) -> Parse:
@@ -23,7 +31,7 @@ def each(parse_fn: Callable[..., Any]) -> Parse:
     """
     chosen: list[Parse] = []
 
-    def parse(records: Sequence[Any]) -> Any:
+    def parse(records: Sequence[object]) -> object:
         if not chosen:
             first = records[0]
             returned = parse_fn(*first) if isinstance(first, tuple) else parse_fn(first)
@@ -39,26 +47,26 @@ def _are_tensors(returned: Any) -> bool:
     )
 
 
-def _one_by_one(parse_fn: Callable[..., Any], records: Sequence[Any]) -> Any:
+def _one_by_one(parse_fn: Callable[..., Any], records: Sequence[object]) -> object:
     return stack_records([parse_fn(*record) if isinstance(record, tuple) else parse_fn(record) for record in records])
 
 
 def _in_graph(parse_fn: Callable[..., Any]) -> Parse:
     import tensorflow as tf
 
-    def at_once(records: Any) -> Any:
+    def at_once(records: _Columns) -> object:
         function = (lambda parts: parse_fn(*parts)) if isinstance(records, tuple) else parse_fn
         return tf.vectorized_map(function, records, fallback_to_while_loop=False)
 
     @tf.function(reduce_retracing=True)
-    def in_parallel(records: Any) -> Any:
+    def in_parallel(records: _Columns) -> object:
         count = tf.shape(tf.nest.flatten(records)[0], tf.int64)[0]
         dataset = tf.data.Dataset.from_tensor_slices(records)
         return dataset.map(parse_fn, tf.data.AUTOTUNE, deterministic=True).batch(count).get_single_element()
 
-    chosen: list[Any] = []
+    chosen: list[Callable[[_Columns], object]] = []
 
-    def parse(records: Sequence[Any]) -> Any:
+    def parse(records: Sequence[Any]) -> object:
         several = isinstance(records[0], tuple)
         columns = (
             tuple(tf.constant([*column]) for column in zip(*records, strict=True))
@@ -73,7 +81,7 @@ def _in_graph(parse_fn: Callable[..., Any]) -> Parse:
     return parse
 
 
-def _trace(function: Callable[..., Any], columns: Any) -> Any:
+def _trace(function: Callable[[_Columns], object], columns: _Columns) -> Callable[[_Columns], object] | None:
     """Returns a graph for any number of records.
 
     None where an operation has no form for many, e.g. one that decodes images.
@@ -81,14 +89,14 @@ def _trace(function: Callable[..., Any], columns: Any) -> Any:
     import tensorflow as tf
 
     specs = tf.nest.map_structure(lambda column: tf.TensorSpec([None, *column.shape[1:]], column.dtype), columns)
-    traced: Any = tf.function(function)
+    traced: Any = tf.function(function)  # the stub leaves out its methods
     try:
         return traced.get_concrete_function(specs)
     except Exception:
         return None
 
 
-def image(size: tuple[int, int], data: Any, label: Any) -> tuple[Any, Any]:
+def image(size: tuple[int, int], data: Any, label: Label) -> tuple[object, Label]:
     """Decodes a picture in any of the usual formats, and returns it with its class.
 
     The picture is float32 of shape (height, width, 3), with values 0 to 255.

@@ -11,14 +11,16 @@ import functools
 import importlib
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 
 from syrtos.comm import world
+from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
 from syrtos.data.loader import Chunk, Loader, Position, RecordShare
 from syrtos.data.plan import Plan
@@ -50,7 +52,8 @@ class PlannedDataset(keras.utils.PyDataset):
         self.name = f"{kind}-{_names[kind]}"
         _names[kind] += 1
         prepare()
-        loader.contiguous = backend.computes_global_batches()  # which puts shares together by rank
+        # A framework that computes global batches puts the workers' shares together by rank.
+        loader.contiguous = backend.computes_global_batches()
 
     def __repr__(self) -> str:
         return f"<{len(self.loader.source):,} records in batches of {self.loader.batch}, {self.name}>"
@@ -67,7 +70,7 @@ class PlannedDataset(keras.utils.PyDataset):
         """
         return self.loader.plan().steps if world.explicit() else len(self)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> object:
         """Returns this worker's share of a batch."""
         plan = self.plan(Position(self.position.epoch))
         return self.loader.load(plan, range(index, index + 1), *ranks()).data
@@ -97,7 +100,7 @@ class Stream:
         number: how many models began to train on the data set before this one.
     """
 
-    def __init__(self, dataset: PlannedDataset, standardized: Callable[[Any], Any]) -> None:
+    def __init__(self, dataset: PlannedDataset, standardized: Callable[[object], object]) -> None:
         """``standardized``: makes of a batch what the rest of Keras expects."""
         self.dataset = dataset
         self.position = Position()
@@ -109,13 +112,13 @@ class Stream:
         self._samples: SampleLedger | None = None
         self._training = self._endless = False
         self._epoch = 0
-        self._types: list[Any] = []
-        self._flatten: Callable[[Any], list[Any]] = keras.tree.flatten
+        self._types: Sequence[npt.DTypeLike] = []
+        self._flatten: Callable[[object], list[object]] = keras.tree.flatten
         options = world.current().options
         if options.run_dir:
             dataset.loader.policy.write_to(options.run_dir, ranks()[0])
 
-    def shares(self) -> Iterator[tuple[int, Any]]:
+    def shares(self) -> Iterator[tuple[int, object]]:
         """Yields this worker's shares in memory: the number of rows, and the rows.
 
         Where the worker has no row, it gets a record that does not count; a worker that is alone leaves such batches
@@ -135,19 +138,22 @@ class Stream:
                         continue
                     rows = [leaf[first:last] for leaf in leaves] if last > first else empty
                     yield last - first, keras.tree.pack_sequence_as(one, rows)
-        finally:  # an epoch may end before its data: what is being read is not waited for
+        # An epoch may end before its data: what is being read is not waited for.
+        finally:
             reader.shutdown(wait=False, cancel_futures=True)
 
-    def example(self) -> Any:
+    def example(self) -> object:
         """Returns a batch of one record, as Keras expects batches."""
         return self._standardized(self.dataset.loader.example())
 
-    def chunks(self, types: list[Any], flatten: Callable[[Any], list[Any]]) -> Iterator[list[Any]]:
+    def chunks(
+        self, types: Sequence[npt.DTypeLike], flatten: Callable[[object], list[object]]
+    ) -> Iterator[list[Array]]:
         """Returns an iterator over several batches at a time: their splits, and their flat leaves of these types."""
         self._types, self._flatten = types, flatten
         return self._generate()
 
-    def _generate(self) -> Iterator[list[Any]]:
+    def _generate(self) -> Iterator[list[Array]]:
         """Yields several batches at a time: their splits, and their flat leaves.
 
         It runs in a thread of its own, a few batches ahead of training.
@@ -172,15 +178,14 @@ class Stream:
             position = Position(position.epoch + 1)
 
     def _load_chunks(self, position: Position) -> Iterator[Chunk]:
-        """Yields the rest of an epoch.
-
-        An error is kept, so that it can be shown in place of TensorFlow's error about it.
-        """
+        """Yields the rest of an epoch."""
         if self._training or not world.explicit():
             chunks = self.dataset.loader.chunks(self.dataset.plan(position), *ranks())
-        else:  # such a script may evaluate on one worker alone: all of it
+        # A script that distributes itself may evaluate on one worker alone: all of the data.
+        else:
             chunks = self.dataset.loader.chunks(self.dataset.loader.plan(position))
         while True:
+            # An error is kept, to be shown in place of TensorFlow's error about it.
             with world.remembering_errors():
                 chunk = next(chunks, None)
             if chunk is None:
@@ -198,10 +203,10 @@ class Stream:
             endless: whether epochs follow one another: the next is read while this one ends.
             session: this worker's.
         """
-        global _active
-        if _active is not None:
-            _active.close()
-        _active = self
+        # What the model before has drawn and not trained on is not counted.
+        if _Training.stream is not None:
+            _Training.stream.close()
+        _Training.stream = self
         self._training, self._endless = True, endless
         self.number = self.dataset.trainings if number is None else number
         self.dataset.trainings = max(self.dataset.trainings, self.number + 1)
@@ -224,7 +229,8 @@ class Stream:
 
     def note_trained(self, steps: int) -> None:
         """Notes that ``steps`` more batches have made their update."""
-        if world.current().options.asynchronous:  # each worker had some batches: none has had all
+        # Each worker had some batches, and none has had all: there is no position.
+        if world.current().options.asynchronous:
             return
         for _ in range(steps):
             self._pass_left_out()
@@ -239,7 +245,8 @@ class Stream:
         Each is its index, its file, and its place in the file. Where each worker computes with whole batches, their
         records are returned.
         """
-        drawn = enumerate(self._drawn.copy(), self._first)  # a thread adds to it
+        # A copy: the thread that reads ahead adds to it.
+        drawn = enumerate(self._drawn.copy(), self._first)
         shares = [share for number, share in drawn if number not in self._left_out][:steps]
         whole = backend.computes_global_batches()
         indices = [each for share in shares for each in (share.plan.share(share.step) if whole else share.indices)]
@@ -273,7 +280,8 @@ class Stream:
             self._set_position(Position(self._epoch + 1))
         self._epoch = self.position.epoch
         policy, everyone = self.dataset.loader.policy, world.current().comm
-        if session.options.asynchronous:  # a worker may be dead: none is asked
+        # A worker may be dead where each goes at its own pace: none is asked.
+        if session.options.asynchronous:
             policy.check(len(policy.left_out_records))
         elif any(everyone.agree("bad records", float(len(policy.left_out_records)))):
             policy.check(len(set().union(*everyone.allgather_object(sorted(policy.left_out_records)))))
@@ -298,10 +306,13 @@ class Stream:
         self.position = self.dataset.position = position
 
 
-_active: Stream | None = None
+class _Training:
+    """The stream on which this process trains, or has trained last."""
+
+    stream: Stream | None = None
 
 
-def _array(leaf: Any, dtype: Any) -> Any:
+def _array(leaf: Any, dtype: npt.DTypeLike) -> Array:
     """Returns the leaf as an array of the type that the pipeline was told of.
 
     Raises:
@@ -324,10 +335,7 @@ def alone() -> bool:
 
 
 def ranks() -> tuple[int, int]:
-    """Returns this worker's rank, and how many workers share the data.
-
-    They are 0 and 1 where workers train at their own pace over servers: all read all batches, and each batch is trained
-    on by one.
-    """
+    """Returns this worker's rank, and how many workers share the data: 0 and 1 where each trains at its own pace."""
+    # Over servers all workers read all batches, and each batch is trained on by the one that asks next.
     session = world.current()
     return (0, 1) if session.options.asynchronous else (session.world.rank, session.world.size)

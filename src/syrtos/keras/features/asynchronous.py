@@ -11,7 +11,7 @@ import collections
 import contextlib
 import weakref
 from collections.abc import Iterator
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -20,12 +20,17 @@ from syrtos.comm.communicator import Array
 from syrtos.comm.servers import Servers
 from syrtos.keras.replica import state
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from syrtos.keras.protocols import Model, Optimizer, Variable
+
 
 class Held(Protocol):
     """An optimizer whose weights are held by parameter servers."""
 
-    optimizer: Any
-    variables: list[Any]
+    optimizer: Optimizer
+    variables: list[Variable]
 
     def begin(self) -> None:
         """Sends worker 0's state to the servers, in place of theirs, and takes the weights from them."""
@@ -41,10 +46,15 @@ _WISH = "wish"
 KERAS = "_syrtos_of_keras"
 
 _held: list[weakref.ref[Held]] = []
-_variables: dict[str, weakref.ref[Any]] = {}
+_variables: dict[str, weakref.ref[tf.Variable]] = {}
 _counts = collections.Counter[str]()
 _base: dict[str, Array] = {}
-_whole = 0
+
+
+class _OnAllData:
+    """The number of calls of `on_all_data` that this process is in, one inside of the other."""
+
+    depth = 0
 
 
 def servers() -> Servers | None:
@@ -74,7 +84,7 @@ def held_optimizers() -> list[Held]:
     return [one for known in _held if (one := known()) is not None]
 
 
-def remember(variable: Any) -> None:
+def remember(variable: tf.Variable) -> None:
     """Registers a variable whose values workers bring together when they meet."""
     _variables[number_of(variable.name)] = weakref.ref(variable)
 
@@ -82,17 +92,16 @@ def remember(variable: Any) -> None:
 @contextlib.contextmanager
 def on_all_data() -> Iterator[None]:
     """Context manager: every worker goes through a whole data set, since all evaluate the same weights."""
-    global _whole
-    _whole += 1
+    _OnAllData.depth += 1
     try:
         yield
     finally:
-        _whole -= 1
+        _OnAllData.depth -= 1
 
 
 def shards_dynamically() -> bool:
     """Returns whether the batches of a data set go to the worker that asks next, here and now."""
-    return asynchronous_servers() is not None and not _whole
+    return asynchronous_servers() is not None and not _OnAllData.depth
 
 
 def begin_round() -> None:
@@ -125,24 +134,24 @@ def end_round(wish: bool = False) -> bool:
         share = count if rule == "mean" else 1
         variable.assign(_base.get(name, np.zeros_like(total)) + (total / share).astype(total.dtype))
     _pull()
-    meet()  # or the next update of a fast worker would be in the weights of a slow one
+    # Else the next update of a fast worker would be in the weights that a slow one pulls.
+    meet()
     return _WISH in sums
 
 
-def average(logs: dict[str, Any]) -> None:
+def average(logs: dict[str, object]) -> None:
     """Replaces the numbers that a step of the script's own has logged by their means over all workers, in place."""
     asked = asynchronous_servers()
     if asked is None:
         return
-    mine = {name: np.asarray(value, np.float64) for name, value in logs.items() if np.ndim(value) == 0}
+    numbers = dict[str, Any](logs)  # of a step of the script's own: any values
+    mine = {name: np.asarray(value, np.float64) for name, value in numbers.items() if np.ndim(value) == 0}
     logs.update({name: float(total) / count for name, (total, count) in asked.end_round(mine).items() if name in logs})
 
 
 def take_weights() -> None:
-    """Takes the servers' weights at the end of an epoch, so that the model is saved with them.
-
-    Workers that train at their own pace have met, and taken them, already.
-    """
+    """Takes the servers' weights at the end of an epoch, so that the model is saved with them."""
+    # Workers that train at their own pace have met, and taken them, already.
     if asynchronous_servers() is None:
         _pull()
 
@@ -156,7 +165,7 @@ def meet(wish: bool = False) -> bool:
     return bool(asked and asked.end_round({_WISH: np.ones(1)} if wish else {}))
 
 
-def begin_equal(model: Any) -> None:
+def begin_equal(model: Model) -> None:
     """Makes all workers, and the servers, start `fit` from worker 0's state.
 
     The script may have set weights since its last `fit`.
@@ -177,7 +186,7 @@ def _pull() -> None:
         one.pull()
 
 
-def _rule_of(variable: Any) -> Literal["sum", "mean"]:
+def _rule_of(variable: tf.Variable) -> Literal["sum", "mean"]:
     """Returns the rule by which the changes of a variable by all workers become one.
 
     Moving statistics become a mean. Metrics, counters and what a script trains by hand become the sum of what all
@@ -187,7 +196,7 @@ def _rule_of(variable: Any) -> Literal["sum", "mean"]:
     return "mean" if variable.aggregation.name != "SUM" and variable.dtype.is_floating and not by_hand else "sum"
 
 
-def _own_variables() -> dict[str, Any]:
+def _own_variables() -> dict[str, tf.Variable]:
     """Returns the variables that workers assign themselves, by name: all but those that held optimizers have."""
     theirs = set()
     for optimizer in held_optimizers():

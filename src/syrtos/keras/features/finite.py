@@ -12,14 +12,17 @@ import json
 import math
 import numbers
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from syrtos.comm import compression, world
 from syrtos.comm.communicator import Communicator
 from syrtos.errors import NonFiniteError
 from syrtos.keras.replica import state
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Logs, Model, Variable
 
 # So many updates may be left out one after the other: more show that it is not one batch that is wrong.
 _MOST_IN_A_ROW = 10
@@ -84,7 +87,7 @@ def step_is_left_out(comm: Communicator) -> bool:
     return any(comm.agree("an update was left out?", float(mine)))
 
 
-def changed_by_batch(model: Any) -> list[Any]:
+def changed_by_batch(model: Model) -> list[Variable]:
     """Returns the variables that a batch changes by passing through a model, apart from an update of its weights.
 
     They are moving statistics, seeds and metrics.
@@ -92,7 +95,7 @@ def changed_by_batch(model: Any) -> list[Any]:
     return [*model.non_trainable_variables, *state.of_metrics(model)]
 
 
-def results_again(model: Any, logs: Any) -> Any:
+def results_of_left_out_step(model: Model, logs: object) -> object:
     """Returns the logs of a step that was left out.
 
     Where ``logs`` are the results of the model's metrics, they are read anew.
@@ -102,7 +105,7 @@ def results_again(model: Any, logs: Any) -> Any:
 
 
 def look(
-    comm: Communicator | None, variables: Sequence[Any], finite: Sequence[bool], own: Sequence[bool], update: int
+    comm: Communicator | None, variables: Sequence[Variable], finite: Sequence[bool], own: Sequence[bool], update: int
 ) -> bool:
     """Decides whether an update is made; called before each.
 
@@ -136,14 +139,13 @@ def look(
     return False
 
 
-def stop(comm: Communicator | None, variables: Sequence[Any], finite: Sequence[bool], own: Sequence[bool]) -> None:
+def stop(comm: Communicator | None, variables: Sequence[Variable], finite: Sequence[bool], own: Sequence[bool]) -> None:
     """Stops training where an update of accumulated gradients is not finite.
-
-    Such an update can't be left out any more: its batches have been accumulated, each of finite gradients.
 
     Raises:
         NonFiniteError: the sum of the gradients is not finite.
     """
+    # It can't be left out any more: its batches have been accumulated, each of finite gradients.
     if not all(finite):
         gradient = _describe_gradients(comm, variables, finite, all(own))
         raise NonFiniteError(
@@ -168,14 +170,16 @@ def _leave_out(which: int, what: str) -> None:
         )
 
 
-def _describe_gradients(comm: Communicator | None, variables: Sequence[Any], finite: Sequence[bool], own: bool) -> str:
+def _describe_gradients(
+    comm: Communicator | None, variables: Sequence[Variable], finite: Sequence[bool], own: bool
+) -> str:
     wrong = [index for index, flag in enumerate(finite) if not flag]
     name = _name(variables[wrong[0]]) if len(variables) == len(finite) else f"number {wrong[0]}"
     others = f", and of {len(wrong) - 1} more," * (len(wrong) > 1)
     return f"the gradient of {name}{others} is NaN or infinite{_cause(comm, own)}"
 
 
-def _name(variable: Any) -> str:
+def _name(variable: Variable) -> str:
     return f"`{getattr(variable, 'path', variable.name)}`"
 
 
@@ -232,7 +236,7 @@ class Notice:
     def __init__(self) -> None:
         self._said = False
 
-    def look(self, epoch: int, batch: int, logs: Mapping[str, Any] | None) -> None:
+    def look(self, epoch: int, batch: int, logs: Logs) -> None:
         """Looks at the loss of a batch, if it is on the host already, and reports one that is not finite."""
         loss = (logs or {}).get("loss")
         if self._said or not isinstance(loss, numbers.Real) or math.isfinite(loss):

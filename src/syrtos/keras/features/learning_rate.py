@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
@@ -12,7 +12,18 @@ from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, keras_internals
 
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Model, Optimizer
+
 _CLIMB = "_syrtos_climb"
+
+
+class ClimbFacts(TypedDict):
+    """A `Climb` as it is stored in a snapshot."""
+
+    base: float
+    batches: int | None
+    going_on: bool
 
 
 @dataclasses.dataclass
@@ -38,38 +49,37 @@ def factor(scale: str, size: int) -> float:
     return {"none": 1.0, "linear": float(size), "sqrt": math.sqrt(size)}[scale]
 
 
-def rate_of(model: Any) -> float | None:
-    """Returns the learning rate of a model's optimizer now; None where it has none, or where it can't be read.
-
-    A schedule's rate can't be read on JAX between two steps: it follows a counter in the state of the compiled step.
-    """
-    optimizer = getattr(model, "optimizer", None)
+def rate_of(model: Model) -> float | None:
+    """Returns the learning rate of a model's optimizer now; None where it has none, or where it can't be read."""
+    optimizer: Optimizer | None = getattr(model, "optimizer", None)
+    # A schedule's rate can't be read on JAX between two steps: it follows a counter in the state of the compiled step.
     if optimizer is None or (keras_internals.trains_outside(model) and keras_internals.has_schedule(optimizer)):
         return None
     try:
         return float(np.asarray(optimizer.learning_rate))
-    except (AttributeError, TypeError, ValueError):  # an optimizer of the script's own
+    # An optimizer of the script's own may have anything, or nothing, as its rate.
+    except (AttributeError, TypeError, ValueError):
         return None
 
 
-def base_rate(optimizer: Any) -> float | None:
+def base_rate(optimizer: object) -> float | None:
     """Returns the rate that the script gave an optimizer whose rate is scaled; None for others."""
     climb = _climb_of(optimizer)
     return climb and climb.base
 
 
-def set_base_rate(optimizer: Any, rate: float) -> None:
+def set_base_rate(optimizer: object, rate: float) -> None:
     """Notes the script's own rate of an optimizer that has been scaled, here or before its model was saved."""
     object.__setattr__(optimizer, _CLIMB, Climb(rate))
 
 
-def facts_of(optimizer: Any) -> dict[str, Any] | None:
+def facts_of(optimizer: object) -> ClimbFacts | None:
     """Returns how far the rate of an optimizer has been scaled, for a snapshot; None if it is not scaled."""
     climb = _climb_of(optimizer)
-    return climb and dataclasses.asdict(climb)
+    return climb and {"base": climb.base, "batches": climb.batches, "going_on": climb.going_on}
 
 
-def put_back(optimizer: Any, facts: dict[str, Any] | None) -> None:
+def put_back(optimizer: object, facts: ClimbFacts | None) -> None:
     """Restores what `facts_of` gave."""
     if facts is not None:
         object.__setattr__(optimizer, _CLIMB, Climb(**facts))
@@ -85,12 +95,12 @@ class Scaling:
     def __init__(self, session: Session) -> None:
         self._options = session.options
         self._factor = factor(session.options.scale_lr, session.world.size)
-        self._model: Any = None
-        self._optimizer: Any = None
+        self._model: Model | None = None
+        self._optimizer: Optimizer | None = None
         self._new = False
         self._before = 0
 
-    def begin(self, model: Any) -> None:
+    def begin(self, model: Model) -> None:
         """Notes the rate that the script gave the optimizer, before the script's callbacks, which may restore it.
 
         Raises:
@@ -108,11 +118,12 @@ class Scaling:
 
         It is called after the script's callbacks, which may have restored the optimizer.
         """
-        if base_rate(self._optimizer) is None:
+        optimizer = self._optimizer
+        if optimizer is None or base_rate(optimizer) is None:
             return
-        self._before = batches_trained(self._optimizer)
+        self._before = batches_trained(optimizer)
         if self._new and not self._before:
-            self._optimizer.learning_rate = self._optimizer.learning_rate * self._factor
+            optimizer.learning_rate = optimizer.learning_rate * self._factor
 
     def warm_up(self, epoch: int, trained: int, batches: int | None) -> None:
         """Raises the rate evenly from the script's to the scaled one, batch by batch.
@@ -123,14 +134,16 @@ class Scaling:
             batches: batches of an epoch. While they are unknown (the first epoch over a generator) the rate climbs from
                 epoch to epoch.
         """
-        epochs, climb = self._options.warmup_epochs, _climb_of(self._optimizer)
-        if climb is None or not epochs or self._factor == 1.0:
+        epochs, model, optimizer = self._options.warmup_epochs, self._model, self._optimizer
+        climb = _climb_of(optimizer)
+        if model is None or optimizer is None or climb is None or not epochs or self._factor == 1.0:
             return
         batches = batches or climb.batches
         done = (self._before + trained) / (epochs * batches) if batches else epoch / epochs
         if done <= 1.0 or climb.going_on:
-            backend.active().settle(self._model)  # or what is assigned to the optimizer is lost
-            self._optimizer.learning_rate = climb.base * (1.0 + (self._factor - 1.0) * min(done, 1.0))
+            # Else what is assigned to the optimizer is lost on JAX: the state of its compiled step is ahead of it.
+            backend.active().settle(model)
+            optimizer.learning_rate = climb.base * (1.0 + (self._factor - 1.0) * min(done, 1.0))
         climb.going_on = done < 1.0
 
     def epoch_ended(self, batches: int) -> None:
@@ -140,21 +153,22 @@ class Scaling:
             climb.batches = batches
 
 
-def batches_trained(optimizer: Any) -> int:
+def batches_trained(optimizer: Optimizer) -> int:
     """Returns how many batches an optimizer was given; with accumulation these are more than its updates."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner: Optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     accumulates = getattr(inner, "gradient_accumulation_steps", None)
     return int(keras_internals.updates_of(inner) if accumulates else inner.iterations)
 
 
-def _climb_of(optimizer: Any) -> Climb | None:
+def _climb_of(optimizer: object) -> Climb | None:
     return getattr(optimizer, _CLIMB, None)
 
 
-def _rate_of(optimizer: Any) -> float:
+def _rate_of(optimizer: Optimizer) -> float:
     try:
         rate = float(optimizer.learning_rate)
-        optimizer.learning_rate = rate  # a schedule refuses
+        # A schedule refuses to be replaced by a number: it is found out before the first step.
+        optimizer.learning_rate = rate
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
             "`--scale-lr` scales a learning rate that is a number; this optimizer has a schedule. Scale the schedule's own rates in the script, "

@@ -14,8 +14,8 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,8 +25,10 @@ from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, keras_internals
-from syrtos.keras.patching import Method
 from syrtos.keras.replica import snapshot, state
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Logs, Metric, Model, Optimizer, R, Variable
 
 
 class _Process:
@@ -40,7 +42,8 @@ def inside_fit() -> Iterator[None]:
     """Context manager around each `fit`; the rounds of an outer `fit` meet first, and go on after it."""
     outer = _Process.rounds
     if outer:
-        outer.meet()  # the models may share weights
+        # The models of the outer and the inner `fit` may share weights.
+        outer.meet()
     _Process.rounds = None
     try:
         yield
@@ -74,7 +77,7 @@ def of_step(session: Session, training: bool) -> Session:
     return session.asynchronously() if training and _Process.rounds else session
 
 
-def begin(model: Any) -> Rounds | None:
+def begin(model: Model | None) -> Rounds | None:
     """Begins and returns the rounds of a `fit`, when all workers hold the same weights.
 
     None where they were not asked for.
@@ -109,9 +112,9 @@ class Rounds:
         met: whether the workers have met after the batch that ended last.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Model) -> None:
         self._model, self._session = model, world.current()
-        self._weights: list[Any] = list(model.trainable_variables) if state.variables_in(model) else []
+        self._weights: list[Variable] = list(model.trainable_variables) if state.variables_in(model) else []
         if not self._weights:
             raise ConfigurationError(
                 "`--sync-every` needs a model that has its weights before its first step: give it a `keras.Input`, or call `model.build(shape)` before `fit`."
@@ -126,11 +129,12 @@ class Rounds:
         self._asked_to_stop = self._evaluates = False
         self.met = True
         for optimizer in self._optimizers():
-            object.__setattr__(optimizer, state.EQUAL, False)  # a loop of the script's own makes them equal again
+            # Each worker's own state differs from now on: a loop of the script's own makes the optimizers equal again.
+            object.__setattr__(optimizer, state.EQUAL, False)
             self._give_restored(optimizer)
         self._session.ledger.say(sync_every=self._session.options.sync_every)
 
-    def _give_restored(self, optimizer: Any) -> None:
+    def _give_restored(self, optimizer: Optimizer) -> None:
         """Gives all workers rank 0's optimizer where they have made unequal numbers of updates.
 
         A callback has then restored it on rank 0.
@@ -184,11 +188,11 @@ class Rounds:
         self._model.stop_training = asked and self.met
         return asked
 
-    def evaluation_begins(self, model: Any) -> None:
+    def evaluation_begins(self, model: Model) -> None:
         """Notes that an evaluation begins, of this model or another, also in the middle of an epoch."""
         self._evaluates = self._evaluates or self.trains(model)
 
-    def evaluation_ends(self, model: Any) -> None:
+    def evaluation_ends(self, model: Model) -> None:
         """Notes the metrics as an evaluation has left them, the same on all workers.
 
         In the middle of an epoch Keras goes on counting from there.
@@ -197,11 +201,11 @@ class Rounds:
             self._evaluates = False
             self._metrics_before = _copy_values(state.of_metrics(self._model))
 
-    def trains(self, model: Any) -> bool:
+    def trains(self, model: Model) -> bool:
         """Returns whether this model is the one that `fit` trains."""
         return model is self._model
 
-    def epoch_ends(self, logs: Any) -> Any:
+    def epoch_ends(self, logs: Logs) -> Logs:
         """Meets the other workers after the last batch of an epoch, and returns the epoch's logs.
 
         Metrics count all samples; the logs of a script's own `train_step` are averaged over the workers.
@@ -239,10 +243,10 @@ class Rounds:
 
     # -- what is exchanged -----------------------------------------------------------------------
 
-    def _optimizers(self) -> list[Any]:
+    def _optimizers(self) -> list[Optimizer]:
         return [getattr(one, "inner_optimizer", one) for one in snapshot.optimizers_of(self._model)]
 
-    def _rest(self) -> list[Any]:
+    def _rest(self) -> list[Variable]:
         """Returns the variables that no gradient changes, without metrics.
 
         They are moving statistics, frozen weights, seeds, counters, and moving averages of weights.
@@ -305,7 +309,8 @@ class Rounds:
         samples.
         """
         rest = self._rest()
-        if len(rest) != len(self._checksums):  # the first step has made some
+        # The first step has made some of the variables: they may differ in any way.
+        if len(rest) != len(self._checksums):
             mine = [True] * len(rest)
         else:
             mine = [state.checksum(v) != before for v, before in zip(rest, self._checksums, strict=True)]
@@ -326,7 +331,8 @@ class Rounds:
         whole numbers have changed alike.
         """
         variables, before = state.of_metrics(self._model), self._metrics_before
-        if len(before) != len(variables):  # the first step has made some
+        # The first step has made some of the metrics' variables, which count from zero.
+        if len(before) != len(variables):
             before = [np.zeros_like(state.memory_of(v)) for v in variables]
         total = sum(self._session.comm.agree("samples of an epoch", self._samples_of_epoch))
         share = self._samples_of_epoch / total if total else 0.0
@@ -334,10 +340,11 @@ class Rounds:
         parts, chosen = [], []
         for variable, base in zip(variables, before, strict=True):
             value = np.asarray(state.memory_of(variable), np.float64)
-            if variable.aggregation == "sum":
-                parts.append(value - base + (base if rank == 0 else 0.0))  # the state before is counted once
+            if getattr(variable, "aggregation", None) == "sum":
+                # What all workers held alike before the epoch is to be counted once: rank 0 adds it.
+                parts.append(value - base + (base if rank == 0 else 0.0))
             elif _is_floating(variable):
-                # a worker without samples may hold an infinity
+                # A worker without samples may hold an infinity, and 0 times that is NaN.
                 parts.append(value * share if share else np.zeros_like(value))
             else:
                 continue
@@ -356,7 +363,7 @@ class Rounds:
         parts = np.split(self._session.comm.allreduce(vector), np.cumsum([np.size(value) for value in values])[:-1])
         return [part.reshape(np.shape(value)) for part, value in zip(parts, values, strict=True)]
 
-    def _metric_of(self, logs: Any) -> dict[str, int]:
+    def _metric_of(self, logs: Logs) -> dict[str, int]:
         """Finds the logs of a script's own `train_step` that are the result of a metric, under any name.
 
         Returns:
@@ -369,11 +376,12 @@ class Rounds:
         for name, value in _scalars(logs).items():
             if name in names and results[names.index(name)] == value:
                 found[name] = names.index(name)
-            elif results.count(value) == 1 and value not in (0.0, 1.0):  # which many things may be
+            # Zero and one may be the result of many things.
+            elif results.count(value) == 1 and value not in (0.0, 1.0):
                 found[name] = results.index(value)
         return self._session.comm.broadcast_object(found)
 
-    def _average_logs(self, logs: Any, metric_of: dict[str, int]) -> Any:
+    def _average_logs(self, logs: Logs, metric_of: dict[str, int]) -> dict[str, object]:
         """Returns the logs of all workers.
 
         Results of metrics count all samples now. Other logs are the means of what the last step of each worker has
@@ -389,16 +397,16 @@ class Rounds:
         return {**dict(logs or {}), **means, **results}
 
 
-def _copy_values(variables: Sequence[Any]) -> list[Array]:
+def _copy_values(variables: Sequence[Variable]) -> list[Array]:
     return [np.array(state.memory_of(variable)) for variable in variables]
 
 
-def _scalars(logs: Any) -> dict[str, float]:
+def _scalars(logs: Logs) -> dict[str, float]:
     """Returns the logs that are numbers; a metric that gives several logs them as a dictionary."""
-    return {n: float(v) for n, v in dict(logs or {}).items() if np.ndim(v) == 0 and not isinstance(v, dict)}
+    return {n: float(v) for n, v in dict[str, Any](logs or {}).items() if np.ndim(v) == 0 and not isinstance(v, dict)}
 
 
-def _is_scalar(metric: Any) -> bool:
+def _is_scalar(metric: Metric) -> bool:
     """Returns whether a metric gives one number: not several, and not none yet."""
     try:
         return np.ndim(metric.result()) == 0 and not isinstance(metric.result(), dict)
@@ -406,7 +414,7 @@ def _is_scalar(metric: Any) -> bool:
         return False
 
 
-def _is_floating(variable: Any) -> bool:
+def _is_floating(variable: Variable) -> bool:
     return state.dtype_name(variable).startswith(("float", "bfloat"))
 
 
@@ -415,13 +423,13 @@ def _like(array: Array, value: Array) -> Array:
     return as_dtype(array, value.dtype).reshape(value.shape)
 
 
-def meeting_at_end_of_epoch(original: Method) -> Method:
+def meeting_at_end_of_epoch(original: Callable[[Model, Logs], R]) -> Callable[[Model, Logs], R]:
     """Wraps the trainer's method that gives an epoch's logs: the workers meet before it.
 
     It is called after the epoch's last batch and before its evaluation.
     """
 
-    def get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
+    def get_metrics_result_or_logs(self: Model, logs: Logs) -> R:
         found = rounds()
         return original(self, found.epoch_ends(logs) if found and found.trains(self) else logs)
 

@@ -5,16 +5,28 @@ See `syrtos.report.noise_scale`.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
 from syrtos.keras import keras_internals
 
-_FEWEST = 20  # steps, after which a mean over some of them is one
+if TYPE_CHECKING:
+    import jax
+
+    from syrtos.keras.protocols import Optimizer
 
 
-def noise_moments(optimizer: Any) -> list[float] | None:
+class _JaxVariable(Protocol):
+    value: jax.Array
+
+
+# Steps after which a mean over some of them is one.
+_FEWEST = 20
+
+
+def noise_moments(optimizer: Optimizer) -> list[float] | None:
     """Returns four numbers about the noise of gradients; None where nothing can be said.
 
     They are the mean of the squared norms of gradients, the squared norm of their mean, the part of a single step's
@@ -28,20 +40,21 @@ def noise_moments(optimizer: Any) -> list[float] | None:
     if found is None or getattr(optimizer, "gradient_accumulation_steps", None):
         return None
     first, second, beta_1, beta_2 = found
-    copies = [[_copy(each.value) for each in kind] for kind in (first, second)]
-    steps = _copy(optimizer.iterations.value)
-    if steps is None or int(steps) < _FEWEST or any(each is None for kind in copies for each in kind):
+    first_copies, second_copies = _whole_copies(first), _whole_copies(second)
+    steps = _whole_copies([optimizer.iterations])
+    if steps is None or int(steps[0]) < _FEWEST or first_copies is None or second_copies is None:
         return None
-    made = int(steps)
-    squares = sum(float(each.sum()) for each in copies[1]) / (1 - beta_2**made)
-    mean = sum(float((each * each).sum()) for each in copies[0]) / (1 - beta_1**made) ** 2
+    made = int(steps[0])
+    squares = sum(float(each.sum()) for each in second_copies) / (1 - beta_2**made)
+    mean = sum(float((each * each).sum()) for each in first_copies) / (1 - beta_1**made) ** 2
     weights = (1 - beta_1) * beta_1 ** np.arange(made) / (1 - beta_1**made)
     return [squares, mean, float(np.sum(weights**2)), min(made, 1 / (1 - beta_2))]
 
 
-def _copy(value: Any) -> Any:
-    """Returns this worker's whole copy of an array of JAX as float32; None if the array is split over workers.
-
-    To read a split one takes all of them.
-    """
-    return value.addressable_data(0).astype("float32") if getattr(value, "is_fully_replicated", False) else None
+def _whole_copies(variables: Sequence[object]) -> list[jax.Array] | None:
+    """Returns this worker's copies of variables of JAX as float32; None if one of them is split over workers."""
+    values = [cast("_JaxVariable", variable).value for variable in variables]
+    # To read a split array takes all workers, and one asks alone here.
+    if not all(getattr(value, "is_fully_replicated", False) for value in values):
+        return None
+    return [value.addressable_data(0).astype("float32") for value in values]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from syrtos.comm.communicator import Array, share_of
 from syrtos.comm.objects import dtype_of
 from syrtos.keras.replica import state
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Part:
         return values[here], indices[here] - first
 
 
-def divide_evenly(variables: Sequence[Any], tables: set[int], count: int) -> list[list[Part]]:
+def divide_evenly(variables: Sequence[Variable], tables: set[int], count: int) -> list[list[Part]]:
     """Divides every variable into ``count`` equal parts: ``tables`` by rows, others by elements.
 
     Returns:
@@ -60,13 +64,13 @@ def _slice(variable: int, shape: tuple[int, ...], by_rows: bool, number: int, co
     return Part(variable, start, stop, (stop - start,))
 
 
-def by_variable(variables: Sequence[Any], count: int) -> list[list[Part]]:
+def by_variable(variables: Sequence[Variable], count: int) -> list[list[Part]]:
     """Gives each variable to one of ``count``: the largest first, each to the one that has the fewest bytes.
 
     Returns:
         For each of ``count`` its variables, as parts.
     """
-    sizes = [int(np.prod(v.shape)) for v in variables]
+    sizes = [math.prod(v.shape) for v in variables]
     parts: list[list[Part]] = [[] for _ in range(count)]
     held = [0] * count
     for i in sorted(range(len(variables)), key=lambda i: -sizes[i]):

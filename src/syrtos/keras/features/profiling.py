@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from syrtos.comm import clocks, world
 from syrtos.comm.communicator import Communicator
@@ -25,6 +25,18 @@ from syrtos.observe.trace import ProfiledEvent, Span, SpanRecorder
 # What a framework's profiler is told while both clocks are read, to tell how far apart they are.
 MARK = "syrtos clock"
 FILE = "trace.json.gz"
+
+
+class _TraceEvent(TypedDict):
+    """An event in the form of the viewers; times in µs."""
+
+    ph: str
+    pid: int
+    name: str
+    tid: NotRequired[int]
+    ts: NotRequired[float]
+    dur: NotRequired[float]
+    args: NotRequired[dict[str, str]]
 
 
 class Recording:
@@ -46,7 +58,8 @@ class Recording:
         self._folder = tempfile.mkdtemp(prefix="profile-", dir=world.current().options.run_dir)
         try:
             self._stop = backend.active().start_profiler(Path(self._folder))
-        except Exception as error:  # another profiler of the script's own, or a build without one
+        # Another profiler of the script's own may be running, or the framework may have been built without one.
+        except Exception as error:
             print(f"syrtos: the framework's own profiler did not start: {error}", file=sys.stderr)
 
     def add(self, track: str, name: str, start: float, end: float) -> None:
@@ -67,7 +80,7 @@ class Recording:
                 f"syrtos: the profile is full: {self._recorder.left_out:,} later spans are not in it.", file=sys.stderr
             )
 
-    def events(self, ahead: Callable[[float], float]) -> list[dict[str, Any]]:
+    def events(self, ahead: Callable[[float], float]) -> list[_TraceEvent]:
         """Returns all that was seen, as events on rank 0's clock.
 
         ``ahead``: returns by how many seconds this worker's `time.perf_counter` was ahead of rank 0's at a moment.
@@ -202,7 +215,7 @@ def recordings() -> float:
     return float((PROFILE in state.recordings) + 2 * (TIMELINE in state.recordings))
 
 
-def write(events: list[dict[str, Any]], path: Path) -> None:
+def write(events: list[_TraceEvent], path: Path) -> None:
     """Writes a trace whose time begins at 0; compressed if the file's name says so."""
     first = min((event["ts"] for event in events if "ts" in event), default=0.0)
     shifted = [{**event, "ts": round(event["ts"] - first, 3)} if "ts" in event else event for event in events]
@@ -216,24 +229,24 @@ _TRACKS = ("steps", "worker", "exchange", "agreement", "input and update")
 _FRAMEWORK = 100
 
 
-def _ours(rank: int, spans: Sequence[Span], ahead: float) -> list[dict[str, Any]]:
+def _ours(rank: int, spans: Sequence[Span], ahead: float) -> list[_TraceEvent]:
     host = world.current().ledger.host
-    process = {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank} on {host}"}}
+    process: _TraceEvent = {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank} on {host}"}}
     slices = (_slice(rank, _TRACKS.index(s.track), s.name, s.start - ahead, s.end - s.start) for s in spans)
     return [process, *(_line(rank, number, track) for number, track in enumerate(_TRACKS)), *slices]
 
 
-def _theirs(rank: int, events: Sequence[ProfiledEvent], shift: float) -> list[dict[str, Any]]:
+def _theirs(rank: int, events: Sequence[ProfiledEvent], shift: float) -> list[_TraceEvent]:
     lines = {line: _FRAMEWORK + number for number, line in enumerate(dict.fromkeys(event.line for event in events))}
     slices = (_slice(rank, lines[e.line], e.name, e.start + shift, e.seconds) for e in events)
     return [*(_line(rank, number, line) for line, number in lines.items()), *slices]
 
 
-def _line(rank: int, number: int, name: str) -> dict[str, Any]:
+def _line(rank: int, number: int, name: str) -> _TraceEvent:
     return {"ph": "M", "pid": rank, "tid": number, "name": "thread_name", "args": {"name": name}}
 
 
-def _slice(rank: int, line: int, name: str, start: float, seconds: float) -> dict[str, Any]:
+def _slice(rank: int, line: int, name: str, start: float, seconds: float) -> _TraceEvent:
     return {"ph": "X", "pid": rank, "tid": line, "name": name, "ts": start * 1e6, "dur": seconds * 1e6}
 
 

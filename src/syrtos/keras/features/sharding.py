@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from syrtos.keras.features import partition
 from syrtos.keras.features.partition import Part
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.replica import snapshot, state
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Model, Optimizer, Variable
 
 _SHARDING, _IN_PARTS = "_syrtos_sharding", "_syrtos_in_parts"
 # Set on what stands for a part of a variable in an update.
@@ -48,12 +51,13 @@ def is_asked() -> bool:
     return world.is_initialized() and world.current().options.shard_update and world.sharing().world.size > 1
 
 
-def divisible(optimizer: Any) -> int:
+def divisible(optimizer: Optimizer | None) -> int:
     """Returns the bytes of an optimizer's state that `--shard-update` would divide among the workers."""
     known = type(optimizer).__name__ in keras_internals.ELEMENTWISE | _BY_VARIABLE
-    if not known or not type(optimizer).__module__.startswith("keras."):
+    if optimizer is None or not known or not type(optimizer).__module__.startswith("keras."):
         return 0
-    slots = [v for v in state.variables_of(optimizer) if len(v.shape)]  # others count updates, or are the learning rate
+    # Scalars count updates, or are the learning rate: each worker keeps them.
+    slots = [v for v in state.variables_of(optimizer) if len(v.shape)]
     return sum(math.prod(v.shape) * dtype_of(state.dtype_name(v)).itemsize for v in slots)
 
 
@@ -66,7 +70,7 @@ class Sharding:
         has_state: whether the optimizer keeps variables for those of the model.
     """
 
-    def __init__(self, optimizer: Any, variables: Sequence[Any], comm: Communicator) -> None:
+    def __init__(self, optimizer: Optimizer, variables: Sequence[Variable], comm: Communicator) -> None:
         self.comm = comm
         self.by_variable = type(optimizer).__name__ in _BY_VARIABLE
         if self.by_variable:
@@ -81,28 +85,27 @@ class Sharding:
         }
         self.has_state = False
 
-    def part_of(self, variable: Any) -> Part:
+    def part_of(self, variable: Variable) -> Part:
         """Returns this worker's part of a variable of the model."""
         return self._parts[state.identity(variable)][self.comm.rank]
 
-    def bounds_of(self, variable: Any) -> list[tuple[int, int]]:
+    def bounds_of(self, variable: Variable) -> list[tuple[int, int]]:
         """Returns the first element of each worker's part, and the one after its last."""
         return [(part.start, part.stop) for part in self._parts[state.identity(variable)]]
 
-    def knows(self, variable: Any) -> bool:
+    def knows(self, variable: Variable) -> bool:
         """Returns whether the optimizer was built for this variable."""
         return state.identity(variable) in self._parts
 
-    def gather(self, wholes: Sequence[Array], variables: Sequence[Any]) -> None:
+    def gather(self, wholes: Sequence[Array], variables: Sequence[Variable]) -> None:
         """Fills in the other workers' parts of flat arrays of one dtype, which hold values of ``variables``."""
         self.comm.gather_parts(wholes, [self.bounds_of(v) for v in variables])
 
 
-def bounds_between_hosts(optimizer: Any, variables: Sequence[Any], has_rows: bool = False) -> Bounds:
+def bounds_between_hosts(optimizer: Optimizer, variables: Sequence[Variable], has_rows: bool = False) -> Bounds:
     """Returns the bounds of the parts of each variable, where a worker needs the sum of its part of the gradient alone.
 
-    To send the parts alone takes half the bytes between hosts. The result is empty where all is needed, or nothing
-    saved.
+    The result is empty where all is needed, or nothing saved.
 
     Args:
         optimizer: the one that takes the gradients.
@@ -112,20 +115,21 @@ def bounds_between_hosts(optimizer: Any, variables: Sequence[Any], has_rows: boo
     found, options = of(optimizer), world.current().options
     by_parts = found is not None and not found.by_variable and all(map(found.knows, variables))
     is_plain = options.on_nan == "warn" and options.compress == "none" and not (has_rows and _has_norms(optimizer))
+    # To send the parts alone takes half the bytes between hosts, and saves nothing within one.
     several_hosts = world.current().world.node_count > 1
     return [found.bounds_of(v) for v in variables] if found and by_parts and is_plain and several_hosts else []
 
 
-def _has_norms(optimizer: Any) -> bool:
+def _has_norms(optimizer: Optimizer) -> bool:
     return bool(optimizer.clipnorm or optimizer.global_clipnorm)
 
 
-def gives_parts(optimizer: Any, are_parts: bool) -> None:
+def gives_parts(optimizer: Optimizer, are_parts: bool) -> None:
     """Notes whether the gradients that an optimizer is given next are this worker's parts of them."""
     object.__setattr__(optimizer, _IN_PARTS, are_parts)
 
 
-def clips_parts(optimizer: Any) -> Communicator | None:
+def clips_parts(optimizer: Optimizer) -> Communicator | None:
     """Returns the workers that each have a part of the gradients that are to be clipped by norms.
 
     None where each has all, or norms don't matter.
@@ -134,10 +138,11 @@ def clips_parts(optimizer: Any) -> Communicator | None:
     return found.comm if found and getattr(optimizer, _IN_PARTS, False) and _has_norms(optimizer) else None
 
 
-def of(optimizer: Any) -> Sharding | None:
+def of(optimizer: Optimizer) -> Sharding | None:
     """Returns the sharding of an optimizer; None where every worker makes its whole update."""
     found: Sharding | None = getattr(optimizer, _SHARDING, None)
-    return found if found is not None and found.has_state else None  # without state there is nothing to be saved
+    # Without state there is nothing that dividing it would save.
+    return found if found is not None and found.has_state else None
 
 
 class _Bytes:
@@ -147,10 +152,11 @@ class _Bytes:
         self.kept = self.total = 0
 
 
-_counted: weakref.WeakKeyDictionary[Any, _Bytes] = weakref.WeakKeyDictionary()
+# Weakly: what a summary counts are the optimizers that there still are.
+_counted: weakref.WeakKeyDictionary[Optimizer, _Bytes] = weakref.WeakKeyDictionary()
 
 
-def count(optimizer: Any, variable: Any, kept: int) -> None:
+def count(optimizer: Optimizer, variable: Variable, kept: int) -> None:
     """Counts a variable of an optimizer, for the summary, which adds up the optimizers that there are.
 
     Args:
@@ -185,13 +191,17 @@ class _Cut:
     It is whole to a script, and the part within an update.
     """
 
+    # Of Keras's class.
+    dtype: object
+    name: str
+
     sharding: Sharding
-    owner: Any  # the variable of the model
+    owner: Variable  # of the model
     whole_shape: tuple[int, ...]
     part: Part
 
     @property
-    def shape(self) -> Any:
+    def shape(self) -> tuple[int, ...]:
         return super().shape if _Within.update else self.whole_shape  # type: ignore[misc]
 
     @property
@@ -199,12 +209,12 @@ class _Cut:
         return len(self.shape)
 
     @property
-    def value(self) -> Any:
+    def value(self) -> object:
         if _Within.update:
             return super().value  # type: ignore[misc]
         return backend.active().on_host(self._gather_from, state.held_objects([self])[0], self.whole_shape)
 
-    def assign(self, value: Any) -> Any:
+    def assign(self, value: object) -> object:
         """Assigns this worker's part of a whole value; within an update the value is the part."""
         if _Within.update:
             return super().assign(value)  # type: ignore[misc]
@@ -221,6 +231,7 @@ class _Cut:
         return self._gather_from(backend.active().memory_of(self))
 
     def _gather_from(self, mine: Array) -> Array:
+        # One worker alone saves a model whose variables all have gathered before.
         if id(self) in _gathered:
             return _gathered[id(self)]
         result = np.empty(int(np.prod(self.whole_shape)), mine.dtype)
@@ -231,13 +242,13 @@ class _Cut:
         self.sharding.gather([result], [self.owner])
         return result.reshape(self.whole_shape)
 
-    def _serialize_to_tensors(self) -> Any:
+    def _serialize_to_tensors(self) -> NoReturn:
         raise ConfigurationError(
             "`tf.train.Checkpoint` can't store an optimizer whose state is divided among the workers. Store the model with `model.save`, or leave out "
             "--shard-update."
         )
 
-    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
+    def _export_to_saved_model_graph(self, *args: object, **kwargs: object) -> NoReturn:
         raise ConfigurationError(
             "`tf.saved_model.save` can't store an optimizer whose state is divided among the workers. Use `model.export`, which leaves it out, or leave out "
             "--shard-update."
@@ -249,7 +260,7 @@ _gathered: dict[int, Array] = {}
 
 
 @contextlib.contextmanager
-def gathering_variables(model: Any) -> Iterator[None]:
+def gathering_variables(model: Model) -> Iterator[None]:
     """Context manager: one worker alone can read all variables of a model's optimizers inside.
 
     All workers must enter.
@@ -267,14 +278,16 @@ def gathering_variables(model: Any) -> Iterator[None]:
 _classes: dict[type, type] = {}
 
 
-def _make_cut(slot: Any, sharding: Sharding, owner: Any) -> Any:
+def _make_cut(slot: object, sharding: Sharding, owner: Variable) -> _Cut:
     kind = type(slot)
     if kind not in _classes:
         _classes[kind] = type(kind.__name__, (_Cut, kind), {})
+    # Keras has made and tracked the variable: it gets the new class in its place in the optimizer.
     slot.__class__ = _classes[kind]
-    slot.sharding, slot.owner, slot.part = sharding, owner, sharding.part_of(owner)
-    slot.whole_shape = tuple(owner.shape)
-    return slot
+    cut = cast("_Cut", slot)
+    cut.sharding, cut.owner, cut.part = sharding, owner, sharding.part_of(owner)
+    cut.whole_shape = tuple(owner.shape)
+    return cut
 
 
 class Reference:
@@ -283,16 +296,17 @@ class Reference:
     An optimizer makes a variable of its own for it.
     """
 
-    def __init__(self, owner: Any, shape: tuple[int, ...], layout: Any = None) -> None:
+    def __init__(self, owner: Variable, shape: tuple[int, ...], layout: object = None) -> None:
         self.path, self.name = keras_internals.path_of(owner), owner.name
         self.shape, self.dtype, self._layout = shape, owner.dtype, layout
 
 
 def _building(original: Method) -> Method:
-    def build(self: Any, variables: Any) -> None:
+    def build(self: Optimizer, variables: Iterable[Variable]) -> None:
         known = type(self).__name__ in keras_internals.ELEMENTWISE | _BY_VARIABLE
         asked = is_asked() and known and type(self).__module__.startswith("keras.")
-        original(self, variables)  # moving averages of weights and sums of gradients, which others than the update use
+        # Not yet divided: moving averages of weights and sums of gradients, which others than the update use.
+        original(self, variables)
         if asked:
             object.__setattr__(self, _SHARDING, Sharding(self, list(variables), world.current().comm))
 
@@ -301,8 +315,8 @@ def _building(original: Method) -> Method:
 
 def _adding(original: Method) -> Method:
     def add_variable_from_reference(
-        self: Any, reference_variable: Any, name: str | None = None, initializer: Any = "zeros"
-    ) -> Any:
+        self: Optimizer, reference_variable: Variable, name: str | None = None, initializer: object = "zeros"
+    ) -> object:
         sharding: Sharding | None = getattr(self, _SHARDING, None)
         if sharding is None or not sharding.knows(reference_variable):
             return original(self, reference_variable, name, initializer)
@@ -318,7 +332,7 @@ def _adding(original: Method) -> Method:
 def of_owner(original: Method) -> Method:
     """Wraps an optimizer's `_var_key`: what stands for a part has the key of its variable."""
 
-    def key(self: Any, variable: Any) -> Any:
+    def key(self: Optimizer, variable: Variable) -> object:
         return original(self, getattr(variable, OWNER, variable))
 
     return key

@@ -38,11 +38,9 @@ _OLD = 24 * 3600.0
 _writing = threading.local()
 
 
-def local(path: Any) -> str | None:
-    """Returns the path as text; None for an object in memory, and for the address of a store.
-
-    Stores show complete objects only.
-    """
+def local(path: object) -> str | None:
+    """Returns the path as text; None for an object in memory, and for the address of a store."""
+    # Stores show complete objects only: there is nothing to be done for them.
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     return text if isinstance(text, str) and text and "://" not in text else None
 
@@ -54,7 +52,8 @@ def write(path: str, function: Callable[[str], Result]) -> Result:
     ``function`` gets ``path`` itself.
     """
     place = top = Path(os.path.realpath(path))
-    while not top.parent.exists():  # the function makes folders, or says that there is none
+    # The function makes folders that are missing, or says that there is none.
+    while not top.parent.exists():
         top = top.parent
     with contextlib.nullcontext() if getattr(_writing, "now", False) else _folder_beside(top) as folder:
         return function(path) if folder is None else _write_in(folder, path, place, top, function)
@@ -81,12 +80,15 @@ def settle(path: str) -> None:
     complete = place.with_name(f".{place.name}{_COMPLETE}")
     if not complete.is_dir():
         return
-    with contextlib.suppress(FileNotFoundError):  # another worker has settled all of it
+    # Another worker may have settled all of it.
+    with contextlib.suppress(FileNotFoundError):
         for file in _in_order(complete):
-            with contextlib.suppress(FileNotFoundError):  # another worker settles as well
+            # Another worker may be settling it at the same time.
+            with contextlib.suppress(FileNotFoundError):
                 os.replace(file, place.parent / file.name)
     _force(place.parent)
-    with contextlib.suppress(OSError):  # a writer has put the next version there meanwhile, and settles it
+    # A writer may have put the next version there meanwhile, which it settles itself.
+    with contextlib.suppress(OSError):
         complete.rmdir()
 
 
@@ -100,7 +102,8 @@ def _folder_beside(place: Path) -> Iterator[Path | None]:
     _remove_left(place)
     for folder in iter(lambda: _new_folder(place), None):
         with _folder_lock(folder) as held:
-            if held is False:  # another writer has found it before it was locked, and removes it
+            # Another writer has found it before it was locked, and removes it.
+            if held is False:
                 continue
             try:
                 yield folder
@@ -123,11 +126,13 @@ def _remove_left(place: Path) -> None:
     """Removes the folders that earlier writers of this name have left behind."""
     name = re.compile(rf"\.{re.escape(place.name)}\.([0-9a-f]{{8}})-[0-9a-f]{{8}}{re.escape(_PARTIAL)}")
     entries: list[str] = []
-    with contextlib.suppress(OSError):  # a folder that may be written to and not read
+    # A folder may allow to write and not to read.
+    with contextlib.suppress(OSError):
         entries = os.listdir(place.parent)
     for left in filter(None, map(name.fullmatch, entries)):
         folder = place.with_name(left[0])
-        with contextlib.suppress(OSError), _folder_lock(folder) as held:  # another user's can't be opened
+        # The folder of another user can't be opened.
+        with contextlib.suppress(OSError), _folder_lock(folder) as held:
             if held and (left[1] == _boot() or time.time() - _last_change(folder) > _OLD):
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -158,9 +163,8 @@ def _folder_lock(folder: Path) -> Iterator[bool | None]:
         held = _lock(descriptor)
         yield held if folder.exists() else False
     finally:
-        with contextlib.suppress(
-            OSError
-        ):  # a process forked meanwhile has the descriptor too: closing it is not enough
+        # A process forked meanwhile has the descriptor too: closing it does not end the lock.
+        with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
@@ -199,7 +203,8 @@ def _complete(folder: Path, place: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        else:  # or another process came first
+        # Else another process has put its folder there first: that is settled before the next attempt.
+        else:
             _force(place.parent)
             return settle(str(place))
 
@@ -208,12 +213,14 @@ def _move(new: Path, place: Path) -> None:
     if not new.is_dir() or not place.is_dir() or not any(place.iterdir()):
         os.replace(new, place)
     elif Path.cwd().is_relative_to(place):
-        _move_each(new, place)  # a process would go on in the old folder
+        # This process would go on in the old folder if the two were exchanged.
+        _move_each(new, place)
     else:
         try:
             _keep_others(place, new)
             _exchange(new, place)
-        except (OSError, AttributeError):  # a place where a disk is mounted, or a file system or C library that can't
+        # A place where a disk is mounted, or a file system or C library that can't exchange two folders.
+        except (OSError, AttributeError):
             _move_each(new, place)
 
 
@@ -263,7 +270,7 @@ def _force(path: Path) -> None:
 def _name_place(error: Exception, names: Mapping[str, str]) -> None:
     """Replaces our paths in an error by those that the script has named."""
 
-    def replace_names(text: Any) -> Any:
+    def replace_names(text: Any) -> Any:  # an error's arguments may be anything
         for ours, theirs in names.items():
             text = text.replace(ours, theirs) if isinstance(text, str) else text
         return text
@@ -272,4 +279,5 @@ def _name_place(error: Exception, names: Mapping[str, str]) -> None:
     if isinstance(error, OSError):
         error.filename, error.strerror = replace_names(error.filename), replace_names(error.strerror)
         if error.filename2 is not None:
-            del error.filename2  # the same name
+            # A second name would be shown, and is the same as the first.
+            del error.filename2

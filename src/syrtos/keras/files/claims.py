@@ -13,10 +13,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, TypedDict
 
 from syrtos.comm import world
 from syrtos.keras.files import travelling_errors
+
+if TYPE_CHECKING:
+    from syrtos.keras.files.travelling_errors import ErrorFacts
+    from syrtos.keras.protocols import R
 
 # Seconds between two looks at a file.
 _LOOK = 0.02
@@ -44,9 +48,18 @@ class Turn:
         """Returns whether the first worker has come as far as ``number``."""
         try:
             meetings, count = self._path.read_text(encoding="utf-8").split()
-        except (OSError, ValueError):  # not yet, or this moment
+        # The file is not there yet, or is being written at this moment.
+        except (OSError, ValueError):
             return False
         return (int(meetings), int(count)) >= number
+
+
+class _CallFacts(TypedDict):
+    """The facts about a call that writes: its error, its result if it is a path for all, and its files."""
+
+    error: ErrorFacts | None
+    result: Any  # what `work` has returned, as JSON gives it back
+    marks: list[list[int] | None]
 
 
 class Claim:
@@ -60,7 +73,7 @@ class Claim:
 
     def __init__(self, key: str, call: str, fetched: bool) -> None:
         self._path, self._key, self._call, self._fetched = _path(key), key, call, fetched
-        self._file: Any = None
+        self._file: IO[str] | None = None  # within `holding`
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
@@ -73,14 +86,16 @@ class Claim:
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         marker = self._path.with_suffix(".taken") if self._fetched else None
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)  # errors can name addresses with passwords
+        # For this user alone: errors that are written into it can name addresses with passwords.
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         with (
-            open(descriptor, "r+", encoding="utf-8") as self._file,
-            _file_lock(self._file, fcntl.LOCK_EX, self._key, marker),
+            open(descriptor, "r+", encoding="utf-8") as file,
+            _file_lock(file, fcntl.LOCK_EX, self._key, marker),
         ):
+            self._file = file
             yield
 
-    def settle(self, work: Callable[[], Any]) -> Any:
+    def settle(self, work: Callable[[], R]) -> R | None:
         """Does the work, or takes the result or error that another worker has written down about it.
 
         It does the work again if the file of that worker is on another host's disk.
@@ -88,7 +103,7 @@ class Claim:
         known = self._read()
         done = known.get(self._call)
         if done and done["error"]:
-            raise travelling_errors.again(done["error"])
+            raise travelling_errors.error_from(done["error"])
         if done and any(self._mark(done["result"]) in other["marks"] for other in known.values()):
             return done["result"]
         result, error = None, None
@@ -97,7 +112,7 @@ class Claim:
         except Exception as raised:
             error = raised
         marks = [*(done["marks"] if done else []), self._mark(result)]
-        told = {
+        told: _CallFacts = {
             "error": error and travelling_errors.describe_error(error),
             "result": result if self._fetched else None,
             "marks": marks,
@@ -107,26 +122,27 @@ class Claim:
             raise error
         return result
 
-    def _mark(self, result: Any) -> list[int] | None:
-        """Returns the size and time of the file, which tell it from others of its name; None if there is no file.
-
-        Another host may have a file of the same name.
-        """
+    def _mark(self, result: object) -> list[int] | None:
+        """Returns the size and time of the file; None if there is no file."""
+        # They tell it from a file of the same name on another host.
         path = str(result) if self._fetched else self._key
         with contextlib.suppress(OSError):
             facts = os.stat(landmark(path))
             return [facts.st_size, facts.st_mtime_ns]
         return None
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, _CallFacts]:
+        assert self._file is not None
         text = self._file.read()
         try:
             return json.loads(text) if text else {}
-        except ValueError:  # its writer was killed
+        # Its writer was killed in the middle of it.
+        except ValueError:
             return {}
 
-    def _write(self, known: dict[str, Any]) -> None:
+    def _write(self, known: dict[str, _CallFacts]) -> None:
         """Writes down what is known, without calls that no worker can ask for any more."""
+        assert self._file is not None
         now = int(self._call.split()[0])
         recent = {call: facts for call, facts in known.items() if int(call.split()[0]) >= now}
         self._file.seek(0)
@@ -169,7 +185,7 @@ def now_and_then(done: Callable[[], bool]) -> Callable[[], bool]:
 
 
 @contextlib.contextmanager
-def _file_lock(file: IO[Any], kind: int, name: str, marker: Path | None = None) -> Iterator[None]:
+def _file_lock(file: IO[str] | IO[bytes], kind: int, name: str, marker: Path | None = None) -> Iterator[None]:
     """Context manager: waits for the lock on an open file, and holds it.
 
     Where the file system has no locks, the existence of ``marker`` is the lock; without a marker workers write at once,
@@ -196,7 +212,8 @@ def _file_lock(file: IO[Any], kind: int, name: str, marker: Path | None = None) 
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # a process forked meanwhile has the file too: closing it is not enough
+        # A process forked meanwhile has the file too: closing it does not end the lock.
+        with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)
         for path in marked:
             path.unlink(missing_ok=True)

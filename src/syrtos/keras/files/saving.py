@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Concatenate
 
 from syrtos.keras import backend
-from syrtos.keras.patching import Method, Patch
+from syrtos.keras.patching import Patch
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Model, P, R
 
 
-def _gather_around(original: Method) -> Method:
-    def save(model: Any, *args: Any, **kwargs: Any) -> Any:
+def _gather_around(original: Callable[Concatenate[Model, P], R]) -> Callable[Concatenate[Model, P], R]:
+    def save(model: Model, *args: P.args, **kwargs: P.kwargs) -> R:
         with backend.active().gathering_variables(model):
             return original(model, *args, **kwargs)
 

@@ -5,13 +5,23 @@ from __future__ import annotations
 import builtins
 import contextlib
 import sys
-from typing import Any
+from types import ModuleType
+from typing import TypedDict
 
 from syrtos.errors import SyrtosError
 
 
-def describe_error(error: Exception) -> dict[str, Any]:
-    """Returns the facts about an error that `again` needs, as JSON values."""
+class ErrorFacts(TypedDict):
+    """An error as JSON values."""
+
+    type: str
+    errno: int | None
+    text: str
+    file: str | None
+
+
+def describe_error(error: Exception) -> ErrorFacts:
+    """Returns the facts about an error that `error_from` needs."""
     number = getattr(error, "errno", None) if isinstance(error, OSError) else None
     name = getattr(error, "filename", None)
     text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
@@ -23,12 +33,12 @@ def describe_error(error: Exception) -> dict[str, Any]:
     }
 
 
-def again(facts: dict[str, Any]) -> Exception:
+def error_from(facts: ErrorFacts) -> Exception:
     """Makes an error of the same type and words as the writer's.
 
     It is a SyrtosError where the type can't be made anew.
     """
-    of_tensorflow: Any = getattr(sys.modules.get("tensorflow"), "errors", None)
+    of_tensorflow: ModuleType | None = getattr(sys.modules.get("tensorflow"), "errors", None)
     kind = getattr(builtins, facts["type"], None) or getattr(of_tensorflow, facts["type"], None)
     text = facts["text"]
     with contextlib.suppress(TypeError):

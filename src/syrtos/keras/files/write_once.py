@@ -19,15 +19,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import IO, TYPE_CHECKING, Any, Concatenate
 
 from syrtos import settings
 from syrtos.comm import world
 from syrtos.keras import backend
 from syrtos.keras.features import asynchronous
 from syrtos.keras.files import atomic, claims, temporary
+from syrtos.keras.protocols import P, R
 
-Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Model
+
+    # The method `save` of a model.
+    _Save = Callable[Concatenate[Model, str | os.PathLike[str], P], object]
+
+# A wrapper of a function whose work one worker does: on the others it may return None.
+Wrapper = Callable[[Callable[P, R]], Callable[P, R | None]]
 
 # What tells one call of `get_file` from another: equal on all workers, unlike objects among the other arguments.
 _OF_A_FETCH = ("origin", "fname", "cache_dir", "cache_subdir")
@@ -62,7 +71,7 @@ _thread = _Thread()
 # -- wrappers of functions that write, or read ------------------------------------------------------------
 
 
-def writing(argument: str, complete: bool = True) -> Wrapper:
+def writing(argument: str, complete: bool = True) -> Wrapper[P, R]:
     """Makes a function write its file or folder once for all workers.
 
     Args:
@@ -71,24 +80,27 @@ def writing(argument: str, complete: bool = True) -> Wrapper:
         complete: whether the file is to appear complete or not at all.
     """
 
-    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(original: Callable[P, R]) -> Callable[P, R | None]:
         signature = inspect.signature(original)
+        original_bound: Callable[..., R] = original  # which is called with arguments of its signature
 
         @functools.wraps(original)
-        def write(*args: Any, **kwargs: Any) -> Any:
+        def write(*args: P.args, **kwargs: P.kwargs) -> R | None:
             given = signature.bind(*args, **kwargs)
-            given.apply_defaults()  # one of which may name the file
+            # One of the defaults may name the file.
+            given.apply_defaults()
             path = atomic.local(given.arguments.get(argument))
 
-            def write_to(place: str) -> Any:
+            def write_to(place: str) -> R:
                 given.arguments[argument] = place
-                return original(*given.args, **given.kwargs)
+                return original_bound(*given.args, **given.kwargs)
 
             if path is None:
                 return original(*args, **kwargs)
             if (instead := _instead(path)) is not None:
                 os.makedirs(os.path.dirname(instead), exist_ok=True)
                 path = instead
+            # Keras asks at the terminal before it overwrites, by the path that it is given.
             asks = given.arguments.get("overwrite") is False and os.path.exists(path)
             if asks or not complete:
                 return once(path, lambda: write_to(path))
@@ -99,17 +111,19 @@ def writing(argument: str, complete: bool = True) -> Wrapper:
     return wrapper
 
 
-def reading(argument: str) -> Wrapper:
+def reading(argument: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Makes a function wait until a file is complete that another worker is writing, or is about to write."""
 
-    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(original: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(original)
+        original_bound: Callable[..., R] = original  # which is called with arguments of its signature
 
         @functools.wraps(original)
-        def read(*args: Any, **kwargs: Any) -> Any:
+        def read(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
                 given = signature.bind(*args, **kwargs)
-            except TypeError:  # the original says what is wrong with the arguments
+            # The original says what is wrong with the arguments.
+            except TypeError:
                 return original(*args, **kwargs)
             path = atomic.local(given.arguments.get(argument))
             if path is not None:
@@ -117,14 +131,14 @@ def reading(argument: str) -> Wrapper:
                 await_complete(instead or path)
                 if instead and glob.glob(glob.escape(instead) + "*"):
                     given.arguments[argument] = instead
-            return original(*given.args, **given.kwargs)
+            return original_bound(*given.args, **given.kwargs)
 
         return read
 
     return wrapper
 
 
-def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
+def fetching(original: Callable[P, R]) -> Callable[P, R | None]:
     """Makes one worker of a host fetch a file while the others wait.
 
     This is done also where the script says itself what is exchanged.
@@ -132,13 +146,15 @@ def fetching(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def fetch(*args: Any, **kwargs: Any) -> Any:
+    def fetch(*args: P.args, **kwargs: P.kwargs) -> R | None:
         try:
             given = signature.bind(*args, **kwargs).arguments
-        except TypeError:  # the original says what is wrong with the arguments
+        # The original says what is wrong with the arguments.
+        except TypeError:
             return original(*args, **kwargs)
         digest = hashlib.sha256(repr([str(given.get(part)) for part in _OF_A_FETCH]).encode()).hexdigest()
-        name = f"{given.get('fname') or 'file'} {digest[:12]}"  # an address can hold a password
+        # A hash, since an address can hold a password, and errors show the name.
+        name = f"{given.get('fname') or 'file'} {digest[:12]}"
         return once(name, lambda: original(*args, **kwargs), fetched=True)
 
     return fetch
@@ -164,7 +180,7 @@ class CompleteFiles:
     0 alone changes files and folders then.
     """
 
-    def __init__(self, original: Any) -> None:
+    def __init__(self, original: ModuleType) -> None:
         self._original = original
 
     def __getattr__(self, name: str) -> Any:
@@ -172,7 +188,7 @@ class CompleteFiles:
         return _by_the_writer(function) if name in _CHANGING else function
 
     @contextlib.contextmanager
-    def File(self, path: Any, mode: str = "r") -> Iterator[Any]:
+    def File(self, path: object, mode: str = "r") -> Iterator[IO[str]]:
         """Opens a file in text mode."""
         place = atomic.local(path)
         if place is None or mode != "w":
@@ -190,29 +206,27 @@ class CompleteFiles:
 _CHANGING = {"makedirs", "copy", "remove", "rmtree"}
 
 
-def _only_gathers(path: Any) -> bool:
+def _only_gathers(path: object) -> bool:
     """Returns whether this worker runs a callback that saves only to take part in gathering what is saved."""
     joins = world.is_initialized() and world.sharing().world.rank > 0 and backend.is_chosen()
     return joins and backend.active().splits_variables() and not temporary.is_own(path)
 
 
-def _by_the_writer(function: Callable[..., Any]) -> Callable[..., Any]:
+def _by_the_writer(function: Callable[P, R]) -> Callable[P, R | None]:
     @functools.wraps(function)
-    def change(*paths: Any, **kwargs: Any) -> Any:
+    def change(*paths: P.args, **kwargs: P.kwargs) -> R | None:
         return None if _only_gathers(paths[-1]) else function(*paths, **kwargs)
 
     return change
 
 
-def as_saved_model(export: Callable[..., Any]) -> Wrapper:
-    """Makes `save` to a folder for models write a SavedModel in a training job.
+def as_saved_model(export: Callable[..., object]) -> Callable[[_Save[P]], _Save[P]]:
+    """Makes `save` to a folder for models write a SavedModel in a training job."""
 
-    Keras 2 did so, and scripts for SageMaker expect it.
-    """
-
-    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(original: _Save[P]) -> _Save[P]:
+        # Keras 2 did so, and scripts for SageMaker expect it.
         @functools.wraps(original)
-        def save(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        def save(self: Model, filepath: str | os.PathLike[str], *args: P.args, **kwargs: P.kwargs) -> object:
             models = settings.environment().get("SM_MODEL_DIR")
             inside = models and isinstance(filepath, (str, os.PathLike)) and Path(filepath).is_relative_to(models)
             if not inside or Path(filepath).suffix:
@@ -230,7 +244,7 @@ def as_saved_model(export: Callable[..., Any]) -> Wrapper:
 # -- once for all workers ----------------------------------------------------------------------------------
 
 
-def once(name: str, work: Callable[[], Any], fetched: bool = False) -> Any:
+def once(name: str, work: Callable[[], R], fetched: bool = False) -> R | None:
     """Does ``work`` on one worker while the others wait: on rank 0, unless it comes much later than others.
 
     Args:
@@ -327,7 +341,8 @@ def _meetings(session: world.Session) -> int:
     if world.explicit():
         return 0
     servers = asynchronous.asynchronous_servers()
-    session.comm.background.settle()  # it counts too
+    # What is exchanged in the background counts too.
+    session.comm.background.settle()
     return servers.rounds if servers else session.comm.meetings
 
 

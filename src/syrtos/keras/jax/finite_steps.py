@@ -126,7 +126,7 @@ def _make_or_undo(model: keras.Model, step: Step, state: State, data: object) ->
 def _results_before(model: keras.Model, state: State, logs: object) -> object:
     """Returns the logs without this batch."""
     with keras.StatelessScope(state_mapping=list(zip(model.metrics_variables, state[-1], strict=True))):
-        return finite.results_again(model, logs)
+        return finite.results_of_left_out_step(model, logs)
 
 
 def _telling(original: Method) -> Method:

@@ -3,7 +3,7 @@
 Its state is committed between steps, and put back by the same script in the next generation, which runs the script from
 its beginning. A `fit` that has been trained, wholly or in part, draws its batches again and leaves out their steps,
 callbacks and evaluations: so data of any kind, shuffled by any generator, is where it was. Then the state is put back.
-The first step is computed all the same: it builds what is built by a first step. Generators of random numbers are not
+The first step is computed all the same. Generators of random numbers are not
 put back: data is drawn ahead of the steps, by a number of batches that depends on chance, so only drawing again leaves
 them where they were.
 """
@@ -15,7 +15,8 @@ import math
 import sys
 import time
 import traceback
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -30,6 +31,9 @@ from syrtos.keras.recovery import snapshot_store
 from syrtos.keras.recovery.snapshot_store import Kept, Progress
 from syrtos.keras.replica import snapshot, state
 
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import CallbackList, Logs, Model, TrainingParams
+
 # Snapshots take at most this part of the time (CheckFreq's bound; Mohan et al., FAST 2021).
 _COST = 0.035
 # By so much the number of steps between two snapshots grows at most, from one to the next.
@@ -39,7 +43,7 @@ _GROWTH = 4.0
 class CountedTraining(Protocol):
     """An object that counts the steps of a `fit`, also of those that are drawn again."""
 
-    def data_epoch_begins(self, epoch: int, params: dict[str, Any]) -> None:
+    def data_epoch_begins(self, epoch: int, params: TrainingParams) -> None:
         """Notes that the batches of an epoch are drawn from now on."""
         ...
 
@@ -87,14 +91,13 @@ def committed_state() -> Arrays | None:
     run = snapshot_store.of_run()
     if run is None or not run.last.commits:
         return None
-    run.trained_before = (
-        run.last.trained - world.current().ledger.trained
-    )  # by now the script may have made steps that are undone
+    # By now the script may have made steps that are undone.
+    run.trained_before = run.last.trained - world.current().ledger.trained
     world.current().ledger.say(trained=run.trained_before)
     return encoding.unpack(run.slots.read(0, run.number))
 
 
-def protect(everyone: Any, model: Any, training: CountedTraining) -> Protection | None:
+def protect(everyone: CallbackList, model: Model, training: CountedTraining) -> Protection | None:
     """Returns the snapshots of a call of `fit` that begins now.
 
     None where nothing keeps snapshots, or where workers do not train together.
@@ -104,7 +107,8 @@ def protect(everyone: Any, model: Any, training: CountedTraining) -> Protection 
     if run is None or model is None or not together or fitting.depth() != 1 or run.fits >= snapshot_store.KEPT_FITS:
         return None
     if getattr(model, "steps_per_execution", 1) > 1 and keras_internals.length_of(fitting.iterator_in_use()) is None:
-        return None  # nor did one whose last call in an epoch has fewer steps than the others, by a number that is not known before
+        # The last call of an epoch may have fewer steps than the others, by a number that is not known before.
+        return None
     run.fits += 1
     return Protection(run, everyone, model, training)
 
@@ -112,7 +116,7 @@ def protect(everyone: Any, model: Any, training: CountedTraining) -> Protection 
 class Protection:
     """The snapshots of one call of `fit`."""
 
-    def __init__(self, run: Kept, everyone: Any, model: Any, training: CountedTraining) -> None:
+    def __init__(self, run: Kept, everyone: CallbackList, model: Model, training: CountedTraining) -> None:
         """Finds what was committed of this `fit`, if anything, before the callbacks' `on_train_begin`."""
         self._run = run
         self._training = training
@@ -132,7 +136,7 @@ class Protection:
         else:
             run.keep_ended()
 
-    def _callbacks(self) -> list[Any]:
+    def _callbacks(self) -> list[object]:
         """Returns the script's and Keras's callbacks, without our two around them."""
         return self._everyone.callbacks[1:-1]
 
@@ -182,7 +186,7 @@ class Protection:
 
     # -- committing ----------------------------------------------------------------------------
 
-    def batch_ended(self, epoch: int, steps: int, logs: Any, have_met: bool = True) -> None:
+    def batch_ended(self, epoch: int, steps: int, logs: Logs, have_met: bool = True) -> None:
         """Counts a call of the training function, after its callbacks, and commits a snapshot if it is time.
 
         ``steps``: those that the call has made; ``have_met``: whether all workers are there, with equal weights.
@@ -207,7 +211,7 @@ class Protection:
         self._place = dataclasses.replace(self._place, ended=True)
         self._commit({})
 
-    def _commit(self, logs: Any) -> None:
+    def _commit(self, logs: Logs) -> None:
         """Writes this worker's part of a snapshot.
 
         Where a worker can't, no worker writes any more: the run goes on unprotected.
@@ -224,7 +228,8 @@ class Protection:
         self._session.ledger.add("snapshot_seconds", "all", took)
         step = (began - self._written_at) / max(self._since, 1)
         wanted = float(run.interval) if not self._since else max(took / (_COST * max(step, 1e-6)), 1.0)
-        wanted = min(wanted, _GROWTH * run.interval)  # the first takes longer than later ones
+        # The first snapshot takes longer than later ones: it says too little of their cost.
+        wanted = min(wanted, _GROWTH * run.interval)
         run.interval = max(comm.agree("steps between snapshots", wanted if written else math.inf))
         self._since, self._written_at = 0, time.perf_counter()
 
@@ -234,7 +239,7 @@ class Protection:
             backend.active().settle(self._model)
             state.check_equal(self._session.comm, snapshot.equal_variables(self._model), self._place.trained)
 
-    def _write(self, logs: Any) -> bool:
+    def _write(self, logs: Logs) -> bool:
         run = self._run
         run.number += 1
         alike: Arrays = {}
@@ -254,7 +259,7 @@ class Protection:
         run.last = self._place
         return True
 
-    def _state(self, logs: Any) -> tuple[Arrays, bytes]:
+    def _state(self, logs: Logs) -> tuple[Arrays, bytes]:
         """Returns this worker's part of what all hold alike, and all that it has for itself."""
         place = self._session.world
         alike, mine, facts = snapshot.variables(self._model, place.local_rank, place.local_size)
@@ -266,15 +271,13 @@ class Protection:
             "stop": bool(getattr(self._model, "stop_training", False)),
             "climb": learning_rate.facts_of(getattr(self._model, "optimizer", None)),
             "counters": self._training.counters(),
-            "logs": {name: float(value) for name, value in dict(logs or {}).items() if np.ndim(value) == 0},
+            "logs": {name: float(value) for name, value in dict[str, Any](logs or {}).items() if np.ndim(value) == 0},
         }
         return alike, encoding.pack(mine, facts)
 
     def _kept_here(self, piece: bytes) -> dict[int, bytes]:
-        """Returns the pieces, by rank, that this worker keeps.
-
-        With those of its host's other workers they are all pieces, so that one host has a whole snapshot.
-        """
+        """Returns the pieces, by rank, that this worker keeps."""
+        # With those of its host's other workers they are all pieces: one host that is left has a whole snapshot.
         place, comm = self._session.world, self._session.comm
         if place.node_count == 1:
             return {place.rank: piece}
@@ -295,8 +298,8 @@ class _Replay:
 
     def __init__(
         self,
-        everyone: Any,
-        model: Any,
+        everyone: CallbackList,
+        model: Model,
         training: CountedTraining,
         place: Progress,
         logs: dict[str, float],
@@ -311,51 +314,53 @@ class _Replay:
         model.train_function, model.test_function = self._skip_training, self._skip_test
         everyone.callbacks = [self]
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith(("on_", "set_")):
             return lambda *args, **kwargs: None
         raise AttributeError(name)
 
-    def _skip_training(self, *given: Any) -> Any:
+    def _skip_training(self, *given: Any) -> object:
         """Stands for the training function: draws batches and leaves out their steps, but for the first.
 
         It takes batches, and with JAX before them a state, which it gives back.
         """
+        # The first step is computed: it builds what is built by a first step.
+        assert self._train is not None
         if self._calls:
             result = self._skip(self._logs, *given)
         else:
             result = self._train(*given)
             if self._place.calls == 1:
                 result = (self._logs, *result[1:]) if len(given) > 1 else self._logs
-        self._calls += 1  # it had a batch
+        # After the call: one that finds no batch raises, and does not count.
+        self._calls += 1
         return result
 
-    def _skip_test(self, *given: Any) -> Any:
+    def _skip_test(self, *given: Any) -> object:
         """Stands for the function that evaluates: computes the first step alone, for what is built by it."""
         if self._evaluated:
             return self._skip({}, *given)
         self._evaluated = True
+        assert self._test is not None
         return self._test(*given)
 
-    def _skip(self, logs: dict[str, float], *given: Any) -> Any:
+    def _skip(self, logs: dict[str, float], *given: Any) -> object:
         backend.active().skip_batches(given[-1], int(getattr(self._model, "steps_per_execution", None) or 1))
         return (logs, *given[:-1]) if len(given) > 1 else logs
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._epoch = epoch
         self._training.data_epoch_begins(epoch, self._everyone.params)
 
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Makes the function that evaluates, and puts `_skip_test` in its place again.
-
-        Keras has left out to make the function, for there was one; later it can't: with JAX a step takes the variables'
-        values away.
-        """
+    def on_test_begin(self, logs: Logs = None) -> None:
+        """Makes the function that evaluates, and puts `_skip_test` in its place again."""
+        # Keras has left out to make the function, for there was one. Later it can't be made: with JAX a step takes the
+        # variables' values away.
         self._model.test_function = self._test
         self._model.make_test_function()
         self._test, self._model.test_function = self._model.test_function, self._skip_test
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._training.data_step_is_over(batch)
         if self._calls != self._place.calls:
             return
@@ -364,7 +369,7 @@ class _Replay:
         elif self._place.cut:
             self._model.stop_training = True
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         self._training.data_epoch_ends()
         if self._calls == self._place.calls:
             if not self._place.ended:
@@ -372,7 +377,7 @@ class _Replay:
             else:
                 self._model.stop_training = True
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         if self._calls != self._place.calls or not self._place.ended:
             raise SnapshotError(
                 f"The data of `fit` ended after {self._calls} batches, and {self._place.calls} had been trained on when the snapshot was made. A run is "

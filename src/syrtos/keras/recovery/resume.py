@@ -12,12 +12,15 @@ import functools
 import json
 import os
 import zipfile
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Concatenate
 
 from syrtos.data.loader import Position
 from syrtos.keras.datasets.planned import PlannedDataset, Stream
 from syrtos.keras.features import learning_rate
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Model, Optimizer, P, R
 
 _STAMP = "syrtos.json"
 _TRAINED_ON, _SAVED = "_syrtos_trained_on", "_syrtos_saved"
@@ -47,12 +50,12 @@ class Saved:
     number: int
 
 
-def trains_on(model: Any, training: TrainedData) -> None:
+def trains_on(model: Model, training: TrainedData) -> None:
     """Notes the data that a model is trained on: from now on it is saved with its position."""
     object.__setattr__(model, _TRAINED_ON, training)
 
 
-def trained_before(model: Any, dataset: PlannedDataset) -> tuple[Position | None, int | None]:
+def trained_before(model: Model, dataset: PlannedDataset) -> tuple[Position | None, int | None]:
     """Returns where this model's training on the data set has come to in this process, and its number.
 
     Both are None if it has not begun.
@@ -63,7 +66,7 @@ def trained_before(model: Any, dataset: PlannedDataset) -> tuple[Position | None
     return training.stream.position, training.stream.number
 
 
-def saved_of(model: Any) -> Saved | None:
+def saved_of(model: Model) -> Saved | None:
     """Returns the facts in the file that the model was loaded from, the first time that it is asked; else None."""
     found = getattr(model, _SAVED, None)
     if found is not None:
@@ -71,11 +74,11 @@ def saved_of(model: Any) -> Saved | None:
     return found
 
 
-def saving_position(original: Callable[..., Any]) -> Callable[..., Any]:
+def saving_position(original: Callable[Concatenate[Model, object, P], R]) -> Callable[Concatenate[Model, object, P], R]:
     """Wraps functions that save a model to a file: they save the position, too."""
 
     @functools.wraps(original)
-    def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    def save(model: Model, filepath: object, *args: P.args, **kwargs: P.kwargs) -> R:
         result = original(model, filepath, *args, **kwargs)
         facts, path = _facts(model), str(filepath)
         if facts and path.endswith(_ENDINGS) and os.path.isfile(path):
@@ -85,10 +88,10 @@ def saving_position(original: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
-def finding(original: Callable[..., Any]) -> Callable[..., Any]:
+def finding(original: Callable[P, R]) -> Callable[P, R]:
     """Wraps `load_weights`, and functions that load a model: they find the position, too."""
 
-    def load(*args: Any, **kwargs: Any) -> Any:
+    def load(*args: P.args, **kwargs: P.kwargs) -> R:
         result = original(*args, **kwargs)
         given = [*args, *kwargs.values()]
         path = next((str(each) for each in given if isinstance(each, str | os.PathLike)), None)
@@ -100,9 +103,9 @@ def finding(original: Callable[..., Any]) -> Callable[..., Any]:
     return load
 
 
-def _facts(model: Any) -> dict[str, Any]:
+def _facts(model: Model) -> dict[str, object]:
     """Returns the facts that a file of the model is to hold."""
-    facts: dict[str, Any] = {}
+    facts: dict[str, object] = {}
     training: TrainedData | None = getattr(model, _TRAINED_ON, None)
     if training is not None:
         stream = training.stream
@@ -113,20 +116,19 @@ def _facts(model: Any) -> dict[str, Any]:
     return facts if rate is None else facts | {"base_rate": rate}
 
 
-def _take(model: Any, facts: dict[str, Any]) -> None:
+def _take(model: object, facts: dict[str, Any]) -> None:
     if "data" in facts:
         position = Position(int(facts["epoch"]), int(facts["place"]))
         saved = Saved(facts["data"], position, int(facts["offset"]), int(facts["number"]))
         object.__setattr__(model, _SAVED, saved)
-    optimizer = getattr(model, "optimizer", None)
-    restored = (
-        optimizer is not None and learning_rate.batches_trained(optimizer) > 0
-    )  # weights alone: the script's own rate counts
+    optimizer: Optimizer | None = getattr(model, "optimizer", None)
+    # Where weights alone were loaded, the script's own rate counts.
+    restored = optimizer is not None and learning_rate.batches_trained(optimizer) > 0
     if "base_rate" in facts and restored:
         learning_rate.set_base_rate(optimizer, float(facts["base_rate"]))
 
 
-def _stamp(path: str, facts: dict[str, Any]) -> None:
+def _stamp(path: str, facts: Mapping[str, object]) -> None:
     text = json.dumps(facts)
     if path.endswith(".keras"):
         with zipfile.ZipFile(path, "a") as archive:

@@ -10,7 +10,6 @@ import functools
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -71,7 +70,7 @@ class Committed:
     """
 
     place: Progress
-    facts: dict[str, Any]
+    facts: snapshot.Facts
     alike: Arrays
     mine: Arrays
 
@@ -91,7 +90,8 @@ class Kept:
         self.number = self.slots.committed_number()
         self.fits = 0
         self.kept = 0  # bytes of the states of `fit`s that have ended
-        self._has_room = self.number > 0  # which is known once there is a snapshot
+        # There is room where the generation before has written a snapshot.
+        self._has_room = self.number > 0
         self.last = self._place()
         self.found = self.last.fit  # up to which there is something to put back
         self.interval = 1.0  # calls between two snapshots
@@ -111,7 +111,8 @@ class Kept:
         else:
             parts = self._parts_of_ended_fit(number)
             if not parts:
-                self.found = 0  # all that follows is trained again
+                # All calls of `fit` that follow are trained again: they go on from this one.
+                self.found = 0
                 print(f"syrtos: the state of fit {number} is on no host any more: it is trained again", file=sys.stderr)
                 return None
         arrays = {name: array for part in parts for name, array in encoding.unpack(part).items()}
@@ -166,7 +167,8 @@ class Kept:
             print(f"syrtos: fit {self.last.fit} would be trained again after a restart: {error}", file=sys.stderr)
 
     def _keep(self, folder: Path) -> None:
-        parts = self.slots.parts(self.number)  # as many as there were workers
+        # As many parts as there were workers, who may have been more than now.
+        parts = self.slots.parts(self.number)
         for number in range(self.world.local_rank, parts, self.world.local_size):
             part = self.slots.read(number, self.number)
             self.kept += len(part)
@@ -174,7 +176,8 @@ class Kept:
                 return
             folder.mkdir(parents=True, exist_ok=True)
             name = _name(number, parts)
-            draft = folder / f".{self.world.rank}-{name}"  # hosts may share the folder, and write the same
+            # Hosts may share the folder, and then several write the same file.
+            draft = folder / f".{self.world.rank}-{name}"
             durable.write(draft, part)
             draft.rename(folder / name)
 
@@ -197,10 +200,9 @@ class Kept:
         return []
 
     def _folder(self, fit: int) -> Path:
-        """Returns the folder of a `fit` of this run.
-
-        A host that shares no folder with the launcher may still have the files of an earlier run.
-        """
+        """Returns the folder of a `fit` of this run."""
+        # With the run's seed in its name: a host that shares no folder with the launcher may still have the files of an
+        # earlier run.
         return self.folder / f"fit-{fit}-{settings.common_seed():x}"
 
 

@@ -7,10 +7,11 @@ also stores what may differ.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeGuard
 
 import numpy as np
 
@@ -22,18 +23,30 @@ from syrtos.errors import SnapshotError
 from syrtos.keras import backend, keras_internals
 from syrtos.keras.replica import state
 
+if TYPE_CHECKING:
+    from keras.callbacks import CSVLogger, ProgbarLogger
+
+    from syrtos.comm.communicator import Array
+    from syrtos.keras.protocols import Model, Optimizer, Variable
+
 # Attributes of callbacks that Keras sets, or that `fit` sets again.
 _KERAS_SETS = {"model", "_model", "params", "validation_data"}
 _PLAIN = (bool, int, float, str, type(None))
-_LARGEST = 64 << 20  # bytes in the arrays of an attribute of a script's own callback, which may be its data
-_LOG_SETS = {"append", "append_header"}  # by what is in a CSV file when `fit` begins
+# Bytes in the arrays of an attribute of a script's own callback: more may be its data, which the script makes again.
+_LARGEST = 64 << 20
+# Keras sets these by what is in a CSV file when `fit` begins.
+_LOG_SETS = {"append", "append_header"}
+# Facts about a part of a snapshot, as JSON; `variables`, `callbacks` and `replay` say which there are.
 Facts = dict[str, Any]
+CallbackFacts = TypedDict(
+    "CallbackFacts", {"class": str, "kept": dict[str, object], "left": list[str], "written": NotRequired[int | None]}
+)
 
 
 # -- variables -------------------------------------------------------------------------------------------
 
 
-def variables_of(model: Any) -> tuple[list[Any], list[Any], set[int]]:
+def variables_of(model: Model) -> tuple[list[Variable], list[Variable], set[int]]:
     """Divides a model's variables by how they are stored.
 
     Returns:
@@ -55,17 +68,18 @@ def variables_of(model: Any) -> tuple[list[Any], list[Any], set[int]]:
     return [v for v in found if id(v) not in own], [v for v in found if id(v) in own], added_up
 
 
-def trainable(model: Any) -> list[Any]:
+def trainable(model: Model) -> list[Variable]:
     """Returns a model's trainable variables; none before it is built."""
     return list(model.trainable_variables) if state.variables_in(model) else []
 
 
-def optimizers_of(model: Any) -> list[Any]:
+def optimizers_of(model: Model) -> list[Optimizer]:
     """Returns a model's optimizers.
 
     They are that of `compile`, and others that it or its layers keep, also in lists and dictionaries, as GANs do.
     """
-    values = [getattr(model, "optimizer", None)]
+    # Any attributes of layers: what is no optimizer falls out below.
+    values: list[Any] = [getattr(model, "optimizer", None)]
     for layer in keras_internals.layers_of(model):
         for value in vars(layer).values():
             values += (
@@ -74,37 +88,36 @@ def optimizers_of(model: Any) -> list[Any]:
     return state.unique(v for v in values if hasattr(v, "apply_gradients") and hasattr(v, "variables"))
 
 
-def slots_of(model: Any) -> list[Any]:
+def slots_of(model: Model) -> list[Variable]:
     """Returns the variables of all of a model's optimizers."""
     return [v for optimizer in optimizers_of(model) for v in state.variables_of(optimizer)]
 
 
-def _shapes_and_dtypes(variables: Sequence[Any]) -> list[str]:
-    """Returns shapes and dtypes, which tell models apart.
-
-    Names hold numbers that depend on what else a process has made.
-    """
+def _shapes_and_dtypes(variables: Sequence[Variable]) -> list[str]:
+    """Returns shapes and dtypes, which tell models apart."""
+    # Not names: they hold numbers that depend on what else a process has made.
     return [f"{tuple(v.shape)} {state.dtype_name(v)}" for v in variables]
 
 
-def _owners(shared: Sequence[Any], ranks: int) -> list[int]:
+def _owners(shared: Sequence[Variable], ranks: int) -> list[int]:
     """Returns the rank that stores each of the variables that all hold alike, so that all store about as much."""
     load = [0] * ranks
     owners = []
     for variable in shared:
         owners.append(load.index(min(load)))
-        load[owners[-1]] += int(np.prod(variable.shape)) + 1
+        load[owners[-1]] += math.prod(variable.shape) + 1
     return owners
 
 
-def variables(model: Any, local_rank: int, local_size: int) -> tuple[Arrays, Arrays, Facts]:
+def variables(model: Model, local_rank: int, local_size: int) -> tuple[Arrays, Arrays, Facts]:
     """Returns this worker's part of the values that all hold alike, those that it has for itself, and facts about both.
 
     The framework may have lent the values: they are to be used before the next step.
     """
     backend.active().settle(model)
     shared, own, sums = variables_of(model)
-    together = backend.active().splits_variables()  # then all workers read what they hold parts of
+    # Where workers hold parts of variables, all must read each, also one that another stores.
+    together = backend.active().splits_variables()
     arrays: Arrays = {}
     for index, (variable, owner) in enumerate(zip(shared, _owners(shared, local_size), strict=True)):
         if owner == local_rank or together:
@@ -115,7 +128,7 @@ def variables(model: Any, local_rank: int, local_size: int) -> tuple[Arrays, Arr
     return arrays, mine, {"shared": _shapes_and_dtypes(shared), "own": _shapes_and_dtypes(own), "added up": added_up}
 
 
-def equal_variables(model: Any) -> list[Any]:
+def equal_variables(model: Model) -> list[Variable]:
     """Returns the stored variables that are equal on all workers between two steps: all but gradients in the making."""
     shared, own, sums = variables_of(model)
     return [*shared, *(v for v in own if id(v) not in sums)]
@@ -138,17 +151,17 @@ def own_of(pieces: Sequence[bytes], rank: int, size: int) -> tuple[Facts, Arrays
     return facts, arrays
 
 
-def callbacks_kept(chosen: Sequence[Any], facts: Facts) -> list[Facts]:
+def callbacks_kept(chosen: Sequence[object], facts: Facts) -> list[CallbackFacts]:
     """Returns what was kept of these callbacks.
 
     If it was kept by another rank, those are left out which this one does not have: rank 0 alone writes logs.
     """
-    kept: list[Facts] = facts["callbacks"]
+    kept: list[CallbackFacts] = facts["callbacks"]
     if not facts.get("borrowed"):
         return kept
     names = iter([type(each).__name__ for each in chosen])
     wanted = next(names, None)
-    found: list[Facts] = []
+    found: list[CallbackFacts] = []
     for fact in kept:
         if fact["class"] == wanted:
             found.append({**fact, "written": None} if "written" in fact else fact)
@@ -156,7 +169,7 @@ def callbacks_kept(chosen: Sequence[Any], facts: Facts) -> list[Facts]:
     return found
 
 
-def put_back_variables(model: Any, alike: Arrays, mine: Arrays, facts: Facts) -> None:
+def put_back_variables(model: Model, alike: Arrays, mine: Arrays, facts: Facts) -> None:
     """Assigns the values that all hold alike, of all parts, and this worker's own.
 
     Raises:
@@ -175,7 +188,7 @@ def put_back_variables(model: Any, alike: Arrays, mine: Arrays, facts: Facts) ->
         _assign(variable, mine[f"own {index}"])
 
 
-def _assign(variable: Any, value: Any) -> None:
+def _assign(variable: Variable, value: Array) -> None:
     dtype = dtype_of(state.dtype_name(variable))
     backend.active().write(variable, as_dtype(value, dtype).reshape(tuple(variable.shape)))
 
@@ -183,7 +196,9 @@ def _assign(variable: Any, value: Any) -> None:
 # -- callbacks -------------------------------------------------------------------------------------------
 
 
-def callbacks(chosen: Sequence[Any], begun_with: Sequence[Facts], arrays: Arrays) -> list[Facts]:
+def callbacks(
+    chosen: Sequence[object], begun_with: Sequence[Mapping[str, object]], arrays: Arrays
+) -> list[CallbackFacts]:
     """Returns the attributes of callbacks that hold numbers, texts, arrays or collections of them.
 
     Single numbers and texts are those that training has changed: the script gives the others again, and may give others
@@ -192,15 +207,15 @@ def callbacks(chosen: Sequence[Any], begun_with: Sequence[Facts], arrays: Arrays
     return [_callback(each, begun, arrays) for each, begun in zip(chosen, begun_with, strict=True)]
 
 
-def plain_attributes(callback: Any) -> Facts:
+def plain_attributes(callback: object) -> dict[str, object]:
     """Returns the attributes of a callback that are a number, a text or None."""
     return {name: value for name, value in vars(callback).items() if type(value) in _PLAIN}
 
 
-def _callback(callback: Any, begun_with: Facts, arrays: Arrays) -> Facts:
-    kept: dict[str, Any] = {}
+def _callback(callback: object, begun_with: Mapping[str, object], arrays: Arrays) -> CallbackFacts:
+    kept: dict[str, object] = {}
     left: list[str] = []
-    is_log = _is(callback, "CSVLogger")
+    is_log = _is_csv_log(callback)
     for name, value in vars(callback).items():
         if name in _KERAS_SETS or (is_log and name in _LOG_SETS):
             continue
@@ -217,11 +232,13 @@ def _callback(callback: Any, begun_with: Facts, arrays: Arrays) -> Facts:
             continue
         kept[name] = encoded
         arrays |= found
-    facts = {"class": type(callback).__name__, "kept": kept, "left": left}
-    return facts | {"written": _csv_log_length(callback)} if is_log else facts
+    facts: CallbackFacts = {"class": type(callback).__name__, "kept": kept, "left": left}
+    if _is_csv_log(callback):
+        facts["written"] = _csv_log_length(callback)
+    return facts
 
 
-def put_back_callbacks(chosen: Sequence[Any], facts: Sequence[Facts], arrays: Arrays) -> None:
+def put_back_callbacks(chosen: Sequence[object], facts: Sequence[CallbackFacts], arrays: Arrays) -> None:
     """Sets the attributes again, and reports those of a callback of the script's own that could not be stored.
 
     Raises:
@@ -244,12 +261,12 @@ def put_back_callbacks(chosen: Sequence[Any], facts: Sequence[Facts], arrays: Ar
             )
 
 
-def _is_own(callback: Any) -> bool:
+def _is_own(callback: object) -> bool:
     """Returns whether a script has made the callback's class."""
     return not type(callback).__module__.startswith(("keras.", "tf_keras."))
 
 
-def _set(callback: Any, name: str, value: Any) -> None:
+def _set(callback: object, name: str, value: object) -> None:
     """Sets an attribute; a collection stays the same object, which the script may have given to others too."""
     now = getattr(callback, name, None)
     if type(now) is list and type(value) is list:
@@ -261,13 +278,13 @@ def _set(callback: Any, name: str, value: Any) -> None:
         setattr(callback, name, value)
 
 
-def keep_written(chosen: Sequence[Any], facts: Sequence[Facts]) -> None:
+def keep_written(chosen: Sequence[object], facts: Sequence[CallbackFacts]) -> None:
     """Makes a log that is continued keep its lines, without those of what is trained again.
 
     It is called before `on_train_begin`.
     """
     for callback, fact in zip(chosen, facts, strict=False):
-        if "written" in fact and _is(callback, "CSVLogger"):
+        if "written" in fact and _is_csv_log(callback):
             callback.append = True
             if fact["written"] is not None:
                 _cut(callback.filename, fact["written"])
@@ -276,36 +293,42 @@ def keep_written(chosen: Sequence[Any], facts: Sequence[Facts]) -> None:
 def _cut(path: str, length: int) -> None:
     try:
         with open(path, "r+b") as file:
-            file.truncate(min(length, os.path.getsize(path)))  # never longer, by zeros
+            # Never longer than it is: that would append zeros.
+            file.truncate(min(length, os.path.getsize(path)))
     except FileNotFoundError:
-        return  # it begins anew
+        # Without its file, a log begins anew.
+        return
 
 
-def begin_logs(chosen: Sequence[Any]) -> None:
-    """Makes the file of each CSV log, after `on_train_begin`.
-
-    Keras 2 makes it with the first line, and leaves that of an earlier run until then.
-    """
+def begin_logs(chosen: Sequence[object]) -> None:
+    """Makes the file of each CSV log, after `on_train_begin`."""
+    # Keras 2 makes it with the first line, and leaves that of an earlier run until then.
     for callback in chosen:
-        if _is(callback, "CSVLogger") and callback.csv_file is not None:
+        if _is_csv_log(callback) and callback.csv_file is not None:
             callback.csv_file.write("")
 
 
-def _csv_log_length(callback: Any) -> int | None:
+def _csv_log_length(callback: CSVLogger) -> int | None:
     """Returns the length of a CSV log in bytes; None where it has none, or not on this machine."""
     if callback.csv_file is None or not os.path.isfile(callback.filename):
         return None
-    with contextlib.suppress(ValueError):  # it is closed
+    # Of a file that is closed all lines are written.
+    with contextlib.suppress(ValueError):
         callback.csv_file.flush()
     return os.path.getsize(callback.filename)
 
 
-def _is(callback: Any, name: str) -> bool:
-    return any(base.__name__ == name for base in type(callback).__mro__)
+# By the names of classes: they may be those of Keras 3 or of Keras 2, which need not be installed.
+def _is_csv_log(callback: object) -> TypeGuard[CSVLogger]:
+    return any(base.__name__ == "CSVLogger" for base in type(callback).__mro__)
 
 
-def show_epoch(chosen: Sequence[Any], epoch: int) -> None:
+def _is_progress_bar(callback: object) -> TypeGuard[ProgbarLogger]:
+    return any(base.__name__ == "ProgbarLogger" for base in type(callback).__mro__)
+
+
+def show_epoch(chosen: Sequence[object], epoch: int) -> None:
     """Shows the progress bar of an epoch that goes on in its middle."""
     for callback in chosen:
-        if _is(callback, "ProgbarLogger"):
+        if _is_progress_bar(callback):
             callback.on_epoch_begin(epoch)

@@ -5,21 +5,26 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 import numpy as np
 
 from syrtos.comm import world
-from syrtos.comm.communicator import Communicator
+from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.objects import dtype_of
 from syrtos.errors import DivergenceError, OutOfStepError
 from syrtos.keras import backend, keras_internals
 
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import CutVariable, FrameworkVariable, Layer, Model, NamedVariable, Optimizer, Variable
+
 # Set on an optimizer: its state and its variables were made equal on all workers.
 EQUAL = "_syrtos_equal"
 
+Item = TypeVar("Item")
 
-def broadcast(comm: Communicator, variables: Iterable[Any], root: int = 0) -> None:
+
+def broadcast(comm: Communicator, variables: Iterable[FrameworkVariable], root: int = 0) -> None:
     """Gives every worker ``root``'s values.
 
     Args:
@@ -35,20 +40,25 @@ def broadcast(comm: Communicator, variables: Iterable[Any], root: int = 0) -> No
     ready = comm.broadcast(np.array([known.has_value(v) for v in found], np.uint8), root)
     for variable in (v for v, flag in zip(found, ready, strict=True) if flag):
         has_value = known.has_value(variable)
-        mine = np.array(memory_of(variable)) if has_value else np.zeros(variable.shape, dtype_of(dtype_name(variable)))
+        mine = (
+            np.array(memory_of(variable))
+            if has_value
+            else np.zeros(tuple(variable.shape), dtype_of(dtype_name(variable)))
+        )
         value = comm.broadcast(mine, root)
-        if not has_value or _bytes_of(value) != _bytes_of(mine):  # most replicas begin equal: no second copy is made
+        # Most replicas begin equal: no second copy is made then.
+        if not has_value or _bytes_of(value) != _bytes_of(mine):
             known.write(variable, value)
 
 
-def of_model(model: Any) -> list[Any]:
+def of_model(model: Model) -> list[Variable]:
     """Returns the variables of a model that must be equal on all workers: weights, seeds, metrics, and its optimizer's.
 
     Gradients that are being accumulated are each worker's own, unless all compute global batches; so are optimizers
     that train alone for some steps.
     """
     found = [*variables_in(model), *backend.active().buffers_of(model)]
-    optimizer: Any = getattr(model, "optimizer", None)
+    optimizer: Optimizer | None = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizers_differ():
         found += of_optimizer(optimizer)
     return unique(found)
@@ -59,14 +69,14 @@ def optimizers_differ() -> bool:
     return world.is_initialized() and world.current().options.sync_every > 0 and world.current().world.size > 1
 
 
-def of_optimizer(optimizer: Any) -> list[Any]:
+def of_optimizer(optimizer: Optimizer) -> list[Variable]:
     """Returns the variables of an optimizer that must be equal on all workers; not those of which each keeps a part."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     own = set() if backend.computes_global_batches() else set(map(id, keras_internals.accumulated_by(inner)))
     return [v for v in variables_of(optimizer) if id(v) not in own and not is_cut(v)]
 
 
-def variables_in(model: Any) -> list[Any]:
+def variables_in(model: Layer) -> list[Variable]:
     """Returns a model's variables; none before it is built, when Keras 2 refuses to list them."""
     try:
         return [*model.variables]
@@ -74,21 +84,23 @@ def variables_in(model: Any) -> list[Any]:
         return []
 
 
-def variables_of(optimizer: Any) -> list[Any]:
-    """Returns an optimizer's variables: a list in Keras 3, also behind a method in old Keras 2."""
-    variables: Any = optimizer.variables
+def variables_of(optimizer: Optimizer) -> list[Variable]:
+    """Returns an optimizer's variables."""
+    variables = optimizer.variables
+    # A method in the optimizers of old Keras 2.
     if callable(variables):
         variables = variables()
     return [*variables, *keras_internals.loss_scale_of(optimizer)]
 
 
-def check_structure(comm: Communicator, variables: Sequence[Any]) -> None:
+def check_structure(comm: Communicator, variables: Sequence[NamedVariable]) -> None:
     """Compares names, shapes and dtypes across workers.
 
     Raises:
         OutOfStepError: with the first variable that differs.
     """
     mine = [f"{name_of(v)} {tuple(v.shape)} {dtype_name(v)}" for v in variables]
+    # A number is compared first: the texts travel only where they differ.
     digest = float(zlib.crc32("\n".join(map(_remove_numbers, mine)).encode()))
     if len(set(comm.agree("compare model structure", digest))) == 1:
         return
@@ -113,7 +125,7 @@ def _remove_numbers(text: str) -> str:
     return re.sub(r"_\d+\b", "", text)
 
 
-def check_equal(comm: Communicator, variables: Sequence[Any], step: int) -> None:
+def check_equal(comm: Communicator, variables: Sequence[NamedVariable], step: int) -> None:
     """Compares a checksum of every variable across workers.
 
     Raises:
@@ -141,50 +153,51 @@ def are_equal(comm: Communicator, checksums: Sequence[int]) -> bool:
     return len(set(comm.agree("compare weights", digest))) == 1
 
 
-def checksum(variable: Any, limit: int | None = None) -> int:
+def checksum(variable: FrameworkVariable, limit: int | None = None) -> int:
     """Returns a 32-bit digest of the value's bytes, or of the first ``limit`` of them."""
     return zlib.crc32(_bytes_of(memory_of(variable))[:limit])
 
 
-def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
+def _bytes_of(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def is_cut(variable: Any) -> bool:
+def is_cut(variable: object) -> TypeGuard[CutVariable]:
     """Returns whether each worker keeps only a part of the variable, as `sharding` does: reading it gathers it."""
     return hasattr(variable, "gather_whole")
 
 
-def memory_of(variable: Any) -> np.ndarray[Any, Any]:
+def memory_of(variable: FrameworkVariable) -> Array:
     """Returns the variable's value, without a copy where the framework can lend it."""
     return variable.gather_whole() if is_cut(variable) else backend.active().memory_of(variable)
 
 
-def unique(variables: Iterable[Any]) -> list[Any]:
-    """Returns the variables in order, without repetitions."""
+def unique(variables: Iterable[Item]) -> list[Item]:
+    """Returns the variables, or other objects, in order and without repetitions."""
+    # By identity: `==` of two variables compares their values.
     return list({id(v): v for v in variables}.values())
 
 
-def of_metrics(model: Any) -> list[Any]:
+def of_metrics(model: Model) -> list[Variable]:
     """Returns the variables in which a model's metrics count."""
     return unique(v for metric in getattr(model, "metrics", []) for v in metric.variables)
 
 
-def held_objects(variables: Iterable[Any]) -> list[Any]:
+def held_objects(variables: Iterable[FrameworkVariable]) -> list[FrameworkVariable]:
     """Returns the framework's objects that Keras variables hold."""
     return [backend.active().held_object(variable) for variable in variables]
 
 
-def identity(variable: Any) -> int:
+def identity(variable: FrameworkVariable) -> int:
     """Returns a number that is the same for a Keras variable and for the framework's object that it holds."""
     return backend.active().identity(variable)
 
 
-def name_of(variable: Any) -> str:
+def name_of(variable: NamedVariable) -> str:
     """Returns the name by which a person knows a variable."""
     return getattr(variable, "path", variable.name)
 
 
-def dtype_name(variable: Any) -> str:
+def dtype_name(variable: FrameworkVariable) -> str:
     """Returns the name of a dtype, for the variables of Keras and of frameworks alike."""
     return getattr(variable.dtype, "name", None) or str(variable.dtype)

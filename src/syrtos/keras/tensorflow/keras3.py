@@ -162,7 +162,7 @@ class _Undo:
     def _undone(self, logs: Any) -> Any:
         for variable, value in zip(self._variables, self._before, strict=True):
             variable.assign(value)
-        return _as_tensors(finite.results_again(self._model, logs))
+        return _as_tensors(finite.results_of_left_out_step(self._model, logs))
 
 
 def _as_tensors(logs: Any) -> Any:

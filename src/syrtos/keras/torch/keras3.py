@@ -162,7 +162,7 @@ def _make_or_undo(model: keras.Model, step: _Step, data: list[object]) -> object
     with torch.no_grad():
         for tensor, value in before:
             tensor.copy_(value)
-    return finite.results_again(model, logs)
+    return finite.results_of_left_out_step(model, logs)
 
 
 def _testing(model: keras.Model, function: _Step) -> _Step:

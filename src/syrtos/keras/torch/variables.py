@@ -19,14 +19,15 @@ from syrtos.observe.trace import ProfiledEvent
 if TYPE_CHECKING:
     import keras
 
-    from syrtos.keras.protocols import Model, Optimizer
+    from syrtos.keras.protocols import FrameworkVariable, Model, Optimizer
     from syrtos.keras.torch.step import Buffer
 
     # What `syrtos.keras.replica` takes for a variable, on this backend.
     AnyVariable = keras.Variable | Buffer | torch.Tensor
 
 
-class Torch(Backend):
+
+class Torch(Backend["FrameworkVariable", torch.Tensor]):
     """Keras 3 on torch."""
 
     name = "torch"
@@ -82,7 +83,7 @@ class Torch(Backend):
     def skip_batches(self, batches: object, steps: int) -> None:
         """Does nothing: Keras calls a step on torch with a list of batches, which have been drawn."""
 
-    def current_step(self) -> Step | None:
+    def current_step(self) -> Step[torch.Tensor] | None:
         return step.current_step()
 
     def rank_to_seed(self) -> int:

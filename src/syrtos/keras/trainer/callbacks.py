@@ -5,105 +5,50 @@ They see all samples, write once, and decide alike.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate
 
 import numpy as np
 
 from syrtos.checkpoint.encoding import Arrays
 from syrtos.comm import compression, world
 from syrtos.comm.communicator import Communicator
-from syrtos.data.loader import Position
 from syrtos.errors import DataError
 from syrtos.keras import backend, fitting, keras_internals
-from syrtos.keras.features import asynchronous, finite, learning_rate, local_steps, moments, sharding
+from syrtos.keras.features import asynchronous, finite, learning_rate, local_steps, moments
 from syrtos.keras.features.learning_rate import Scaling
-from syrtos.keras.files import temporary
 from syrtos.keras.recovery import replay
 from syrtos.keras.replica import snapshot, state
 from syrtos.keras.split.checks import Checks
-from syrtos.keras.trainer import accumulation, exchange_plan, interrupts, replicas
+from syrtos.keras.trainer import accumulation, interrupts, replicas
 from syrtos.keras.trainer.callback_times import Timed
+from syrtos.keras.trainer.chosen_callbacks import callbacks_of_worker, flatten
+from syrtos.keras.trainer.comparisons import Comparisons, equal_replicas
+from syrtos.keras.trainer.exchange_counts import ExchangeCounts
+from syrtos.keras.trainer.planned_training import PlannedTraining
 from syrtos.keras.trainer.timing import clock
 
-if TYPE_CHECKING:  # they import Keras 3, and this serves Keras 2 too
-    from syrtos.keras.datasets.planned import Stream
-    from syrtos.keras.recovery.resume import Saved
-
-# These, of Keras 3 or Keras 2, write files or to the terminal: rank 0's do it for all, except in folders that each
-# worker has made.
-_WRITERS = {
-    "ModelCheckpoint",
-    "BackupAndRestore",
-    "OrbaxCheckpoint",
-    "CSVLogger",
-    "TensorBoard",
-    "RemoteMonitor",
-    "ProgbarLogger",
-}
-_SAVERS = {"ModelCheckpoint", "BackupAndRestore"}
-# Of these `syrtos verify` runs the ones that write no file of their own: models are saved into its run directory.
-_WITHOUT_FILES = {"ModelCheckpoint", "ProgbarLogger"}
-_PATHS = ("filepath", "backup_dir", "directory", "filename", "log_dir")
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import CallbackList, Logs, Model, P, TrainingParams
 
 
-def callbacks_of_worker(chosen: list[Any]) -> list[Any]:
-    """Returns the callbacks of a script that this worker runs."""
-    if world.current().options.verify == "only":
-        chosen = [callback for callback in _flat(chosen) if not _kinds(callback) & (_WRITERS - _WITHOUT_FILES)]
-    if world.sharing().world.rank == 0:
-        return chosen
-    return [callback for callback in _flat(chosen) if not _writes_for_all(callback) or _saves_together(callback)]
-
-
-def _saves_together(callback: Any) -> bool:
-    """Returns whether all workers must run the callback, to gather the model that it saves.
-
-    One of them writes the file.
-    """
-    return backend.active().splits_variables() and not _SAVERS.isdisjoint(_kinds(callback))
-
-
-def _kinds(callback: Any) -> set[str]:
-    """Returns the names of a callback's class and of those that it is derived from."""
-    return {base.__name__ for base in type(callback).__mro__}
-
-
-def _flat(chosen: Any) -> list[Any]:
-    """Returns a list of callbacks from what Keras takes: one callback, or lists of them at any depth."""
-    if isinstance(chosen, list | tuple):
-        return [callback for part in chosen for callback in _flat(part)]
-    return [] if chosen is None else [chosen]
-
-
-def _writes_for_all(callback: Any) -> bool:
-    if _WRITERS.isdisjoint(_kinds(callback)):
-        return False
-    return not any(temporary.is_own(getattr(callback, name, None)) for name in _PATHS)
-
-
-def enclose(callback_list: Any) -> None:
+def enclose(callback_list: CallbackList) -> None:
     """Puts our two callbacks around all others of a list."""
+    # Once more after `within`: Keras itself adds callbacks to the list, e.g. its progress bar.
     if world.sharing().world.rank or world.current().options.verify == "only":
         callback_list.callbacks = callbacks_of_worker(callback_list.callbacks)
     last = AfterUsers(callback_list)
     keras_internals.call_at_once(callback_list)
-    callback_list.callbacks.insert(0, BeforeUsers(last))
+    first = BeforeUsers(last)
+    callback_list.callbacks.insert(0, first)
     callback_list.callbacks = Timed([*callback_list.callbacks, last], world.current().ledger)
-    for callback in (callback_list.callbacks[0], last):
-        callback.set_model(getattr(callback_list, "model", None))  # a script's own list may have none
+    for callback in (first, last):
+        # A list that a loop of the script's own makes may have no model.
+        callback.set_model(getattr(callback_list, "model", None))
         callback.set_params(callback_list.params)
 
 
-def _as_list(saved: Saved | None) -> list[Any] | None:
-    return [saved.name, saved.position.epoch, saved.position.place, saved.offset, saved.number] if saved else None
-
-
-# The replicas are compared every so many steps, and at most for one part in so many of the time.
-_CHECK_STEPS = 100
-_CHECK_COST = 200
+# What a worker that was interrupted gives in the place of a wish, which is 0 or 1.
 _INTERRUPTED = 2.0
 
 
@@ -115,7 +60,7 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _steps_in_call(model: Any) -> int:
+def _steps_in_call(model: Model) -> int:
     """Returns the steps that one call of the training function makes; 1 where a script's own model does not say."""
     return int(getattr(model, "steps_per_execution", None) or 1)
 
@@ -131,19 +76,22 @@ def _index(batch: Any) -> int:
 class _Quiet:
     """A callback without a base class, so that it serves Keras 3 and Keras 2 alike."""
 
-    _supports_tf_logs = True  # Keras 2: logs need not be converted for us
+    # Keras 2 need not convert the logs to NumPy's numbers for us, which would wait for the step.
+    _supports_tf_logs = True
 
     def __init__(self) -> None:
+        # A `Model`; None, or anything, in a loop of the script's own.
         self.model: Any = None
-        self.params: dict[str, Any] = {}
+        self.params: TrainingParams = {}
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: Model | None) -> None:
         self.model = model
 
-    def set_params(self, params: dict[str, Any]) -> None:
+    def set_params(self, params: TrainingParams | None) -> None:
         self.params = params or {}
 
-    def __getattr__(self, name: str) -> Any:
+    # Keras calls many methods of its callbacks; those that are not defined do nothing.
+    def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("on_"):
             return lambda *args, **kwargs: None
         raise AttributeError(name)
@@ -157,7 +105,8 @@ class BeforeUsers(_Quiet):
         self._last = last
         self._ledger = world.current().ledger
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
+        # Both before the script's callbacks: these may restore an optimizer with another rate, or the state of a backup.
         self._last.scaling.begin(self.model)
         self._last.protect()
         self._ledger.norms.is_off = bool(
@@ -165,34 +114,34 @@ class BeforeUsers(_Quiet):
         )
         self._ledger.become("callbacks")
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         self._ledger.become("callbacks")
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._last.data_epoch_begins(epoch, self.params)
         Checks.epochs, Checks.epoch_steps = Checks.epochs + 1, self.params.get("steps")
         self._ledger.become("callbacks")
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         self._ledger.begin_step("train", "callbacks", steps=_steps_in_call(self.model))
 
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_begin(self, batch: int, logs: Logs = None) -> None:
         self._ledger.begin_step("test", "callbacks")
 
-    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_predict_batch_begin(self, batch: int, logs: Logs = None) -> None:
         self._ledger.begin_step("predict", "callbacks")
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._ledger.updated_since_sum()
         self._ledger.become("callbacks")
         self._last.step_is_over(batch)
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._ledger.become("callbacks")
 
     on_predict_batch_end = on_test_batch_end
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         self._ledger.drop_step()
         self._ledger.become("callbacks")
         self._last.rate = learning_rate.rate_of(self.model)
@@ -206,37 +155,34 @@ class BeforeUsers(_Quiet):
 class AfterUsers(_Quiet):
     """Runs after the script's callbacks, on every worker, and makes their decisions common."""
 
-    def __init__(self, everyone: Any) -> None:
+    def __init__(self, everyone: CallbackList) -> None:
         """``everyone``: the list of all callbacks, which has these two in it."""
         super().__init__()
         self._everyone = everyone
         self._session = world.sharing()
-        self.trains = self._checked = self._built_by_step = False
+        self.trains = self._built_by_step = False
         self.scaling = Scaling(self._session)
         self._steps = self._epoch = self._epoch_began_at = 0
         self._made = 0  # steps of this process, without those before a restart
         self.rate: float | None = None  # of the epoch that ends, before callbacks change it
-        self._since_check = 0
-        self._interval = _CHECK_STEPS
-        self._checked_at = time.perf_counter()
-        self._iterator: Any = fitting.iterator_in_use()  # before a callback can evaluate, which uses another
-        self._script_counts_steps = self._endless = self._saves_within_epochs = False
-        self._stream: Stream | None = None
+        self._comparisons = Comparisons(self._session)
+        self._data = PlannedTraining(everyone, self._session)
+        self._saves_within_epochs = False
         self._protection: replay.Protection | None = None
         self._notice = finite.Notice()
         self._rounds: local_steps.Rounds | None = None
-        self._before = (0, 0, 0)  # of this `fit`: meetings, sums and their bytes
+        self._exchanges = ExchangeCounts(self._session)
 
     # -- training ------------------------------------------------------------------------------
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         """Makes all workers start from rank 0's state, including what its callbacks have restored."""
         comm = self._session.comm
         self.trains = True
         if self.model is not None:
             self._begin_equal(comm)
             self._saves_within_epochs = accumulation.may_be_saved(comm, self._everyone.callbacks)
-            self._begin_stream(comm)
+            self._data.begin(self.model, _steps_in_call(self.model), self._protection)
             asynchronous.begin_equal(self.model)
         self.scaling.scale_if_new()
         self._rounds = local_steps.begin(self.model) if fitting.fit_is_running() else None
@@ -244,25 +190,27 @@ class AfterUsers(_Quiet):
             finite.begin()
         self._forget_what_was_not_sent()
         self._session.ledger.become("build")
-        self._before = self._exchange_counts(comm)
+        self._exchanges.begin()
         if self._protection:
             self._protection.begin()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._session.comm.agree(f"epoch {epoch} of fit")
         if self._rounds:
             self._rounds.epoch_begins()
         self._epoch, self._epoch_began_at = epoch, self._steps
         self._session.ledger.become("input")
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         self.scaling.warm_up(self._epoch, self._steps, self.params.get("steps"))
         if self._rounds:
             self._rounds.batch_begins()
-        self._tell_batch(_index(batch), _steps_in_call(self.model))
+        steps = _steps_in_call(self.model)
+        # For messages about the batch's gradients.
+        finite.batch_begins(self._epoch, _index(batch), steps, self._data.records_of(steps))
         self._begin()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         if self._rounds is None or self._rounds.met:
             self._agree_to_stop()
         else:
@@ -270,47 +218,42 @@ class AfterUsers(_Quiet):
         count = self._steps_since(batch)
         self._steps += count
         self._made += count
-        self._since_check += count
+        self._comparisons.count(count)
         compares = (
             world.current().world.size > 1
             and not asynchronous.asynchronous_servers()
             and (self._rounds is None or self._rounds.met)
         )
-        if compares and self._check_is_due():
-            self._check()
+        if compares and self._comparisons.is_due():
+            self._comparisons.compare(self.model, self._counts_alone(), self._steps)
         self._notice.look(self._epoch, _index(batch), logs)
         if self._protection:
             self._protection.batch_ended(self._epoch, count, logs, self._rounds is None or self._rounds.met)
         self._session.ledger.end_step(_index(batch), count)
         self._session.ledger.point(lambda: self._curve_point(self._epoch, logs, learning_rate.rate_of(self.model)))
 
-    def _curve_point(self, epoch: int, logs: Any, rate: float | None) -> dict[str, Any]:
-        """Returns a point of the curves: the epoch, the logs that are numbers, and the learning rate.
-
-        Callbacks may have put anything into the logs.
-        """
+    def _curve_point(self, epoch: int, logs: Logs, rate: float | None) -> dict[str, object]:
+        """Returns a point of the curves: the epoch, the logs that are numbers, and the learning rate."""
+        # Callbacks may have put anything into the logs.
         numbers = {
             str(name): number for name, value in dict(logs or {}).items() if (number := _number(value)) is not None
         }
         return {"epoch": epoch + 1, "logs": numbers, "learning_rate": rate}
 
-    def _moments(self) -> dict[str, Any]:
-        """Returns what Adam's moments say of the noise of gradients, on rank 0 where XLA exchanges.
-
-        Nothing else is measured for it there.
-        """
+    def _moments(self) -> dict[str, list[float]]:
+        """Returns what Adam's moments say of the noise of gradients, on rank 0 where XLA exchanges."""
+        # Elsewhere the norms of gradients say it, which nobody sees where XLA exchanges.
         compiled = self._session.ledger.told.get("exchange") == "compiled"
         found = moments.noise_moments(self.model.optimizer) if compiled and self._session.world.rank == 0 else None
         return {"moments": found} if found else {}
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         self._agree_to_stop()
         if asynchronous.meet(self._stops()):
             self.model.stop_training = True
         self.data_epoch_ends()
-        if (
-            not self._steps and fitting.fit_is_running() and not asynchronous.asynchronous_servers()
-        ):  # there others may have been faster
+        # Where workers go at their own pace, others may have been faster.
+        if not self._steps and fitting.fit_is_running() and not asynchronous.asynchronous_servers():
             raise DataError(
                 "The data set is empty: an epoch ended without a single batch. Check the filters that it is made from."
             )
@@ -328,7 +271,7 @@ class AfterUsers(_Quiet):
         self._session.ledger.become("rest")
         self._session.ledger.flush()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs = None) -> None:
         """Compares the replicas, and ends what `fit` has begun.
 
         The workers meet to compare, so a checkpoint that one of them reads after `fit` is complete.
@@ -339,20 +282,19 @@ class AfterUsers(_Quiet):
         self._session.ledger.become("rest")
         if self.model is None:
             return
-        comm, variables = self._replicas()
+        comm, variables = equal_replicas(self._session, self.model, without_metrics=False)
         if comm.size > 1:
             with self._session.ledger.span("exchange"):
                 state.check_equal(comm, variables, self._steps)
-            self._say_what_was_exchanged(comm)
-        if self._stream:
-            self._stream.close()
+            self._exchanges.say(comm, self.model, self._made, trains_alone=self._rounds is not None)
+        self._data.end()
         if self._protection:
             self._protection.commit_last()
         self._session.ledger.flush()
 
     # -- the same for evaluate and predict -------------------------------------------------------
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs = None) -> None:
         """Makes the replicas equal, or proves that they are, for an evaluation outside of `fit`.
 
         Within `fit` they are equal already.
@@ -362,22 +304,22 @@ class AfterUsers(_Quiet):
         if not self.trains:
             self._evaluate_equal("evaluate")
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: Logs = None) -> None:
         if rounds := local_steps.rounds():
             rounds.evaluation_ends(self.model)
         if not self.trains:
             self._check_built()
 
-    def on_predict_begin(self, logs: Any = None) -> None:
+    def on_predict_begin(self, logs: Logs = None) -> None:
         self._evaluate_equal("predict")
 
-    def on_predict_end(self, logs: Any = None) -> None:
+    def on_predict_end(self, logs: Logs = None) -> None:
         self._check_built()
 
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_begin(self, batch: int, logs: Logs = None) -> None:
         self._begin()
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._session.ledger.end_step(_index(batch), self._steps_since(batch))
 
     on_predict_batch_begin, on_predict_batch_end = on_test_batch_begin, on_test_batch_end
@@ -405,26 +347,24 @@ class AfterUsers(_Quiet):
     def count_from(self, counters: dict[str, int], arrays: Arrays) -> None:
         """Restores what `counters` and `arrays` gave."""
         self._steps, self._epoch = counters["steps"], counters["epoch"]
-        self._epoch_began_at, self._checked = counters["epoch_began_at"], False
+        self._epoch_began_at = counters["epoch_began_at"]
+        self._comparisons.begin_anew()
         if self._rounds:
             self._rounds.put_back(arrays, self._steps - self._epoch_began_at)
 
+    def data_epoch_begins(self, epoch: int, params: TrainingParams) -> None:
+        """Begins an epoch of a planned data set, if there is one, and tells Keras how many steps it has."""
+        self._data.epoch_begins(self.model, epoch, params)
+
     def data_step_is_over(self, batch: int) -> None:
         """Tells a planned data set, if there is one, that the batches of a call have been trained on."""
-        if self._stream:
-            self._stream.note_trained(self._steps_since(batch))
+        self._data.step_is_over(self._steps_since(batch))
 
     def data_epoch_ends(self) -> None:
         """Tells a planned data set, if there is one, that its epoch ends."""
-        if self._stream:
-            self._stream.end_epoch(self._session, self._stops())
+        self._data.epoch_ends(self._stops())
 
     # -- helpers -------------------------------------------------------------------------------
-
-    def _tell_batch(self, batch: int, steps: int) -> None:
-        """Notes which batch comes, for messages about its gradients."""
-        stream = self._stream
-        finite.batch_begins(self._epoch, batch, steps, (lambda: stream.records(steps)) if stream else list)
 
     def _begin_equal(self, comm: Communicator) -> None:
         if comm.size == 1:
@@ -435,10 +375,8 @@ class AfterUsers(_Quiet):
         self.model._initial_epoch = comm.broadcast_object(getattr(self.model, "_initial_epoch", None))
 
     def _forget_what_was_not_sent(self) -> None:
-        """Drops the gradients that compression has held back so far, if the optimizer is new.
-
-        They were of another training of the same weights, e.g. of another fold.
-        """
+        """Drops the gradients that compression has held back so far, if the optimizer is new."""
+        # They were of another training of the same weights, e.g. of another fold.
         optimizer: Any = getattr(self.model, "optimizer", None)
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         if (
@@ -452,30 +390,6 @@ class AfterUsers(_Quiet):
         if any(self._session.comm.agree("a new optimizer?", float(is_new))):
             compression.forget(state.held_objects(snapshot.trainable(self.model)))
 
-    def _exchange_counts(self, comm: Communicator) -> tuple[int, int, int]:
-        return comm.meetings, comm.sums, comm.summed
-
-    def _say_what_was_exchanged(self, comm: Communicator) -> None:
-        """Writes the mean exchange of a step to the ledger, for a forecast.
-
-        With it goes the number of bytes that `--shard-update` would divide.
-        """
-        if not self._made or asynchronous.asynchronous_servers():
-            return
-        if backend.computes_global_batches():
-            exchange_plan.tell(self.model.trainable_variables, list)
-        each = [
-            (now - before) / self._made for now, before in zip(self._exchange_counts(comm), self._before, strict=True)
-        ]
-        optimizer = getattr(self.model, "optimizer", None)
-        state_bytes = 0 if sharding.is_asked() or self._rounds else sharding.divisible(optimizer)
-        self._session.ledger.say(
-            meetings=round(each[0], 2),
-            gradient_sums=round(each[1], 2),
-            gradient_bytes=round(each[2]),
-            optimizer_state=state_bytes,
-        )
-
     def _check_built(self) -> None:
         """Compares the replicas of a model that was built by its first step, and could not be compared before."""
         if self._built_by_step:
@@ -487,60 +401,6 @@ class AfterUsers(_Quiet):
             self._built_by_step = not state.of_model(self.model)
             replicas.compute_equal(self._session.comm, self.model, name)
 
-    def _begin_stream(self, comm: Communicator) -> None:
-        """Begins a planned data set, where the model's earlier training on it has come to, or at its beginning.
-
-        The place is known from this process, from the file that the model was loaded from, or from a snapshot.
-        """
-        self._stream = keras_internals.stream_of(self._iterator)
-        if self._stream is None:
-            return
-        from syrtos.keras.recovery import resume
-
-        self._script_counts_steps = self._iterator.steps_per_epoch is not None
-        position, number = resume.trained_before(self.model, self._stream.dataset)
-        everyone = (
-            comm if asynchronous.asynchronous_servers() else world.current().comm
-        )  # also where the script says what is exchanged
-        saved = everyone.broadcast_object(_as_list(resume.saved_of(self.model)))
-        if saved and saved[0] == self._stream.dataset.name:
-            position, number = Position(saved[1], saved[2]), saved[4]
-            if self.model._initial_epoch is not None and not self._script_counts_steps:
-                self.model._initial_epoch = saved[1] + saved[3]
-        if self._protection:
-            now = position or Position()
-            began = (now.epoch, now.place, self._stream.dataset.trainings if number is None else number)
-            *place, number = self._protection.data_begins(began)
-            position = Position(*place)
-        several = _steps_in_call(self.model) > 1
-        # Where records may be left out, so may be a batch of them, and an epoch then has fewer steps than are counted
-        # here.
-        complete = self._stream.dataset.loader.policy.on_bad_record == "fail"
-        endless = (self._script_counts_steps or (complete and not several)) and not asynchronous.asynchronous_servers()
-        self._stream.begin(position, number, endless, self._session)
-        self._endless = endless
-
-    def data_epoch_begins(self, epoch: int, params: dict[str, Any]) -> None:
-        """Begins an epoch of a planned data set, if there is one, and tells Keras how many steps it has.
-
-        An epoch that goes on in its middle has fewer than the others.
-        """
-        if self._stream is None:
-            return
-        from syrtos.keras.recovery import resume
-
-        resume.trains_on(self.model, resume.TrainedData(self._stream, epoch - self._stream.position.epoch))
-        steps = self._stream.epoch_begins()
-        if self._script_counts_steps:
-            self._iterator._num_batches = None
-            return
-        if self._endless:
-            self._iterator._num_batches, self._iterator.steps_per_epoch = None, steps
-        else:
-            self._iterator._num_batches = steps
-        if params.get("steps") != steps:
-            self._everyone.set_params({**params, "steps": steps})
-
     def _begin(self) -> None:
         self._session.ledger.become("compute")
         clock.step_begins()
@@ -548,40 +408,9 @@ class AfterUsers(_Quiet):
     def _steps_since(self, batch: Any) -> int:
         return min(_steps_in_call(self.model), _index(batch) + 1)
 
-    def _replicas(self) -> tuple[Communicator, list[Any]]:
-        """Returns the workers that must hold equal values, and the variables that must be equal.
-
-        They are all workers and all variables, or those of an optimizer that the script has asked to reduce.
-        """
-        chosen = backend.active().exchanged_by(self.model)
-        variables = state.of_model(self.model)
-        if self._rounds and self.trains:  # each worker counts its own samples until the epoch ends
-            counts = set(map(id, state.of_metrics(self.model)))
-            variables = [v for v in variables if id(v) not in counts]
-        return chosen or (self._session.comm, variables)
-
-    def _check_is_due(self) -> bool:
-        chosen = self._session.options.check_every
-        return bool(chosen) and (not self._checked or self._since_check >= (chosen if chosen > 0 else self._interval))
-
-    def _check(self) -> None:
-        """Compares the replicas, and sets how rarely that is done.
-
-        It is to cost at most one part in `_CHECK_COST` of the time.
-        """
-        started = time.perf_counter()
-        comm, variables = self._replicas()
-        if comm.size == 1:  # what only this worker trains
-            self._checked, self._since_check = True, 0
-            return
-        with self._session.ledger.span("exchange"):
-            backend.active().settle(self.model)
-            state.check_equal(comm, variables, self._steps)
-        took = max(comm.agree("cost of comparing", time.perf_counter() - started))
-        training = max(comm.agree("time since comparing", started - self._checked_at))
-        per_step = training / max(self._since_check, 1)
-        self._interval = max(_CHECK_STEPS, math.ceil(_CHECK_COST * took / per_step))
-        self._checked, self._since_check, self._checked_at = True, 0, time.perf_counter()
+    def _counts_alone(self) -> bool:
+        """Returns whether each worker counts its own samples until the epoch ends: with `--sync-every`."""
+        return self._rounds is not None and self.trains
 
     def _agree_to_stop(self) -> None:
         """Stops training on all workers at the same step, if any of them wants to stop.
@@ -602,15 +431,17 @@ class AfterUsers(_Quiet):
 
     def _stops(self) -> bool:
         """Returns whether this worker's script has asked to stop."""
-        # a model that was never compiled has no such attribute
+        # A model that was never compiled has no such attribute.
         return bool(getattr(self.model, "stop_training", False))
 
 
-def within(original: Callable[..., Any]) -> Callable[..., Any]:
+def within(
+    original: Callable[Concatenate[CallbackList, object, P], None],
+) -> Callable[Concatenate[CallbackList, object, P], None]:
     """Wraps the `__init__` of Keras's list of callbacks: writing is left to rank 0, and our two enclose the others."""
 
-    def init(self: Any, chosen: Any = None, *args: Any, **kwargs: Any) -> None:
-        original(self, callbacks_of_worker(_flat(chosen)), *args, **kwargs)
+    def init(self: CallbackList, chosen: object = None, *args: P.args, **kwargs: P.kwargs) -> None:
+        original(self, callbacks_of_worker(flatten(chosen)), *args, **kwargs)
         enclose(self)
 
     return init

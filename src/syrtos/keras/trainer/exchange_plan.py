@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from syrtos.comm import world
 from syrtos.comm.objects import dtype_of
 from syrtos.keras.replica import state
 
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import NamedVariable
+
 _FACT = "exchanged "
-_MOST = 16  # of scripts that make one model after another the first are enough
+# Of scripts that make one model after another the first plans are enough.
+_MOST = 16
 # The variables whose plan is written down, by their identities.
 _told: set[tuple[int, ...]] = set()
 
 
-def tell(variables: Sequence[Any], buckets: Callable[[], Sequence[Sequence[int]]], rows: Sequence[int] = ()) -> None:
+def tell(
+    variables: Sequence[NamedVariable], buckets: Callable[[], Sequence[Sequence[int]]], rows: Sequence[int] = ()
+) -> None:
     """Writes the plan of a group of variables to the ledger, once for each group.
 
     Args:
@@ -37,7 +43,7 @@ def tell(variables: Sequence[Any], buckets: Callable[[], Sequence[Sequence[int]]
         ledger.say(**{f"{_FACT}{len(names)}": plan})
 
 
-def _describe_variable(variable: Any, is_rows: bool) -> dict[str, Any]:
+def _describe_variable(variable: NamedVariable, is_rows: bool) -> dict[str, object]:
     shape = [int(size) for size in variable.shape]
     dtype = state.dtype_name(variable)
     size = math.prod(shape) * dtype_of(dtype).itemsize

@@ -10,28 +10,36 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
-_asked = False
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import P, R
+
+
+class _Interrupt:
+    """A SIGINT that this worker has got."""
+
+    is_pending = False
 
 
 def is_interrupted() -> bool:
     """Returns whether this worker has got a SIGINT that was not acted on yet."""
-    return _asked
+    return _Interrupt.is_pending
 
 
-def together(original: Callable[..., Any]) -> Callable[..., Any]:
+def together(original: Callable[P, R]) -> Callable[P, R]:
     """Makes SIGINT wait for the end of a step while `fit` runs; a second one is raised at once.
 
     A script that has a handler of its own keeps it.
     """
 
     @functools.wraps(original)
-    def fit(*args: Any, **kwargs: Any) -> Any:
+    def fit(*args: P.args, **kwargs: P.kwargs) -> R:
+        # Python lets the main thread alone set handlers of signals.
         main = threading.current_thread() is threading.main_thread()
         if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             return original(*args, **kwargs)
-        _forget()
+        _Interrupt.is_pending = False
         signal.signal(signal.SIGINT, _remember)
         try:
             return original(*args, **kwargs)
@@ -42,12 +50,6 @@ def together(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _remember(number: int, frame: FrameType | None) -> None:
-    global _asked
-    if _asked:
+    if _Interrupt.is_pending:
         signal.default_int_handler(number, frame)
-    _asked = True
-
-
-def _forget() -> None:
-    global _asked
-    _asked = False
+    _Interrupt.is_pending = True

@@ -6,7 +6,7 @@ All workers call the same methods, with equal weights and batches, or shares of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Concatenate, Protocol, cast
 
 from syrtos.comm import world
 from syrtos.keras import fitting, keras_internals
@@ -17,33 +17,44 @@ from syrtos.keras.patching import Method, Patch
 from syrtos.keras.split import known_parts
 from syrtos.keras.trainer import interrupts, replicas, timing
 
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import EpochIterator, Model, P, R
+
+    class _PlannedAdapter(Protocol):
+        """Keras's adapter of a `PyDataset`, of a planned one."""
+
+        syrtos_stream: Stream
+
+        def _standardize_batch(self, batch: object) -> object: ...
+
+
 _BATCH = ("x", "y", "sample_weight")
 
 
-def method(original: Method) -> Method:
+def method(original: Callable[P, R]) -> Callable[P, R]:
     """Wraps `fit`, `evaluate` or `predict`: all workers must call the same method.
 
     Else they get an error that says which rank calls which.
     """
     timed = timing.part_of_run(original)
 
-    def together(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def together(*args: P.args, **kwargs: P.kwargs) -> R:
         fitting.refuse_other_threads(original.__name__)
         world.sharing().comm.agree(f"model.{original.__name__}")
-        return timed(self, *args, **kwargs)
+        return timed(*args, **kwargs)
 
     return together
 
 
-def fit(original: Method) -> Method:
+def fit(original: Callable[P, R]) -> Callable[P, R]:
     """Wraps `fit`, which Ctrl-C ends on all workers at the same step."""
     return interrupts.together(fitting.inside_fit(method(original)))
 
 
-def on_batch(original: Method, check: batches.Check) -> Method:
+def on_batch(original: Callable[Concatenate[Model, P], R], check: batches.Check) -> Callable[Concatenate[Model, P], R]:
     """Wraps `test_on_batch` or `predict_on_batch`: ``check`` compares what the workers were given."""
 
-    def of_equal_batches(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def of_equal_batches(self: Model, *args: P.args, **kwargs: P.kwargs) -> R:
         fitting.refuse_other_threads(original.__name__)
         replicas.compute_equal(world.sharing().comm, self, original.__name__)
         batches.check_equal((args, {name: kwargs[name] for name in _BATCH if name in kwargs}), check)
@@ -52,11 +63,13 @@ def on_batch(original: Method, check: batches.Check) -> Method:
     return of_equal_batches
 
 
-def train_on_batch(original: Method, check: batches.Check) -> Method:
+def train_on_batch(
+    original: Callable[Concatenate[Model, P], R], check: batches.Check
+) -> Callable[Concatenate[Model, P], R]:
     """Wraps `train_on_batch`: ``check`` compares what the workers were given."""
     trained = fitting.inside_fit(on_batch(original, check))
 
-    def train_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def train_and_note(self: Model, *args: P.args, **kwargs: P.kwargs) -> R:
         local_steps.refuse_single_steps()
         result = trained(self, *args, **kwargs)
         replicas.was_trained(self)
@@ -65,25 +78,28 @@ def train_on_batch(original: Method, check: batches.Check) -> Method:
     return train_and_note
 
 
-def epoch_iterator(original: Method) -> Method:
+def epoch_iterator(
+    original: Callable[Concatenate[EpochIterator, P], None],
+) -> Callable[Concatenate[EpochIterator, P], None]:
     """Wraps the `__init__` of a trainer's iterator over an epoch: workers agree on its length.
 
     An iterator over a planned data set gets a stream of this worker's shares.
     """
 
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: EpochIterator, *args: P.args, **kwargs: P.kwargs) -> None:
         original(self, *args, **kwargs)
         fitting.about_to_use(self)
         keras_internals.set_length(self, fitting.agree_on_length(self._num_batches))
         dataset = getattr(self.data_adapter, "py_dataset", None)
         if isinstance(dataset, PlannedDataset):
-            self.data_adapter.syrtos_stream = Stream(dataset, self.data_adapter._standardize_batch)
+            adapter = cast("_PlannedAdapter", self.data_adapter)
+            adapter.syrtos_stream = Stream(dataset, adapter._standardize_batch)
 
     return init
 
 
 def _symbolic_build(original: Method) -> Method:
-    def symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    def symbolic_build(self: Model, iterator: object = None, data_batch: object = None) -> None:
         stream = keras_internals.stream_of(iterator)
         with known_parts.noting_build(self):
             original(self, iterator, stream.example() if stream else data_batch)

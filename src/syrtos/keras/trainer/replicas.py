@@ -8,11 +8,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 from syrtos.comm.communicator import Communicator
 from syrtos.keras.features import local_steps
 from syrtos.keras.replica import state
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Model, Variable
 
 _KEPT = "_syrtos_equality"
 # Comparing whole weights may take one part in so many of the time; in between so many bytes of each variable are
@@ -39,7 +42,7 @@ class _Equality:
         return self.compared is None or time.perf_counter() - self.compared >= _COST * self.took
 
 
-def begin_training(comm: Communicator, model: Any) -> None:
+def begin_training(comm: Communicator, model: Model) -> None:
     """Gives all replicas rank 0's state.
 
     Raises:
@@ -51,19 +54,15 @@ def begin_training(comm: Communicator, model: Any) -> None:
     was_trained(model)
 
 
-def was_trained(model: Any) -> None:
+def was_trained(model: Model) -> None:
     """Notes that a model's replicas have been trained: from now on they are equal, or have diverged."""
     _equality_of(model).trained = True
 
 
-def compute_equal(comm: Communicator, model: Any, name: str) -> None:
+def compute_equal(comm: Communicator, model: Model, name: str) -> None:
     """Makes sure that all replicas compute with equal weights.
 
     Before any `fit` all take rank 0's weights; after it unequal ones have diverged.
-
-    The weights are compared whole when a method is called for the first time, and then so rarely that it costs at most
-    one part in `_COST` of the time; every other call compares the beginning of each variable, which shows weights that
-    were loaded on one rank only.
 
     Args:
         comm: the workers.
@@ -78,17 +77,21 @@ def compute_equal(comm: Communicator, model: Any, name: str) -> None:
     known, variables = _equality_of(model), state.of_model(model)
     if comm.size == 1 or not variables:
         return
+    # Whole weights are compared when a method is called for the first time, and then so rarely that it costs at most one
+    # part in `_COST` of the time. Every other call compares the beginning of each variable: that shows weights which
+    # were loaded on one rank only.
     began, whole = time.perf_counter(), any(comm.agree("compare whole weights?", float(known.is_due())))
     if whole:
         state.check_structure(comm, variables)
     if not state.are_equal(comm, [state.checksum(v, None if whole else _HEAD) for v in variables]):
-        _unequal(comm, known.trained, variables, name)
+        _take_weights_of_rank_0(comm, known.trained, variables, name)
     if whole:
         known.compared = time.perf_counter()
         known.took = known.compared - began
 
 
-def _unequal(comm: Communicator, trained: bool, variables: list[Any], name: str) -> None:
+def _take_weights_of_rank_0(comm: Communicator, trained: bool, variables: list[Variable], name: str) -> None:
+    # Trained replicas have diverged: this raises the error that names the first variable.
     if trained:
         state.check_equal(comm, variables, 0)
         return
@@ -97,7 +100,8 @@ def _unequal(comm: Communicator, trained: bool, variables: list[Any], name: str)
         print(f"syrtos: the workers held different weights: `{name}` uses those of rank 0", file=sys.stderr)
 
 
-def _equality_of(model: Any) -> _Equality:
+def _equality_of(model: Model) -> _Equality:
     if getattr(model, _KEPT, None) is None:
+        # Past Keras's own `__setattr__`, which tracks what it is given.
         object.__setattr__(model, _KEPT, _Equality())
     return getattr(model, _KEPT)

@@ -7,14 +7,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Concatenate, Protocol
 
 from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.keras import backend
 from syrtos.observe.clock import Kind, Phase
 
-Method = Callable[..., Any]
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import P, R
 
 _PARTS: dict[str, tuple[Phase, Kind]] = {
     "fit": ("fit", "build"),
@@ -22,19 +23,19 @@ _PARTS: dict[str, tuple[Phase, Kind]] = {
     "predict": ("predict", "build"),
 }
 # The script's `tf.function`s in which an optimizer was seen to make an update.
-_updating: weakref.WeakSet[Any] = weakref.WeakSet()
+_updating: weakref.WeakSet[object] = weakref.WeakSet()
 _local = threading.local()
 # The number of each function among those of its name, by its identity.
 _numbers: dict[str, dict[int, int]] = {}
 
 
-def part_of_run(original: Method) -> Method:
+def part_of_run(original: Callable[P, R]) -> Callable[P, R]:
     """Wraps `fit`, `evaluate` and `predict`: their time is counted apart."""
     phase, kind = _PARTS[original.__name__]
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(*args: P.args, **kwargs: P.kwargs) -> R:
         with world.current().ledger.part(phase, kind):
-            return original(self, *args, **kwargs)
+            return original(*args, **kwargs)
 
     return method
 
@@ -71,7 +72,7 @@ class _Call:
 
 
 @contextlib.contextmanager
-def computing(function: Any = None) -> Iterator[None]:
+def computing(function: object = None) -> Iterator[None]:
     """Context manager around what a script's own loop calls to compute.
 
     This is a `tf.function`, `strategy.run`, a tape, or an update of an optimizer. A call in which an optimizer makes an
@@ -99,7 +100,7 @@ def computing(function: Any = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _nested_call(outer: _Call, function: Any) -> Iterator[None]:
+def _nested_call(outer: _Call, function: object) -> Iterator[None]:
     """Context manager around a call inside of another.
 
     A `tf.function` that is known to make updates makes the outer call a step.
@@ -111,8 +112,9 @@ def _nested_call(outer: _Call, function: Any) -> Iterator[None]:
     outer.updates = outer.updates or before
 
 
-def _remember(function: Any) -> None:
-    with contextlib.suppress(TypeError):  # it can't be referred to weakly: it is found out again at its next trace
+def _remember(function: object) -> None:
+    # Of an object that can't be referred to weakly it is found out again at its next trace.
+    with contextlib.suppress(TypeError):
         if function is not None:
             _updating.add(function)
 
@@ -127,10 +129,14 @@ def updating() -> Iterator[None]:
         yield
 
 
-def recording(original: Method) -> Method:
+class _Tape(Protocol):
+    _syrtos_computing: contextlib.AbstractContextManager[None]
+
+
+def recording(original: Callable[[_Tape], R]) -> Callable[[_Tape], R]:
     """Wraps a tape's `__enter__`: what the tape records is counted as computed."""
 
-    def enter(self: Any) -> Any:
+    def enter(self: _Tape) -> R:
         self._syrtos_computing = computing()
         self._syrtos_computing.__enter__()
         return original(self)
@@ -138,24 +144,24 @@ def recording(original: Method) -> Method:
     return enter
 
 
-def end_computing_after(original: Method) -> Method:
+def end_computing_after(original: Callable[Concatenate[_Tape, P], R]) -> Callable[Concatenate[_Tape, P], R]:
     """Wraps a tape's `__exit__`: what follows is no longer counted as computed."""
 
-    def leave(self: Any, *details: Any) -> Any:
+    def leave(self: _Tape, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return original(self, *details)
+            return original(self, *args, **kwargs)
         finally:
             self._syrtos_computing.__exit__(None, None, None)
 
     return leave
 
 
-def as_computing(original: Method) -> Method:
+def as_computing(original: Callable[P, R]) -> Callable[P, R]:
     """Wraps a method that computes: its time is counted as such."""
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(*args: P.args, **kwargs: P.kwargs) -> R:
         with computing():
-            return original(self, *args, **kwargs)
+            return original(*args, **kwargs)
 
     return method
 

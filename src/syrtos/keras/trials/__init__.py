@@ -1,1 +1,1 @@
-"""What `syrtos tune` runs inside of a worker."""
+"""The part of `syrtos tune` that runs inside of a worker."""

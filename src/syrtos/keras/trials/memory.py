@@ -20,10 +20,8 @@ class HostMemory:
         self._before = psutil.Process().memory_info().rss
 
     def training_begins(self) -> None:
-        """Forgets the peak of what the script has done before, where the kernel allows it (proc_pid_clear_refs(5)).
-
-        Where it does not, the later peak includes the earlier one.
-        """
+        """Forgets the peak of what the script has done before."""
+        # See proc_pid_clear_refs(5). Where the kernel does not allow it, the later peak includes the earlier one.
         with contextlib.suppress(OSError):
             _CLEAR.write_text("5")
 

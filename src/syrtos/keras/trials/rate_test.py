@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, keras_internals
 from syrtos.keras.features import learning_rate
 from syrtos.settings import TuneTrial
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Logs, Model, Optimizer
 
 # The test ends where the smoothed loss is so many times the best one. The mean is over about ten batches.
 DIVERGED = 4.0
@@ -31,7 +34,7 @@ class Range:
         losses: the loss of each of them, over the rows of all workers.
     """
 
-    def __init__(self, model: Any, trial: TuneTrial) -> None:
+    def __init__(self, model: Model, trial: TuneTrial) -> None:
         """Raises ConfigurationError where the model has no optimizer with a rate."""
         optimizer = getattr(model, "optimizer", None)
         if optimizer is None:
@@ -39,7 +42,7 @@ class Range:
                 "`fit` is called on a model without an optimizer: `syrtos tune lr` has no rate to raise. Give `compile` one."
             )
         self.own = learning_rate.rate_of(model)
-        self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        self._optimizer: Optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         self._model, self._trial = model, trial
         self.rates: list[float] = []
         self.losses: list[float] = []
@@ -47,29 +50,30 @@ class Range:
         self._mean, self._norm, self._best = 0.0, 0.0, math.inf
         _take_schedule_away(self._optimizer, trial.first_rate)
         if hasattr(model, "steps_per_execution"):
-            model.steps_per_execution = 1  # the rate changes between any two batches
+            # The rate changes between any two batches, so a call may train on one alone.
+            model.steps_per_execution = 1
 
-    def begin(self, batch: int, logs: Any = None) -> None:
-        """Sets the rate of the batch that begins, and resets the metrics.
-
-        So the loss of the logs is that of the batch, and no mean since the epoch began.
-        """
+    def begin(self, batch: int, logs: Logs = None) -> None:
+        """Sets the rate of the batch that begins, and resets the metrics."""
         del batch, logs
         trial = self._trial
         progress = len(self.losses) / max(trial.steps - 1, 1)
         self._rate = trial.first_rate * (trial.last_rate / trial.first_rate) ** progress
         backend.active().settle(self._model)
+        # So the loss of the logs is that of the batch, and no mean since the epoch began.
         self._model.reset_metrics()
-        self._optimizer.learning_rate = self._rate  # the data may end here: then there is no such batch
+        # Noted in `end` alone: the data may end here, and then there is no such batch.
+        self._optimizer.learning_rate = self._rate
 
-    def end(self, logs: Mapping[str, Any] | None) -> bool:
+    def end(self, logs: Logs) -> bool:
         """Notes the loss of a batch after it; returns whether the test is over.
 
         Raises:
             ConfigurationError: there is no loss, or it is not finite in the first batch.
         """
         mine = float(np.asarray(_loss_of(logs or {})))
-        everyone = world.current().comm.agree("loss of a batch", mine)  # equal, but in a script that exchanges itself
+        # The losses are equal already, but in a script that exchanges itself.
+        everyone = world.current().comm.agree("loss of a batch", mine)
         loss = float(np.mean(everyone))
         self.rates.append(self._rate)
         self.losses.append(loss)
@@ -86,7 +90,7 @@ class Range:
         self._best = min(self._best, smoothed)
         return len(self.losses) >= self._trial.steps or smoothed > DIVERGED * abs(self._best)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Returns what was measured, for the launcher, which draws conclusions."""
         return {
             "rates": self.rates,
@@ -96,7 +100,7 @@ class Range:
         }
 
 
-def _loss_of(logs: Mapping[str, Any]) -> Any:
+def _loss_of(logs: Mapping[str, object]) -> object:
     if "loss" in logs:
         return logs["loss"]
     likely = [name for name in logs if "loss" in name]
@@ -108,7 +112,7 @@ def _loss_of(logs: Mapping[str, Any]) -> Any:
     )
 
 
-def _take_schedule_away(optimizer: Any, rate: float) -> None:
+def _take_schedule_away(optimizer: Optimizer, rate: float) -> None:
     """Sets the rate of an optimizer; a schedule, which refuses to be set, is replaced by a number.
 
     Raises:

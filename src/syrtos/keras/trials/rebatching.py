@@ -10,14 +10,29 @@ import functools
 import importlib
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from syrtos.errors import ConfigurationError
 from syrtos.keras import keras_internals
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from keras.utils import PyDataset
+
+    from syrtos.keras.datasets.planned import PlannedDataset
+    from syrtos.keras.protocols import Model
+
+    class _Rows(Protocol):
+        @property
+        def shape(self) -> Sequence[int]: ...
+
+
+# Returns the rows of a new batch for those of the script's own.
+Size = Callable[[int], int]
 # Batches of an epoch, or epochs, where a trial ends by itself long before.
 ENDLESS = 10**6
 _KERAS_DEFAULT = 32
@@ -38,14 +53,14 @@ class Rebatched:
         rows: how many an epoch of the script trains on; 0 if that is not known.
     """
 
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
     batch: int
     own: int
     note: str = ""
     rows: int = 0
 
 
-def rebatch_data(model: Any, given: Mapping[str, Any], size: Callable[[int], int]) -> Rebatched:
+def rebatch_data(model: Model, given: Mapping[str, Any], size: Size) -> Rebatched:
     """Returns the data among the arguments ``given`` to `fit`, in batches of another size.
 
     They have ``size(own)`` rows, where the script's have ``own``.
@@ -68,14 +83,16 @@ def rebatch_data(model: Any, given: Mapping[str, Any], size: Callable[[int], int
     return _of_arrays(tree, given, leaves, size, _steps_in_call(model))
 
 
-Make = Callable[[Any, Any, Callable[[int], int]], Rebatched]
+# A function that rebatches one kind of data: it is given this Keras's functions on nested structures, the data, and the
+# new size.
+Make = Callable[[ModuleType, Any, Size], Rebatched]
 
 
-def _steps_in_call(model: Any) -> int:
+def _steps_in_call(model: Model) -> int:
     return int(getattr(model, "steps_per_execution", None) or 1)
 
 
-def _choose_maker(keras: Any, x: Any, each: int) -> Make | None:
+def _choose_maker(keras: ModuleType, x: object, each: int) -> Make | None:
     """Returns the function that rebatches data of the kind of ``x``, which has its own batches.
 
     None for arrays and generators.
@@ -93,21 +110,19 @@ def _choose_maker(keras: Any, x: Any, each: int) -> Make | None:
     return None
 
 
-def _tree(keras: Any) -> Any:
+def _tree(keras: ModuleType) -> ModuleType:
     """Returns the functions on nested structures of this Keras."""
     return keras.tree if hasattr(keras, "tree") else importlib.import_module("tensorflow").nest
 
 
-def _rows(tree: Any, batch: Any) -> int:
+def _rows(tree: ModuleType, batch: object) -> int:
     return next((int(leaf.shape[0]) for leaf in tree.flatten(batch) if len(getattr(leaf, "shape", ()))), 0)
 
 
 # -- arrays --------------------------------------------------------------------------------------------
 
 
-def _of_arrays(
-    tree: Any, given: Mapping[str, Any], leaves: list[Any], size: Callable[[int], int], each: int
-) -> Rebatched:
+def _of_arrays(tree: ModuleType, given: Mapping[str, Any], leaves: list[_Rows], size: Size, each: int) -> Rebatched:
     rows = _count_trained_rows(int(leaves[0].shape[0]), given)
     own = min(int(given.get("batch_size") or _KERAS_DEFAULT), rows)
     batch = size(own)
@@ -152,7 +167,7 @@ def _repeat_rows(leaf: Any, rows: int, of: int) -> Any:
 # -- data that has its own batches -----------------------------------------------------------------------
 
 
-def _of_pipeline(tree: Any, x: Any, size: Callable[[int], int]) -> Rebatched:
+def _of_pipeline(tree: ModuleType, x: tf.data.Dataset[Any], size: Size) -> Rebatched:
     """Rebatches a `tf.data.Dataset` of batches.
 
     What its own functions do to a batch is done to the script's batches, before they are joined or taken apart.
@@ -162,18 +177,19 @@ def _of_pipeline(tree: Any, x: Any, size: Callable[[int], int]) -> Rebatched:
     batch = size(own)
     same = x.filter(functools.partial(_is_whole, tree, own)).repeat()
     made = same if batch == own else x.repeat().rebatch(batch, drop_remainder=True).prefetch(2)
-    rows = max(int(x.cardinality()), 0) * own  # less than 0: endless, or not known
+    # A cardinality less than 0 stands for endless data, or for data of unknown length.
+    rows = max(int(x.cardinality()), 0) * own
     return Rebatched({"x": made, "steps_per_epoch": ENDLESS}, batch, own, rows=rows)
 
 
-def _is_whole(tree: Any, rows: int, *batch: Any) -> Any:
+def _is_whole(tree: ModuleType, rows: int, *batch: tf.Tensor) -> tf.Tensor:
     """Returns whether a batch is not the smaller last one, in the graph of a pipeline."""
     tensorflow = sys.modules["tensorflow"]
     first = next(leaf for leaf in tree.flatten(batch) if leaf.shape.rank)
     return tensorflow.shape(first)[0] == rows
 
 
-def _of_planned(_tree: Any, x: Any, size: Callable[[int], int]) -> Rebatched:
+def _of_planned(_tree: ModuleType, x: PlannedDataset, size: Size) -> Rebatched:
     """Rebatches a data set of `syrtos.data`, which makes batches of any size itself."""
     own, records = x.loader.batch, len(x.loader.source)
     batch = size(own)
@@ -185,7 +201,7 @@ def _of_planned(_tree: Any, x: Any, size: Callable[[int], int]) -> Rebatched:
     return Rebatched({"x": type(x)(loader), "steps_per_epoch": None}, batch, own, rows=records)
 
 
-def _of_loader(data: Any, _tree: Any, x: Any, size: Callable[[int], int]) -> Rebatched:
+def _of_loader(data: ModuleType, _tree: ModuleType, x: Any, size: Size) -> Rebatched:
     """Rebatches a `DataLoader` of torch: makes it anew with the same options."""
     endless = isinstance(x.dataset, data.IterableDataset)
     if not endless and type(x.batch_sampler) is not data.BatchSampler:
@@ -194,7 +210,7 @@ def _of_loader(data: Any, _tree: Any, x: Any, size: Callable[[int], int]) -> Reb
             "`batch_size` and `sampler` in its place."
         )
     batch, options, note = size(x.batch_size), {}, ""
-    dataset: Any = x.dataset
+    dataset = x.dataset
     if not endless and len(x.sampler) < batch:
         note = _repeated_note(len(x.sampler), "records")
         dataset = data.ConcatDataset([x.dataset] * math.ceil(batch / len(x.sampler)))
@@ -217,7 +233,7 @@ def _of_loader(data: Any, _tree: Any, x: Any, size: Callable[[int], int]) -> Reb
     return Rebatched({"x": made, "steps_per_epoch": None}, batch, x.batch_size, note, rows)
 
 
-def _of_py_dataset(keras: Any, each: int, tree: Any, x: Any, size: Callable[[int], int]) -> Rebatched:
+def _of_py_dataset(keras: ModuleType, each: int, tree: ModuleType, x: PyDataset, size: Size) -> Rebatched:
     """Rebatches a `PyDataset` or `Sequence`: the script's batches are joined and taken apart."""
     own, length = _rows(tree, x[0]), _length(x)
     batch = size(own)
@@ -246,7 +262,9 @@ def _class_over(base: type) -> type:
     """Returns a class of data sets for this Keras, which joins the batches of another and takes them apart."""
 
     class Joined(base):
-        def __init__(self, tree: Any, inner: Any, own: int, batch: int, batches: int | None, steps: int | None) -> None:
+        def __init__(
+            self, tree: ModuleType, inner: PyDataset, own: int, batch: int, batches: int | None, steps: int | None
+        ) -> None:
             names = ("workers", "use_multiprocessing", "max_queue_size")
             super().__init__(**{name: getattr(inner, name) for name in names if hasattr(inner, name)})
             self._tree, self._inner, self._own, self._batch, self._batches, self._steps = (
@@ -265,7 +283,7 @@ def _class_over(base: type) -> type:
         def num_batches(self) -> int | None:
             return self._steps
 
-        def __getitem__(self, index: int) -> Any:
+        def __getitem__(self, index: int) -> object:
             first, end = index * self._batch, (index + 1) * self._batch
             numbers = range(first // self._own, (end - 1) // self._own + 1)
             parts = [self._inner[number % self._batches if self._batches else number] for number in numbers]
@@ -277,7 +295,7 @@ def _class_over(base: type) -> type:
     return Joined
 
 
-def _of_generator(tree: Any, x: Iterator[Any], size: Callable[[int], int]) -> Rebatched:
+def _of_generator(tree: ModuleType, x: Iterator[object], size: Size) -> Rebatched:
     first = next(x, None)
     own = 0 if first is None else _rows(tree, first)
     if not own:
@@ -288,9 +306,10 @@ def _of_generator(tree: Any, x: Iterator[Any], size: Callable[[int], int]) -> Re
     return Rebatched({"x": _join_batches(tree, x, first, batch), "steps_per_epoch": ENDLESS}, batch, own)
 
 
-def _join_batches(tree: Any, source: Iterator[Any], first: Any, batch: int) -> Iterator[Any]:
+def _join_batches(tree: ModuleType, source: Iterator[object], first: object, batch: int) -> Iterator[object]:
     """Yields batches of ``batch`` rows from a generator's; where it ends, its first batch follows again and again."""
-    parts, held, following = [], 0, first
+    parts: list[object] = []
+    held, following = 0, first
     while True:
         parts.append(following)
         held += _rows(tree, following)
@@ -300,7 +319,7 @@ def _join_batches(tree: Any, source: Iterator[Any], first: Any, batch: int) -> I
         following = next(source, first)
 
 
-def _cut(tree: Any, parts: list[Any], first: int, rows: int) -> Any:
+def _cut(tree: ModuleType, parts: Sequence[object], first: int, rows: int) -> object:
     """Returns ``rows`` rows, from the row ``first`` on, of batches that follow each other."""
 
     def cut(*leaves: Any) -> Any:

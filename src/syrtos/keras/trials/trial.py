@@ -11,9 +11,9 @@ import inspect
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from syrtos.keras.trials.memory import HostMemory
 from syrtos.keras.trials.rate_test import Range
 from syrtos.keras.trials.rebatching import ENDLESS, Rebatched
 from syrtos.settings import TuneTrial
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Logs, Model, P, R
 
 # Calls of the training function before those that are measured: they trace, compile and fill caches.
 _WARM_UP = 3
@@ -68,14 +71,14 @@ def install(trainer: str, optimizer: str = "") -> None:
 class _Measure(Protocol):
     """A measurement in the steps of a trial."""
 
-    def begin(self, batch: int, logs: Any = None) -> None:
+    def begin(self, batch: int, logs: Logs = None) -> None:
         """Begins a batch."""
 
-    def end(self, logs: Mapping[str, Any] | None) -> bool:
+    def end(self, logs: Logs) -> bool:
         """Ends a batch; returns whether the trial is over."""
         ...
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Returns what was found."""
         ...
 
@@ -83,7 +86,7 @@ class _Measure(Protocol):
 def _in_place_of(trial: TuneTrial, original: Method) -> Method:
     signature = inspect.signature(original)
 
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def fit(self: Model, *args: object, **kwargs: object) -> None:
         given = dict(signature.bind(self, *args, **kwargs).arguments)
         memory = HostMemory()
         measure: _Measure
@@ -99,7 +102,8 @@ def _in_place_of(trial: TuneTrial, original: Method) -> Method:
         given |= {name: value for name, value in _LEFT_OUT.items() if name in signature.parameters}
         given |= {**changed, "epochs": ENDLESS, "callbacks": [_watching(self, measure, memory)]}
         original(**given)
-        _end(measure, memory)  # the data has ended before
+        # Here the data has ended before the measurement, which else ends the process.
+        _end(measure, memory)
 
     return fit
 
@@ -114,8 +118,8 @@ def _rows_of_fit(trial: TuneTrial, own: int) -> int:
     return max(trial.batch // _workers(), 1) if trial.batch else own
 
 
-def _watching(model: Any, measure: _Measure, memory: HostMemory) -> Any:
-    def end_step(batch: int, logs: Any = None) -> None:
+def _watching(model: Model, measure: _Measure, memory: HostMemory) -> object:
+    def end_step(batch: int, logs: Logs = None) -> None:
         del batch
         if measure.end(logs):
             _end(measure, memory)
@@ -137,7 +141,7 @@ def _end(measure: _Measure, memory: HostMemory) -> None:
     session.end()
 
 
-def _write(name: str, facts: Any) -> None:
+def _write(name: str, facts: object) -> None:
     session = world.current()
     if session.world.rank == 0:
         (Path(session.options.run_dir) / name).write_text(json.dumps(facts))
@@ -146,25 +150,26 @@ def _write(name: str, facts: Any) -> None:
 class StepTimer:
     """Measures the time of steps with batches of one size."""
 
-    def __init__(self, model: Any, trial: TuneTrial, data: Rebatched) -> None:
+    def __init__(self, model: Model, trial: TuneTrial, data: Rebatched) -> None:
         self._trial, self._data = trial, data
         self._ends: list[float] = []
         self._is_first: list[bool] = []  # of an epoch
         self._each = int(getattr(model, "steps_per_execution", None) or 1)
         self._rate, self._optimizer = learning_rate.rate_of(model), getattr(model, "optimizer", None)
 
-    def begin(self, batch: int, logs: Any = None) -> None:
+    def begin(self, batch: int, logs: Logs = None) -> None:
         """Begins a step, which is measured from end to end, with its input."""
         self._is_first.append(batch == 0)
 
-    def end(self, logs: Mapping[str, Any] | None) -> bool:
+    def end(self, logs: Logs) -> bool:
         """Notes the end of a call of the training function, which may have made several steps.
 
         Returns:
             Whether the trial is over.
         """
+        # The framework may still compute: a value on the host shows that the step is over.
         for value in (logs or {}).values():
-            np.asarray(value)  # the framework may still compute
+            np.asarray(value)
             break
         self._ends.append(time.perf_counter())
         measured = len(self._seconds())
@@ -184,7 +189,7 @@ class StepTimer:
         later = [span for span, is_first in zip(spans, first, strict=True) if not is_first]
         return spans if all(first) else later
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Returns the rows of a global batch, of the script's own one and of an epoch, and the seconds of each step."""
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
         return {
@@ -198,13 +203,13 @@ class StepTimer:
         }
 
 
-def _noting(original: Method) -> Method:
+def _noting(original: Callable[P, R]) -> Callable[P, R]:
     """Wraps a method other than `fit`: its first call is noted."""
     called = _note_once(original.__name__)
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(*args: P.args, **kwargs: P.kwargs) -> R:
         called()
-        return original(self, *args, **kwargs)
+        return original(*args, **kwargs)
 
     return method
 

@@ -184,7 +184,7 @@ def test_a_fetch_is_known_by_its_file_and_nothing_tells_its_address(tmp_path: Pa
     ids=lambda error: type(error).__name__,
 )
 def test_errors_are_raised_again_with_type_and_text(error: Exception) -> None:
-    found = travelling_errors.again(travelling_errors.describe_error(error))
+    found = travelling_errors.error_from(travelling_errors.describe_error(error))
     assert type(found) is type(error)
     assert str(found) == str(error)
 
@@ -192,4 +192,4 @@ def test_errors_are_raised_again_with_type_and_text(error: Exception) -> None:
 def test_an_error_of_an_unknown_type_keeps_its_text() -> None:
     own = type("OwnError", (Exception,), {})
     with pytest.raises(SyrtosError, match="OwnError: full"):
-        raise travelling_errors.again(travelling_errors.describe_error(own("full")))
+        raise travelling_errors.error_from(travelling_errors.describe_error(own("full")))

@@ -132,15 +132,15 @@ def test_a_models_variables_are_its_own_and_its_optimizers_once() -> None:
     kernel, bias = variables()
     rate = variable(0.1)
     for listed in ([rate, kernel], lambda: [rate, kernel]):
-        model = SimpleNamespace(variables=[kernel, bias, kernel], optimizer=SimpleNamespace(variables=listed))
+        model: Any = SimpleNamespace(variables=[kernel, bias, kernel], optimizer=SimpleNamespace(variables=listed))
         found = state.of_model(model)
         assert [id(v) for v in found] == [id(kernel), id(bias), id(rate)]
 
 
 def test_a_model_without_an_optimizer_has_its_own_variables_only() -> None:
     mine = variables()
-    assert len(state.of_model(SimpleNamespace(variables=mine, optimizer=None))) == 2
-    assert len(state.of_model(SimpleNamespace(variables=mine))) == 2
+    models: list[Any] = [SimpleNamespace(variables=mine, optimizer=None), SimpleNamespace(variables=mine)]
+    assert [len(state.of_model(model)) for model in models] == [2, 2]
 
 
 def test_the_first_difference_is_not_one_of_numbers(together: Any) -> None:
