@@ -34,7 +34,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.keras.split import shares
 from syrtos.keras.split.checks import Checks
 from syrtos.keras.split.plan import SplitPlan
-from syrtos.keras.tensorflow import gradients, patching, tf_internals
+from syrtos.keras.tensorflow import patching, reduction, tf_internals
 from syrtos.keras.tensorflow.input import Share
 
 v1: Any = tf.compat.v1
@@ -158,10 +158,10 @@ class Estimator:
                 if seed is not None:  # the same data, and other noise on it
                     v1.set_random_seed(seed + shares.SEED_STRIDE * world.current().world.rank)
                 features, labels = scope.data
-                before = gradients.reductions
+                before = reduction.count_reductions()
                 with tf_internals.assignments_of_keras() as assigned:
                     spec = self._call_model_fn(features, labels, ModeKeys.TRAIN)
-                graphs.check_reduced(gradients.reductions - before)
+                graphs.check_reduced(reduction.count_reductions() - before)
                 loss, train_op = graphs.over_all(scope, spec.loss), tf.group(graphs.operation(spec.train_op), *assigned)
             specs.warm_start(self._warm_start_from if self.latest_checkpoint() is None else None)
             scaffold = self._scaffold(spec)
