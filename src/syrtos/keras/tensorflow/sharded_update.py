@@ -5,7 +5,6 @@ The new values of all workers' parts are gathered.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, cast, overload
 
@@ -110,7 +109,7 @@ def _buckets(pairs: Pairs) -> list[Pairs]:
         kinds.setdefault((variable.dtype, isinstance(gradient, tf.IndexedSlices)), []).append((gradient, variable))
     found: list[Pairs] = []
     for alike in kinds.values():
-        sizes = [math.prod(v.shape) * tf.as_dtype(v.dtype).size for _, v in alike]
+        sizes = [v.shape.num_elements() * tf.as_dtype(v.dtype).size for _, v in alike]
         found += [[alike[i] for i in bucket] for bucket in fusion.plan(sizes, limit)]
     return found
 
@@ -168,7 +167,7 @@ def _pad_part(found: Sharding, value: tf.Tensor, variable: _Variable) -> tf.Tens
 
     The rest of it is zeros.
     """
-    part, size = found.part_of(variable), math.prod(variable.shape)
+    part, size = found.part_of(variable), variable.shape.num_elements()
     return tf.pad(tf.reshape(value, [-1]), [[part.start, size - part.stop]])
 
 
@@ -183,10 +182,10 @@ def _cut(found: Sharding, value: Gradient, variable: _Variable) -> Gradient:
         if value.shape.num_elements() == part.stop - part.start:
             return tf.reshape(value, part.shape)
         return tf.reshape(tf.reshape(value, [-1])[part.start : part.stop], part.shape)
-    if part.stop > part.start and part.shape[1:] == tuple(variable.shape)[1:]:
+    if part.stop > part.start and part.shape[1:] == tuple(variable.shape[1:]):
         return _rows_of_part(value.indices, value.values, part.first_row(), part.shape)
     # The variable is cut within its rows: each number of a row is a row of the part.
-    width = math.prod(tuple(variable.shape)[1:])
+    width = variable.shape[1:].num_elements()
     numbers = tf.cast(value.indices, tf.int64)[:, None] * width + tf.range(width, dtype=tf.int64)
     return _rows_of_part(tf.reshape(numbers, [-1]), tf.reshape(value.values, [-1]), part.start, part.shape)
 

@@ -244,7 +244,9 @@ class StepScope(Watcher):
         sums, means = (
             [(v, base) for key, (v, base) in dirty.items() if rules[key] == rule] for rule in ("sum", "mean")
         )
-        extremes = [(v, base, rules[key]) for key, (v, base) in dirty.items() if rules[key] in ("max", "min")]
+        extremes: list[tuple[tf.Variable, tf.Tensor, Rule]] = [
+            (v, base, rules[key]) for key, (v, base) in dirty.items() if rules[key] in ("max", "min")
+        ]
         scalars = scalars or []
         if not (sums or means or extremes or scalars or always):
             return []
