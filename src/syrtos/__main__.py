@@ -19,7 +19,9 @@ from syrtos.launch.worker.main import main as run_worker
 def main() -> None:
     """Runs a script as one worker of a world, or the command line."""
     if len(sys.argv) < 2 or not (sys.argv[1].endswith(".py") or sys.argv[1] == "-m"):
-        sys.exit(command(sys.argv[1:]))  # programs run this with all that they want: no file of the folder adds to it
+        # Programs that run `python -m syrtos` give all that they want: no file of the folder
+        # (syrtos.toml) adds to it, as one does for a person's `syrtos run`.
+        sys.exit(command(sys.argv[1:]))
     try:
         if placed.cluster_to_form(settings.environment()) is not None:
             sys.exit(command(["run", "--on", placing.PLACED, *sys.argv[1:]]))

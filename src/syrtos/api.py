@@ -14,9 +14,11 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from syrtos.comm import world
-from syrtos.comm.communicator import Communicator, ReduceOp
+from syrtos.comm.arrays import ReduceOp
+from syrtos.comm.communicator import Communicator
 from syrtos.errors import ConfigurationError
 from syrtos.settings import Options
+from syrtos.topology import World
 
 Function = TypeVar("Function")
 
@@ -82,7 +84,7 @@ def shutdown() -> None:
 @unconverted
 def rank() -> int:
     """Returns this worker's number, 0 to ``size() - 1``."""
-    return _aware().rank
+    return _rank_aware_world().rank
 
 
 @unconverted
@@ -94,7 +96,7 @@ def size() -> int:
 @unconverted
 def local_rank() -> int:
     """Returns this worker's number on its host."""
-    return _aware().local_rank
+    return _rank_aware_world().local_rank
 
 
 @unconverted
@@ -106,7 +108,7 @@ def local_size() -> int:
 @unconverted
 def node_rank() -> int:
     """Returns the number of this worker's host."""
-    return _aware().node_rank
+    return _rank_aware_world().node_rank
 
 
 def process_set(ranks: Sequence[int]) -> ProcessSet:
@@ -132,7 +134,8 @@ def process_set(ranks: Sequence[int]) -> ProcessSet:
     group = comm.split(int(comm.rank in members))
     if comm.rank in members:
         return ProcessSet(members, group)
-    group.close()  # no other owner: an MPI has some 2000 communicators
+    # Nobody else has this group, and an MPI has some 2000 communicators.
+    group.close()
     return ProcessSet(members, None)
 
 
@@ -302,8 +305,9 @@ def allgather_object(value: Any, process_set: ProcessSet | None = None) -> list[
     return comm_of(process_set).allgather_object(value)
 
 
-def _aware() -> Any:
+def _rank_aware_world() -> World:
     session = world.current()
+    # A script that asks for its rank decides itself which rank writes a file.
     session.rank_aware = True
     return session.world
 
@@ -333,6 +337,7 @@ def _call(name: str, value: Any, group: ProcessSet | None, **arguments: Any) -> 
 
 def _tensor_room(value: Any) -> ModuleType | None:
     """Returns the module that exchanges a framework's tensors, if ``value`` is one; loads no framework for it."""
+    # A value is a tensor only of a framework that is imported already.
     tensorflow, jax, torch = (sys.modules.get(name) for name in ("tensorflow", "jax", "torch"))
     if tensorflow is not None and tensorflow.is_tensor(value):
         return importlib.import_module("syrtos.keras.tensorflow.ops")

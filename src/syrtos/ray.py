@@ -74,20 +74,25 @@ def run(
     options = {"run_dir": new_run_dir(), **options}
     command = _command(workers, min_workers, options)
     asked = _request_of(workers, gpus_per_worker, values or {})
-    packed = _pack(function, args)
+    with _reserve_places(asked, _pack(function, args)) as places:
+        return _run_on(places, command, options["run_dir"])
+
+
+def _run_on(places: WorkerPlaces, command: Sequence[str], run_dir: object) -> object:
+    """Runs the launcher's command with workers on the places, and returns rank 0's result."""
     with (
-        _places(asked, packed) as places,
         tempfile.TemporaryDirectory(prefix="syrtos-ray-") as folder,
         contextlib.closing(door.Door(path := str(Path(folder) / "door"), places)),
     ):
         env = launcher.environment_of_workers(settings.environment()) | {door.VARIABLE: path}
-        env.pop("CUDA_VISIBLE_DEVICES", None)  # this process's own: workers have what Ray gives them
-        with reporting(places, str(Path(str(options["run_dir"])).resolve())):
+        # this process's own: workers have what Ray gives them
+        env.pop("CUDA_VISIBLE_DEVICES", None)
+        with reporting(places, str(Path(str(run_dir)).resolve())):
             launcher.run(command, env, subprocess.DEVNULL)
         with launcher.memory() as result:
             result.write(places.result())
             result.flush()
-            return launcher.result_of(result, options["run_dir"])
+            return launcher.result_of(result, run_dir)
 
 
 def _command(workers: int, least: int | None, options: Mapping[str, object]) -> tuple[str, ...]:
@@ -109,7 +114,7 @@ def _pack(function: Callable[..., object], args: Sequence[object]) -> bytes:
         return file.read()
 
 
-def _places(asked: Asked, packed: bytes) -> contextlib.closing[WorkerPlaces]:
+def _reserve_places(asked: Asked, packed: bytes) -> contextlib.closing[WorkerPlaces]:
     """Returns a context manager of the places, which Ray has reserved.
 
     Raises:
@@ -170,7 +175,8 @@ def _report_of_session() -> Callable[[dict[str, Any]], None] | None:
     tune, train = sys.modules.get("ray.tune"), sys.modules.get("ray.train")
     if tune is not None and tune.get_context().get_trial_id() is not None:
         return tune.report
-    with contextlib.suppress(Exception):  # which kind says that there is no session differs from version to version
+    # which kind of error says that there is no session differs between versions of Ray
+    with contextlib.suppress(Exception):
         if train is not None and train.get_context().get_world_size() is not None:
             return train.report
     return None

@@ -214,7 +214,8 @@ class Options:
             )
         self._check_local_steps()
         for name in ("timeout", "bucket_mb", "outer_lr"):
-            if not getattr(self, name) > 0:  # NaN too
+            # Written so that NaN is refused too.
+            if not getattr(self, name) > 0:
                 raise ConfigurationError(f"`{name}` must be more than 0. Received: {getattr(self, name)}.")
 
     def _check_profile(self) -> None:
@@ -319,7 +320,8 @@ def is_secret(name: str) -> bool:
 
 def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that TensorFlow, Keras and their libraries read when they are imported."""
-    others = ("SYRTOS_", "CUDA_", "PYTHON")  # ours, each worker's own GPUs, and what an interpreter has read before
+    # ours, each worker's own GPUs, and what an interpreter has read before
+    others = ("SYRTOS_", "CUDA_", "PYTHON")
     return {name: value for name, value in env.items() if is_harmless(name) and not name.startswith(others)}
 
 

@@ -11,6 +11,8 @@ from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.testing import run_world
 
 WORLDS = [1, 2, 3, 4, 5, 8]
+# Processes of 5 are another odd number.
+OF_PROCESSES = [pytest.param(size, marks=pytest.mark.long) if size == 5 else size for size in WORLDS]
 
 
 @pytest.mark.parametrize("size", WORLDS)
@@ -32,12 +34,12 @@ def test_in_process(size: int) -> None:
         raise failures[0]
 
 
-@pytest.mark.parametrize("size", WORLDS)
+@pytest.mark.parametrize("size", OF_PROCESSES)
 def test_mpi(size: int) -> None:
     assert run_world(size, workers.on_mpi) == ["ok"] * size
 
 
-@pytest.mark.parametrize("size", WORLDS)
+@pytest.mark.parametrize("size", OF_PROCESSES)
 def test_shared_memory(size: int) -> None:
     assert run_world(size, workers.on_shared_memory) == ["ok"] * size
 

@@ -314,7 +314,7 @@ def step_that_draws_from_an_iterator_of_its_own() -> tuple[Any, Logs]:
             self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
             return {"loss": loss, "first_number": tf.cast(numbers[0], tf.float32)}
 
-    keras.utils.set_random_seed(49)
+    keras.utils.set_random_seed(51)
     model = SemiSupervised()
     model.compile(keras.optimizers.SGD(0.05))
     return fit(model, x, y)

@@ -78,7 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = made.parse_args(words)
     try:
         if arguments is None and words[0] == "run":
-            from syrtos.cli.defaults import added_words  # only here: the other commands do without engines
+            # only here: the other commands do without engines
+            from syrtos.cli.defaults import added_words
 
             if added := added_words(_commands_of(made).choices["run"], words[1:]):
                 words = ["run", *added, *words[1:]]
@@ -90,7 +91,9 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(f"syrtos: training jobs need {error.name}: `pip install {_packages_of_jobs()}`", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # `| head` has enough
+    except BrokenPipeError:
+        # What reads the output has enough, as `| head`: Python's own flush at the end must not
+        # fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SyrtosError as error:
@@ -101,7 +104,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _packages_of_jobs() -> str:
     """Returns the packages that jobs need, quoted for a shell."""
     # By their names, since a checkout or a wheel may be what syrtos was installed from.
-    from importlib.metadata import requires  # only here: it takes longer to import than all of this file
+    # only here: it takes longer to import than all of this file
+    from importlib.metadata import requires
 
     wanted = (requirement.partition(";") for requirement in requires("syrtos") or ())
     return " ".join(f"'{name.strip()}'" for name, _, extra in wanted if extra.strip() == 'extra == "jobs"')

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.store import home as homes
 from syrtos.jobs.store.home import ACCOUNT, BUCKET, REGION, Home
+
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
 
 # Seconds that a service may take to start.
 _STARTING = 15.0
@@ -29,7 +32,7 @@ SageMaker:
 """
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "aws-env",
@@ -40,15 +43,13 @@ def add_to(commands: Any) -> None:
 
 
 def main(_chosen: argparse.Namespace) -> int:
-    """Prints one `export` to a line.
-
-    Where no service runs it prints `false`, so that `eval "$(syrtos aws-env)" && ...` goes no further.
-    """
+    """Prints one `export` to a line, and `false` where no service runs."""
     home = Home()
     wait_for_service(home, _STARTING)
     try:
         found = variables(home)
     except ConfigurationError:
+        # So that `eval "$(syrtos aws-env)" && ...` goes no further.
         print("false")
         raise
     for name, value in found.items():
@@ -57,7 +58,8 @@ def main(_chosen: argparse.Namespace) -> int:
 
 
 def wait_for_service(home: Home, seconds: float) -> None:
-    """Waits until a service runs, at most ``seconds``: `syrtos serve &` in the same line takes a moment."""
+    """Waits until a service runs, at most ``seconds``."""
+    # `syrtos serve &` in the same line takes a moment.
     deadline = time.monotonic() + seconds
     while home.endpoint() is None and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
 
 _SHELLS = ("bash", "zsh", "tcsh")
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "completion",
@@ -34,7 +37,8 @@ def main(chosen: argparse.Namespace) -> int:
     parser = cli.parser()
     for action in _actions(parser):
         if action.dest == "script":
-            action.nargs = argparse.REMAINDER  # which shtab knows: the script's arguments may be files too
+            # shtab knows REMAINDER, not PARSER: it completes the script's arguments as files too
+            action.nargs = argparse.REMAINDER
         if action.dest == "script" or action.type is Path:
             is_folder = "DIR" in str(action.metavar)
             setattr(action, "complete", shtab.DIRECTORY if is_folder else shtab.FILE)  # noqa: B010

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:  # the other commands should start at once
+    from syrtos.cli.parsing import Commands
     from syrtos.data.inspect import Shape
     from syrtos.data.proof import Epoch
 
@@ -18,7 +19,7 @@ _BAR = 30
 _FILES_SHOWN = 16
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the command to the parser."""
     parser = commands.add_parser("data", help="inspect a data set, or verify the records of a run")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")

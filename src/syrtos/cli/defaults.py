@@ -43,6 +43,7 @@ def added_words(parser: Parser, words: list[str]) -> list[str]:
         # It may name commands that are run.
         print(f"syrtos: {FILE} of this folder belongs to another user and is not used.", file=sys.stderr)
         return []
+    # In the place of the defaults: what is still None after parsing was not typed.
     nothing = argparse.Namespace(**dict.fromkeys(action.dest for action in parser._actions))
     typed = {name: value for name, value in vars(parser.parse_args(words, nothing)).items() if value is not None}
     added = [*words_of(_read(), parser, typed)]
@@ -69,7 +70,8 @@ def words_of(tables: Mapping[str, Any], parser: Parser, typed: Mapping[str, Any]
     run = tables.get("run", {})
     left_out = {*typed, *(_HOSTS if _HOSTS & typed.keys() else ())}
     engine = typed.get("on") or ("" if "on" in left_out else run.get("on", ""))
-    left_out |= set() if engine else {"gpus_per_worker"}  # which only engines are asked for
+    # only engines are asked for GPUs: without one the file's number has no meaning
+    left_out |= set() if engine else {"gpus_per_worker"}
     for name, value in run.items():
         option, action = _option(name, options)
         words = [*_words(name, option, action, value)]
@@ -82,7 +84,8 @@ def words_of(tables: Mapping[str, Any], parser: Parser, typed: Mapping[str, Any]
 
 
 def _read() -> dict[str, Any]:
-    import tomllib  # only here: most folders have no file
+    # Only here: most folders have no such file.
+    import tomllib
 
     try:
         return tomllib.loads(Path(FILE).read_text(encoding="utf-8"))
@@ -123,6 +126,7 @@ def _words(name: str, option: str, action: argparse.Action, value: Any) -> Itera
     many = isinstance(action, argparse._AppendAction) and isinstance(value, list)
     for one in value if many else [value]:
         _check(name, one, action.type, action.choices)
+        # A value that begins with a dash would be taken for an option.
         yield from (option, str(one)) if not str(one).startswith("-") else (f"{option}={one}",)
 
 

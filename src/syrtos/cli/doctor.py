@@ -6,15 +6,18 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from syrtos.doctor.finding import Finding, Severity
 from syrtos.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
+
 _COLOURS = {Severity.BREAKS: "red", Severity.WRONG: "yellow", Severity.SLOW: "cyan", Severity.NOTE: "dim"}
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "doctor",

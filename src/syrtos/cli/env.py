@@ -6,17 +6,20 @@ import argparse
 import os
 import platform
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 from syrtos import __version__, settings, topology
 from syrtos.doctor import machine_facts
 from syrtos.doctor.machine_facts import versions
 
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
+
 # Other variables may hold secrets and are not shown.
 _SHOWN = ("PMI_", "OMPI_COMM_WORLD_", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser("env", help="print versions and the machine, for a bug report")
     parser.set_defaults(main=main)

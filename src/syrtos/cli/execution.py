@@ -6,20 +6,17 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
-import hashlib
-import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from syrtos import settings
-from syrtos.checkpoint import durable
-from syrtos.cli.env import versions
 from syrtos.cli.failure import print_failure
+from syrtos.cli.run_request import REQUEST, RunRequest, note, read_request, request_changes
 from syrtos.cli.summary import print_summary, print_table
 from syrtos.cli.watching import forget as forget_watched
 from syrtos.cli.watching import watching
@@ -29,24 +26,20 @@ from syrtos.launch import generations, losses
 from syrtos.launch.membership import Membership
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.plan import Machine, Plan, make_plan
-from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.processes.standard_input import has_data, input_descriptor
 from syrtos.launch.processes.standby import Standby
-from syrtos.launch.program import Program
 from syrtos.launch.remote.here import is_here
-from syrtos.launch.snapshots import Here, OnHosts
-from syrtos.launch.spec import Elastic, Host, Spec
+from syrtos.launch.snapshots import Here, OnHosts, Snapshots
+from syrtos.launch.spec import Host, Spec
 from syrtos.launch.supervise import supervise
 from syrtos.launch.terminal import output
 from syrtos.observe.clock import process_age
 from syrtos.observe.ledger import forget, launching
 from syrtos.report.json_files import document
-from syrtos.settings import Options
 
 if TYPE_CHECKING:
     from syrtos.launch.remote.agents import Agent, Agents
 
-_REQUEST = "run.json"
 _LOCK = ".lock"
 # The end of a run that a scheduler has stopped.
 _BY_SCHEDULER = [End.STOPPED.name, 128 + signal.SIGTERM]
@@ -56,7 +49,7 @@ _STANDBY_AFTER = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Met:
+class ConnectedHosts:
     """Processes that something else has started on the hosts, and that have connected to this one.
 
     Attributes:
@@ -70,125 +63,11 @@ class Met:
     on_return: Callable[[Callable[[Agent], None]], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class RunRequest:
-    """A run as it was asked for.
-
-    Attributes:
-        spec: the program, and the workers.
-        policy: the rules by which workers are started again.
-        seed: the workers' common seed.
-        track: the trackers that the run is logged to.
-        metrics_port: the port on the loopback interface at which Prometheus finds the run's figures; None: none.
-    """
-
-    spec: Spec
-    policy: RestartPolicy
-    seed: int
-    track: tuple[str, ...] = ()
-    metrics_port: int | None = None
-
-    def identifying_facts(self) -> dict[str, Any]:
-        """Returns all that tells requests apart, which is everything but the seed and the watching, as JSON has it."""
-        spec = self.spec
-        name = spec.program.name if spec.program.is_module else str(Path(spec.program.name).resolve())
-        described = {
-            "program": dataclasses.asdict(dataclasses.replace(spec.program, name=name)),
-            "sha256": _digest(name),
-            "versions": versions(),
-            "folder": os.getcwd(),
-            "workers": spec.workers,
-            "hosts": [dataclasses.asdict(host) for host in spec.hosts],
-            "elastic": dataclasses.asdict(spec.elastic) if spec.elastic else None,
-            "ssh": spec.ssh,
-            "forward": spec.forward,
-            "options": dataclasses.asdict(spec.options),
-            "oversubscribe": spec.oversubscribe,
-            "grace": spec.grace,
-            "policy": dataclasses.asdict(self.policy),
-        }
-        return json.loads(json.dumps(described))
-
-    def differences(self, found: Mapping[str, Any]) -> list[str]:
-        """Returns the names of what this request asks for otherwise than the request that ``found`` describes.
-
-        The hosts of an elastic run may be others, and those that an engine has chosen.
-        """
-        described = self.identifying_facts()
-        names = [name for name in described if described[name] != found.get(name)]
-        if self.spec.elastic:
-            names = [name for name in names if name not in ("hosts", "workers")]
-        if self.spec.placed:
-            names = [name for name in names if name != "hosts"]
-        options = [name for name, value in described["options"].items() if value != found.get("options", {}).get(name)]
-        unknown = [] if described["sha256"] else ["the module's files, which are not known"]
-        readable = {"options": ", ".join(options), "sha256": "the script's file"}
-        return [readable.get(name, name) for name in names] + unknown
-
-    def write(self, run_dir: Path) -> None:
-        """Writes the request into the run directory, so that the run can be resumed from there."""
-        watched = {"track": self.track, "metrics_port": self.metrics_port}
-        facts = {"seed": self.seed, **watched, "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        (run_dir / _REQUEST).write_text(json.dumps(self.identifying_facts() | facts, indent=2) + "\n")
-
-
-def _digest(script: str) -> str:
-    """Returns the SHA-256 of a script's file; empty for a module."""
-    return hashlib.sha256(Path(script).read_bytes()).hexdigest() if os.path.isfile(script) else ""
-
-
-def read_request(run_dir: Path) -> RunRequest:
-    """Reads the request that `RunRequest.write` has written, and changes to the folder in which the run was begun.
-
-    If the script has changed since, a line says so.
-
-    Raises:
-        ConfigurationError: there is no such run, or it can't be resumed.
-    """
-    try:
-        found: dict[str, Any] = json.loads((run_dir / _REQUEST).read_text())
-        policy = RestartPolicy(**found["policy"])
-        program = {
-            **found["program"],
-            "arguments": tuple(found["program"]["arguments"]),
-            "flags": tuple(found["program"]["flags"]),
-        }
-        options = Options(**found["options"])
-        os.chdir(found["folder"])
-        elastic = Elastic(**found["elastic"]) if found["elastic"] else None
-        resized = found.get("resized")
-        spec = Spec(
-            program=Program(**program),
-            workers=found["workers"] if elastic else resized or found["workers"],
-            hosts=tuple(Host(**host) for host in found.get("moved", found["hosts"])),
-            elastic=dataclasses.replace(elastic, most=resized) if elastic and resized else elastic,
-            ssh=found["ssh"],
-            forward=tuple(found["forward"]),
-            options=options,
-            oversubscribe=found["oversubscribe"],
-            grace=found["grace"],
-        )
-        seed = int(found["seed"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(
-            f"{run_dir} is not the run directory of a run that can be resumed: {error}. Name the folder that `syrtos run` printed at its start."
-        ) from error
-    if options.servers or not policy.restarts:
-        raise ConfigurationError(
-            f"The run in {run_dir} kept no snapshots: runs with parameter servers or with `--max-restarts 0` don't."
-        )
-    if (found.get("end") or [""])[0] == End.FINISHED.name:
-        raise ConfigurationError(f"The run in {run_dir} has finished: there is nothing to resume.")
-    if _digest(spec.program.name) != found.get("sha256", ""):
-        print(f"syrtos: {spec.program.name} has changed since the run was begun.", file=sys.stderr)
-    return RunRequest(spec, policy, seed, tuple(found.get("track") or ()), found.get("metrics_port"))
-
-
 def execute(
     request: RunRequest,
     run_dir: Path,
     resume: bool = False,
-    met: Met | None = None,
+    connected: ConnectedHosts | None = None,
     changes: Mapping[str, object] | None = None,
 ) -> int:
     """Runs a request, prints what a person wants to know, and returns the exit code.
@@ -204,12 +83,13 @@ def execute(
             f"The run directory {run_dir} can't be written to: {error.strerror}. Name another with --run-dir."
         ) from error
     with _run_lock(run_dir):
+        # A scheduler that queues a job again gives the very same command.
         if not resume and generations.has_snapshot(run_dir):
             if _goes_on(request, run_dir):
                 print(f"syrtos: the same run was stopped in {run_dir}, and goes on.", file=sys.stderr)
                 request, resume = _on_new_hosts(read_request(run_dir), request.spec), True
                 if request.spec.placed:
-                    _note(run_dir, **request_changes(None, request.spec.hosts))
+                    note(run_dir, **request_changes(None, request.spec.hosts))
             elif _may_be_forgotten(request, run_dir):
                 print(f"syrtos: an earlier run in {run_dir} had not finished: this one begins anew.", file=sys.stderr)
             else:
@@ -218,12 +98,12 @@ def execute(
                     "remove that folder, or name another with --run-dir."
                 )
         if resume:
-            _note(run_dir, end=None, **(changes or {}))
+            note(run_dir, end=None, **(changes or {}))
         else:
             forget_watched(run_dir)
             request.write(run_dir)
         with watching(run_dir, request.track, request.metrics_port):
-            return _execute(request, run_dir, resume, met)
+            return _execute(request, run_dir, resume, connected)
 
 
 def _on_new_hosts(kept: RunRequest, asked: Spec) -> RunRequest:
@@ -240,7 +120,7 @@ def _goes_on(request: RunRequest, run_dir: Path) -> bool:
     It does if the same script, options and arguments ran here until a scheduler stopped the launcher, or its machine
     was lost; and, however that run ended, where the script has committed a state itself.
     """
-    found = document(run_dir / _REQUEST)
+    found = document(run_dir / REQUEST)
     if request.differences(found):
         return False
     return found.get("end") in (None, _BY_SCHEDULER) or generations.is_of_script(run_dir)
@@ -248,7 +128,7 @@ def _goes_on(request: RunRequest, run_dir: Path) -> bool:
 
 def _why_not(request: RunRequest, run_dir: Path) -> str:
     """Returns why the same command does not go on with an unfinished run, as the end of a sentence about it."""
-    found = document(run_dir / _REQUEST)
+    found = document(run_dir / REQUEST)
     if not found:
         return "has not finished"
     if different := request.differences(found):
@@ -258,7 +138,7 @@ def _why_not(request: RunRequest, run_dir: Path) -> str:
 
 def _may_be_forgotten(request: RunRequest, run_dir: Path) -> bool:
     """Returns whether the snapshot in this folder is one that no person has asked for."""
-    asked = document(run_dir / _REQUEST).get("policy", {}).get("asked", True)
+    asked = document(run_dir / REQUEST).get("policy", {}).get("asked", True)
     return not (request.policy.asked or asked or generations.is_of_script(run_dir))
 
 
@@ -266,18 +146,18 @@ def _may_be_forgotten(request: RunRequest, run_dir: Path) -> bool:
 def _run_lock(run_dir: Path) -> Iterator[None]:
     """Context manager: no other process runs anything in this folder.
 
-    The kernel drops the lock when this process ends, however it does.
-
     Raises:
         ConfigurationError: another process runs something in the folder.
     """
     with (run_dir / _LOCK).open("a") as file:
         try:
+            # The kernel drops the lock when this process ends, however it does.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise going_on_error(run_dir) from error
         except OSError:
-            pass  # a file system without locks
+            # The file system has no locks: nothing is known of other runs.
+            pass
         yield
 
 
@@ -296,18 +176,20 @@ def is_going_on(run_dir: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        pass  # no folder, none of a run, or a file system without locks
+        # There is no folder, it is none of a run, or the file system has no locks.
+        pass
     return False
 
 
-def _execute(request: RunRequest, run_dir: Path, resume: bool, met: Met | None) -> int:
+def _execute(request: RunRequest, run_dir: Path, resume: bool, connected: ConnectedHosts | None) -> int:
     spec, policy, began = request.spec, request.policy, time.time() - process_age()
-    verifies = spec.options.verify == "only"  # `syrtos verify` prints a table in place of all that is printed of a run
+    # `syrtos verify` prints a table in place of all that is printed of a run
+    verifies = spec.options.verify == "only"
     if not verifies:
         _announce(spec, generations.generation_folder(run_dir, generations.next_generation(run_dir, resume)))
 
-    machine, env = this_machine(spec.hosts, met), settings.environment()
-    agents = _agents(spec, met)
+    machine, env = this_machine(spec.hosts, connected), settings.environment()
+    agents = _agents(spec, connected)
     resized = functools.partial(_on_resize, run_dir)
     with (
         contextlib.closing(Standby()) as standby,
@@ -325,43 +207,73 @@ def _execute(request: RunRequest, run_dir: Path, resume: bool, met: Met | None) 
             standby_after=0.0 if policy.asked else _STANDBY_AFTER,
             changed=members.reason_to_replace if snapshots else lambda: "",
         )
-
-        new_interpreters: dict[str, str] = {}
-
-        def start(folder: Path, variables: Callable[[int], Mapping[str, str]]) -> Outcome:
-            nonlocal began
-            try:
-                now, without = members.begin(snapshots.committed_number() if snapshots else 0)
-            except ConfigurationError as error:
-                return Outcome(End.NOT_STARTED, 1, why=str(error))
-            if without:
-                output.say(f"{', '.join(sorted(without))} can't be reached: their workers run on the other hosts")
-
-            def run_once() -> Outcome:
-                more = {**variables(now.workers), **new_interpreters}
-                return _run_once(now, machine, folder, more, began, supervised, without)
-
-            outcome = run_once()
-            if outcome.otherwise and outcome.end is not End.STOPPED:
-                output.say(
-                    f"{outcome.otherwise}. The script begins again, and each worker imports its frameworks by itself."
-                )
-                new_interpreters[settings.NEW_INTERPRETERS_VARIABLE] = "first"
-                outcome = run_once()
-            began = time.time()  # of the next generation, if there is one
-            return outcome
-
+        starter = _GenerationStarter(members, machine, snapshots, supervised, began)
         if snapshots:
-            ended = generations.run(start, snapshots, run_dir, policy, request.seed, resume, gather=members.gather)
+            ended = generations.run(
+                starter.start, snapshots, run_dir, policy, request.seed, resume, gather=members.gather
+            )
         else:
             generations.forget(run_dir)
-            ended = generations.RunEnd(start(run_dir, lambda workers: {}), run_dir)
-    _note(run_dir, end=[ended.outcome.end.name, ended.outcome.code])
+            ended = generations.RunEnd(starter.start(run_dir, lambda workers: {}), run_dir)
+    note(run_dir, end=[ended.outcome.end.name, ended.outcome.code])
     if ended.outcome.end is not End.FINISHED:
         return _print_failed(ended, run_dir, policy.asked)
     if not verifies:
         print_summary(run_dir)
     return ended.outcome.code
+
+
+@dataclasses.dataclass
+class _GenerationStarter:
+    """Starts the generations of a run, each with the hosts that are there.
+
+    Attributes:
+        members: the hosts of the moment.
+        machine: the machine that launches.
+        snapshots: memory for what workers commit; None where they commit nothing.
+        supervised: starts a plan in an environment, and waits for its end.
+        began: when the generation that is started next began, s since the epoch; for the first, when this process did.
+        new_interpreters: the variable by which workers import their frameworks themselves, once a script needed that.
+    """
+
+    members: Membership
+    machine: Machine
+    snapshots: Snapshots | None
+    supervised: Callable[[Plan, Mapping[str, str]], Outcome]
+    began: float
+    new_interpreters: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def start(self, folder: Path, variables: Callable[[int], Mapping[str, str]]) -> Outcome:
+        """Runs a generation, recorded in ``folder``; ``variables`` are those of its workers, whose number it is given."""
+        try:
+            spec, without = self.members.begin(self.snapshots.committed_number() if self.snapshots else 0)
+        except ConfigurationError as error:
+            return Outcome(End.NOT_STARTED, 1, why=str(error))
+        if without:
+            output.say(f"{', '.join(sorted(without))} can't be reached: their workers run on the other hosts")
+        outcome = self._run_once(spec, folder, variables(spec.workers), without)
+        if outcome.otherwise and outcome.end is not End.STOPPED:
+            output.say(
+                f"{outcome.otherwise}. The script begins again, and each worker imports its frameworks by itself."
+            )
+            # It stays set: the imports guessed from the script's text are wrong in later generations too.
+            self.new_interpreters[settings.NEW_INTERPRETERS_VARIABLE] = "first"
+            outcome = self._run_once(spec, folder, variables(spec.workers), without)
+        self.began = time.time()
+        return outcome
+
+    def _run_once(self, spec: Spec, folder: Path, variables: Mapping[str, str], without: frozenset[str]) -> Outcome:
+        """Runs the workers of ``spec`` once, ``without`` hosts that are lost."""
+        spec = dataclasses.replace(spec, options=dataclasses.replace(spec.options, run_dir=str(folder)))
+        folder.mkdir(parents=True, exist_ok=True)
+        # An earlier run, or the first try of this generation, may have left its records here.
+        forget(folder)
+        losses.forget(folder)
+        env = {**settings.environment(), **variables, **self.new_interpreters}
+        with launching(folder, self.began) as facts:
+            outcome = self.supervised(make_plan(spec, self.machine, env, without), env)
+            facts |= outcome.facts()
+        return outcome
 
 
 def _print_failed(ended: generations.RunEnd, run_dir: Path, restarts_asked: bool) -> int:
@@ -374,63 +286,34 @@ def _print_failed(ended: generations.RunEnd, run_dir: Path, restarts_asked: bool
         )
     if ended.reason:
         print(f"syrtos: no restart: {ended.reason}.", file=sys.stderr)
-    again_the_same = ended.outcome.has_reported("NonFiniteError")  # the same batch gives the same numbers
+    # the same batch gives the same numbers
+    again_the_same = ended.outcome.has_reported("NonFiniteError")
     if not ended.resumable or again_the_same:
         return ended.outcome.code
     mended = ", once the cause is mended" if ended.reason else ""
     by_scheduler = [ended.outcome.end.name, ended.outcome.code] == _BY_SCHEDULER
-    goes_on = generations.has_snapshot(run_dir) and by_scheduler  # which a full disk may have prevented
+    # a full disk may have prevented the snapshot that the scheduler's signal asked for
+    goes_on = generations.has_snapshot(run_dir) and by_scheduler
     same = ", and so does the same command with this --run-dir" * goes_on
     print(f"syrtos: `syrtos resume {run_dir}` goes on from {ended.resumable}{mended}{same}.", file=sys.stderr)
     return STOPPED if goes_on else ended.outcome.code
 
 
-def _note(run_dir: Path, **facts: object) -> None:
-    path = run_dir / _REQUEST
-    durable.replace(path, (json.dumps({**json.loads(path.read_text()), **facts}, indent=2) + "\n").encode())
-
-
-def request_changes(workers: int | None, hosts: Sequence[Host] = ()) -> dict[str, object]:
-    """Returns another number of workers, or other hosts, in the form in which the request keeps them."""
-    changes: dict[str, object] = {} if workers is None else {"resized": workers}
-    return changes | ({"moved": [dataclasses.asdict(host) for host in hosts]} if hosts else {})
-
-
 def _on_resize(run_dir: Path, workers: int) -> None:
-    _note(run_dir, **request_changes(workers))
+    note(run_dir, **request_changes(workers))
 
 
-def _agents(spec: Spec, met: Met | None) -> Agents | None:
+def _agents(spec: Spec, connected: ConnectedHosts | None) -> Agents | None:
     """Returns the agents of a run on hosts; None for a run on this machine alone."""
     if not spec.hosts:
         return None
-    from syrtos.launch.remote.agents import Agents  # only here: it takes 30 ms to import
+    # only here: it takes 30 ms to import
+    from syrtos.launch.remote.agents import Agents
 
-    agents = Agents(met.agents if met else None)
-    if met:
-        met.on_return(agents.take)
+    agents = Agents(connected.agents if connected else None)
+    if connected:
+        connected.on_return(agents.take)
     return agents
-
-
-def _run_once(
-    spec: Spec,
-    machine: Machine,
-    folder: Path,
-    variables: Mapping[str, str],
-    began: float,
-    supervised: Callable[[Plan, Mapping[str, str]], Outcome],
-    without: frozenset[str],
-) -> Outcome:
-    """Runs one generation of workers, recorded in ``folder``, ``without`` hosts that are lost."""
-    spec = dataclasses.replace(spec, options=dataclasses.replace(spec.options, run_dir=str(folder)))
-    folder.mkdir(parents=True, exist_ok=True)
-    forget(folder)
-    losses.forget(folder)
-    env = {**settings.environment(), **variables}
-    with launching(folder, began) as facts:
-        outcome = supervised(make_plan(spec, machine, env, without), env)
-        facts |= outcome.facts()
-    return outcome
 
 
 def _input(spec: Spec) -> int | None:
@@ -454,10 +337,10 @@ def _announce(spec: Spec, run_dir: Path) -> None:
     )
 
 
-def this_machine(hosts: Sequence[Host] = (), met: Met | None = None) -> Machine:
+def this_machine(hosts: Sequence[Host] = (), connected: ConnectedHosts | None = None) -> Machine:
     """Returns the machine that launches.
 
-    The names among ``hosts`` that mean this machine are known by their addresses, or by what `Met` says.
+    The names among ``hosts`` that mean this machine are known by their addresses, or by what `ConnectedHosts` says.
     """
-    here = {host.name for host in hosts if (host.name == met.here if met else is_here(host.name))}
+    here = {host.name for host in hosts if (host.name == connected.here if connected else is_here(host.name))}
     return Machine(sys.executable, len(os.sched_getaffinity(0)), frozenset(here))

@@ -53,7 +53,8 @@ def _reported_failures(run_dir: Path) -> list[dict[str, Any]]:
     """Returns the failures that workers left in files, the first one first."""
     found = []
     for path in run_dir.glob("logs/rank-*.failure"):
-        with contextlib.suppress(ValueError):  # of a worker that was killed while it wrote
+        # a worker that was killed while it wrote leaves half a document
+        with contextlib.suppress(ValueError):
             found.append(json.loads(path.read_text()))
     return sorted(found, key=lambda failure: failure["time"])
 

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 from syrtos.errors import ConfigurationError
@@ -15,10 +15,13 @@ from syrtos.launch import generations
 from syrtos.report import forecast
 from syrtos.report.forecast import WAYS, Layout, Link, MeasuredStep
 
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
+
 _OURS = next(iter(WAYS))
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "forecast",
@@ -67,7 +70,8 @@ def main(chosen: argparse.Namespace) -> int:
     per_host = [] if chosen.per_host is None else [chosen.per_host]
     given = {"-n": chosen.workers, "--per-host": per_host, "--gbit": chosen.gbit, "--latency": [chosen.latency]}
     for name, values in given.items():
-        if wrong := [value for value in values if not 0 < value < math.inf]:  # NaN too
+        # Written so that NaN is refused too.
+        if wrong := [value for value in values if not 0 < value < math.inf]:
             raise ConfigurationError(f"`{name}` must be more than 0, and finite. Received: {wrong[0]}.")
     step = forecast.measured_step(_last_trained_folder(find_run_dir(chosen.run_dir)))
     rows = [

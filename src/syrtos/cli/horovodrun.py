@@ -10,12 +10,15 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from syrtos import settings
 from syrtos.cli import run
 from syrtos.errors import ConfigurationError
 from syrtos.launch.program import parse
+
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
 
 # Flags that tuned another engine, or chose one: (names, number of values).
 _IGNORED: tuple[tuple[tuple[str, ...], int], ...] = (
@@ -40,7 +43,7 @@ _REFUSED = {
 }
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds both subcommands to the parser."""
     for name, origin in (("horovodrun", "Horovod"), ("smddprun", "SageMaker's data parallel library")):
         parser = commands.add_parser(
@@ -113,9 +116,8 @@ def translate_arguments(chosen: argparse.Namespace) -> list[str]:
     ssh += ["-p", str(chosen.ssh_port)] if chosen.ssh_port else []
     ssh += ["-i", chosen.ssh_identity_file] if chosen.ssh_identity_file else []
     named = chosen.hosts or chosen.hostfile
-    follows = bool(
-        chosen.host_discovery_script or (named and chosen.min_np)
-    )  # on this machine alone nothing comes or goes
+    # without hosts the run is on this machine alone, where nothing comes or goes
+    follows = bool(chosen.host_discovery_script or (named and chosen.min_np))
     pairs = {
         "-n": chosen.max_np if follows else chosen.workers,
         "--min-workers": (chosen.min_np or chosen.workers) if follows else None,
@@ -124,6 +126,7 @@ def translate_arguments(chosen: argparse.Namespace) -> list[str]:
         "--hosts": chosen.hosts,
         "--hostfile": chosen.hostfile,
         "--run-dir": chosen.output_filename,
+        # 0 turns Horovod's fusion off: each tensor is a bucket of its own.
         "--bucket-mb": 1e-6 if chosen.fusion_threshold_mb == 0 else chosen.fusion_threshold_mb,
         "--timeout": 86400.0 if chosen.no_stall_check else chosen.stall_check_shutdown_time_seconds or None,
         "--ssh": shlex.join(ssh) if len(ssh) > 1 else None,
@@ -144,6 +147,7 @@ def script_of(command: Sequence[str]) -> list[str]:
     """
     rest = [*command][command[:1] == ["--"] :]
     if rest and Path(rest[0]).name.startswith("python"):
-        rest[0] = "python"  # whichever it was: workers run in this environment
+        # Whichever interpreter the command names: workers run in this environment.
+        rest[0] = "python"
     program = parse(rest)
     return [*(("python", *program.flags) if program.flags else ()), *program.words]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from syrtos.cli.defaults import FILE
 from syrtos.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
 
 TEMPLATE = """\
 # What `syrtos run` does in this folder where its command line does not say otherwise. Any of its options may stand
@@ -40,7 +43,7 @@ n = 2                            # workers
 """
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "init",

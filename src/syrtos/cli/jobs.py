@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +16,7 @@ from syrtos.cli import placing
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 
 if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
     from syrtos.jobs.api.service import Service
     from syrtos.jobs.store.job_store import Record
 
@@ -23,7 +24,7 @@ _NEWEST = "the name of a job, or a run directory (default: the newest in `runs`)
 _COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the subcommands to the parser."""
     parser = commands.add_parser("jobs", help="list training jobs, newest first")
     parser.set_defaults(main=_list)
@@ -53,7 +54,7 @@ def _list(chosen: argparse.Namespace) -> int:
     found, _ = _service().store.find([], [columns.created.desc()], 0, chosen.count)
     table = Table("job", "status", "since", "epoch", "workers", box=None, pad_edge=False, header_style="bold")
     for record in found:
-        table.add_row(record.name, _status(record), _ago(record), _epoch(record), str(record.slots))
+        table.add_row(record.name, _status(record), _age(record), _epoch(record), str(record.slots))
     Console(highlight=False).print(table if found else "There are no jobs yet: `syrtos submit train.py`.")
     return 0
 
@@ -64,7 +65,7 @@ def _status(record: Record) -> str:
     return f"[{colors.get(record.state.status, 'yellow')}]{text}[/]"
 
 
-def _ago(record: Record) -> str:
+def _age(record: Record) -> str:
     seconds = int(time.time() - record.created)
     minutes, hours = seconds // 60, seconds // 3600
     return f"{seconds} s" if minutes < 2 else f"{minutes} min" if hours < 2 else f"{hours} h"

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Callable
 
 from syrtos import settings
-from syrtos.cli.execution import Met
+from syrtos.cli.execution import ConnectedHosts
 from syrtos.engines import placed
 from syrtos.errors import ConfigurationError
 from syrtos.launch.remote.agents import Agent
 from syrtos.launch.remote.rendezvous import Cluster, Meeting, attend
 
 
-def meet(chosen: argparse.Namespace, launch: Callable[[Met | None], int]) -> int:
+def meet(chosen: argparse.Namespace, launch: Callable[[ConnectedHosts | None], int]) -> int:
     """Launches the run on all hosts from the first process; other processes start the workers of their hosts.
 
     Raises:
@@ -45,7 +45,9 @@ def meet(chosen: argparse.Namespace, launch: Callable[[Met | None], int]) -> int
     return attend(cluster, patience) if cluster.rank else _lead(cluster, patience, chosen, launch)
 
 
-def _lead(cluster: Cluster, patience: float, chosen: argparse.Namespace, launch: Callable[[Met | None], int]) -> int:
+def _lead(
+    cluster: Cluster, patience: float, chosen: argparse.Namespace, launch: Callable[[ConnectedHosts | None], int]
+) -> int:
     code = 1
     # While it waits for others: the first process of a container ignores a SIGTERM that it does not answer.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -62,5 +64,5 @@ def _lead(cluster: Cluster, patience: float, chosen: argparse.Namespace, launch:
         signal.signal(signal.SIGTERM, lambda *_: None)
         chosen.are_placed = True
         chosen.hosts = ",".join(f"{host}:{count}" for host, count in meeting.slots.items())
-        code = launch(Met(cluster.host, meeting.agents, on_return))
+        code = launch(ConnectedHosts(cluster.host, meeting.agents, on_return))
     return code

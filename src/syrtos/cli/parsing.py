@@ -6,7 +6,11 @@ import argparse
 import difflib
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    # What `add_to` of each command's file gets: argparse has no public name for it.
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 # Options of other launchers (horovodrun, torchrun, accelerate, mpiexec) by the one that means the same here.
 _ELSEWHERE = {
@@ -25,10 +29,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog.partition(' ')[0]}: {message}{end} `{self.prog} -h` explains.\n")
 
     def refuse_unknown_options(self, words: Sequence[str]) -> None:
-        """Ends the process where one of the words before the first that is no option is an option that this parser lacks.
-
-        argparse itself takes the value of such an option for the script.
-        """
+        """Ends the process where one of the words before the first that is no option is an option that this parser lacks."""
+        # argparse itself takes the value of such an option for the script.
         known = self._option_string_actions
         rest = iter(words)
         for word in rest:

@@ -15,7 +15,7 @@ from typing import Any
 
 from syrtos import settings
 from syrtos.checkpoint import durable
-from syrtos.cli.execution import Met, going_on_error, is_going_on
+from syrtos.cli.execution import ConnectedHosts, going_on_error, is_going_on
 from syrtos.engines.engine import Engine, Reached, Submitted, Wanted, read_end
 from syrtos.engines.registry import engine_of
 from syrtos.errors import ConfigurationError, SyrtosError
@@ -27,7 +27,7 @@ _FACTS = "engine.json"
 # The word after --on for hosts on each of which this command was started.
 PLACED = "placed"
 # For launchers none of whose hosts is this machine, whatever their names.
-_NOWHERE = Met("", {}, lambda take: None)
+_NOWHERE = ConnectedHosts("", {}, lambda take: None)
 _EVERY = 2.0  # seconds between two questions about a run that waits
 _INTERRUPTED = 130
 # Options of this command that the launcher does not get which the engine starts; those with a value, and those without.
@@ -115,7 +115,7 @@ def engine_for(chosen: argparse.Namespace) -> Engine | None:
     return engine_of(chosen.on) if chosen.on else None
 
 
-def place(chosen: argparse.Namespace, run_dir: Path, launch: Callable[[Met | None], int]) -> int:
+def run_where_asked(chosen: argparse.Namespace, run_dir: Path, launch: Callable[[ConnectedHosts | None], int]) -> int:
     """Runs what was asked for, where it was asked for.
 
     Args:
@@ -127,7 +127,8 @@ def place(chosen: argparse.Namespace, run_dir: Path, launch: Callable[[Met | Non
         The exit code.
     """
     if chosen.on == PLACED:
-        from syrtos.cli.meeting import meet  # only here: with what it needs it takes 30 ms to import
+        # only here: with what it needs it takes 30 ms to import
+        from syrtos.cli.meeting import meet
 
         return meet(chosen, launch)
     engine = engine_for(chosen)
@@ -159,7 +160,7 @@ def _values_again(chosen: argparse.Namespace) -> Iterator[str]:
 
 
 def _reach(
-    chosen: argparse.Namespace, reached: AbstractContextManager[Reached], launch: Callable[[Met | None], int]
+    chosen: argparse.Namespace, reached: AbstractContextManager[Reached], launch: Callable[[ConnectedHosts | None], int]
 ) -> int:
     with reached as found:
         chosen.are_placed = True
@@ -227,7 +228,8 @@ def _tell_waiting(submitted: Submitted, over: threading.Event) -> None:
         try:
             state = submitted.state()
         except SyrtosError:
-            continue  # an engine that does not answer for a moment; whoever reads the output is told
+            # an engine that does not answer for a moment; whoever reads the output is told
+            continue
         if state.phase == "waiting" and state.why and state.why != told:
             output.say(state.why)
             told = state.why

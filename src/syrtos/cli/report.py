@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -22,11 +22,14 @@ from syrtos.errors import ConfigurationError
 from syrtos.report import compare, facts, page, text
 from syrtos.report.read import Run, load
 
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
+
 # Seconds between two looks at a run that goes on.
 _PAUSE = 3.0
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "report",
@@ -78,13 +81,15 @@ def main(chosen: argparse.Namespace) -> int:
             began = time.monotonic()
             runs = _load_runs(run_dirs, chosen.follow)
             live = chosen.follow and any(run.goes_on for run in runs)
-            _once(chosen, runs, output, console, live)
+            _report_once(chosen, runs, output, console, live)
             if not live:
                 break
-            time.sleep(max(_PAUSE, 5 * (time.monotonic() - began)))  # long ledgers take long to read
-    except KeyboardInterrupt:  # which is how a person ends `--follow`: the page reads itself no more
+            # long ledgers take long to read
+            time.sleep(max(_PAUSE, 5 * (time.monotonic() - began)))
+    except KeyboardInterrupt:
+        # Ctrl-C is how a person ends `--follow`: the last page is not to read itself again
         if runs and chosen.follow:
-            _once(chosen, runs, output, console)
+            _report_once(chosen, runs, output, console)
     return 0
 
 
@@ -101,7 +106,9 @@ def _load_runs(run_dirs: list[Path], follow: bool) -> list[Run]:
             time.sleep(_PAUSE)
 
 
-def _once(chosen: argparse.Namespace, runs: list[Run], output: Path, console: Console, live: bool = False) -> None:
+def _report_once(
+    chosen: argparse.Namespace, runs: list[Run], output: Path, console: Console, live: bool = False
+) -> None:
     found = [facts.of_run(run) for run in runs]
     comparison = compare.compare_runs(runs[0], runs[1], (found[0], found[1])) if len(runs) > 1 else None
     if chosen.json:
@@ -114,7 +121,8 @@ def _once(chosen: argparse.Namespace, runs: list[Run], output: Path, console: Co
         )
         return
     for each in found:
-        if each["trace"]:  # a link in the file
+        # The page links to the trace, by a path from where the page is.
+        if each["trace"]:
             each["trace"] = os.path.relpath(Path(each["run"]["folder"]) / each["trace"], output.parent)
     try:
         durable.replace(output, page.page(found, comparison, live).encode())

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING
 
-from syrtos.cli.execution import is_going_on, read_request
+from syrtos.cli.execution import is_going_on
 from syrtos.cli.run import check_may_resize
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
+from syrtos.cli.run_request import read_request
 from syrtos.errors import ConfigurationError
 from syrtos.launch.membership import ask_for
+
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
 
 _PATIENCE = 30.0  # seconds until the launcher has read what is asked for
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "resize",

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
 
 from syrtos import settings
-from syrtos.cli.execution import execute, read_request, request_changes, this_machine
+from syrtos.cli.execution import execute, this_machine
 from syrtos.cli.run import check_may_resize
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
+from syrtos.cli.run_request import read_request, request_changes
 from syrtos.errors import ConfigurationError
 from syrtos.launch.plan import make_plan
 from syrtos.launch.spec import Spec, parse_hosts
 
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
 
-def add_to(commands: Any) -> None:
+
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "resume",
@@ -34,7 +38,8 @@ def main(chosen: argparse.Namespace) -> int:
     run_dir = find_run_dir(chosen.run_dir)
     request = read_request(run_dir)
     spec = _resized_spec(request.spec, chosen)
-    make_plan(spec, this_machine(spec.hosts), settings.environment())  # refused before anything is written
+    # refused before anything is written
+    make_plan(spec, this_machine(spec.hosts), settings.environment())
     changes = request_changes(chosen.workers, spec.hosts if chosen.hosts else ())
     return execute(dataclasses.replace(request, spec=spec), run_dir, resume=True, changes=changes)
 

@@ -8,12 +8,13 @@ import functools
 import random
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from syrtos import settings
 from syrtos.cli import placing
-from syrtos.cli.execution import Met, RunRequest, execute, this_machine
+from syrtos.cli.execution import ConnectedHosts, execute, this_machine
 from syrtos.cli.parsing import Help
+from syrtos.cli.run_request import RunRequest
 from syrtos.cli.watching import TRACKERS, all_trackers, check
 from syrtos.errors import ConfigurationError
 from syrtos.launch.membership import listed_by
@@ -22,6 +23,9 @@ from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.program import parse
 from syrtos.launch.spec import Elastic, Host, Spec, new_run_dir, parse_hosts, read_hostfile
 from syrtos.settings import BatchMode, CompileUpdate, Exchange, OnDivergence, OnNaN, Options, ScaleLR, Verify
+
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
 
 # The options that `syrtos run -h` shows.
 _MOST_NEEDED = (
@@ -32,11 +36,12 @@ _MOST_NEEDED = (
 _RESTARTS = 3
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "run",
-        allow_abbrev=False,  # the script's options are not ours
+        # An option of the script must not be taken for a short form of one of ours.
+        allow_abbrev=False,
         add_help=False,
         help="run a training script on many workers",
         description="Run a training script, unchanged, on many workers.",
@@ -45,6 +50,23 @@ def add_to(commands: Any) -> None:
     )
     parser.set_defaults(main=main)
     parser.add_argument("-h", "--help", action=Help, most_needed=_MOST_NEEDED)
+    _add_workers(parser)
+    parser.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="run directory: logs, ledgers and summary (default: runs/TIME)"
+    )
+    _add_ends_and_restarts(parser)
+    placing.add_to(parser)
+    _add_watching(parser)
+    parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
+    _add_options(parser)
+    parser.add_argument("-m", action="store_true", dest="module", help="run a module instead of a file, as `python -m`")
+    # One positional for both: argparse would swallow a `--` between two.
+    parser.add_argument(
+        "script", nargs=argparse.PARSER, help="the Python script (or `python script`) and its arguments"
+    )
+
+
+def _add_workers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", type=int, dest="workers", metavar="N", help="number of workers (default: one per slot, or 1)"
     )
@@ -62,9 +84,9 @@ def add_to(commands: Any) -> None:
         help="a variable of this environment that workers of other hosts get too, beside PATH, PYTHONPATH and those of Keras, its frameworks and MPI",
     )
     parser.add_argument("--oversubscribe", action="store_true", help="allow more workers than cores")
-    parser.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="run directory: logs, ledgers and summary (default: runs/TIME)"
-    )
+
+
+def _add_ends_and_restarts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grace",
         type=float,
@@ -89,15 +111,6 @@ def add_to(commands: Any) -> None:
         "--discover",
         metavar="COMMAND",
         help="a command that prints the hosts of the moment, one to a line (`name:2`); it is run every 5 s. With --min-workers (default: 1)",
-    )
-    placing.add_to(parser)
-    _add_watching(parser)
-    parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
-    _add_options(parser)
-    parser.add_argument("-m", action="store_true", dest="module", help="run a module instead of a file, as `python -m`")
-    # One positional for both: argparse would swallow a `--` between two.
-    parser.add_argument(
-        "script", nargs=argparse.PARSER, help="the Python script (or `python script`) and its arguments"
     )
 
 
@@ -169,11 +182,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def main(chosen: argparse.Namespace) -> int:
     """Runs the script where it was asked for, and reports."""
     run_dir = (chosen.run_dir or new_run_dir()).resolve()
-    return placing.place(chosen, run_dir, functools.partial(_launch, chosen, run_dir))
+    return placing.run_where_asked(chosen, run_dir, functools.partial(_launch, chosen, run_dir))
 
 
-def _launch(chosen: argparse.Namespace, run_dir: Path, met: Met | None) -> int:
-    """Plans, runs, and reports; ``met`` are processes on the hosts that have connected by themselves."""
+def _launch(chosen: argparse.Namespace, run_dir: Path, connected: ConnectedHosts | None) -> int:
+    """Plans, runs, and reports; ``connected`` are processes on the hosts that have connected by themselves."""
     elastic = _elastic(chosen)
     hosts = _hosts(chosen)
     spec = Spec(
@@ -188,7 +201,7 @@ def _launch(chosen: argparse.Namespace, run_dir: Path, met: Met | None) -> int:
         elastic=elastic,
         placed=chosen.are_placed,
     )
-    plan = make_plan(spec, this_machine(spec.hosts, met), settings.environment())
+    plan = make_plan(spec, this_machine(spec.hosts, connected), settings.environment())
     policy = _policy(chosen, spec)
     track = all_trackers(chosen.track, settings.environment())
     check(track, chosen.metrics_port)
@@ -197,7 +210,7 @@ def _launch(chosen: argparse.Namespace, run_dir: Path, met: Met | None) -> int:
         return 0
     _warn_of_one_worker(chosen, spec)
     seed = random.SystemRandom().randrange(2**31)
-    return execute(RunRequest(spec, policy, seed, track, chosen.metrics_port), run_dir, met=met)
+    return execute(RunRequest(spec, policy, seed, track, chosen.metrics_port), run_dir, connected=connected)
 
 
 def _policy(chosen: argparse.Namespace, spec: Spec) -> RestartPolicy:
@@ -210,9 +223,8 @@ def _policy(chosen: argparse.Namespace, spec: Spec) -> RestartPolicy:
     repair = spec.options.on_divergence == "repair"
     if given is None:
         if spec.elastic is not None:
-            return RestartPolicy(
-                sys.maxsize, repair=repair
-            )  # hosts may be lost again and again; those that commit nothing end the run
+            # hosts may be lost again and again; those that commit nothing end the run
+            return RestartPolicy(sys.maxsize, repair=repair)
         return RestartPolicy(0 if spec.options.servers else _RESTARTS, asked=False, repair=repair)
     if given < 0:
         raise ConfigurationError(f"`--max-restarts` must be 0 or more. Received: {given}.")

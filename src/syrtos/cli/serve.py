@@ -5,20 +5,21 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from syrtos.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
     from syrtos.jobs.http.server import Server
     from syrtos.jobs.store.home import Home
 
 PORT = 9470
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "serve",
@@ -59,7 +60,8 @@ def main(chosen: argparse.Namespace) -> int:
     out = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         _serve(server, home, out)
-    except KeyboardInterrupt:  # of a person; uvicorn raises it again when it has closed its connections
+    except KeyboardInterrupt:
+        # a person's Ctrl-C: uvicorn raises it again when it has closed its connections
         code = 130
     else:
         code = 0

@@ -7,13 +7,16 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.launch.processes.signalling import is_wanted
 
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
 
-def add_to(commands: Any) -> None:
+
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "submit",
@@ -60,7 +63,8 @@ def main(chosen: argparse.Namespace) -> int:
     facts, inputs = _read_request(chosen)
     estimator = Estimator(**facts)
     for number in filter(is_wanted, (signal.SIGTERM, signal.SIGHUP)):
-        signal.signal(number, signal.default_int_handler)  # the end of this command ends the job
+        # the end of this command ends the job
+        signal.signal(number, signal.default_int_handler)
     try:
         estimator.fit(inputs, wait=not chosen.no_wait, job_name=chosen.name)
     except KeyboardInterrupt:

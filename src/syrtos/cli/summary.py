@@ -56,7 +56,8 @@ def _describe_speed(run_dir: Path, summary: Summary) -> str:
     try:
         speed.write(run_dir, summary)
         return speed.sentence(run_dir, summary)
-    except Exception as error:  # a run that has ended well stays so, whatever the folders beside it look like
+    except Exception as error:
+        # a run that has ended well stays so, whatever the folders beside it look like
         return f"unknown: {type(error).__name__}: {error}"
 
 
@@ -76,11 +77,13 @@ def _print_recommended(console: Console, run_dir: Path, summary: Summary, folder
         return
     from rich.markup import escape
 
-    from syrtos.report import promises, read  # only now: NumPy takes 0.1 s to import
+    # Only now: NumPy takes 0.1 s to import.
+    from syrtos.report import promises, read
 
     try:
         kept = promises.keep(read.load(run_dir))
-    except Exception as error:  # a run that has ended well stays so, whatever its record looks like
+    except Exception as error:
+        # a run that has ended well stays so, whatever its record looks like
         console.print(f"no recommendation: {type(error).__name__}: {error}", soft_wrap=True, markup=False)
         return
     if kept.get("recommended"):
@@ -92,7 +95,8 @@ def _print_recommended(console: Console, run_dir: Path, summary: Summary, folder
 
 def _print_bad_records(console: Console, folders: list[Path]) -> None:
     """Prints the records that were left out."""
-    from syrtos.data.bad import left_out  # only now: `syrtos run` should start at once
+    # Only now: `syrtos run` should start at once.
+    from syrtos.data.bad import left_out
 
     bad = left_out(*folders)
     if bad:
@@ -132,9 +136,8 @@ def _table(summary: Summary, against_one: str) -> Table:
         table.add_row("[yellow]not split[/]", f"{summary.facts['not_split']}; computed as by one process")
     if summary.steps:
         table.add_row(*_rate(summary))
-    compiled = (
-        summary.facts.get("exchange") == "compiled"
-    )  # then XLA exchanges inside of a step, and does not tell for how long
+    # then XLA exchanges inside of a step, and does not tell for how long
+    compiled = summary.facts.get("exchange") == "compiled"
     for kind, words in SHARES.items():
         share = summary.shares[kind]
         if share >= 0.0005 or (kind in _ALWAYS and not (compiled and kind == "exchange")):

@@ -6,15 +6,18 @@ import argparse
 import select
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from syrtos.cli.execution import is_going_on
 from syrtos.cli.watching import TRACKERS
 from syrtos.errors import ConfigurationError
 from syrtos.report import following
 
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
 
-def add_to(commands: Any) -> None:
+
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "track",
@@ -24,9 +27,8 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="its run directory")
     parser.add_argument("trackers", nargs="+", metavar="TRACKER", help=TRACKERS)
-    parser.add_argument(
-        "--until-closed", action="store_true", help=argparse.SUPPRESS
-    )  # follow until standard input ends
+    # follow until standard input ends
+    parser.add_argument("--until-closed", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(main=main)
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import importlib
 import signal
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
 
 # The file of each form; what is none of these words is the path of a search.
 _FORMS = {"batch": "tune_batch", "lr": "tune_lr"}
 _SEARCH = "tune_search"
 
 
-def add_to(commands: Any) -> None:
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "tune",
@@ -34,5 +37,6 @@ def main(chosen: argparse.Namespace) -> int:
     rest = chosen.rest if chosen.form in _FORMS else [chosen.form, *chosen.rest]
     try:
         return importlib.import_module(f"syrtos.cli.{name}").main(rest)
-    except KeyboardInterrupt:  # between two trials
+    except KeyboardInterrupt:
+        # A person's Ctrl-C came between two trials: within one it ends the trial.
         return 128 + signal.SIGINT

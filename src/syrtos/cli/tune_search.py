@@ -52,7 +52,8 @@ def main(arguments: list[str]) -> int:
 
     asked = search_file.read(parser().parse_args(arguments).file)
     for number in filter(is_wanted, (signal.SIGTERM, signal.SIGHUP)):
-        signal.signal(number, signal.default_int_handler)  # the end of this command ends the search
+        # the end of this command ends the search
+        signal.signal(number, signal.default_int_handler)
     with local.running(Home()) as (service, own):
         return _follow(service, own, asked)
 
@@ -92,7 +93,8 @@ def _begin(service: Service, asked: SearchFile) -> None:
     if record is None:
         _create(service, asked)
     elif record.status in ("Stopped", "Failed") or (record.final and record.failure):
-        _request(service, asked)  # its source may be gone
+        # The source that was uploaded for the search may be gone.
+        _request(service, asked)
         operations.go_on(name)
         failed = "failed before, and " if record.status == "Failed" else ""
         _say(f"{name} {failed}goes on with the trials that have finished.")

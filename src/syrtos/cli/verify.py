@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from syrtos import settings
-from syrtos.cli.execution import RunRequest, execute, this_machine
+from syrtos.cli.execution import execute, this_machine
+from syrtos.cli.run_request import RunRequest
 from syrtos.errors import ConfigurationError
 from syrtos.launch.plan import make_plan
 from syrtos.launch.policy import RestartPolicy
@@ -25,8 +26,11 @@ from syrtos.launch.spec import Spec
 from syrtos.observe.ledger import verified_path
 from syrtos.settings import Options
 
+if TYPE_CHECKING:
+    from syrtos.cli.parsing import Commands
 
-def add_to(commands: Any) -> None:
+
+def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "verify",
@@ -63,7 +67,8 @@ def main(chosen: argparse.Namespace) -> int:
             options=Options(run_dir=str(run_dir), verify="only"),
             oversubscribe=True,
         )
-        make_plan(spec, this_machine(spec.hosts), settings.environment())  # refused before anything is started
+        # refused before anything is started
+        make_plan(spec, this_machine(spec.hosts), settings.environment())
         code = execute(RunRequest(spec, RestartPolicy(0), 0), run_dir)
         functions = list(_functions(run_dir))
     if chosen.json:

@@ -35,7 +35,8 @@ def check(track: Sequence[str], metrics_port: int | None) -> None:
         ConfigurationError: the run can't be watched like this.
     """
     if track:
-        from syrtos.report import trackers  # only here: a run that is not tracked should start at once
+        # only here: a run that is not tracked should start at once
+        from syrtos.report import trackers
 
         trackers.check(track)
     if metrics_port is not None:
@@ -55,6 +56,7 @@ def forget(run_dir: Path) -> None:
     That is reports, recommendations, profiles, and what trackers have kept there.
     """
     kept = document(run_dir / "tracked.json").get("tensorboard", {}).get("known_as", "")
+    # A folder elsewhere may have other runs too.
     if kept == str(run_dir / "tensorboard"):
         shutil.rmtree(kept, ignore_errors=True)
     for name in _MADE:
@@ -99,6 +101,7 @@ def _tracking(run_dir: Path, words: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         assert process.stdin is not None
+        # The sign that the run has ended: see `--until-closed`.
         process.stdin.close()
         _await(process, log)
 

@@ -30,6 +30,7 @@ def _pair(a: Array, b: Array) -> Array:
     """Returns ``(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b``, with the factors computed in float64."""
     flat_a, flat_b = a.reshape(-1).astype(np.float64), b.reshape(-1).astype(np.float64)
     dot, square_a, square_b = flat_a @ flat_b, flat_a @ flat_a, flat_b @ flat_b
+    # An array of zeros has no direction: the other one is added as it is.
     factor_a = 1.0 - dot / (2.0 * square_a) if square_a else 1.0
     factor_b = 1.0 - dot / (2.0 * square_b) if square_b else 1.0
     return (a * a.dtype.type(factor_a) + b * b.dtype.type(factor_b)).astype(a.dtype, copy=False)

@@ -45,8 +45,11 @@ class Background:
 
         A worker calls this before it makes an exchange itself.
         """
+        # An exchange that this thread makes begins with `agree`, which settles: the thread must not
+        # wait for itself.
         if self._thread is None or threading.current_thread() is self._thread:
             return
+        # From here on this worker waits, and the seconds count as waiting.
         self.ahead = False
         self._asked.join()
         self._failed = None
@@ -55,11 +58,14 @@ class Background:
         while True:
             future, exchange = self._asked.get()
             try:
+                # After a failure the workers may not agree on what comes next: what was asked for
+                # since would meet something else.
                 if self._failed is not None:
                     raise self._failed
                 future.set_result(exchange())
             except BaseException as error:
                 self._failed = error
                 future.set_exception(error)
-            del future, exchange  # and what they hold, while this thread waits
+            # These names would keep alive what they hold while this thread waits.
+            del future, exchange
             self._asked.task_done()

@@ -13,12 +13,13 @@ _ROUNDS = 15
 def ahead(comm: Communicator) -> float:
     """Returns the seconds by which this worker's `time.perf_counter` is ahead of rank 0's: a median of several rounds.
 
-    All workers call this together. Workers leave an agreement at about the same time, on one host within some
-    microseconds, between hosts within about one latency of the network.
+    All workers call this together.
     """
     found = []
     for number in range(_ROUNDS):
         comm.agree(f"clocks {number}")
+        # Workers leave an agreement at about the same time: on one host within some microseconds,
+        # between hosts within about one latency of the network.
         left = time.perf_counter()
         found.append(left - comm.agree(f"clocks {number}: when that was over", left)[0])
     return statistics.median(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import enum
 import functools
 import re
 import time
@@ -14,6 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from syrtos.comm import adasum
+from syrtos.comm.arrays import (
+    UFUNC,
+    Array,
+    Bounds,
+    ReduceOp,
+    check_reducible,
+    contiguous,
+    is_half,
+    scaled_copy,
+    share_of,
+    signature,
+)
 from syrtos.comm.background import Background
 from syrtos.comm.objects import from_bytes, to_bytes
 from syrtos.comm.tags import Tags, of_call, of_passing
@@ -21,37 +32,13 @@ from syrtos.comm.watchdog import Watchdog
 from syrtos.errors import ExchangeError, OutOfStepError
 from syrtos.observe import trace
 
-Array = npt.NDArray[Any]
-# For each of some arrays and each worker: the first element of its part, and the one after its last.
-Bounds = Sequence[Sequence[tuple[int, int]]]
-Reduce = Callable[[Sequence[Array], "ReduceOp", Sequence[float]], list[Array]]
-
-
-class ReduceOp(enum.Enum):
-    """The reduction over the values of all workers."""
-
-    SUM = "sum"
-    MEAN = "mean"
-    MIN = "min"
-    MAX = "max"
-    PRODUCT = "product"
-    ADASUM = "adasum"
-
-
+Reduce = Callable[[Sequence[Array], ReduceOp, Sequence[float]], list[Array]]
 # Bytes of 16-bit floats that are summed at once.
 _PIECE_OF_HALVES = 1 << 20
 # The calls that workers which have joined can take part in.
 _FOLLOWED = re.compile(
     r"exchange |allreduce (sum|mean|adasum) |allgather \w+ \(|broadcast from (\d+) |barrier$|tensor "
 )
-
-UFUNC: dict[ReduceOp, np.ufunc] = {
-    ReduceOp.SUM: np.add,
-    ReduceOp.MEAN: np.add,
-    ReduceOp.MIN: np.minimum,
-    ReduceOp.MAX: np.maximum,
-    ReduceOp.PRODUCT: np.multiply,
-}
 
 
 class Communicator(abc.ABC):
@@ -99,6 +86,7 @@ class Communicator(abc.ABC):
             wide = everyone.astype(np.float32) if is_half(array.dtype) else everyone
             return adasum.combine(list(wide)).reshape(array.shape).astype(array.dtype, copy=False)
         result = self.reduce_parts([array.reshape(-1)], op, [1.0] * self.size)[0].reshape(array.shape)
+        # Means of 16-bit floats come divided: see `_mean_shares`.
         mean = op is ReduceOp.MEAN and not is_half(array.dtype)
         return (result / self.size if mean else result).astype(array.dtype, copy=False)
 
@@ -115,6 +103,8 @@ class Communicator(abc.ABC):
             The sums, in the order of ``parts``, and the total weight (0: every sum is 0).
         """
         dtype, sizes = parts[0].dtype, ",".join(str(part.size) for part in parts)
+        # The text says whether memory is lent, as a worker that has joined must lend alike: see
+        # `syrtos.comm.joining`.
         weights = self.agree(f"exchange {dtype} {sizes}{' lent' * lend}", weight)
         self.sums, self.summed = self.sums + 1, self.summed + sum(part.nbytes for part in parts)
         total = float(sum(weights))
@@ -231,14 +221,18 @@ class Communicator(abc.ABC):
         """
         if self.size == 1:
             return [value]
+        # What the background thread exchanges comes first, as on all workers.
         self.background.settle()
         self.meetings += 1
         began = time.perf_counter() if trace.state.recorder else 0.0
         tags, values = self.meet(of_call(call), value, call)
+        # A profile may have begun, or ended, during the meeting.
         if began and (recorder := trace.state.recorder):
             recorder.add("agreement", call, began, time.perf_counter())
         if joined := tags.joined_ranks:
             self.hear(tags, call)
+            # A worker that has joined counts in averages, as in Horovod. For other calls its number
+            # is 0.
             nothing = 1.0 if call.startswith("exchange ") else 0.0
             return [nothing if rank in joined else mine for rank, mine in enumerate(values)]
         if tags.differ:
@@ -401,6 +395,7 @@ class Communicator(abc.ABC):
         try:
             return to_bytes(value)
         except ExchangeError:
+            # The others are in this operation: they raise an error by it, instead of waiting.
             self.agree("an object that can't be sent")
             raise
 
@@ -424,6 +419,7 @@ class Communicator(abc.ABC):
         if tags.differ:
             self._explain(call)
         leader, joined = tags.calling[0], tags.joined_ranks
+        # A bytearray: the broadcast writes into the array, and one over bytes is read-only.
         text = np.frombuffer(bytearray(call.encode()), np.uint8)
         sizes = self._meet(0, text.size, "the call of the other workers")[1]
         if self.rank != leader:
@@ -451,52 +447,8 @@ class Communicator(abc.ABC):
         )
 
 
-def share_of(total: Any, rank: int, size: int) -> tuple[Any, Any]:
-    """Returns the half-open range of ``total`` rows that ``rank`` has.
-
-    The ranges are contiguous, in rank order, with sizes within one. ``total`` is an int, or a tensor of one.
-    """
-    return rank * total // size, (rank + 1) * total // size
-
-
-def contiguous(array: npt.ArrayLike) -> Array:
-    """Returns an array with equal values in C order; a scalar stays a scalar."""
-    return np.asarray(array, order="C")
-
-
-def signature(array: Array, rows: bool = True) -> str:
-    """Returns dtype and shape as text; without the first dimension if ``rows`` is False."""
-    shape = array.shape if rows else ("any", *array.shape[1:])
-    return f"{array.dtype.name} ({', '.join(map(str, shape))})"
-
-
-def check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:
-    """Refuses dtypes without arithmetic, and means of integers."""
-    if dtype.kind not in "iufV" or (dtype.kind == "V" and dtype.name != "bfloat16"):
-        raise ExchangeError(f"Arrays of dtype {dtype.name} can't be reduced: cast them to a number type first.")
-    if op in (ReduceOp.MEAN, ReduceOp.ADASUM) and dtype.kind in "iu":
-        raise ExchangeError(
-            f"The {op.value} of {dtype.name} arrays is no {dtype.name}: cast to a float first, or use ReduceOp.SUM."
-        )
-
-
-def is_half(dtype: np.dtype[Any]) -> bool:
-    """Returns whether sums of this dtype are accumulated in float32."""
-    return dtype.itemsize == 2 and dtype.kind not in "iu"
-
-
 def _widen(half: Array, share: float) -> Array:
     """Returns ``share * half`` as float32; a share of 0 gives 0 even where there is NaN."""
     wide = half.astype(np.float32)
     scaled_copy(wide, share, wide)
     return wide
-
-
-def scaled_copy(source: Array, share: float, target: Array) -> None:
-    """Sets ``target = share * source`` without a temporary; a share of 0 gives 0 even where the source is NaN."""
-    if share == 1.0:
-        np.copyto(target, source)
-    elif share == 0.0:
-        target.fill(0)
-    else:
-        np.multiply(source, source.dtype.type(share), out=target)

@@ -27,7 +27,8 @@ import ml_dtypes
 import numpy as np
 
 from syrtos.comm import fusion, world
-from syrtos.comm.communicator import Array, Communicator
+from syrtos.comm.arrays import Array
+from syrtos.comm.communicator import Communicator
 from syrtos.errors import ConfigurationError
 
 # Numbers by which `auto` measures a link, and how often.
@@ -78,13 +79,16 @@ def weighted_mean(
     codec = choose_codec(comm, variables) if arrays[0].dtype == np.float32 else None
     if codec is None:
         means = _weighted_sums(comm, arrays, weight, lend)
+        # Norms of compressed gradients would be those of what was sent, not of the gradients.
         if kind == "gradient":
             world.current().ledger.norms.add(arrays, means, weight)
         return means
     memories = [_memory_of(kind, v, a) for v, a in zip(variables, arrays, strict=True)]
+    # An update that is not finite is left out then: see `update_is_decided`.
     for memory in memories if world.current().options.on_nan == "skip" else ():
         memory.before = memory.residual, memory.basis
-    with np.errstate(over="ignore", invalid="ignore"):  # of float16; what is infinite shows in the result
+    # a gradient may be too large for float16: what becomes infinite shows in the result
+    with np.errstate(over="ignore", invalid="ignore"):
         sums = codec.mean(comm, arrays, weight, memories)
     return [total.reshape(array.shape) for total, array in zip(sums, arrays, strict=True)]
 
@@ -152,6 +156,7 @@ def _memory_of(kind: Kind, variable: Any, array: Array) -> ErrorMemory:
     key = kind, id(variable)
     if key not in _memories:
         _memories[key] = ErrorMemory(np.zeros_like(array))
+        # Python gives the number of an object that is gone to another one.
         weakref.finalize(variable, _memories.pop, key, None)
     return _memories[key]
 
@@ -182,6 +187,7 @@ class Half(Codec):
         for array, memory in zip(arrays, memories, strict=True):
             wanted = array + memory.residual
             sent.append(self._round(wanted))
+            # A worker without samples has sent nothing, as its weight is 0: what it owes waits.
             if weight:
                 wanted -= sent[-1].astype(np.float32)
                 memory.residual = _finite(wanted)
@@ -216,6 +222,8 @@ class PowerSGD(Codec):
         ]
         kept = [memory for memory, is_low in zip(memories, low, strict=True) if is_low]
         bases = [self._basis(memory, matrix) for memory, matrix in zip(kept, wanted, strict=True)]
+        # These would not become smaller: they travel as they are, in the same exchange as the left
+        # factors.
         exact = [array for array, is_low in zip(arrays, low, strict=True) if not is_low]
         left = [matrix @ basis for matrix, basis in zip(wanted, bases, strict=True)]
         means = _weighted_sums(comm, [*exact, *left], weight)
@@ -224,7 +232,8 @@ class PowerSGD(Codec):
         found = iter(exact)
         approximations = iter([part @ basis.T for part, basis in zip(left, right, strict=True)])
         for memory, matrix, part, basis in zip(kept, wanted, left, right, strict=True):
-            is_finite = bool(np.isfinite(basis).all())  # on all workers or on none
+            # The sum is equal on all workers, so all keep the basis or none does.
+            is_finite = bool(np.isfinite(basis).all())
             memory.basis = basis if is_finite else None
             if weight and is_finite:
                 memory.residual = (matrix - part @ basis.T).reshape(memory.residual.shape)
@@ -237,12 +246,14 @@ class PowerSGD(Codec):
     def _basis(self, memory: ErrorMemory, matrix: Array) -> Array:
         """Returns the basis of the last exchange; at first random numbers, the same on all workers."""
         if memory.basis is None or memory.basis.shape != (matrix.shape[1], self._rank):
+            # The same numbers on all workers, whose products with it are summed.
             memory.basis = np.random.default_rng(0).normal(size=(matrix.shape[1], self._rank)).astype(np.float32)
         return memory.basis
 
 
 def _finite(residual: Array) -> Array:
-    """Sets what is not finite to 0: it has been seen, and would be in every later exchange."""
+    """Returns a residual whose numbers that are not finite are set to 0, in place."""
+    # They have been seen, and would otherwise be in every later exchange.
     return np.nan_to_num(residual, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
 
 
@@ -283,7 +294,8 @@ def choose_codec(comm: Communicator, variables: Sequence[Any]) -> Codec | None:
     if options.compress == "none" or not variables or comm.size == 1:
         return None
     everyone = comm.size == world.current().world.size
-    return _of_run() if everyone or options.compress != "auto" else None  # that is measured by all workers
+    # `auto` measures the network, which all workers do together: never for a part of them
+    return _of_run() if everyone or options.compress != "auto" else None
 
 
 @functools.cache

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from mpi4py import MPI
 
-from syrtos.comm.communicator import Array, Bounds, Communicator, ReduceOp, is_half
+from syrtos.comm.arrays import Array, Bounds, ReduceOp, is_half
+from syrtos.comm.communicator import Communicator
 from syrtos.comm.mpi import MPICommunicator
 from syrtos.comm.shared_memory import SharedMemoryCommunicator
 from syrtos.comm.watchdog import Watchdog
@@ -57,7 +58,8 @@ class HierarchicalCommunicator(MPICommunicator):
 
     def _reduce_half(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
         """Reduces in float32 inside the host, and rounds what travels between hosts."""
-        lane_op = ReduceOp.SUM if op is ReduceOp.MEAN else op  # means are scaled on the way into the window
+        # means are scaled on the way into the window
+        lane_op = ReduceOp.SUM if op is ReduceOp.MEAN else op
 
         def carry(lane_slice: Array) -> Callable[[], None]:
             assert self.lane is not None
@@ -75,18 +77,18 @@ class HierarchicalCommunicator(MPICommunicator):
         if not self._hosts or self.lane is None or is_half(wholes[0].dtype):
             return Communicator._reduce_to_parts(self, wholes, bounds, shares)
         sums = self.host.reduce_through_window(wholes, ReduceOp.SUM, shares[self.rank], self.host.size, lend=True)
-        return self.lane.sum_parts(sums, self._of(bounds, [ranks[self.host.rank] for ranks in self._hosts]))
+        return self.lane.sum_parts(sums, self._bounds_of(bounds, [ranks[self.host.rank] for ranks in self._hosts]))
 
     def _gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
         """Gathers parts from peers of the same local rank on the other hosts, and then inside the host."""
         if not self._hosts or self.lane is None:
             super()._gather_parts(wholes, bounds)
             return
-        self.lane._gather_parts(wholes, self._of(bounds, [ranks[self.host.rank] for ranks in self._hosts]))
+        self.lane._gather_parts(wholes, self._bounds_of(bounds, [ranks[self.host.rank] for ranks in self._hosts]))
         for ranks in self._hosts:
-            self.host._gather_parts(wholes, self._of(bounds, ranks))
+            self.host._gather_parts(wholes, self._bounds_of(bounds, ranks))
 
-    def _of(self, bounds: Bounds, ranks: Sequence[int]) -> Bounds:
+    def _bounds_of(self, bounds: Bounds, ranks: Sequence[int]) -> Bounds:
         """Returns the bounds of some workers' parts."""
         return [[ranges[rank] for rank in ranks] for ranges in bounds]
 
@@ -94,6 +96,7 @@ class HierarchicalCommunicator(MPICommunicator):
 def communicator_over(comm: MPI.Comm, watchdog: Watchdog | None = None) -> MPICommunicator:
     """Returns the fastest engine for the workers of ``comm``, chosen alike by all of them."""
     host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
+    # Each worker has all sizes, so that all choose the same engine.
     sizes = comm.allgather(host.Get_size())
     if sizes[0] == comm.Get_size():
         host.Free()

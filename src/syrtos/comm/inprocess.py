@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from syrtos.comm.communicator import UFUNC, Array, Communicator, ReduceOp, scaled_copy
+from syrtos.comm.arrays import UFUNC, Array, ReduceOp, scaled_copy
+from syrtos.comm.communicator import Communicator
 from syrtos.errors import StalledError
 
 
@@ -71,6 +72,7 @@ class InProcessCommunicator(Communicator):
         return [functools.reduce(UFUNC[op], same) for same in zip(*self._swap(scaled, "reduce"), strict=True)]
 
     def _allgather(self, array: Array, rows: Sequence[int]) -> Array:
+        # A copy: the caller may write to its array while other threads still read this one.
         return np.concatenate(self._swap(array.copy(), "allgather"))
 
     def _broadcast(self, array: Array, root: int) -> Array:

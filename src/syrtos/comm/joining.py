@@ -10,7 +10,8 @@ import re
 
 import numpy as np
 
-from syrtos.comm.communicator import Array, Communicator, ReduceOp
+from syrtos.comm.arrays import Array, ReduceOp
+from syrtos.comm.communicator import Communicator
 from syrtos.comm.objects import dtype_of
 from syrtos.comm.tags import JOINED, Tags
 
@@ -41,6 +42,7 @@ def _follow(comm: Communicator, call: str, tags: Tags, values: list[float]) -> N
     if call.startswith("exchange "):
         _, dtype, sizes, *lent = call.split(" ")
         zeros = [_zeros(dtype, (int(size),)) for size in sizes.split(",")]
+        # As the others count a worker that has joined: see `Communicator.agree`.
         weights = [1.0 if rank in tags.joined_ranks else value for rank, value in enumerate(values)]
         comm.reduce_parts(zeros, ReduceOp.SUM, [weight / sum(weights) for weight in weights], bool(lent))
         return

@@ -9,7 +9,8 @@ import numpy as np
 from mpi4py import MPI
 
 from syrtos.comm import pool
-from syrtos.comm.communicator import UFUNC, Array, Bounds, Communicator, ReduceOp, is_half, scaled_copy
+from syrtos.comm.arrays import UFUNC, Array, Bounds, ReduceOp, is_half, scaled_copy
+from syrtos.comm.communicator import Communicator
 from syrtos.comm.watchdog import Watchdog
 
 _OPS = {
@@ -52,9 +53,8 @@ class MPICommunicator(Communicator):
         try:
             self.watchdog.wait(request.Test, call, self.rank)
         except BaseException:
-            self._unfinished.append(
-                request
-            )  # it holds the arrays that MPI may still write to: they must not be used again
+            # it holds the arrays that MPI may still write to: they must not be used again
+            self._unfinished.append(request)
             raise
 
     def sum_in_place(self, array: Array, op: ReduceOp = ReduceOp.SUM) -> None:
@@ -67,7 +67,8 @@ class MPICommunicator(Communicator):
         """Begins to reduce a flat array in place; it is done when the returned function returns."""
         if self.size == 1 or array.size == 0:
             return lambda: None
-        if op in (ReduceOp.MIN, ReduceOp.MAX):  # MPI leaves open what becomes of NaN, and workers got different results
+        # MPI leaves open what becomes of NaN, and workers got different results
+        if op in (ReduceOp.MIN, ReduceOp.MAX):
             everyone = self._allgather(array, [array.size] * self.size).reshape(self.size, -1)
             UFUNC[op].reduce(everyone, axis=0, out=array)
             return lambda: None
@@ -122,9 +123,9 @@ class MPICommunicator(Communicator):
         row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
         counts = [n * row_bytes for n in rows]
         request = self.comm.Iallgatherv(as_bytes(array), [as_bytes(result), counts, _starts(counts), MPI.BYTE])
-        return self._finishing(request, result, f"allgather of {result.nbytes} bytes")
+        return self._finisher(request, result, f"allgather of {result.nbytes} bytes")
 
-    def _finishing(self, request: MPI.Request, result: Array, call: str) -> Callable[[], Array]:
+    def _finisher(self, request: MPI.Request, result: Array, call: str) -> Callable[[], Array]:
         """Returns a function that waits for a request and returns its result; it keeps the arrays that MPI writes."""
 
         def finish() -> Array:
@@ -203,7 +204,7 @@ class MPICommunicator(Communicator):
         request = self.comm.Ialltoallv(
             [as_bytes(array), out, _starts(out), MPI.BYTE], [as_bytes(result), into, _starts(into), MPI.BYTE]
         )
-        return self._finishing(request, result, f"alltoall of {result.nbytes} bytes")
+        return self._finisher(request, result, f"alltoall of {result.nbytes} bytes")
 
 
 def _part(wholes: Sequence[Array], bounds: Bounds, rank: int) -> Array:

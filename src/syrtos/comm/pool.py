@@ -13,7 +13,7 @@ import weakref
 
 import numpy as np
 
-from syrtos.comm.communicator import Array
+from syrtos.comm.arrays import Array
 
 # Bytes. Smaller arrays come from the allocator's own free lists.
 _LARGE = 1 << 16
@@ -35,8 +35,7 @@ class Pool:
     """Memory for arrays, given back when the last view of an array is gone.
 
     An array's memory belongs to one NumPy array made for it, on which all its views depend (NumPy shortens chains of
-    views to the array whose base is no array). The end of that array is what gives the memory back, so no reference is
-    ever counted.
+    views to the array whose base is no array).
     """
 
     def __init__(self) -> None:
@@ -58,8 +57,10 @@ class Pool:
             return np.empty_like(array)
         memory = self._take(_size_number(array.nbytes))
         owner = np.frombuffer(memory, np.uint8, array.nbytes)
+        # The end of this array gives the memory back: no reference is ever counted.
         lease = _Lease(owner, self._give_back)
         lease.memory = memory
+        # A weak reference calls nothing once it is gone itself.
         self._leases[id(lease)] = lease
         return owner.view(array.dtype)
 
@@ -74,7 +75,7 @@ class Pool:
             self._collect()
             memory = self._fitting(number)
             if memory is None:
-                memory = _new(_size_of(number))
+                memory = _aligned_memory(_size_of(number))
             else:
                 self._kept -= memory.nbytes
             self._used += memory.nbytes
@@ -116,7 +117,7 @@ class _Lease(weakref.ref[Array]):
     memory: _Memory
 
 
-def _new(nbytes: int) -> _Memory:
+def _aligned_memory(nbytes: int) -> _Memory:
     raw = np.empty(nbytes + _ALIGN, np.uint8)
     start = -raw.ctypes.data % _ALIGN
     return raw[start : start + nbytes].data

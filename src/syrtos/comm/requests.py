@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from syrtos.comm.communicator import Array, contiguous
+from syrtos.comm.arrays import Array, contiguous
 from syrtos.comm.mpi import as_bytes
 from syrtos.comm.objects import dtype_of, from_bytes, to_bytes
 from syrtos.comm.watchdog import Watchdog
@@ -55,7 +55,8 @@ class Asking:
                 for server, (fields, arrays) in questions.items()
             ]
             answers = {server: self._answer(server, str(questions[server][0]["ask"])) for server in questions}
-            del sent  # sent arrays must live until they have arrived
+            # MPI reads from the arrays until they have arrived: they must live until here.
+            del sent
         for fields, _ in answers.values():
             if "error" in fields:
                 raise ExchangeError(fields["error"])
@@ -66,12 +67,13 @@ class Asking:
 
         def has_arrived() -> bool:
             if not incoming:
-                incoming.extend(_begun(self._comm, server, _ANSWER))
+                incoming.extend(_probe(self._comm, server, _ANSWER))
             if not incoming or not incoming[0].complete():
                 return False
             if incoming[0].fields["id"] == self._asked:
                 return True
-            incoming.clear()  # the answer to a question that was given up
+            # This is the answer to a question that was given up.
+            incoming.clear()
             return False
 
         self._watchdog.wait(has_arrived, call, self.rank)
@@ -116,12 +118,13 @@ def serve(
         lose: called once for each worker that has died or asked to ``leave``.
     """
     left: set[int] = set()
-    buried: list[Any] = []  # messages of dead workers: MPI may still use their memory
+    # Messages of dead workers are kept: MPI may still use their memory.
+    buried: list[Any] = []
     incoming: list[_Incoming] = []
     outgoing: list[_Outgoing] = []
     looked = time.monotonic()
     while len(left) < workers or outgoing:
-        begun = _begun(comm, MPI.ANY_SOURCE, _QUESTION)
+        begun = _probe(comm, MPI.ANY_SOURCE, _QUESTION)
         incoming += begun
         complete = [one for one in incoming if one.complete()]
         incoming = [one for one in incoming if one not in complete]
@@ -153,7 +156,8 @@ def refusing(*questions: Question) -> Iterator[None]:
     """Context manager: answers all of ``questions`` with the error that is raised in it."""
     try:
         yield
-    except Exception as error:  # a worker that is not answered would wait until the watchdog ends it
+    except Exception as error:
+        # a worker that is not answered would wait until the watchdog ends it
         for question in questions:
             question.answer(error=f"A parameter server could not answer `{question.fields['ask']}`: {error}")
 
@@ -162,7 +166,8 @@ def _replier(
     comm: MPI.Comm, asked: _Incoming, left: set[int], outgoing: list[_Outgoing]
 ) -> Callable[[Fields, Sequence[Array]], None]:
     def reply(fields: Fields, arrays: Sequence[Array]) -> None:
-        if asked.source not in left:  # it would never be received, and the server would wait for that
+        # it would never be received, and the server would wait for that
+        if asked.source not in left:
             outgoing.append(_send(comm, asked.source, _ANSWER, {**fields, "id": asked.fields["id"]}, list(arrays)))
 
     return reply
@@ -201,7 +206,7 @@ def _send(comm: MPI.Comm, target: int, tag: int, fields: Fields, arrays: list[Ar
     return _Outgoing(target, [head, *arrays], requests)
 
 
-def _begun(comm: MPI.Comm, source: int, tag: int) -> list[_Incoming]:
+def _probe(comm: MPI.Comm, source: int, tag: int) -> list[_Incoming]:
     """Returns the next message, if its head is here: a list of one or none."""
     status = MPI.Status()
     found = comm.Improbe(source, tag, status)

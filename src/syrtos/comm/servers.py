@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from syrtos.comm.communicator import Array
+from syrtos.comm.arrays import Array
 from syrtos.comm.objects import from_bytes, to_bytes
 from syrtos.comm.work_queue import LATER, NONE
 
@@ -64,7 +64,8 @@ class Servers:
         most = 1 << 62 if limit is None else limit
         answer, _ = self._ask_first("take", limit=most, repeatable=repeatable, wait=False)
         if answer["piece"] == LATER:
-            self._idle()  # before waiting, so that no other worker waits for this one's updates
+            # before waiting, so that no other worker waits for this one's updates
+            self._idle()
             answer, _ = self._ask_first("take", limit=most, repeatable=repeatable, wait=True)
         return None if answer["piece"] == NONE else int(answer["piece"])
 
@@ -91,6 +92,7 @@ class Servers:
         Returns:
             For each name the sum over the workers that gave an array of it, and the number of these workers.
         """
+        # So that no other worker waits for this one's updates while this one waits for the end.
         self._idle()
         answer, sums = self._ask_first("finish", list(added.values()), names=list(added))
         self._round += 1
@@ -119,6 +121,7 @@ class Servers:
         self._ask_all("idle", [({}, [])] * self.count, round=self._round)
 
     def _ask_first(self, ask: str, arrays: Sequence[Array] = (), **fields: Any) -> Message:
+        # The ranks of servers follow those of the workers.
         first = self._workers
         question = {"ask": ask, "round": self._round, **fields}
         return self._asking.ask({first: (question, list(arrays))})[first]

@@ -1,9 +1,7 @@
 """Exchanges between workers of one host, in memory that they share: each worker reduces a slice of its own.
 
 An exchange copies each worker's gradients in once, but for the slice that it reduces itself, which it adds from where
-they are; there is no leader, and no worker is idle. Loads and stores need no other order than the meetings between
-them: MPI passes messages inside a host by atomic operations with acquire and release (MPICH 5, `MPL_atomic`), and what
-a worker has stored before a message is seen by all that have received it.
+they are; there is no leader, and no worker is idle.
 """
 
 from __future__ import annotations
@@ -16,7 +14,8 @@ import numpy as np
 from mpi4py import MPI
 
 from syrtos.comm import pool, segments
-from syrtos.comm.communicator import UFUNC, Array, Bounds, Communicator, ReduceOp, scaled_copy, share_of
+from syrtos.comm.arrays import UFUNC, Array, Bounds, ReduceOp, scaled_copy, share_of
+from syrtos.comm.communicator import Communicator
 from syrtos.comm.mpi import IN_FLIGHT, PIECE, MPICommunicator
 from syrtos.comm.watchdog import Watchdog
 from syrtos.comm.windows import Windows
@@ -38,9 +37,8 @@ class SharedMemoryCommunicator(MPICommunicator):
     def __init__(self, comm: MPI.Comm, watchdog: Watchdog | None = None) -> None:
         super().__init__(comm, watchdog)
         self._windows: Windows | None = None
-        self._stages: list[
-            Array
-        ] = []  # for each worker what it contributes to others' slices, and cannot write into the result
+        # for each worker what it contributes to others' slices, and cannot write into the result
+        self._stages: list[Array] = []
         self._scratch = np.empty(0, np.uint8)  # a result that is copied
 
     def close(self) -> None:
@@ -69,7 +67,8 @@ class SharedMemoryCommunicator(MPICommunicator):
                 if all(start == stop for start, stop in pieces):
                     break
                 start, stop = pieces[self.rank]
-                turn = 1 - turn  # the others have read the other half before they come to the next meeting
+                # the others have read the other half before they come to the next meeting
+                turn = 1 - turn
                 board[turn, self.rank, : stop - start] = whole[start:stop]
                 self._pause()
                 for rank, (start, stop) in enumerate(pieces):
@@ -97,13 +96,14 @@ class SharedMemoryCommunicator(MPICommunicator):
             lend: whether the results may be memory that all workers of the host look at; they can't be written to.
         """
         layout = _Layout(parts)
-        with np.errstate(all="ignore"):  # between two parts there may be anything
+        # The gaps between two parts are added too, and may hold anything.
+        with np.errstate(all="ignore"):
             return self._reduce_in(layout, op, share, lanes, carry, lend)
 
     def _reduce_in(
         self, layout: _Layout, op: ReduceOp, share: float, lanes: int, carry: Carry | None, lend: bool
     ) -> list[Array]:
-        total, is_lent = self._place(layout, lend)
+        total, is_lent = self._result_memory(layout, lend)
         results = [] if is_lent else [pool.empty_like(part) for part in layout.parts]
         flying: list[tuple[int, int, Callable[[], None]]] = []
         for begin, end in _chunks(layout, lanes, carry):
@@ -117,9 +117,10 @@ class SharedMemoryCommunicator(MPICommunicator):
             self._land(chunk, layout, total, results)
         return layout.lend_parts(total) if is_lent else results
 
-    def _place(self, layout: _Layout, lend: bool) -> tuple[Array, bool]:
+    def _result_memory(self, layout: _Layout, lend: bool) -> tuple[Array, bool]:
         """Returns the memory in which the result is made, and whether the result can stay there."""
         nbytes = layout.total * layout.dtype.itemsize
+        # Of two workers each writes its one summand into the result itself.
         if self.size > 2 and (not self._stages or len(self._stages[0]) < nbytes):
             self._stages = [
                 np.frombuffer(segments.create(self.comm, _round_up(nbytes)), np.uint8) for _ in range(self.size)
@@ -147,7 +148,9 @@ class SharedMemoryCommunicator(MPICommunicator):
             if lane == self.rank:
                 continue
             target = (
-                total if self.rank == self._first(lane) else self._stages[self.rank][: total.nbytes].view(total.dtype)
+                total
+                if self.rank == self._first_summand(lane)
+                else self._stages[self.rank][: total.nbytes].view(total.dtype)
             )
             layout.copy(layout.parts, target, start, stop, lambda part, view: scaled_copy(part, share, view))
 
@@ -168,7 +171,7 @@ class SharedMemoryCommunicator(MPICommunicator):
         if self.rank >= len(slices):
             return lambda: None
         start, stop = slices[self.rank]
-        first = self._first(self.rank)
+        first = self._first_summand(self.rank)
         own = scaled_copy if first == self.rank else functools.partial(_reduce_scaled, op)
         stages = [stage[: total.nbytes].view(total.dtype) for stage in self._stages]
         for begin in range(start, stop, _PIECE):
@@ -180,12 +183,10 @@ class SharedMemoryCommunicator(MPICommunicator):
                     UFUNC[op](total[begin:end], stages[rank][begin:end], out=total[begin:end])
         return carry(total[start:stop]) if carry else lambda: None
 
-    def _first(self, lane: int) -> int:
-        """Returns the worker whose part of a slice the others' parts are added to.
-
-        Of two workers that is the one that does not reduce the slice; of more the first, so that sums are in the order
-        of ranks and do not depend on where a number stands.
-        """
+    def _first_summand(self, lane: int) -> int:
+        """Returns the worker whose part of a slice the others' parts are added to."""
+        # Of two workers the one that does not reduce the slice. Of more the first, so that sums are
+        # in the order of ranks, and do not depend on where a number stands.
         return 1 - lane if self.size == 2 else 0
 
     def _land(
@@ -199,11 +200,15 @@ class SharedMemoryCommunicator(MPICommunicator):
 
     def _pause(self) -> None:
         """Meets the other workers inside one operation: all stores before it are seen by all loads after it."""
+        # Loads and stores need no other order: MPI passes messages inside a host by atomic
+        # operations with acquire and release (MPICH 5, `MPL_atomic`), so what a worker has stored
+        # before a message is seen by all that have received it.
         self.wait(self.comm.Ibarrier(), "exchange in shared memory")
 
 
 def _round_up(nbytes: int) -> int:
-    """Rounds a size up, so that memory of a size that grows a little each time is not made anew each time."""
+    """Returns the size that memory for ``nbytes`` bytes is made with."""
+    # Rounded up: for results that grow a little each time memory is not made anew each time.
     return 1 << (nbytes - 1).bit_length() if nbytes < 1 << 26 else nbytes
 
 
@@ -232,9 +237,8 @@ class _Layout:
         """Returns the parts of a result that is lent, which nobody may write to."""
         total.flags.writeable = False
         found = [total[offset : offset + part.size] for part, offset in zip(self.parts, self.offsets, strict=True)]
-        return [
-            part if part.nbytes >= _LENT else part.copy() for part in found
-        ]  # a small one that is kept would keep all
+        # a small one that is kept would keep all
+        return [part if part.nbytes >= _LENT else part.copy() for part in found]
 
     def copy(
         self, parts: Sequence[Array], view: Array, begin: int, end: int, action: Callable[[Array, Array], None]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from syrtos.comm.communicator import Array, Communicator, scaled_copy, signature
+from syrtos.comm.arrays import Array, scaled_copy, signature
+from syrtos.comm.communicator import Communicator
 
 
 def weighted_rows(
@@ -35,6 +36,7 @@ def weighted_rows(
         scaled_copy(values, share, scaled)
         return comm.allgather(scaled), comm.allgather(indices)
     table = np.zeros((table_rows, *values.shape[1:]), values.dtype)
+    # A worker without samples adds nothing, whatever its values hold (NaN included).
     if share:
         np.add.at(table, indices, values)
     summed, _ = comm.weighted_sum([table.reshape(-1)], weight)
@@ -42,10 +44,9 @@ def weighted_rows(
 
 
 def moves_fewer_as_rows(rows: int, table_rows: int, row_bytes: int, index_bytes: int) -> bool:
-    """Returns whether gathering ``rows`` rows of all workers moves fewer bytes than reducing the table.
-
-    A worker receives each gathered row once; a reduction sends and receives each of the table's rows.
-    """
+    """Returns whether gathering ``rows`` rows of all workers moves fewer bytes than reducing the table."""
+    # A worker receives each gathered row once; a reduction sends and receives each row of the
+    # table.
     return rows * (row_bytes + index_bytes) <= 2 * table_rows * row_bytes
 
 

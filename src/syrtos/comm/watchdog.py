@@ -11,8 +11,7 @@ from syrtos.errors import StalledError
 
 # Seconds. A wait this short is cheaper awake than asleep; a longer one would take the core from other threads. MPI
 # moves data over the network only while it is asked, so naps stay short: with 0.2 ms a 1 Gbit/s link is full, at a
-# tenth of
-# a core.
+# tenth of a core.
 _AWAKE = 200e-6
 _NAP = 20e-6
 _LONGEST_NAP = 2e-4
@@ -80,8 +79,11 @@ class Watchdog:
                 if elapsed < _AWAKE:
                     continue
                 if elapsed > self.timeout:
+                    # Of a wait that was given up there is no end to tell.
                     told = False
                     self._give_up(elapsed, call, rank)
+                # A wait without a bound, as for the end of the others' scripts, may be long: it is
+                # no news.
                 if not told and math.isfinite(self.timeout) and elapsed > min(_LONG, self.timeout / 3):
                     told = True
                     self._tell_long(call, elapsed, self._name)

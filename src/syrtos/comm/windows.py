@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from syrtos.comm import segments
-from syrtos.comm.communicator import Array
+from syrtos.comm.arrays import Array
 from syrtos.errors import SharedMemoryError
 
 _MOST = 256
@@ -61,6 +61,7 @@ class Windows:
         # before it is written to again.
         self._free = np.frombuffer(segments.create(comm, 2 * comm.Get_size() * _MOST), np.uint8).reshape(2, -1, _MOST)
         self.nbytes = 0
+        # From one worker, so that all decide alike whether there is room.
         self._budget = comm.bcast(int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _BUDGET))
 
     def take(self, nbytes: int) -> Array | None:
@@ -77,14 +78,15 @@ class Windows:
             for index, window in enumerate(self._windows)
             if free[index] and nbytes <= len(window.memory) <= _FITTING * nbytes
         ]
-        window = self._windows[min(fitting)[1]] if fitting else self._another(nbytes, free)
+        window = self._windows[min(fitting)[1]] if fitting else self._add_window(nbytes, free)
         if window is None:
             return None
         array = np.frombuffer(window.memory, np.uint8, nbytes)
         window.used, window.lent = self._taken, weakref.ref(array)
         return array
 
-    def _another(self, nbytes: int, free: Array) -> _Window | None:
+    def _add_window(self, nbytes: int, free: Array) -> _Window | None:
+        # What is given back follows from what all workers know, so all give back the same.
         self._windows = [
             w for index, w in enumerate(self._windows) if not (free[index] and self._taken - w.used > _FORGOTTEN)
         ]
@@ -94,7 +96,8 @@ class Windows:
             return None
         try:
             memory = segments.create(self._comm, size)
-        except SharedMemoryError:  # at all of them
+        except SharedMemoryError:
+            # `create` fails at all workers or at none.
             return None
         self.nbytes += size
         self._windows.append(_Window(memory, self._taken))

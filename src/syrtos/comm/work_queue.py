@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from syrtos.comm.communicator import Array
+from syrtos.comm.arrays import Array
 from syrtos.comm.requests import Question
 
 # Answers of a round that has no piece to give: there will be none, or there may be one if a worker dies.
@@ -97,7 +97,8 @@ class WorkQueue:
 
     def _serve_idle(self, current: _Round) -> None:
         served = None
-        while served != current.served:  # a worker that gets its first piece frees one that was kept
+        # a worker that gets its first piece frees one that was kept
+        while served != current.served:
             served = set(current.served)
             waiting, current.idle = current.idle, []
             for question in waiting:

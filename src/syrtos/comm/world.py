@@ -72,7 +72,8 @@ class Session:
         self.watchdog.on_wait = self._count_wait
 
     def _count_wait(self, seconds: float) -> None:
-        if not self.comm.background.ahead:  # else this worker computes meanwhile
+        # While exchanges go on that nobody waits for, this worker computes.
+        if not self.comm.background.ahead:
             self.ledger.spend("wait", seconds)
 
     def alone(self) -> Session:
@@ -90,9 +91,10 @@ class Session:
     def record_in(self, run_dir: str) -> None:
         """Writes this worker's part of the run's record under ``run_dir`` from now on."""
         self.options = dataclasses.replace(self.options, run_dir=run_dir)
-        if _sharing is not None:
-            _sharing.options = self.options
-        if self.questions is None:  # a server is no worker
+        if _joined.sharing is not None:
+            _joined.sharing.options = self.options
+        # A server is no worker, and has no ledger.
+        if self.questions is None:
             self.ledger.open(run_dir, self.world.rank)
             machine = None if self.world.local_rank else self.world.node_rank
             usage.sample(run_dir, self.world.rank, machine, lambda: self.ledger.trained)
@@ -104,12 +106,25 @@ class Session:
             self.ledger.say(asked_to_sync_every=self.options.sync_every)
         if self.options.shard_update:
             self.ledger.say(asked_to_shard_update=True)
-        if self.world.local_rank == 0:  # of an earlier run in the same folder
+        # The claims of an earlier run in the same folder are none of this run's.
+        if self.world.local_rank == 0:
             shutil.rmtree(claims_folder(run_dir), ignore_errors=True)
 
 
-_session: Session | None = None
-_sharing: Session | None = None
+@dataclasses.dataclass
+class _Joined:
+    """What this process has joined.
+
+    Attributes:
+        session: the session of the world; None before `init`.
+        sharing: the session over which data sets, steps and callbacks are split; None where ``session`` is.
+    """
+
+    session: Session | None = None
+    sharing: Session | None = None
+
+
+_joined = _Joined()
 
 
 def init(options: Options | None = None) -> Session:
@@ -121,15 +136,16 @@ def init(options: Options | None = None) -> Session:
         WorldError: fewer workers met than were started.
         ConfigurationError: other options than at the first call.
     """
-    global _session, _sharing
-    if _session is None:
-        _session = _join(options or settings.options_from(settings.environment()))
-        _sharing = _session.asynchronously() if _session.options.asynchronous and _session.servers else None
-    elif options is not None and options != _session.options:
+    session = _joined.session
+    if session is None:
+        session = _joined.session = _join(options or settings.options_from(settings.environment()))
+        # Workers that update asynchronously share no step: each splits nothing, but keeps its rank for files.
+        _joined.sharing = session.asynchronously() if session.options.asynchronous and session.servers else None
+    elif options is not None and options != session.options:
         raise ConfigurationError(
             "syrtos.init() was called a second time with other options. Give them at the first call only."
         )
-    return _session
+    return session
 
 
 def current() -> Session:
@@ -138,9 +154,9 @@ def current() -> Session:
     Raises:
         WorldError: `init` has not been called.
     """
-    if _session is None:
+    if _joined.session is None:
         raise WorldError("The world has not been joined yet: call `syrtos.init()` first, or start with `syrtos run`.")
-    return _session
+    return _joined.session
 
 
 def sharing() -> Session:
@@ -148,7 +164,7 @@ def sharing() -> Session:
 
     Its workers are all of the run, or this one alone after `each_for_itself` or in an asynchronous run.
     """
-    return _sharing or current()
+    return _joined.sharing or current()
 
 
 def each_for_itself() -> None:
@@ -157,7 +173,6 @@ def each_for_itself() -> None:
     Raises:
         ConfigurationError: the run has parameter servers, workers that train alone for some steps, or divided updates.
     """
-    global _sharing
     if current().servers:
         raise ConfigurationError(
             "This script exchanges gradients between its workers itself, by Horovod or SMDDP, and the run has parameter servers (`--ps`). "
@@ -172,17 +187,17 @@ def each_for_itself() -> None:
             "This script exchanges gradients between its workers itself, by Horovod or SMDDP, and its rank 0 saves the optimizer alone, whose state "
             "`--shard-update` divides among the workers. Run it without."
         )
-    _sharing = _sharing or current().alone()
+    _joined.sharing = _joined.sharing or current().alone()
 
 
 def explicit() -> bool:
     """Returns whether only the script's own calls exchange."""
-    return _sharing is not None and current().servers is None
+    return _joined.sharing is not None and current().servers is None
 
 
 def is_initialized() -> bool:
     """Returns whether `init` has been called."""
-    return _session is not None
+    return _joined.session is not None
 
 
 def claims_folder(run_dir: str) -> Path:
@@ -199,8 +214,8 @@ def remembering_errors() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if _session is not None:
-            _session.errors.append(error)
+        if _joined.session is not None:
+            _joined.session.errors.append(error)
         raise
 
 
@@ -210,7 +225,8 @@ def original_of(wrapped: BaseException) -> BaseException:
     It is the error that comes first in the text, and of equal ones the latest.
     """
     text = str(wrapped)
-    quoted = [error for error in reversed(_session.errors) if _quote(error) in text] if _session is not None else []
+    errors = () if _joined.session is None else reversed(_joined.session.errors)
+    quoted = [error for error in errors if _quote(error) in text]
     return min(quoted, key=lambda error: text.index(_quote(error)), default=wrapped)
 
 
@@ -221,8 +237,7 @@ def _quote(error: BaseException) -> str:
 
 def adopt(session: Session | None) -> Session | None:
     """Makes ``session`` the current one and returns the one before; for tests that play workers in one process."""
-    global _session, _sharing
-    before, _session, _sharing = _session, session, None
+    before, _joined.session, _joined.sharing = _joined.session, session, None
     return before
 
 
@@ -237,8 +252,10 @@ def _join(options: Options) -> Session:
 
 def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> Session:
     if not launch.joins:
-        topology.check_world(launch, 1)  # our MPI aborts the process inside another one: explain first
-    from mpi4py import MPI  # importing it starts MPI: only where one is expected
+        # our MPI aborts the process inside another one: explain first
+        topology.check_world(launch, 1)
+    # Importing it starts MPI: only where other workers are expected.
+    from mpi4py import MPI
 
     from syrtos.comm.hierarchical import communicator_over
 
@@ -246,6 +263,7 @@ def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> 
     topology.check_world(launch, everybody.Get_size())
     workers = everybody.Get_size() - options.servers
     serves = everybody.Get_rank() >= workers
+    # Workers exchange among themselves: a server takes part in nothing but questions.
     comm = everybody.Split(int(serves), everybody.Get_rank())
     host = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
     first_on_host = host.bcast(comm.Get_rank()) if host.Get_size() > 1 else comm.Get_rank()
@@ -264,6 +282,7 @@ def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> 
     return Session(
         world=world,
         comm=communicator_over(comm.Dup(), watchdog),
+        # Input pipelines exchange while a step does, in an order of their own.
         input_comm=communicator_over(comm.Dup(), watchdog.another("input")),
         options=options,
         ledger=Ledger(),
@@ -275,11 +294,9 @@ def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> 
 
 
 def _processor() -> str:
-    """Returns the model and the instructions of this host's first processor (proc_cpuinfo(5)).
-
-    The processors of one host are alike.
-    """
+    """Returns the model and the instructions of this host's first processor (proc_cpuinfo(5))."""
     try:
+        # The processors of one host are alike.
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
         return ""

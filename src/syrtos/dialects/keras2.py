@@ -7,8 +7,8 @@ import importlib
 import inspect
 import sys
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -20,28 +20,53 @@ from syrtos.keras import keras_internals
 from syrtos.keras.patching import Method, replace
 from syrtos.launch.worker.import_hook import after_import
 
+if TYPE_CHECKING:
+    from syrtos.dialects.protocols import GradientAndVariable, Loss, Model, Optimizer, Variable
+
+Variables: TypeAlias = "Iterable[Variable] | Callable[[], Iterable[Variable]]"
+
+# Set on an optimizer: Keras 2's `decay`.
+_DECAY = "_syrtos_decay"
+_BASES = ("BaseOptimizer", "_BaseOptimizer", "OptimizerV2")
+
+
+class _OptimizerOfKeras3(Protocol):
+    """An optimizer of Keras 3; its other members are those of `Optimizer`."""
+
+    loss_scale_factor: float | None
+
+    @property
+    def iterations(self) -> Any:
+        """The variable that counts updates."""
+        ...
+
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """Returns the loss times the loss scale."""
+        ...
+
+    def apply_gradients(self, grads_and_vars: Iterable[GradientAndVariable]) -> object:
+        """Makes an update."""
+        ...
+
 
 def is_legacy() -> bool:
     """Returns whether the script's Keras is Keras 2: its variable asks for it, or `tf_keras` has been imported."""
     return "tf_keras" in sys.modules or settings.environment().get("TF_USE_LEGACY_KERAS", "") in ("1", "True", "true")
 
 
-def keras() -> Any:
+def keras() -> types.ModuleType:
     """Returns the script's Keras."""
     return importlib.import_module("tf_keras" if is_legacy() else "keras")
 
 
-def is_optimizer(candidate: Any) -> bool:
+def is_optimizer(candidate: object) -> bool:
     """Returns whether ``candidate`` is an optimizer of Keras."""
+    # By names: `isinstance` would need both versions of Keras imported.
     modules = ("keras.", "tf_keras.")
     return any(base.__name__ in _BASES and base.__module__.startswith(modules) for base in type(candidate).__mro__)
 
 
-_DECAY = "_syrtos_decay"
-_BASES = ("BaseOptimizer", "_BaseOptimizer", "OptimizerV2")
-
-
-def accumulate(optimizer: Any, steps: int) -> None:
+def accumulate(optimizer: Optimizer, steps: int) -> None:
     """Makes an optimizer apply the mean gradient of every ``steps`` calls.
 
     Raises:
@@ -50,28 +75,31 @@ def accumulate(optimizer: Any, steps: int) -> None:
     if not hasattr(optimizer, "gradient_accumulation_steps"):
         accumulation.accumulate(optimizer, steps)
         return
+    # Keras 3 makes the variables in which it adds gradients up when an optimizer is built.
     if optimizer.built:
         raise ConfigurationError("backward_passes_per_step must be given before the optimizer's first step.")
     optimizer.gradient_accumulation_steps = steps
 
 
-def velocities(optimizer: Any, model: Any) -> list[Any]:
+def velocities(optimizer: Optimizer, model: Model) -> list[Variable]:
     """Returns the variables in which an optimizer with momentum adds up its updates; none before its first step."""
-    if hasattr(optimizer, "get_slot"):  # of old Keras 2
+    # Of old Keras 2, where `get_slot` fails before the first step.
+    if hasattr(optimizer, "get_slot"):
         known = set(optimizer.get_slot_names())
         return [optimizer.get_slot(v, "momentum") for v in model.trainable_variables] if "momentum" in known else []
     return keras_internals.momentums_of(optimizer)
 
 
-def build(optimizer: Any, model: Any) -> None:
+def build(optimizer: Optimizer | None, model: Model) -> None:
     """Makes the optimizer's variables if the model has its weights."""
+    # `_built` is what Keras 2 calls it. Old Keras 2 has neither it nor `build`.
     built = getattr(optimizer, "built", getattr(optimizer, "_built", False))
     if optimizer is not None and model.trainable_variables and not built and hasattr(optimizer, "build"):
         optimizer.build(model.trainable_variables)
 
 
 @functools.cache
-def expect() -> None:
+def install_once_imported() -> None:
     """Teaches Keras 3 the spellings of Keras 2 once the script has imported it, or now if it has."""
     after_import("keras", install)
 
@@ -79,36 +107,39 @@ def expect() -> None:
 @functools.cache
 def install() -> None:
     """Teaches Keras 3 the spellings of Keras 2."""
+    # Under `tf_keras` the script has the original.
     if is_legacy():
         return
     base = importlib.import_module("keras.src.optimizers.base_optimizer").BaseOptimizer
-    _optimizer(base)
+    _patch_base_optimizer(base)
     trainers = (
         importlib.import_module("keras.src.trainers.trainer").Trainer,
         importlib.import_module("keras.src.backend.tensorflow.trainer").TensorFlowTrainer,
     )
-    _models(keras().Model, trainers)
-    _layers_and_metrics()
+    _patch_models(keras().Model, trainers)
+    _patch_layers_and_metrics()
     keras().Variable.ref = lambda self: self.value.ref()
-    for found in _both():
-        _optimizers(found, base)
-        _backend(found)
-        _functions(found)
+    for found in _keras_packages():
+        _add_legacy_optimizers(found, base)
+        _add_backend_functions(found)
+        _add_functions(found)
         found.utils.experimental = types.SimpleNamespace(DatasetCreator=DatasetCreator)
 
 
-class _Callable(list[Any]):
+class _Callable(list["Variable"]):
     """A list that may be called, so that `optimizer.variables` and `optimizer.variables()` are the same."""
 
-    def __call__(self) -> list[Any]:
+    def __call__(self) -> list[Variable]:
         return self
 
 
-def _callable_variables(original: Method) -> property:
+def _callable_variables(original: Callable[[Optimizer], Iterable[Variable]]) -> property:
     return property(lambda self: _Callable(original(self)))
 
 
-def _optimizer(base: Any) -> None:
+def _patch_base_optimizer(base: Any) -> None:
+    """Gives the base class of Keras 3's optimizers the attributes and methods of Keras 2's."""
+    # The class for loss scales has a `variables` of its own.
     for cls in (base, keras().optimizers.LossScaleOptimizer):
         cls.variables = _callable_variables(cls.variables.fget)
     base.lr = property(lambda self: self.learning_rate, lambda self, rate: setattr(self, "learning_rate", rate))
@@ -119,42 +150,48 @@ def _optimizer(base: Any) -> None:
         replace(optimizer, "__init__", _old_arguments)
 
 
-def _compute_gradients(self: Any, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
+def _compute_gradients(
+    self: _OptimizerOfKeras3, loss: Loss, var_list: Variables, tape: tf.GradientTape | None = None
+) -> list[GradientAndVariable]:
     """Returns pairs of gradient and variable, for a loss that the tape has recorded or that a function returns.
 
     Raises:
         ConfigurationError: the optimizer scales losses, so the gradients would be scaled.
     """
-    if _scales(self):
+    if _scales_losses(self):
         raise ConfigurationError(
-            "Keras 3 divides gradients by the loss scale when they are applied, so `compute_gradients` would return scaled ones. Use "
-            "`optimizer.minimize`, or `tape.gradient(optimizer.scale_loss(loss), variables)` and `optimizer.apply`."
+            "Keras 3 divides gradients by the loss scale when they are applied, so `compute_gradients` would return "
+            "scaled ones. Use `optimizer.minimize`, or `tape.gradient(optimizer.scale_loss(loss), variables)` and "
+            "`optimizer.apply`."
         )
     return _gradients(self, loss, var_list, tape)
 
 
-def _scales(optimizer: Any) -> bool:
+def _scales_losses(optimizer: _OptimizerOfKeras3) -> bool:
+    # A `LossScaleOptimizer` has an inner optimizer; others may be given a fixed factor.
     return hasattr(optimizer, "inner_optimizer") or optimizer.loss_scale_factor is not None
 
 
-def _gradients(optimizer: Any, loss: Any, var_list: Any, tape: Any) -> list[tuple[Any, Any]]:
+def _gradients(
+    optimizer: _OptimizerOfKeras3, loss: Loss, var_list: Variables, tape: tf.GradientTape | None
+) -> list[GradientAndVariable]:
     if not callable(loss) and tape is None:
         raise ValueError("`tape` is required when a tensor is given as the loss: the one that recorded it.")
     tape = tape or tf.GradientTape()
-    if callable(loss) or _scales(optimizer):
+    if callable(loss) or _scales_losses(optimizer):
         with tape:
             loss = optimizer.scale_loss(loss() if callable(loss) else loss)
-    found: Any = var_list() if callable(var_list) else var_list
-    variables = list(found)
+    # TensorFlow's stubs know no variables of Keras.
+    variables: list[Any] = list(var_list() if callable(var_list) else var_list)
     return list(zip(tape.gradient(loss, variables), variables, strict=True))
 
 
-def _minimize(self: Any, loss: Any, var_list: Any, tape: Any = None) -> None:
+def _minimize(self: _OptimizerOfKeras3, loss: Loss, var_list: Variables, tape: tf.GradientTape | None = None) -> None:
     """Computes the gradients of a loss (or of what a function returns) and applies them."""
     self.apply_gradients(_gradients(self, loss, var_list, tape))
 
 
-def _optimizers(found: Any, base: Any) -> None:
+def _add_legacy_optimizers(found: types.ModuleType, base: type) -> None:
     """Puts the optimizers of today into `keras.optimizers.legacy` and `keras.optimizers.experimental`."""
     known = {**_classes(found.optimizers, base), "Optimizer": found.optimizers.Optimizer}
     for name, optimizer in known.items():
@@ -162,7 +199,8 @@ def _optimizers(found: Any, base: Any) -> None:
     found.optimizers.experimental = types.SimpleNamespace(**known)
 
 
-def _classes(module: Any, base: Any) -> dict[str, Any]:
+def _classes(module: types.ModuleType, base: type) -> dict[str, type]:
+    # A class that inherits its `__init__` has the replacement of its parent's.
     return {
         n: c for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, base) and "__init__" in vars(c)
     }
@@ -171,30 +209,31 @@ def _classes(module: Any, base: Any) -> dict[str, Any]:
 def _old_arguments(original: Method) -> Method:
     """Wraps an optimizer's `__init__`: ``lr`` is the learning rate, ``decay`` divides it by ``1 + decay * step``."""
 
-    def init(self: Any, *args: Any, lr: Any = None, decay: float = 0.0, **kwargs: Any) -> None:
+    def init(self: object, *args: object, lr: object = None, decay: float = 0.0, **kwargs: object) -> None:
         if lr is not None:
             kwargs["learning_rate"] = lr
         original(self, *args, **kwargs)
+        # Keras's own `__setattr__` tracks what it is given.
         object.__setattr__(self, _DECAY, decay)
 
     return init
 
 
-def _decay_rate(original: Method) -> Method:
+def _decay_rate(original: Callable[[_OptimizerOfKeras3], tf.Tensor]) -> Callable[[_OptimizerOfKeras3], tf.Tensor]:
     """Wraps an optimizer's rate of a step with the decay; `learning_rate` itself stays what the script sets."""
 
-    def current_rate(self: Any) -> Any:
+    def current_rate(self: _OptimizerOfKeras3) -> tf.Tensor:
         rate, decay = original(self), getattr(self, _DECAY, 0.0)
         return rate / (1.0 + decay * tf.cast(self.iterations.value, tf.float32)) if decay else rate
 
     return current_rate
 
 
-def _models(model: Any, trainers: tuple[Any, Any]) -> None:
-    # where Keras defines them: it takes a `compile` of another class for the script's own
-    replace(trainers[0], "compile", _without("experimental_run_tf_function"))
+def _patch_models(model: type, trainers: tuple[type, type]) -> None:
+    # Where Keras defines them: it takes a `compile` of another class for the script's own.
+    replace(trainers[0], "compile", _dropping_arguments("experimental_run_tf_function"))
     for name in ("fit", "evaluate", "predict"):
-        replace(trainers[1], name, _without("workers", "use_multiprocessing", "max_queue_size"))
+        replace(trainers[1], name, _dropping_arguments("workers", "use_multiprocessing", "max_queue_size"))
         setattr(model, f"{name}_generator", _from_generator(name))
     for name in ("fit", "evaluate"):
         replace(trainers[1], name, _from_creator)
@@ -207,32 +246,34 @@ class DatasetCreator:
     """
 
     def __init__(
-        self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset], input_options: Any = None
+        self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset], input_options: object = None
     ) -> None:
         self.dataset_fn = dataset_fn
         self.input_options = input_options
 
 
 def _from_creator(original: Method) -> Method:
-    def method(self: Any, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def method(self: object, x: object = None, *args: object, **kwargs: object) -> object:
+        # A context of one worker: `fit` itself splits what the function makes.
         made = x.dataset_fn(tf.distribute.InputContext()) if isinstance(x, DatasetCreator) else x
         return original(self, made, *args, **kwargs)
 
     return method
 
 
-def _without(*arguments: str) -> Callable[[Method], Method]:
+def _dropping_arguments(*arguments: str) -> Callable[[Method], Method]:
     """Returns a wrapper that drops arguments that Keras 3 does not have, and says so once."""
 
     def wrapper(original: Method) -> Method:
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(self: object, *args: object, **kwargs: object) -> object:
             for name in arguments:
                 if name in kwargs:
                     del kwargs[name]
-                    _say(f"`{name}` means nothing to Keras 3 and is ignored; remove it.")
+                    _say_once(f"`{name}` means nothing to Keras 3 and is ignored; remove it.")
             return original(self, *args, **kwargs)
 
-        vars(method)["__signature__"] = inspect.signature(original)  # Keras reads a layer's, and binds its config to it
+        # Keras reads a layer's signature, and binds its config to it.
+        vars(method)["__signature__"] = inspect.signature(original)
         return method
 
     return wrapper
@@ -241,8 +282,8 @@ def _without(*arguments: str) -> Callable[[Method], Method]:
 # The arguments after the generator, in the order of Keras 2.
 _POSITIONAL = {
     "fit": (
-        "steps_per_epoch", "epochs", "verbose", "callbacks", "validation_data", "validation_steps", "validation_freq", "class_weight",
-        "max_queue_size", "workers", "use_multiprocessing", "shuffle", "initial_epoch",
+        "steps_per_epoch", "epochs", "verbose", "callbacks", "validation_data", "validation_steps", "validation_freq",
+        "class_weight", "max_queue_size", "workers", "use_multiprocessing", "shuffle", "initial_epoch",
     ),
     "evaluate": ("steps", "callbacks", "max_queue_size", "workers", "use_multiprocessing", "verbose"),
     "predict": ("steps", "callbacks", "max_queue_size", "workers", "use_multiprocessing", "verbose"),
@@ -250,8 +291,8 @@ _POSITIONAL = {
 
 
 def _from_generator(name: str) -> Method:
-    def method(self: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
-        _say(f"`{name}_generator` is `{name}` today.")
+    def method(self: object, generator: object, *args: object, **kwargs: object) -> object:
+        _say_once(f"`{name}_generator` is `{name}` today.")
         if len(args) > len(_POSITIONAL[name]):
             raise TypeError(
                 f"{name}_generator takes {len(_POSITIONAL[name])} arguments after the generator. Received: {len(args)}."
@@ -263,17 +304,17 @@ def _from_generator(name: str) -> Method:
 
 
 @functools.cache
-def _say(text: str) -> None:
+def _say_once(text: str) -> None:
     print(f"syrtos: {text}", file=sys.stderr)
 
 
-def _backend(found: Any) -> None:
+def _add_backend_functions(found: types.ModuleType) -> None:
     """Adds `K.get_value(optimizer.lr)` and `K.set_value(optimizer.lr, 0.1)`."""
     found.backend.get_value = lambda x: np.asarray(x)
     found.backend.set_value = lambda x, value: x.assign(value)
 
 
-def _functions(found: Any) -> None:
+def _add_functions(found: types.ModuleType) -> None:
     """Adds a layer that is gone, and losses and metrics as functions, of which `tf.keras` has fewer than `keras`."""
     for room in ("losses", "metrics"):
         public = getattr(found, room)
@@ -284,13 +325,13 @@ def _functions(found: Any) -> None:
         found.layers.ThresholdedReLU = importlib.import_module("keras.src.legacy.layers").ThresholdedReLU
 
 
-def _layers_and_metrics() -> None:
+def _patch_layers_and_metrics() -> None:
     """Adds `metric.reset_states()`, and lets BatchNormalization take ``fused``."""
     keras().metrics.Metric.reset_states = lambda self: self.reset_state()
-    # `fused` chose between two ways of computing the same
-    replace(keras().layers.BatchNormalization, "__init__", _without("fused"))
+    # `fused` chose between two ways of computing the same.
+    replace(keras().layers.BatchNormalization, "__init__", _dropping_arguments("fused"))
 
 
-def _both() -> list[Any]:
+def _keras_packages() -> list[types.ModuleType]:
     """Returns `keras` and `tf.keras`, which have the same classes in different modules."""
     return [keras(), importlib.import_module("keras._tf_keras.keras")]

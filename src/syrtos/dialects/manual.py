@@ -42,7 +42,8 @@ def _check_flags(name: str, options: Options) -> None:
     if given:
         raise ConfigurationError(
             f"This script uses {name}, which says itself what is exchanged and scaled: "
-            f"{', '.join('--' + flag.replace('_', '-') for flag in given)} can't be obeyed. Remove the flag, or do it in the script."
+            f"{', '.join('--' + flag.replace('_', '-') for flag in given)} can't be obeyed. Remove the flag, or do it "
+            "in the script."
         )
 
 

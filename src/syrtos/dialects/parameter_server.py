@@ -8,8 +8,8 @@ workers have the same results of the calls, and the same values of the variables
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -17,13 +17,15 @@ from syrtos.comm import world
 from syrtos.comm.servers import Servers
 from syrtos.comm.work_queue import KEPT
 from syrtos.dialects import keras2
-from syrtos.dialects.tf_distribute import places
+from syrtos.dialects.tf_distribute import modules_with
 from syrtos.errors import ConfigurationError
 from syrtos.keras import activate
 from syrtos.keras.features import asynchronous
 from syrtos.keras.tensorflow.strategy import Strategy
 
-# Where TensorFlow has them: (module, name, what answers).
+Resource = TypeVar("Resource")
+
+# Where TensorFlow has them: (module, name).
 STRATEGIES = (("distribute", "ParameterServerStrategy"), ("distribute.experimental", "ParameterServerStrategy"))
 COORDINATORS = ("distribute.coordinator", "distribute.experimental.coordinator")
 
@@ -34,30 +36,38 @@ _START = "Start the script with `syrtos run --ps 1 -n WORKERS train.py`."
 def install() -> None:
     """Serves the classes in processes of several workers, or of one with servers."""
     session = world.init()
+    # A process by itself keeps TensorFlow's own classes.
     if session.world.size == 1 and not session.servers:
         return
     for path, name in STRATEGIES:
-        for module in places(path, name):
+        for module in modules_with(path, name):
             setattr(module, name, ParameterServerStrategy)
     for path in COORDINATORS:
-        for module in places(path, "ClusterCoordinator"):
+        for module in modules_with(path, "ClusterCoordinator"):
             module.ClusterCoordinator, module.RemoteValue = ClusterCoordinator, RemoteValue
 
 
-def ParameterServerStrategy(cluster_resolver: Any = None, variable_partitioner: Any = None) -> tf.distribute.Strategy:
-    """Returns the strategy of this run.
+class _StrategyOfRun(type):
+    """The metaclass of a class that Keras asks `isinstance` of, and whose call returns the strategy of this run."""
 
-    Args:
-        cluster_resolver: not asked; the workers and servers are those of the run.
-        variable_partitioner: not asked; each server holds an equal share of every variable.
+    def __call__(cls, cluster_resolver: object = None, variable_partitioner: object = None) -> tf.distribute.Strategy:
+        """Returns the strategy of this run.
 
-    Raises:
-        ConfigurationError: the run has no parameter servers.
-    """
-    del cluster_resolver, variable_partitioner
-    _servers("ParameterServerStrategy")
-    keras2.expect()
-    return Strategy()
+        Args:
+            cluster_resolver: not asked; the workers and servers are those of the run.
+            variable_partitioner: not asked; each server holds an equal share of every variable.
+
+        Raises:
+            ConfigurationError: the run has no parameter servers.
+        """
+        del cluster_resolver, variable_partitioner
+        _servers("ParameterServerStrategy")
+        keras2.install_once_imported()
+        return Strategy()
+
+
+class ParameterServerStrategy(metaclass=_StrategyOfRun):
+    """Synchronous or asynchronous training with the parameter servers of this run."""
 
 
 def _servers(name: str) -> Servers:
@@ -75,11 +85,11 @@ class RemoteValue:
         self._coordinator = coordinator
         self._number = number
 
-    def fetch(self) -> Any:
+    def fetch(self) -> object:
         """Returns the result as NumPy values; makes and waits for the calls that lead to it."""
         return self._coordinator._result(self._number)
 
-    def get(self) -> Any:
+    def get(self) -> object:
         """Returns the result as tensors; makes and waits for the calls that lead to it."""
         return tf.nest.map_structure(
             lambda value: value if value is None else tf.convert_to_tensor(value), self.fetch()
@@ -102,12 +112,13 @@ class ClusterCoordinator:
         self._servers = _servers("ClusterCoordinator")
         if self._servers.synchronous:
             raise ConfigurationError(
-                "A ClusterCoordinator's calls are made by one worker each, and `--staleness 0` makes each update of all workers' gradients. "
-                "Leave out `--staleness`, or give it 1 or more."
+                "A ClusterCoordinator's calls are made by one worker each, and `--staleness 0` makes each update of "
+                "all workers' gradients. Leave out `--staleness`, or give it 1 or more."
             )
         self._strategy = strategy
-        self._calls: list[Callable[[], Any]] = []
-        self._before = 0  # calls of rounds that are over
+        self._calls: list[Callable[[], object]] = []
+        # The number of calls of rounds that are over, by which calls of all rounds are counted.
+        self._before = 0
         self._in_round = False
 
     @property
@@ -117,7 +128,9 @@ class ClusterCoordinator:
 
     # -- scheduling ------------------------------------------------------------------------------
 
-    def schedule(self, fn: Callable[..., Any], args: Any = None, kwargs: Any = None) -> RemoteValue:
+    def schedule(
+        self, fn: Callable[..., object], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> RemoteValue:
         """Notes a call; some worker makes it when a result is wanted, or at `join`."""
         self._calls.append(functools.partial(fn, *(args or ()), **(kwargs or {})))
         return RemoteValue(self, self._before + len(self._calls) - 1)
@@ -139,20 +152,21 @@ class ClusterCoordinator:
         self.join()
         return True
 
-    def fetch(self, value: Any) -> Any:
+    def fetch(self, value: object) -> object:
         """Returns a structure with the results in place of its `RemoteValue`s."""
         return tf.nest.map_structure(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, value)
 
     # -- data ------------------------------------------------------------------------------------
 
-    def create_per_worker_dataset(self, dataset_fn: Any) -> Any:
+    def create_per_worker_dataset(self, dataset_fn: object) -> object:
         """Returns this worker's data set, from which it draws for the calls that it makes; each worker has its own."""
         return dataset_fn() if callable(dataset_fn) else dataset_fn
 
-    def create_per_worker_resource(self, resource_fn: Callable[[], Any]) -> Any:
+    def create_per_worker_resource(self, resource_fn: Callable[[], Resource]) -> Resource:
         """Returns this worker's resource."""
         return resource_fn()
 
+    # TensorFlow's private name for it.
     _create_per_worker_resources = create_per_worker_resource
 
     # -- helpers ---------------------------------------------------------------------------------
@@ -164,16 +178,19 @@ class ClusterCoordinator:
                 return False
             asynchronous.begin_round()
             self._in_round = True
+        # Repeatable: where a worker is lost, another one makes its call again.
         piece = self._servers.take(len(self._calls), repeatable=True)
         if piece is None:
             return False
         with self._strategy.scope():
             result = self._calls[piece]()
+        # A result goes to the servers, from which every worker fetches it: a tensor would stay here.
         plain = tf.nest.map_structure(lambda leaf: leaf.numpy() if tf.is_tensor(leaf) else leaf, result)
         self._servers.done(piece, self._before + piece, plain)
         return True
 
-    def _result(self, number: int) -> Any:
+    def _result(self, number: int) -> object:
+        # A result of this round may come from a call that nobody has made yet.
         while number >= self._before and self._make_one():
             pass
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import tensorflow as tf
 
@@ -22,10 +22,18 @@ from syrtos.keras.tensorflow import gradients
 from syrtos.keras.tensorflow import ops as core
 from syrtos.keras.tensorflow.gradients import Reduction
 
+if TYPE_CHECKING:
+    from tensorflow._aliases import TensorCompatible
+
+    from syrtos.dialects.protocols import Optimizer, Variable
+
+OptimizerT = TypeVar("OptimizerT", bound="Optimizer")
+Value = TypeVar("Value")
+
 __all__ = [
     "Compression", "DistributedGradientTape", "DistributedOptimizer", "ReduceOp", "allreduce", "broadcast",
-    "broadcast_global_variables", "broadcast_variables", "init", "local_rank", "local_size", "oob_allreduce", "overlap", "rank",
-    "shutdown", "size",
+    "broadcast_global_variables", "broadcast_variables", "init", "local_rank", "local_size", "oob_allreduce", "overlap",
+    "rank", "shutdown", "size",
 ]  # fmt: skip
 
 
@@ -38,7 +46,10 @@ class ReduceOp(enum.Enum):
     MAX = "max"
 
 
-_initialized = False
+class _State:
+    """The changes that `init` has made in this process."""
+
+    initialized = False
 
 
 def init() -> None:
@@ -47,17 +58,15 @@ def init() -> None:
     Raises:
         RuntimeError: it has been called before.
     """
-    global _initialized
-    if _initialized:
+    if _State.initialized:
         raise RuntimeError("init() called more than once. smdistributed.dataparallel is already initialized.")
     manual.begin("smdistributed.dataparallel")
-    _initialized = True
+    _State.initialized = True
 
 
 def shutdown() -> None:
     """Ends the use of the library."""
-    global _initialized
-    _initialized = False
+    _State.initialized = False
 
 
 @unconverted
@@ -86,8 +95,12 @@ def local_size() -> int:
 
 @unconverted
 def allreduce(
-    tensor: Any, param_index: int, num_params: int, compression: Any = Compression.none, op: ReduceOp = ReduceOp.AVERAGE
-) -> Any:
+    tensor: TensorCompatible | tf.IndexedSlices,
+    param_index: int,
+    num_params: int,
+    compression: gradients.Compression = Compression.none,
+    op: ReduceOp = ReduceOp.AVERAGE,
+) -> tf.Tensor:
     """Reduces one gradient of ``num_params``.
 
     Raises:
@@ -96,7 +109,8 @@ def allreduce(
     comm = _session().comm
     if not 0 <= param_index < num_params:
         raise errors.ConfigurationError(
-            f"allreduce needs 0 <= param_index < num_params. Received: param_index={param_index}, num_params={num_params}."
+            f"allreduce needs 0 <= param_index < num_params. Received: param_index={param_index}, "
+            f"num_params={num_params}."
         )
     if isinstance(tensor, tf.IndexedSlices):
         tensor = tf.convert_to_tensor(tensor)
@@ -105,7 +119,11 @@ def allreduce(
 
 
 @unconverted
-def oob_allreduce(tensor: Any, compression: Any = Compression.none, op: ReduceOp = ReduceOp.AVERAGE) -> tf.Tensor:
+def oob_allreduce(
+    tensor: TensorCompatible | tf.IndexedSlices,
+    compression: gradients.Compression = Compression.none,
+    op: ReduceOp = ReduceOp.AVERAGE,
+) -> tf.Tensor:
     """Averages a value that is no gradient, e.g. a loss to print.
 
     Raises:
@@ -117,19 +135,20 @@ def oob_allreduce(tensor: Any, compression: Any = Compression.none, op: ReduceOp
 
 
 @unconverted
-def overlap(tensor: Any) -> Any:
-    """Returns the tensor: exchanges run beside the backward pass without marks in it."""
+def overlap(tensor: Value) -> Value:
+    """Returns the tensor."""
+    # Exchanges run beside the backward pass without marks in it.
     return tensor
 
 
 @unconverted
-def broadcast(tensor: Any, root_rank: int) -> tf.Tensor:
+def broadcast(tensor: TensorCompatible, root_rank: int) -> tf.Tensor:
     """Returns the root's tensor."""
     return core.broadcast(_session().comm, tf.convert_to_tensor(tensor), root_rank)
 
 
 @unconverted
-def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
+def broadcast_variables(variables: Iterable[Variable], root_rank: int) -> None:
     """Overwrites variables with the root's."""
     state.broadcast(_session().comm, variables, root_rank)
 
@@ -147,29 +166,28 @@ def broadcast_global_variables(root_rank: int) -> None:
 
 
 def DistributedOptimizer(
-    optimizer: Any,
+    optimizer: OptimizerT,
     name: str | None = None,
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: gradients.Compression = Compression.none,
     sparse_as_dense: bool = False,
     op: ReduceOp = ReduceOp.AVERAGE,
     bucket_cap_mb: int = 25,
-) -> Any:
+) -> OptimizerT:
     """Makes a Keras optimizer average its gradients before it applies them.
-
-    The original knew only TensorFlow 1's optimizers, and no `fit`; here it is the way to use `fit`.
 
     Raises:
         ConfigurationError: it is not an optimizer of Keras, or the op is not AVERAGE.
     """
+    # The original knew only TensorFlow 1's optimizers, and no `fit`; here it is the way to use `fit`.
     del name, use_locking, bucket_cap_mb
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not keras2.is_optimizer(inner):
         raise errors.ConfigurationError(
-            f"DistributedOptimizer takes Keras optimizers. Received: {type(optimizer).__name__}. For loops of one's own there is "
-            "DistributedGradientTape."
+            f"DistributedOptimizer takes Keras optimizers. Received: {type(optimizer).__name__}. For loops of one's "
+            "own there is DistributedGradientTape."
         )
     gradients.mark(inner, _reduction(device_dense, device_sparse, compression, sparse_as_dense, op))
     return optimizer
@@ -183,7 +201,7 @@ class DistributedGradientTape(gradients.ReducingTape):
         gradtape: tf.GradientTape,
         device_dense: str = "",
         device_sparse: str = "",
-        compression: Any = Compression.none,
+        compression: gradients.Compression = Compression.none,
         sparse_as_dense: bool = True,
         op: ReduceOp = ReduceOp.AVERAGE,
     ) -> None:
@@ -196,7 +214,7 @@ class DistributedGradientTape(gradients.ReducingTape):
 
 
 def _reduction(
-    device_dense: str, device_sparse: str, compression: Any, sparse_as_dense: bool, op: ReduceOp
+    device_dense: str, device_sparse: str, compression: gradients.Compression, sparse_as_dense: bool, op: ReduceOp
 ) -> Reduction:
     comm = _session().comm
     if op is not ReduceOp.AVERAGE:
@@ -209,6 +227,6 @@ def _reduction(
 
 
 def _session() -> world.Session:
-    if not _initialized:
+    if not _State.initialized:
         raise RuntimeError("smdistributed.dataparallel has not been initialized; call init() first.")
     return world.current()

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from syrtos.doctor.finding import Finding
 from syrtos.doctor.program import ScriptProgram
-from syrtos.doctor.rules import data, files, horovod, loops, names, needs, rates, undefined, whole_batches
+from syrtos.doctor.rules import data, files, horovod, loops, names, needs, rates, undefined, values, whole_batches
 
 RULES: Sequence[Callable[[ScriptProgram], Iterator[Finding]]] = (
     files.files, data.own_randomness, data.seeded_by_rank, data.same_batches, data.uneven_batches, rates.rates,
     rates.steps, horovod.find_unwrapped, horovod.broadcast,
     horovod.wrapped_twice, horovod.one_rank_alone, horovod.old_callbacks, horovod.other_frameworks, loops.own_loop, loops.compiled_updates,
     loops.servers, loops.processes,
-    loops.inputs, names.dead_names, names.old_words, names.unsupported_values, names.sessions, names.refused_estimators,
+    loops.inputs, names.dead_names, names.old_words, values.unsupported_values, names.sessions, names.refused_estimators,
     names.renamed_metrics, whole_batches.stateful_layers, whole_batches.mixing_losses,
     whole_batches.assigned_states, needs.missing_imports, needs.hidden_needs, needs.absent_backend, undefined.undefined_names,
 )  # fmt: skip

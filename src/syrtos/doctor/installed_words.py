@@ -35,6 +35,7 @@ def missing_part(path: str) -> str | None:
         missing = f"{module}.{part}"
         if missing in expired_names():
             return missing
+        # Of these it can't be known from the texts whether they exist.
         if part.startswith("_") or len(part) < _LONG or not _files(module) or not _is_whole(module):
             return None
         if part not in _words(module):
@@ -66,7 +67,7 @@ def expired_names() -> Mapping[str, str]:
 @functools.cache
 def _is_whole(module: str) -> bool:
     """Returns whether all files that a module imports with a star are in the same package, and are text."""
-    return all(_files(star) and star.partition(".")[0] == module.partition(".")[0] for star in _stars(module))
+    return all(_files(star) and star.partition(".")[0] == module.partition(".")[0] for star in _star_imports(module))
 
 
 @functools.cache
@@ -78,11 +79,11 @@ def _words(module: str) -> frozenset[str]:
 @functools.cache
 def _texts(module: str) -> tuple[str, ...]:
     """Returns the texts of a module's files, and of those that they import with a star."""
-    return tuple(file.read_text() for each in (module, *_stars(module)) for file in _files(each))
+    return tuple(file.read_text() for each in (module, *_star_imports(module)) for file in _files(each))
 
 
 @functools.cache
-def _stars(module: str) -> tuple[str, ...]:
+def _star_imports(module: str) -> tuple[str, ...]:
     """Returns the modules that a module imports with a star, itself or through others."""
     found, waiting = [], [module]
     while waiting:

@@ -28,7 +28,7 @@ def checks(env: Mapping[str, str], cores: int, gpus: int) -> Iterator[Check]:
     found = [
         *_started_by(env),
         *_tf_config(env),
-        *_computing(env, cores, gpus),
+        *_check_threads(env, cores, gpus),
         *_libraries(env),
         *_other_mpi(env.get("PATH", "")),
     ]
@@ -68,7 +68,7 @@ def _tf_config(env: Mapping[str, str]) -> Iterator[Check]:
         )
 
 
-def _computing(env: Mapping[str, str], cores: int, gpus: int) -> Iterator[Check]:
+def _check_threads(env: Mapping[str, str], cores: int, gpus: int) -> Iterator[Check]:
     threads = env.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and 1 < cores <= int(threads):
         yield warning(

@@ -15,7 +15,8 @@ PACKAGES = ("keras", "tensorflow", "tf_keras", "jax", "torch", "numpy", "mpi4py"
 # Further names under which TensorFlow is installed.
 TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
 _CGROUPS = Path("/sys/fs/cgroup")
-_UNLIMITED = 1 << 60  # version 1 of cgroups has a number near the highest for memory without a limit
+# version 1 of cgroups has a number near the highest for memory without a limit
+_UNLIMITED = 1 << 60
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,9 +29,9 @@ def checks(folder: Path) -> Iterator[Check]:
     """Yields the checks of this machine; ``folder`` is the folder in which run directories are made."""
     limits = machine_facts.limits()
     yield cores(machine_facts.cores(), limits.cores)
-    yield memory(psutil.virtual_memory().available, _left(limits.memory))
+    yield memory(psutil.virtual_memory().available, _free_below_limit(limits.memory))
     yield shared_memory(machine_facts.shared_memory)
-    yield from left_over(leftovers.left())
+    yield from left_over(leftovers.find_unmapped())
     yield from locked_memory(Path("/sys/class/infiniband"), resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
     yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
     yield disk(folder)
@@ -51,7 +51,7 @@ def cores(count: int, quota: float | None) -> Check:
     return ok("cores", f"{count} of {os.cpu_count()}: `syrtos run` starts up to {count} workers here")
 
 
-def _left(limit: int | None) -> int | None:
+def _free_below_limit(limit: int | None) -> int | None:
     """Returns the bytes of a memory limit that the processes seen here have not taken; None without a limit."""
     used = sum(
         process.info["memory_info"].rss

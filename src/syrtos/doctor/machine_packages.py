@@ -28,13 +28,13 @@ def checks(env: Mapping[str, str]) -> Iterator[Check]:
     yield ok(
         "python", f"Python {platform.python_version()} at {sys.executable}, syrtos {machine_facts.version('syrtos')}"
     )
-    yield from _unsupported(importlib.metadata.requires("syrtos") or [])
-    yield backend(env, {name: _first(names) for name, names in _BACKENDS.items()})
-    yield from legacy(env, _first(machine_facts.TENSORFLOWS), machine_facts.version("tf_keras"))
+    yield from _check_versions(importlib.metadata.requires("syrtos") or [])
+    yield backend(env, {name: _first_version(names) for name, names in _BACKENDS.items()})
+    yield from legacy(env, _first_version(machine_facts.TENSORFLOWS), machine_facts.version("tf_keras"))
     yield from conflicts(machine_facts.version)
 
 
-def _unsupported(required: list[str]) -> Iterator[Check]:
+def _check_versions(required: list[str]) -> Iterator[Check]:
     """Yields a failure for each package that is missing or unsupported; else one check that lists the versions."""
     wants = [want for want in map(Requirement, required) if _is_wanted(want)]
     found = {want.name: machine_facts.version(want.name) for want in wants}
@@ -57,7 +57,7 @@ def _is_wanted(want: Requirement) -> bool:
     return any(want.marker is None or want.marker.evaluate({"extra": extra}) for extra in _EXTRAS)
 
 
-def _first(names: tuple[str, ...]) -> str:
+def _first_version(names: tuple[str, ...]) -> str:
     """Returns the version of the first of these packages that is installed; ``"-"`` if none is."""
     return next((found for name in names if (found := machine_facts.version(name)) != "-"), "-")
 

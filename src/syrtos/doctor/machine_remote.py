@@ -89,7 +89,8 @@ class _Probe:
         self.facts: dict[str, Any] = {}
         self._offset = 0.0
         self._has_folder = False
-        self._others: dict[str, str] = {}  # why it can't connect to each; empty where it can
+        # why it can't connect to each; empty where it can
+        self._others: dict[str, str] = {}
         self._why = ""
         self._process = subprocess.Popen(
             command,
@@ -111,6 +112,7 @@ class _Probe:
         """Reads the facts, compares the clocks and asks whether the folder of this process exists there."""
         try:
             facts = self._hear()
+            # The answer that came soonest says most exactly what the other clock shows.
             self._offset = min((self._clock() for _ in range(_ROUNDS)), key=lambda item: item[0])[1]
             self._has_folder = self._ask(folder=os.getcwd())["folder"]
             self.facts = facts
@@ -127,6 +129,7 @@ class _Probe:
     def _hear(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         for line in self._process.stdout:
+            # A login shell may print lines of its own.
             before, mark, text = line.partition(MARK)
             if mark:
                 return json.loads(text)

@@ -24,6 +24,7 @@ def check(env: Mapping[str, str]) -> Check:
     """Checks MPI by two workers, which are started with the environment ``env`` and ended."""
     began = time.monotonic()
     command = (sys.executable, "-P", "-m", "syrtos.doctor.machine_world")
+    # MPI's data ports need not listen beyond loopback.
     engine = local.Local([Group(command, range(_SIZE))], [0] * _SIZE, {"UCX_NET_DEVICES": "lo", **env}, local.start)
     codes: list[int | None] = []
     try:

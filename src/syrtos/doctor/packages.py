@@ -12,7 +12,8 @@ def is_installed(package: str) -> bool:
     """Returns whether Python finds a top-level package."""
     try:
         return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):  # a package that is half installed; `__main__`
+    except (ImportError, ValueError):
+        # A package may be half installed; and `__main__` has no spec.
         return False
 
 

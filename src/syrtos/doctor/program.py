@@ -105,6 +105,7 @@ def _depends(script: Script, node: ast.AST, names: tuple[str, ...], seen: frozen
             and not isinstance(script.parents.get(inner), ast.Call)
         ):
             count += 1
+        # A name may be given a value in which it stands itself.
         elif isinstance(inner, ast.Name) and inner.id not in seen:
             values = script.assigned_values.get(inner.id, [])
             count += max((_depends(script, value, names, seen | {inner.id}) for value in values), default=0)

@@ -63,7 +63,8 @@ def missing_part(path: str) -> str | None:
             continue
         names = _names(module)
         if names is None:
-            return None  # an attribute of a class or a function
+            # What follows is an attribute of a class or a function, which is not known.
+            return None
         if part not in names:
             return module_path
         module = names[part]

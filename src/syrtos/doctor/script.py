@@ -219,6 +219,7 @@ def read(path: Path) -> Script:
         NotParsed: it is not Python 3.
     """
     try:
+        # In the encoding that the file declares.
         with tokenize.open(path) as file:
             text = file.read()
     except (OSError, SyntaxError, UnicodeDecodeError) as error:

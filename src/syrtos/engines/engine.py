@@ -8,8 +8,7 @@ An engine is reached, or a run is submitted to it, or both:
   process only follows what becomes of it (`Submitted`), and may end before.
 
 To add an engine: a package whose module has ``ENGINE``, an instance of a subclass, in a folder here or named by an
-entry
-point of the group ``syrtos.engines``.
+entry point of the group ``syrtos.engines``.
 """
 
 from __future__ import annotations
@@ -174,10 +173,12 @@ def growing(path: Path, submitted: Submitted, follow: bool) -> Iterator[bytes]:
                     position += len(piece)
                     yield piece
         except FileNotFoundError:
+            # The run has not begun to write.
             pass
         if over:
             return
-        over = submitted.state().is_over  # what was written before its end is read once more
+        # what was written before its end is read once more
+        over = submitted.state().is_over
         if not over:
             time.sleep(_EVERY)
 

@@ -88,8 +88,9 @@ def _count(text: str | None) -> int:
     return -1 if text == "cpu" else int(text) if text and text.isdigit() else 0
 
 
-def _ours(env: Mapping[str, str]) -> Place | None:
-    rank = "SYRTOS_NODE_RANK" if "SYRTOS_NODE_RANK" in env else "JOB_COMPLETION_INDEX"  # of an Indexed Job
+def _syrtos(env: Mapping[str, str]) -> Place | None:
+    # Kubernetes gives this variable to the pods of an Indexed Job
+    rank = "SYRTOS_NODE_RANK" if "SYRTOS_NODE_RANK" in env else "JOB_COMPLETION_INDEX"
     if (at := _numbers(env, rank, "SYRTOS_NODES")) is None:
         return None
     first, _, port = env.get("SYRTOS_FIRST", "").rpartition(":")
@@ -158,14 +159,16 @@ def _aws_batch(env: Mapping[str, str]) -> Place | None:
 def _slurm(env: Mapping[str, str]) -> Place | None:
     at = _numbers(env, "SLURM_NODEID", "SLURM_STEP_NUM_NODES")
     if at is None or env["SLURM_STEP_NUM_NODES"] != env.get("SLURM_STEP_NUM_TASKS"):
-        return None  # of several tasks on a node each would be a worker, which needs PMI
+        # several tasks on a node would each be a worker, which needs PMI
+        return None
     nodes = env.get("SLURM_STEP_NODELIST", "")
     # Neither SLURM_LAUNCH_NODE_IPADDR, which is where `srun` runs, nor this host's name: a world of one without a word.
     first = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=False)
-    port = 20000 + int(env.get("SLURM_JOB_ID") or 0) % 10000  # jobs of one host don't meet each other
+    # jobs of one host don't meet each other
+    port = 20000 + int(env.get("SLURM_JOB_ID") or 0) % 10000
     return Place("Slurm", *at, (first.stdout.split() or [""])[0], port)
 
 
 _RULES: tuple[Callable[[Mapping[str, str]], Place | None], ...] = (
-    _ours, _torchrun, _jax, _leader_worker_set, _sagemaker, _skypilot, _dstack, _aws_batch, _slurm,
+    _syrtos, _torchrun, _jax, _leader_worker_set, _sagemaker, _skypilot, _dstack, _aws_batch, _slurm,
 )  # fmt: skip

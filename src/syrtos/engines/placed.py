@@ -20,6 +20,8 @@ def cluster_to_form(env: Mapping[str, str]) -> Cluster | None:
         ConfigurationError: the environment describes two different places, or one that can't be.
     """
     started = detect(env)
+    # Another starter has made this process a worker already; a Slurm step may be one task on each
+    # node.
     if started is not None and started.starter != "a Slurm step":
         return None
     place = place_of(env)

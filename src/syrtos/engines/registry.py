@@ -35,6 +35,7 @@ def engine_of(name: str) -> Engine:
     try:
         return importlib.import_module(f"syrtos.engines.{name}").ENGINE
     except ModuleNotFoundError as error:
+        # A module of our own that is missing is a defect, and no package to install.
         if (error.name or "").startswith("syrtos"):
             raise
         raise ConfigurationError(
@@ -43,6 +44,7 @@ def engine_of(name: str) -> Engine:
 
 
 def _entry_points() -> EntryPoints:
-    from importlib.metadata import entry_points  # only here: it takes longer to import than all of this file
+    # only here: it takes longer to import than all of this file
+    from importlib.metadata import entry_points
 
     return entry_points(group=GROUP)

@@ -51,7 +51,8 @@ def look(pid: int) -> Vitals | None:
     used = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
     try:
         return Vitals(stat[0], used, Path(f"/proc/{pid}/io").read_text())
-    except OSError:  # it has just ended, or changes its user
+    except OSError:
+        # The process has just ended, or changes its user.
         return Vitals(stat[0], used, "")
 
 

@@ -38,16 +38,18 @@ def machine() -> str:
 def born(pid: int) -> int:
     """Returns the time at which a process began, in ticks since boot (proc(5), field 22); 0 if the process is gone.
 
-    Number and birth together name a process: the kernel gives numbers out again. A process that has ended, and whose
-    parent has not noticed it yet, is gone.
+    A process that has ended, and whose parent has not noticed it yet, is gone.
     """
     fields = stat(pid)
+    # The kernel gives numbers out again: number and birth together name a process. One in state Z
+    # has ended, and its parent has not noticed it yet.
     return 0 if not fields or fields[0] in "ZX" else int(fields[19])
 
 
 def stat(pid: int) -> list[str]:
     """Returns the fields of proc(5)'s ``stat`` from the third, the state, on; an empty list if the process is gone."""
     try:
+        # The second field, the name of the program, may hold spaces and brackets itself.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
@@ -71,7 +73,8 @@ def parse(data: bytes) -> dict[str, Any] | None:
 
 
 def drain(descriptor: int, seconds: float = 1.0) -> None:
-    """Waits until the reader of the pipe has taken everything: the end of this process may end the reader too."""
+    """Waits until the reader of the pipe has taken everything, at most ``seconds``."""
+    # The end of this process may end the reader too.
     deadline = time.monotonic() + seconds
     unread = array.array("i", [1])
     while unread[0] and time.monotonic() < deadline:
@@ -83,11 +86,9 @@ def drain(descriptor: int, seconds: float = 1.0) -> None:
 
 
 def send(descriptor: int, kind: str, rank: int, **facts: Any) -> None:
-    """Writes an event of at most PIPE_BUF bytes, so that lines of several writers don't mix.
-
-    Long texts lose their middle.
-    """
+    """Writes an event of at most PIPE_BUF bytes; long texts lose their middle."""
     whole = line(kind, rank, **facts)
+    # A pipe takes so many bytes at once (pipe(7)): lines of several writers don't mix.
     if len(whole) > select.PIPE_BUF:
         longest = max((len(text) for text in facts.values() if isinstance(text, str)), default=0)
         kept = range(longest)

@@ -82,39 +82,72 @@ def run(
     first = next_generation(run_dir, resume)
     if not resume:
         forget(run_dir)
-    attempts: list[Attempt] = []
-    decision, folder, outcome = Decision(False), run_dir, Outcome()
-
-    def variables(workers: int) -> dict[str, str]:
-        described = {**snapshots.facts_for_writers(workers), "folder": str(kept)}
-        return {SNAPSHOTS_VARIABLE: json.dumps(described), SEED_VARIABLE: str(seed)}
-
-    came: list[int] = []  # signals that came when no workers were there to take them
+    series = _Series(start, snapshots, run_dir, policy, seed, first, durable, gather, say, folder=run_dir)
     with (
-        signalling.answering_signals(came.append),
+        signalling.answering_signals(series.came.append),
         closing(snapshots),
         _durable(snapshots, kept, resume) if durable else nullcontext(),
     ):
-        while True:
-            gather(lambda: bool(came))
-            if came:
-                outcome = dataclasses.replace(outcome, end=End.STOPPED, code=128 + came[0])
-                break
-            number = first + len(attempts)
-            folder = generation_folder(run_dir, number)
-            outcome = start(folder, variables)
-            attempts.append(Attempt(outcome, _settle(snapshots, kept if durable else None)))
-            decision = decide(policy, attempts)
-            if not decision.again:
-                break
-            begins = f"goes on from {_place(snapshots)}" if snapshots.committed_number() else "begins anew"
-            say(_announcement(outcome, number + 1, begins, folder))
-            _wait(decision.wait, came)
-        place = _place(snapshots) if snapshots.committed_number() else ""
-    if outcome.end is End.FINISHED or not durable:
+        series.run()
+        progress = _describe_progress(snapshots)
+    if series.outcome.end is End.FINISHED or not durable:
         folders.forget(kept)
-    before = str(attempts[-2].outcome) if len(attempts) > 1 else ""
-    return RunEnd(outcome, folder, decision.reason, place, before)
+    before = str(series.attempts[-2].outcome) if len(series.attempts) > 1 else ""
+    return RunEnd(series.outcome, series.folder, series.decision.reason, progress, before)
+
+
+@dataclasses.dataclass
+class _Series:
+    """The generations of a run, one after the other.
+
+    Attributes:
+        came: signals that came when no workers were there to take them.
+        attempts: the generations that have ended.
+        decision: what the policy made of the last of them.
+        folder: the last generation's run directory.
+        outcome: the last generation's outcome.
+    """
+
+    start: Start
+    snapshots: Snapshots
+    run_dir: Path
+    policy: RestartPolicy
+    seed: int
+    first: int
+    durable: bool
+    gather: Callable[[Callable[[], bool]], None]
+    say: Callable[[str], None]
+    folder: Path
+    came: list[int] = dataclasses.field(default_factory=list)
+    attempts: list[Attempt] = dataclasses.field(default_factory=list)
+    decision: Decision = dataclasses.field(default_factory=lambda: Decision(False))
+    outcome: Outcome = dataclasses.field(default_factory=Outcome)
+
+    def run(self) -> None:
+        """Runs generations until one has finished, the policy ends the run, or a signal comes between two."""
+        kept = self.run_dir / "snapshots"
+        while True:
+            self.gather(lambda: bool(self.came))
+            # No worker was there to take the signal.
+            if self.came:
+                self.outcome = dataclasses.replace(self.outcome, end=End.STOPPED, code=128 + self.came[0])
+                return
+            number = self.first + len(self.attempts)
+            self.folder = generation_folder(self.run_dir, number)
+            self.outcome = self.start(self.folder, self._variables)
+            self.attempts.append(Attempt(self.outcome, _settle(self.snapshots, kept if self.durable else None)))
+            self.decision = decide(self.policy, self.attempts)
+            if not self.decision.again:
+                return
+            progress = _describe_progress(self.snapshots)
+            begins = f"goes on from {progress}" if progress else "begins anew"
+            self.say(_announcement(self.outcome, number + 1, begins, self.folder))
+            _wait(self.decision.wait, self.came)
+
+    def _variables(self, workers: int) -> dict[str, str]:
+        """Returns the variables by which so many workers find the memory of snapshots, and their common seed."""
+        described = {**self.snapshots.facts_for_writers(workers), "folder": str(self.run_dir / "snapshots")}
+        return {SNAPSHOTS_VARIABLE: json.dumps(described), SEED_VARIABLE: str(self.seed)}
 
 
 def _settle(snapshots: Snapshots, folder: Path | None) -> int:
@@ -153,7 +186,8 @@ def is_of_script(run_dir: Path) -> bool:
         number = folders.numbers(run_dir / "snapshots")[0]
         with folders.first_part(run_dir / "snapshots", number).open("rb") as file:
             return bool(head.first_facts(iter(lambda: file.read(1 << 16), b""))["place"]["commits"])
-    except (OSError, ValueError, KeyError, IndexError):  # there is none, or it is damaged
+    except (OSError, ValueError, KeyError, IndexError):
+        # there is no snapshot, or it is damaged
         return False
 
 
@@ -161,6 +195,7 @@ def forget(run_dir: Path) -> None:
     """Removes snapshots and generations of an earlier run in this folder."""
     folders.forget(run_dir / "snapshots")
     for path in run_dir.glob("generation-[0-9]*"):
+        # A folder of that name without a ledger is not of a run.
         if (path / "ledger").is_dir():
             shutil.rmtree(path, ignore_errors=True)
 
@@ -186,7 +221,9 @@ def _durable(snapshots: Snapshots, folder: Path, resume: bool) -> Iterator[None]
         for complaint in complaints:
             output.say(complaint)
         output.say(
-            f"goes on from {_place(snapshots)}" if number else f"there is no snapshot in {folder}: training begins anew"
+            f"goes on from {_describe_progress(snapshots)}"
+            if number
+            else f"there is no snapshot in {folder}: training begins anew"
         )
     over = threading.Event()
 
@@ -211,19 +248,23 @@ def _copy(snapshots: Snapshots, folder: Path) -> None:
     try:
         folders.save(snapshots, folder)
     except (BlockingIOError, ConnectionError):
-        return  # workers have replaced it, or a host is lost: the next will do
+        # Workers have replaced the snapshot, or a host is lost: the next one will do.
+        return
     except OSError as error:
         output.say(
             f"no snapshot could be written to {folder}: {error}. The workers go on, and can be restarted from memory."
         )
 
 
-def _place(snapshots: Snapshots) -> str:
-    """Returns in words how far training is in the committed snapshot."""
+def _describe_progress(snapshots: Snapshots) -> str:
+    """Returns in words how far training is in the committed snapshot; empty if none is committed."""
     number = snapshots.committed_number()
+    if not number:
+        return ""
     try:
         place = head.first_facts(snapshots.pieces(0, number))["place"]
-    except OSError:  # a host was lost just now; another may have it
+    except OSError:
+        # A host was lost just now; another may have the snapshot.
         return f"snapshot {number}"
     if place["commits"]:
         return f"commit {place['commits']} of the script"

@@ -37,7 +37,8 @@ class Hangs:
         self._looked = now()
         # by rank: processor time at the last look, and what else changes in one that runs
         self._seen: dict[int, tuple[float, object]] = {}
-        self._still: dict[int, float] = {}  # by rank: seconds since something was seen to run in it
+        # by rank: seconds since something was seen to run in it
+        self._still: dict[int, float] = {}
 
     def find_hanging(self, ranks: Iterable[int]) -> list[int]:
         """Returns the workers among ``ranks`` that hang. It is to be called often; it looks once a second."""
@@ -66,10 +67,13 @@ class Hangs:
     def _stands_still(self, rank: int, passed: float) -> float:
         """Returns the seconds for which nothing has run in a worker."""
         vitals = self._look(rank)
-        if vitals is None or vitals.state in "tD":  # gone, looked at with a debugger, or waiting for a disk
+        # the worker is gone, stopped by a debugger (t), or waits for a disk (D): it does not hang
+        if vitals is None or vitals.state in "tD":
             return 0.0
         others = (self._waits.beats(rank), vitals.moved)
         before, others_before = self._seen.get(rank, (0.0, None))
         self._seen[rank] = (vitals.used, others)
         runs = vitals.used - before > _IDLE * passed or others != others_before
+        # A longer time between two looks is this process's own standstill, and says nothing of the
+        # worker.
         return 0.0 if runs else self._still.get(rank, 0.0) + min(passed, 2 * _LOOK)

@@ -32,5 +32,6 @@ def lost_ranks(run_dir: str) -> set[int]:
     """Returns the ranks of the workers that have died so far."""
     try:
         return {int(name) for name in os.listdir(os.path.join(run_dir, _FOLDER))}
-    except OSError:  # no worker has died
+    except OSError:
+        # The folder is made when the first worker dies.
         return set()

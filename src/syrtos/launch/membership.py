@@ -81,16 +81,20 @@ class Membership:
         self._most = float(spec.workers) if self._elastic is None else self._elastic.most or math.inf
         self._running: Spec | None = None
         self._reached, self._began = 0, 0.0
-        self._known: set[str] = set()  # hosts of generations that have committed something
-        self._avoided: set[str] = set()  # hosts that came to a generation which then committed nothing
+        # hosts of generations that have committed something
+        self._known: set[str] = set()
+        # hosts that came to a generation which then committed nothing
+        self._avoided: set[str] = set()
         self._lost = frozenset[str]()  # hosts without which the generation runs
-        self._wish: tuple[Spec | None, str] = (None, "")  # why the generation of this spec is to be replaced
+        # why the generation of this spec is to be replaced
+        self._wish: tuple[Spec | None, str] = (None, "")
         self.committed: Callable[[], int] = lambda: 0
         self._next_list = self._next_try = 0.0
         self._ripens = math.inf  # when it is said that a wish has to wait
         self._told = ""
         self._over = threading.Event()
-        for path in (run_dir / _RESIZE, run_dir / _TAKEN, *run_dir.glob(".resize-[0-9]*.json")):  # of an earlier run
+        # what an earlier run in this folder was asked is not for this one
+        for path in (run_dir / _RESIZE, run_dir / _TAKEN, *run_dir.glob(".resize-[0-9]*.json")):
             path.unlink(missing_ok=True)
         self._thread = threading.Thread(target=self._watch, name="syrtos-membership", daemon=True)
         self._thread.start()
@@ -126,14 +130,13 @@ class Membership:
         return spec, lost
 
     def _judge(self, ended: Spec, has_committed: bool) -> None:
-        """Decides, after a generation, which hosts are avoided from now on.
-
-        A host that came to a generation which then committed nothing is avoided, unless another host of it was lost.
-        """
+        """Decides, after a generation, which hosts are avoided from now on."""
         names = {host.name for host in ended.hosts}
         if has_committed:
             self._known |= names
             return
+        # A host that came to a generation which then committed nothing may be the reason, unless
+        # another host of it was lost.
         new, lost = names - self._known, names - {host.name for host in self._answering_hosts()}
         if self._elastic is not None and new and new < names and not lost:
             self._avoided |= new
@@ -170,7 +173,7 @@ class Membership:
         assert self.agents is not None
         names = [host.name for host in self._wanted_hosts()]
         commands = {name: agent_command(self._spec, name, self._machine, self._env) for name in names}
-        return self.agents.of(commands, self._env)
+        return self.agents.for_hosts(commands, self._env)
 
     def _is_enough(self, hosts: Sequence[Host]) -> bool:
         return bool(hosts) if self._elastic is None else self._workers_on(hosts) >= self._elastic.least
@@ -201,14 +204,12 @@ class Membership:
         spec, why = self._wish
         return why if spec is self._running else ""
 
-    def _ripe(self, why: str) -> str:
-        """Returns ``why``, the reason to replace the generation; empty before the generation has committed something.
-
-        Before that it would have trained for nothing.
-        """
+    def _once_committed(self, why: str) -> str:
+        """Returns ``why``, the reason to replace the generation; empty before the generation has committed something."""
         if not why or self.committed() > self._reached:
             self._ripens = math.inf
             return why
+        # Replaced before its first commit, the generation would have trained for nothing.
         self._ripens = min(self._ripens, time.monotonic() + _SETTLED)
         if time.monotonic() > self._ripens:
             self._tell(f"{why.rstrip('.')}: once a further step of `fit`, or a state of Horovod's, is committed.")
@@ -230,8 +231,9 @@ class Membership:
                     self._read_list()
                     self._reach()
                 running = self._running
-                self._wish = (running, self._ripe(self._difference(running)) if running else "")
-            except Exception as error:  # the run goes on as it is
+                self._wish = (running, self._once_committed(self._difference(running)) if running else "")
+            except Exception as error:
+                # Hosts that can't be looked at are no reason to end a run that goes on.
                 self._tell(f"hosts are not looked at: {type(error).__name__}: {error}")
 
     def _difference(self, running: Spec) -> str:
@@ -240,7 +242,8 @@ class Membership:
         if self._most < now or (self._elastic is None and possible != now):
             return f"The run is to have {_count(possible)} in the place of {now}."
         back = self._lost - (self.agents.left_out() if self.agents else set())
-        if back and time.monotonic() - self._began > _SETTLED:  # a process on it was started anew by something else
+        # a process on it was started anew by something else
+        if back and time.monotonic() - self._began > _SETTLED:
             return f"{', '.join(sorted(back))} answers again."
         listed = {host.name: host.slots for host in self._listed}
         fewer = [host.name for host in running.hosts if listed.get(host.name, 0) < host.slots]
@@ -253,6 +256,7 @@ class Membership:
     def _read_resize(self) -> None:
         taken = self._run_dir / _TAKEN
         try:
+            # Renamed first, so that a request is read once.
             (self._run_dir / _RESIZE).rename(taken)
             asked = json.loads(taken.read_text())
             workers, answer = int(asked["workers"]), _answer(self._run_dir, str(int(asked["number"])))
@@ -262,6 +266,7 @@ class Membership:
         error = ""
         try:
             self._check(workers)
+            # Written down first: what can't be written down is refused.
             self._resized(workers)
             self._most = float(workers)
         except (ConfigurationError, OSError) as refused:
@@ -288,7 +293,8 @@ class Membership:
             return
         try:
             self._listed = listed_by(self._elastic.discover, self._elastic.hostfile)
-            self._avoided &= {host.name for host in self._listed}  # one that goes and comes back may have been mended
+            # one that goes and comes back may have been mended
+            self._avoided &= {host.name for host in self._listed}
         except ConfigurationError as error:
             self._tell(f"the hosts stay as they are: {error}")
         self._next_list = time.monotonic() + _LIST_EVERY
@@ -331,6 +337,7 @@ def listed_by(command: str, file: str) -> tuple[Host, ...]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # So that what the command has started ends with it.
         start_new_session=True,
     ) as process:
         try:

@@ -101,11 +101,9 @@ class Outcome:
         return any(error in failure.get("text", "") for failure in self.failures)
 
     def error(self) -> str:
-        """Returns the last line of the error that a worker has reported first; empty if the run ended otherwise.
-
-        Lines in which TensorFlow names the node of a graph are left out.
-        """
+        """Returns the last line of the error that a worker has reported first; empty if the run ended otherwise."""
         lines = self.failures[0]["text"].strip().splitlines() if self.failures and self.end is End.FAILED else []
+        # In these lines TensorFlow names the node of a graph, after the error itself.
         told = [line for line in lines if not line.lstrip().startswith("[[{{node")]
         return told[-1].rstrip(".") if told else ""
 
@@ -127,9 +125,9 @@ class Outcome:
             return self.why
         if self.end not in (End.CRASHED, End.LOST):
             return f"{self.end.value}."
-        return f"{self._who()} {self.why or how(self.status)}{self._meaning()}."
+        return f"{self._name_culprit()} {self.why or describe_exit(self.status)}{self._meaning()}."
 
-    def _who(self) -> str:
+    def _name_culprit(self) -> str:
         if self.rank is None:
             ranks = ", ".join(map(str, self.unfinished))
             return f"one of the ranks {ranks}" if ranks else "a process"
@@ -161,7 +159,7 @@ def _number(worker: Mapping[str, Any]) -> str:
     return f" (number {worker['pid']})" if "pid" in worker else ""
 
 
-def how(status: int | None) -> str:
+def describe_exit(status: int | None) -> str:
     """Describes how a process ended, as the end of a sentence about it."""
     if status is None:
         return "ended"
@@ -194,15 +192,18 @@ def _verdict(facts: Facts) -> Outcome:
         return Outcome(End.STOPPED, 128 + facts.stopped_by)
     if facts.replaced:
         return Outcome(End.REPLACED, 1, why=facts.replaced) if facts.unfinished else Outcome()
+    # The others may die in an asynchronous run: it has gone well once rank 0 has finished.
     if facts.spared and 0 in facts.finished:
         return Outcome()
     if facts.fatal is not None:
         return _outcome_of(facts.fatal, None if facts.workers else End.NOT_STARTED)
+    # A worker that the others went on without has not failed the run.
     failures = [failure for failure in facts.failures if failure["rank"] not in facts.lost]
     if facts.hung and facts.unfinished and not failures:
         return Outcome(End.HUNG, 1, min(facts.hung))
     if failures:
         first = failures[0]
+        # The first to report is one that waited, not the one that hung.
         if facts.hung and first["rank"] not in facts.hung and "StalledError" in first.get("text", ""):
             return Outcome(End.HUNG, int(first.get("code", 1)) or 1, min(facts.hung))
         return Outcome(End.FAILED, int(first.get("code", 1)) or 1, first["rank"])

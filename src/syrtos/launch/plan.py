@@ -109,7 +109,8 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str], without: fro
     check_tf_config(env)
     environment = {OPTIONS_VARIABLE: spec.options.to_json(), **hash_seed(env)}
     if not spec.hosts and "UCX_NET_DEVICES" not in env:
-        environment["UCX_NET_DEVICES"] = "lo"  # MPI's data ports: nothing listens beyond loopback where it need not
+        # MPI's data ports: nothing listens beyond loopback where it need not
+        environment["UCX_NET_DEVICES"] = "lo"
     worker = (machine.python, *spec.program.flags, "-m", "syrtos.launch.worker.main", *spec.program.words)
     spared = frozenset(range(1, spec.workers)) if spec.options.asynchronous else frozenset[int]()
     groups = tuple(Group(worker, ranks, host) for host, ranks in _place_ranks(spec, without))
@@ -123,10 +124,8 @@ def agent_command(spec: Spec, host: str, machine: Machine, env: Mapping[str, str
 
 
 def command_on(host: str, module: str, ssh: str, machine: Machine, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the command that runs a module on ``host``; on another machine by ssh, which gives it to a shell.
-
-    The folder in which it begins is not among its places of modules (-P).
-    """
+    """Returns the command that runs a module on ``host``; on another machine by ssh, which gives it to a shell."""
+    # -P: the folder in which it begins is not among its places of modules.
     command = (machine.python, "-P", "-m", module)
     if host in machine.here:
         return command

@@ -75,7 +75,8 @@ def decide(policy: RestartPolicy, attempts: Sequence[Attempt]) -> Decision:
         return Decision(True)
     attempts = [attempt for attempt in attempts if attempt.outcome.end is not End.REPLACED]
     if last.end is End.NOT_STARTED and last.rank is None and policy.restarts:
-        return Decision(False, last.why)  # hosts have been waited for
+        # Hosts have been waited for: none, or too few, have come.
+        return Decision(False, last.why)
     diverged = policy.repair and last.has_reported("DivergenceError")
     if not policy.restarts or not (diverged or _may_go_well(policy, attempts[-1])):
         return Decision(False)
@@ -98,9 +99,12 @@ def _may_go_well(policy: RestartPolicy, attempt: Attempt) -> bool:
     """Returns whether the next generation may go better than an attempt with such an end."""
     end, goes_on = attempt.outcome.end, attempt.reached > 0
     if end is End.NOT_STARTED:
-        return goes_on  # without a snapshot there is nothing to lose, and workers that can't be started can't be the next time
+        # without a snapshot there is nothing to lose, and workers that can't be started can't be
+        # the next time
+        return goes_on
     if not policy.asked:
-        by_script = end is End.LOST and (attempt.outcome.status or 0) > 0  # `os._exit(3)`
+        # a positive code is the script's own, as of `os._exit(3)`: no accident of the machine
+        by_script = end is End.LOST and (attempt.outcome.status or 0) > 0
         return end in _LOST and goes_on and not by_script
     return end in (*_LOST, End.FAILED)
 

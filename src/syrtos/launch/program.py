@@ -66,7 +66,8 @@ def parse(words: Sequence[str]) -> Program:
     if rest and _INTERPRETER.fullmatch(Path(rest[0]).name):
         _check_interpreter(rest.pop(0))
         flags = _take_flags(rest)
-    if rest[:2] == ["-m", "mpi4py"]:  # it runs a script so that a failure ends all workers: so does ours
+    # it runs a script so that a failure ends all workers: so does ours
+    if rest[:2] == ["-m", "mpi4py"]:
         del rest[:2]
     is_module = rest[:1] == ["-m"]
     name, *arguments = rest[int(is_module) :] or [""]

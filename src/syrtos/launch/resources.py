@@ -38,7 +38,8 @@ def shared_variables(env: Mapping[str, str], workers: int) -> dict[str, str] | N
     """
     gpus: dict[str, int] = dict(zip(_VARIABLES, (_nvidia(), _amd()), strict=True))
     if any(gpus.values()):
-        return None  # a framework may set one up when it is imported, and a fork can't use it
+        # a framework may set one up when it is imported, and a fork can't use it
+        return None
     place = {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": str(workers)}
     wanted = share({**env, **place}, len(os.sched_getaffinity(0)), gpus)
     return {name: value for name, value in wanted.items() if name not in env}
@@ -60,7 +61,7 @@ def share(env: Mapping[str, str], cores: int, gpus: Mapping[str, int]) -> dict[s
     Raises:
         ConfigurationError: the host has more workers than GPUs.
     """
-    local_rank, local_size = _place(env)
+    local_rank, local_size = _local_rank_and_size(env)
     threads = str(max(cores // local_size, 1))
     wanted = {
         "OMP_NUM_THREADS": threads,
@@ -71,9 +72,8 @@ def share(env: Mapping[str, str], cores: int, gpus: Mapping[str, int]) -> dict[s
     }
     for variable, count in gpus.items():
         named = env.get(variable, ",".join(map(str, range(count)))).split(",")
-        visible = [
-            gpu for gpu in itertools.takewhile(lambda gpu: not gpu.startswith("-"), named) if gpu
-        ]  # -1 hides all from there on
+        # CUDA hides all GPUs from a -1 in the list on
+        visible = [gpu for gpu in itertools.takewhile(lambda gpu: not gpu.startswith("-"), named) if gpu]
         if visible and local_size > 1 and not _shows_its_own(env):
             wanted[variable] = _one_of(visible, local_rank, local_size, variable)
             if visible[:local_size].count(wanted[variable]) > 1:
@@ -113,7 +113,7 @@ def _amd() -> int:
     return 0
 
 
-def _place(env: Mapping[str, str]) -> tuple[int, int]:
+def _local_rank_and_size(env: Mapping[str, str]) -> tuple[int, int]:
     rank = env.get("MPI_LOCALRANKID") or env.get("SLURM_LOCALID") or "0"
     size = env.get("MPI_LOCALNRANKS") or _slurm_tasks(env) or "1"
     return int(rank), int(size)

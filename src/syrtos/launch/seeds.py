@@ -26,15 +26,14 @@ class _Drawn:
         self.by_script: set[str] = set()
         self.rank: int | None = None  # where workers draw apart
         self.numbers = itertools.count()
-        self.line: tuple[int, ...] = ()  # this process's number among the children of its parent, and so on
+        # this process's number among the children of its parent, and so on
+        self.line: tuple[int, ...] = ()
         self._children = 0
 
     def about_to_fork(self) -> None:
-        """Counts the children of this process.
-
-        By its number a child draws other numbers than its parent and its siblings, and the same as its counterpart on
-        the other workers.
-        """
+        """Counts the children of this process."""
+        # By its number a child draws other numbers than its parent and its siblings, and the same as its
+        # counterpart on the other workers.
         self._children += 1
 
     def begin_child_series(self) -> None:
@@ -46,18 +45,14 @@ _drawn = _Drawn()
 
 
 def hash_seed(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variable by which workers hash strings, and so order their sets, alike; none where ``env`` has it.
-
-    A vocabulary that a script makes of a set would be another on each worker.
-    """
+    """Returns the variable by which workers hash strings, and so order their sets, alike; none where ``env`` has it."""
+    # A vocabulary that a script makes of a set would be another on each worker.
     return {} if env.get(_HASH_SEED, "").isdigit() else {_HASH_SEED: "0"}
 
 
 def hash_alike(env: Mapping[str, str]) -> None:
-    """Starts this interpreter again with the variable of `hash_seed`, if it was started without it.
-
-    Our launcher sets the variable; something else that starts workers may not.
-    """
+    """Starts this interpreter again with the variable of `hash_seed`, if it was started without it."""
+    # Our launcher sets the variable; something else that starts workers may not.
     missing = hash_seed(env)
     if missing and sys.flags.hash_randomization and not sys.flags.ignore_environment:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**env, **missing})
@@ -100,14 +95,14 @@ def _common_unless_given(name: str, original: Callable[..., Any]) -> Callable[..
     @functools.wraps(original)
     def seed(*args: Any, **kwargs: Any) -> Any:
         if all(value is None for value in (*args, *kwargs.values())):
-            return original(_fresh())
+            return original(_next_seed())
         _drawn.by_script.add(name)
         return original(*args, **kwargs)
 
     return seed
 
 
-def _fresh() -> int:
+def _next_seed() -> int:
     """Returns the next of a series of seeds; workers go through the same series, unless they draw apart."""
     words = (settings.common_seed(), _drawn.rank, _drawn.line, next(_drawn.numbers))
     return zlib.crc32(repr(words).encode())

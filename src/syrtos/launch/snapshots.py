@@ -76,10 +76,12 @@ class OnHosts:
     def __init__(self, agents: Agents) -> None:
         """Begins with the ``agents`` of the run."""
         self._agents, self._room = agents, 1  # and of how many parts a snapshot may be
-        self._asking = threading.RLock()  # the thread that copies snapshots asks too
+        # The thread that copies snapshots to the run directory asks too.
+        self._asking = threading.RLock()
         # the copy that an agent has made to be read: its number, and the lengths of its parts
         self._held: tuple[Agent, int, list[int]] | None = None
-        self._loaded: dict[int, bytes] = {}  # parts of a snapshot that no agent has yet, and its number
+        # parts of a snapshot that no agent has yet, and its number
+        self._loaded: dict[int, bytes] = {}
         self._loaded_number = 0
         agents.before_start = self._distribute
 
@@ -91,10 +93,11 @@ class OnHosts:
         if self._loaded:
             return self._loaded_number
         return max(
-            (number for _, numbers in self._whole(self._agents.answering_agents()) for number in numbers), default=0
+            (number for _, numbers in self._whole_snapshots(self._agents.answering_agents()) for number in numbers),
+            default=0,
         )
 
-    def _whole(self, agents: Sequence[Agent]) -> list[tuple[Agent, set[int]]]:
+    def _whole_snapshots(self, agents: Sequence[Agent]) -> list[tuple[Agent, set[int]]]:
         """Returns the numbers of the whole snapshots of each agent, without agents that are lost in the meantime."""
         found: list[tuple[Agent, set[int]]] = []
         with self._asking:
@@ -107,14 +110,14 @@ class OnHosts:
 
     def parts(self, number: int) -> int:
         with self._asking:
-            return len(self._loaded or self._hold(number)[1])
+            return len(self._loaded or self._copy_on_agent(number)[1])
 
-    def _hold(self, number: int) -> tuple[Agent, list[int]]:
+    def _copy_on_agent(self, number: int) -> tuple[Agent, list[int]]:
         """Returns an agent that has made a copy of the snapshot, and the lengths of its parts."""
         # a copy, since workers go on, and replace the snapshot
         if self._held and self._held[1] == number and not self._held[0].lost:
             return self._held[0], self._held[2]
-        for agent, numbers in self._whole(self._agents.answering_agents()):
+        for agent, numbers in self._whole_snapshots(self._agents.answering_agents()):
             if number in numbers:
                 lengths: list[int] = agent.ask("hold", room=self._room, number=number)["lengths"]
                 self._held = agent, number, lengths
@@ -126,16 +129,18 @@ class OnHosts:
             if self._loaded:
                 yield self._loaded[part]
                 return
-            if part and (not self._held or self._held[1] != number):  # another generation gives out the number again
+            # another generation gives out the number again
+            if part and (not self._held or self._held[1] != number):
                 raise BlockingIOError(f"The copy of snapshot {number} was released.")
-            agent, lengths = self._hold(number)
+            agent, lengths = self._copy_on_agent(number)
             whole = False
             try:
                 for begin in range(0, lengths[part], _PIECE):
                     yield agent.ask("piece", room=self._room, part=part, begin=begin, bytes=_PIECE)["data"]
                 whole = part + 1 < len(lengths)
             finally:
-                if not whole:  # the last part is read, or no more is wanted
+                # The last part is read, or the reader wants no more.
+                if not whole:
                     self._release()
 
     def _release(self) -> None:
@@ -156,6 +161,7 @@ class OnHosts:
     def _put(self, agent: Agent, part: int, number: int, parts: int, data: bytes) -> None:
         view = memoryview(data)
         with self._asking:
+            # A part without bytes is sent too.
             for begin in range(0, max(len(view), 1), _PIECE):
                 last = begin + _PIECE >= len(view)
                 agent.ask(
@@ -170,7 +176,7 @@ class OnHosts:
 
     def _distribute(self, agents: Sequence[Agent]) -> None:
         """Gives all hosts of a generation, before it starts, the newest snapshot; they drop all others."""
-        whole = self._whole(self._agents.answering_agents())
+        whole = self._whole_snapshots(self._agents.answering_agents())
         number = self._loaded_number if self._loaded else self._newest([numbers for _, numbers in whole])
         for agent, numbers in whole:
             if agent in agents and number and number not in numbers:
@@ -187,12 +193,14 @@ class OnHosts:
         count = self.parts(number)
         for part in range(count):
             data = b"".join(self.pieces(part, number))
-            with contextlib.suppress(ConnectionError):  # the engine sees that it is lost
+            # the engine sees that it is lost
+            with contextlib.suppress(ConnectionError):
                 self._put(agent, part, number, count, data)
 
     @staticmethod
     def _newest(whole: Sequence[set[int]]) -> int:
         """Returns the newest snapshot that all hosts have, so that nothing need be sent; else the newest of any."""
+        # Of a snapshot that all have nothing need be sent.
         common = set[int].intersection(*whole) if whole else set[int]()
         return max(common or set[int]().union(*whole), default=0)
 
@@ -200,13 +208,15 @@ class OnHosts:
         with self._asking:
             self._release()
             for agent in self._agents.answering_agents():
-                with contextlib.suppress(OSError):  # it is lost: the next generation does without
+                # it is lost: the next generation does without
+                with contextlib.suppress(OSError):
                     agent.ask("keep", room=self._room, number=number)
 
     def settle(self) -> int:
-        if self._loaded:  # no worker has begun
+        # No worker of this generation has begun: what was loaded is still the newest.
+        if self._loaded:
             return self._loaded_number
-        number = self._newest([numbers for _, numbers in self._whole(self._agents.answering_agents())])
+        number = self._newest([numbers for _, numbers in self._whole_snapshots(self._agents.answering_agents())])
         self._keep(number)
         return number
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-_ALIKE = 0.75  # `difflib`'s ratio: one letter that is wrong, missing or too many in a word of five
+# `difflib`'s ratio: one letter that is wrong, missing or too many in a word of five
+_ALIKE = 0.75
 
 
 def closest_name(word: str, names: Iterable[str]) -> str | None:

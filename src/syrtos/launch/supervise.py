@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from syrtos.launch.engine import ProcessEnd, ProcessEngine
 from syrtos.launch.hangs import STOPPED, TRACED, Hangs
-from syrtos.launch.outcome import Facts, Outcome, how, judge
+from syrtos.launch.outcome import Facts, Outcome, describe_exit, judge
 from syrtos.launch.plan import Plan
 from syrtos.launch.processes import local, signalling
 from syrtos.launch.processes.standard_input import copying_input, is_pipe_with_data
@@ -51,27 +51,26 @@ def supervise(
         changed: returns why other workers are to take the place of these, as a sentence; empty as long as they are not.
     """
     shares_import = standby is not None and not (source is not None and is_pipe_with_data(source))
-    with copying_input(source, plan.processes) as told:
-        env = {**env, **plan.environment, SUPERVISED_VARIABLE: "1", INPUT_VARIABLE: told}
+    with copying_input(source, plan.processes) as inputs:
+        env = {**env, **plan.environment, SUPERVISED_VARIABLE: "1", INPUT_VARIABLE: inputs}
         if agents is None:
             # A script that begins again, as it may then, would find a pipe empty.
-            if standby and shares_import and (stopped := _imports_awaited(standby, plan, env)):
+            if standby and shares_import and (stopped := _await_imports(standby, plan, env)):
                 return judge(Facts(processes=plan.processes, stopped_by=stopped))
             start = standby.start if standby else local.start
             engine = local.Local(plan.groups, plan.nodes, env, start, whole=not plan.reports)
         else:
-            from syrtos.launch.remote.hosts import (
-                Hosts,  # which takes 30 ms to import, and a run of one machine has no use for
-            )
+            # only here: it takes 30 ms to import, and a run of one machine has no use for it
+            from syrtos.launch.remote.hosts import Hosts
 
             engine = Hosts(plan, env, agents)
-        prepare = agents.prepare if agents else _preparing(standby, env)
+        prepare = agents.prepare if agents else _prepare_standby(standby, env)
         # A scheduler stops all hosts of a run at once, each of which passes the signal on to this process.
         same_stop = 0.0 if agents is None else _SAME_STOP
         return _Supervisor(plan, engine, env, grace, prepare, standby_after, changed, same_stop).run()
 
 
-def _imports_awaited(standby: Standby, plan: Plan, env: Mapping[str, str]) -> int:
+def _await_imports(standby: Standby, plan: Plan, env: Mapping[str, str]) -> int:
     """Waits until the workers can be forked; returns the signal that has come meanwhile, or 0."""
     came: list[int] = []
     standby.begin(plan.groups[0].command, env, plan.processes)
@@ -82,7 +81,7 @@ def _imports_awaited(standby: Standby, plan: Plan, env: Mapping[str, str]) -> in
     return came[0] if came else 0
 
 
-def _preparing(standby: Standby | None, env: Mapping[str, str]) -> Callable[[Imports], None]:
+def _prepare_standby(standby: Standby | None, env: Mapping[str, str]) -> Callable[[Imports], None]:
     return lambda imports: standby.prepare(imports, env) if standby else None
 
 
@@ -105,8 +104,10 @@ class _Supervisor:
         self._kill_at: float | None = None
         self._stopped_at = 0.0
         self._same_stop = same_stop
-        self._ended: list[ProcessEnd] = []  # processes whose last words are still passed on
-        self._over: set[int] = set()  # ranks whose processes have ended, or are about to
+        # processes whose last words are still passed on
+        self._ended: list[ProcessEnd] = []
+        # ranks whose processes have ended, or are about to
+        self._over: set[int] = set()
         self._waits = Waits()
         self._hangs = Hangs(self._waits, engine.look)
         self._quiet = env.get("TF_CPP_MIN_LOG_LEVEL") != "0"  # 0 asks for all lines
@@ -120,7 +121,8 @@ class _Supervisor:
     def run(self) -> Outcome:
         with signalling.answering_signals(self._signals.append):
             self._run()
-        if self._signals and self._facts.unfinished and self._facts.stopped_by is None:  # while workers were ended
+        # a signal that came while workers were ended has stopped the run too
+        if self._signals and self._facts.unfinished and self._facts.stopped_by is None:
             self._facts.stopped_by = self._signals[0]
         self._pass_the_rest_on()
         return dataclasses.replace(judge(self._facts), otherwise=self._otherwise)
@@ -138,7 +140,8 @@ class _Supervisor:
 
     def _wait(self) -> None:
         while self._engine.runs() or self._ended:
-            while self._signals:  # not where they come: another may be sending to an agent there
+            # not where they come: another may be sending to an agent there
+            while self._signals:
                 self._on_signal(self._signals.pop(0))
             self._ended += self._engine.wait(0.02)
             while self._ended and self._is_heard(self._ended[0]):
@@ -147,7 +150,8 @@ class _Supervisor:
                 self._prepare(self._imports)
                 self._imports = None
             if self._facts.fatal and self._waits.all_wait(set(self._facts.unfinished) - self._over):
-                self._end_soon(0.0)  # for a worker that is gone: no one has anything to write any more
+                # all wait for a worker that is gone: none has anything to write any more
+                self._end_soon(0.0)
             if notice := self._waits.notice(self._facts.unfinished):
                 output.say(f"{notice}. {self._states()}")
             if (
@@ -156,6 +160,7 @@ class _Supervisor:
                 and self._all_is_heard()
             ):
                 self._give_up(hung)
+            # Where a worker has finished, the others are about to.
             if self._kill_at is None and not self._facts.finished and (why := self._changed()):
                 self._facts.replaced = why
                 self._end_soon(0.0)
@@ -194,11 +199,12 @@ class _Supervisor:
     def _on_loss(self, ended: ProcessEnd) -> None:
         """Records the death of a worker that the others go on without."""
         if self._kill_at is not None:
-            return  # of what the run's end has done to it
+            # The run is being ended, and that is what it has died of.
+            return
         self._facts.lost[ended.rank] = ended
         self._engine.note_death(ended.rank)
         output.say(
-            f"rank {ended.rank} {ended.why or how(ended.code)} before its script had come to its end. Its last batch is lost; the others go on. "
+            f"rank {ended.rank} {ended.why or describe_exit(ended.code)} before its script had come to its end. Its last batch is lost; the others go on. "
             "Its log may say why."
         )
 
@@ -221,7 +227,8 @@ class _Supervisor:
         now = time.monotonic()
         if self._facts.stopped_by is not None:
             if number != signal.SIGTERM or now - self._stopped_at >= self._same_stop:
-                self._end_soon(0.0)  # a second signal: no more grace
+                # A second signal: a person wants no more grace for the scripts.
+                self._end_soon(0.0)
             return
         self._stopped_at = now
         self._facts.stopped_by = number
@@ -256,7 +263,8 @@ class _Supervisor:
 
         Every rank writes its stack into its log.
         """
-        if not self._facts.hung:  # the first to give up knows: those that follow may have come by now
+        # the first to give up knows: those that follow may have come by now
+        if not self._facts.hung:
             awaited = self._waits.awaited_ranks(self._facts.unfinished)
             states = {rank: self._hangs.state(rank) for rank in awaited}
             stopped = {rank: state for rank, state in states.items() if state in (STOPPED, TRACED)}
@@ -290,22 +298,22 @@ class _Supervisor:
             self._waits.alive(event["rank"], event["position"])
         elif event["kind"] == "serves":
             self._waits.serves(event["rank"])
-        elif event["kind"] == "stalled" and not self._facts.spared:  # those wait for servers only
+        elif event["kind"] == "stalled" and not self._facts.spared:
+            # those wait for servers only
             self._on_stalled()
 
     def _on_left(self, rank: int, code: int) -> None:
-        """Deals with a worker that is about to end its process, by `os._exit`.
-
-        The others may be about to end alike, and still write what they have.
-        """
+        """Deals with a worker that is about to end its process, by `os._exit`."""
         facts = self._facts
         if rank in facts.spared or rank in facts.finished or facts.stopped_by is not None:
             return
         self._over.add(rank)
         self._blame(ProcessEnd(rank, code))
+        # The others may be about to end alike, and still write what they have.
         self._end_soon(_LAST_REPORTS if code else self._grace)
 
 
-_SAME_STOP = 5.0  # seconds within which SIGTERM, sent to several hosts of a run, counts as one
+# seconds within which SIGTERM, sent to several hosts of a run, counts as one
+_SAME_STOP = 5.0
 _LAST_REPORTS = 1.0  # seconds in which other workers may report a failure too
 _LAST_OUTPUT = 5.0

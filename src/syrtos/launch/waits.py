@@ -17,11 +17,13 @@ class Waits:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._calls: dict[tuple[int, str], tuple[float, str]] = {}  # by rank and watchdog: since when, and the call
+        # by rank and watchdog: since when it waits, and for which call
+        self._calls: dict[tuple[int, str], tuple[float, str]] = {}
         self._beats: dict[int, int] = {}
         self._positions: dict[int, str] = {}
         self._servers: set[int] = set()
-        self._told: float | None = None  # the begin of the wait that there was a notice of
+        # the begin of the wait that there was a notice of
+        self._told: float | None = None
 
     def serves(self, rank: int) -> None:
         """Notes that ``rank`` is a parameter server: it waits for questions, which says nothing of the others."""

@@ -29,7 +29,8 @@ def main() -> None:
     """
     source, _, result_path = environment().get(CALL_VARIABLE, "").partition(":")
     source = source or "/proc/self/fd/0"
-    if not os.readlink(source).startswith(f"/memfd:{parcel.NAME} "):  # nothing else is unpickled
+    # nothing else is unpickled
+    if not os.readlink(source).startswith(f"/memfd:{parcel.NAME} "):
         raise ConfigurationError(
             "The function of this run was in the memory of a notebook, and is gone: call `syrtos.notebook_launcher` there again."
         )
@@ -76,6 +77,7 @@ class _Results(pickle.Pickler):
 
 
 if __name__ == "__main__":
-    from syrtos.notebook import call  # not this module: its names would mix with those of the notebook
+    # not this module: its names would mix with those of the notebook
+    from syrtos.notebook import call
 
     call.main()

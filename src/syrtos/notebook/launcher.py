@@ -111,11 +111,9 @@ def _check_cores(workers: int, oversubscribe: bool) -> None:
 
 
 def environment_of_workers(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the workers' environment.
-
-    It has the backend that Keras uses here, however it was chosen, and no display of plots that only a kernel has.
-    """
+    """Returns the workers' environment, with the backend that Keras uses here, however it was chosen."""
     found = dict(env)
+    # Only a kernel has this display of plots.
     if "inline" in found.get("MPLBACKEND", ""):
         found["MPLBACKEND"] = "agg"
     keras = sys.modules.get("keras")
@@ -173,7 +171,8 @@ def run(command: Sequence[str], env: Mapping[str, str], parcel_file: IO[bytes] |
         KeyboardInterrupt: this process was sent SIGINT.
     """
     screen, came = Screen(), list[int]()
-    with warnings.catch_warnings():  # JAX warns of forks; what is forked here becomes another program at once
+    # JAX warns of forks; what is forked here becomes another program at once
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         process = subprocess.Popen(
             command,
@@ -181,7 +180,8 @@ def run(command: Sequence[str], env: Mapping[str, str], parcel_file: IO[bytes] |
             stdin=parcel_file,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # a kernel's interrupt is for its whole group
+            # A kernel's interrupt goes to its whole group of processes: it is ours to pass on.
+            start_new_session=True,
             preexec_fn=signalling.die_with_parent,
         )
     with process, _interrupts(process, came):
@@ -194,6 +194,7 @@ def run(command: Sequence[str], env: Mapping[str, str], parcel_file: IO[bytes] |
         screen.release()
         raise KeyboardInterrupt
     if process.returncode:
+        # Exit code 2 without a report: no worker was started, as an option was refused.
         refused = process.returncode == 2 and not screen.has_report
         raise (ConfigurationError if refused else LaunchError)(screen.report())
     screen.release()
@@ -210,7 +211,8 @@ def _interrupts(process: subprocess.Popen[bytes], came: list[int]) -> Iterator[N
         came.append(number)
         process.send_signal(signal.SIGINT)
 
-    if threading.current_thread() is not threading.main_thread():  # which gets no signals
+    # only the main thread may set a handler of signals
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.signal(signal.SIGINT, pass_on)

@@ -74,7 +74,8 @@ def unpack(file: IO[bytes]) -> tuple[Head, Callable[[], tuple[Callable[..., obje
 
 
 def _sources() -> dict[str, list[str]]:
-    """Returns the lines of cells by name: cells are no files, so a worker could not show their lines otherwise."""
+    """Returns the lines of cells by name."""
+    # Cells are no files: a worker could not show their lines in a traceback otherwise.
     return {
         name: list(entry[2])
         for name, entry in list(linecache.cache.items())
@@ -197,7 +198,8 @@ def _variables(function: object, args: Sequence[object]) -> Iterator[tuple[str, 
     if not isinstance(function, types.FunctionType):
         return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if cell != types.CellType():  # else it has no value yet
+        # An empty cell has no value yet.
+        if cell != types.CellType():
             yield f"`{name}`", cell.cell_contents
     yield from (
         (f"`{name}`", function.__globals__[name])

@@ -71,7 +71,8 @@ class Clock:
         self._since = now() - age
         self._moved = 0.0  # seconds since then that `spend` has counted
         self._marked: float | None = None
-        self._lock = threading.RLock()  # a signal handler of the script may save a model in the middle of a tick
+        # a signal handler of the script may save a model in the middle of a tick
+        self._lock = threading.RLock()
         self._home = self._thread = threading.get_ident()
         self.parts = [ClockPart("script", "start")]
 
@@ -101,15 +102,14 @@ class Clock:
             self.parts[-1].kind = kind
 
     def spend(self, kind: Kind, seconds: float, name: str = "") -> None:
-        """Attributes ``seconds`` of the time since the last change to ``kind``; a profile shows them as ``name``.
-
-        Time that was attributed before is not counted again.
-        """
-        if (recorder := trace.state.recorder) and kind != "wait":  # a profile has each agreement by its name
+        """Attributes ``seconds`` of the time since the last change to ``kind``; a profile shows them as ``name``."""
+        # a profile has each agreement by its name
+        if (recorder := trace.state.recorder) and kind != "wait":
             now = self._now()
             recorder.add("exchange" if kind == "exchange" else "input and update", name or kind, now - seconds, now)
         with self._lock:
             part = self.parts[-1]
+            # Time that was attributed before is not counted again.
             seconds = min(seconds, self._open())
             if seconds > 0 and part.kind != "start":
                 part.add(kind, seconds)
@@ -162,7 +162,8 @@ class Clock:
     def end(self, part: ClockPart) -> None:
         """Closes a part, whose seconds then are complete."""
         self.unwind(part)
-        if self.parts[-1] is part:  # else another thread has closed it with what was below
+        # else another thread has closed it with what was below
+        if self.parts[-1] is part:
             self.parts.pop()
         if len(self.parts) == 1:
             self._thread = self._home
@@ -179,7 +180,8 @@ class Clock:
         try:
             yield
         finally:
-            if self.is_mine:  # else another thread has opened a part meanwhile, which goes on
+            # else another thread has opened a part meanwhile, which goes on
+            if self.is_mine:
                 self.unwind(part)
             part.kind = before
 

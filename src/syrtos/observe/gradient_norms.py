@@ -3,8 +3,6 @@
 They are measured on some steps: that of a worker's own gradient, and that of the mean over all workers.
 
 Source: McCandlish, Kaplan, Amodei et al., "An Empirical Model of Large-Batch Training", arXiv 1812.06162, appendix A.1.
-A norm is one pass over memory that the exchange has just moved, on one step of many where gradients are large, so that
-it costs less than 1 % of a step.
 """
 
 from __future__ import annotations
@@ -16,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # a launcher, which reads ledgers alone, starts 60 ms earlier without
     import numpy.typing as npt
 
-# Bytes of gradients for each step between two that are measured, and the least and most of these steps.
+# Bytes of gradients for each step between two that are measured, and the least and most of these steps. A norm is one
+# pass over memory that the exchange has just moved: on one step of many where gradients are large, it costs less than
+# 1 % of a step.
 _BYTES, _LEAST, _MOST = 500_000, 4, 32
 
 

@@ -2,8 +2,7 @@
 
 A line accounts for the time since the line before, so that the lines of a worker add up to its lifetime: ``phase``,
 ``wall`` (seconds) and the seconds of each kind that there are. A step of `fit`, `evaluate` or `predict`, and an update
-of a loop of the script's own, is a line of its own, with ``steps`` and ``samples`` (of this worker). Lines are written
-to the file one by one: a worker that is killed loses no complete line.
+of a loop of the script's own, is a line of its own, with ``steps`` and ``samples`` (of this worker).
 """
 
 from __future__ import annotations
@@ -63,8 +62,10 @@ class Ledger:
         self.close()
         path = ledger_path(Path(run_dir), rank)
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Unbuffered: a worker that is killed loses no complete line.
         self._file = path.open("wb", buffering=0)
         self._folder = Path(run_dir) if rank == 0 else None
+        # The new file has none of the facts yet.
         self.told = {}
         self._write({"phase": "facts", "began": round(self._began, 3), "host": self.host})
 
@@ -105,7 +106,8 @@ class Ledger:
             self.norms.begin(self.steps_of_run, steps)
         outer = self.clock.top
         if self.clock.begin(phase, kind, is_step=True):
-            outer.kind = "rest"  # from now on: the loop around the steps
+            # From now on it is the loop around the steps that takes time there.
+            outer.kind = "rest"
             if outer.wall > _WORTH_A_LINE:
                 self._record(outer)
 
@@ -134,13 +136,13 @@ class Ledger:
     def clock_ahead(self, now: float) -> Callable[[float], float]:
         """Returns a function that gives the seconds by which `time.perf_counter` was ahead of rank 0's at a moment.
 
-        ``now`` are the seconds at this moment. Clocks of hosts drift apart: between the beginning, if `began_ahead` was
-        measured, and now evenly.
+        ``now`` are the seconds at this moment.
         """
         at = time.perf_counter()
         if self.began_ahead is None:
             return lambda moment: now
         began, first = self.began_ahead
+        # Clocks of hosts drift apart, evenly between the beginning and now.
         return lambda moment: first + (now - first) * min(max((moment - began) / max(at - began, 1e-9), 0.0), 1.0)
 
     @property
@@ -247,7 +249,8 @@ class Ledger:
 
     def say_sums(self) -> None:
         """Records the sums so far."""
-        sums = {about: dict(amounts) for about, amounts in list(self._sums.items())}  # other threads add to them
+        # other threads add to them
+        sums = {about: dict(amounts) for about, amounts in list(self._sums.items())}
         self.say(**{about: {name: round(amount, 3) for name, amount in each.items()} for about, each in sums.items()})
 
     def epoch(self, **facts: object) -> None:
@@ -315,7 +318,8 @@ class Ledger:
             return
         try:
             self._file.write(json.dumps(line).encode() + b"\n")
-        except OSError as error:  # e.g. a full disk: no reason to end the training
+        except OSError as error:
+            # A full disk, for example, is no reason to end the training.
             self._file = None
             print(f"syrtos: the record of this run ends here, its file can't be written: {error}", file=sys.stderr)
 
@@ -343,6 +347,7 @@ def launching(run_dir: Path, began: float) -> Iterator[dict[str, object]]:
 
 
 def _replace(path: Path, facts: Mapping[str, object]) -> None:
+    # A reader finds a whole document at any moment.
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(facts))
     partial.replace(path)

@@ -38,7 +38,8 @@ def _sample(path: Path, rank: int, machine: int | None, trained: Callable[[], in
     began = time.time()
     time.sleep(_FIRST)
     try:
-        import psutil  # only here: it takes 20 ms
+        # Only here: it takes 20 ms to import.
+        import psutil
     except ImportError:
         return
     process = psutil.Process()
@@ -52,7 +53,8 @@ def _sample(path: Path, rank: int, machine: int | None, trained: Callable[[], in
                 file.write(json.dumps({"time": round(time.time(), 3), **facts}) + "\n")
             time.sleep(max(_EVERY, pause(time.time() - began)))
     except (OSError, psutil.Error):
-        return  # a full disk, or a folder that is gone: no reason to end the training
+        # A full disk, or a folder that is gone, is no reason to end the training.
+        return
 
 
 def _of_process(process: Any) -> dict[str, Any]:
@@ -93,7 +95,8 @@ class _Gpus:
             pynvml.nvmlInit()
             self._nvml: Any = pynvml
             self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        except Exception:  # no library, no driver, or no GPU: NVML has an error class for each
+        except Exception:
+            # no library, no driver, or no GPU: NVML has an error class for each
             self._handles = []
 
     def now(self) -> list[dict[str, float | None]]:
@@ -101,9 +104,9 @@ class _Gpus:
 
         A value is None where a GPU does not tell it, as a part of one (MIG) or a virtual one.
         """
-        return [self._one(handle) for handle in self._handles]
+        return [self._of_gpu(handle) for handle in self._handles]
 
-    def _one(self, handle: Any) -> dict[str, float | None]:
+    def _of_gpu(self, handle: Any) -> dict[str, float | None]:
         nvml = self._nvml
         return {
             "busy": _ask_nvml(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
@@ -116,5 +119,6 @@ class _Gpus:
 def _ask_nvml(ask: Callable[[], float]) -> float | None:
     try:
         return ask()
-    except Exception:  # NVML has an error class for each reason
+    except Exception:
+        # NVML has an error class for each reason.
         return None

@@ -104,14 +104,17 @@ _READING = {
 def slow_input(situation: Situation) -> Recommendation | None:
     """Checks whether all workers wait for their data."""
     by_rank = [each["input"] for each in situation.by_rank]
-    seconds = min(by_rank)  # what one worker waits more than the others is that worker's: `slow_worker`
+    # what one worker waits more than the others is that worker's: `slow_worker`
+    seconds = min(by_rank)
     way = str(situation.facts.get("input", "own"))
     divided = way in ("records", "sliced") and situation.workers > 1
+    # Where every worker reads all records, its own are one of so many parts.
     saved = seconds * (1 - 1 / situation.workers) if divided else min(seconds, situation.training - seconds)
     if situation.workers == 1 and way in ("records", "sliced"):
         way = "own"
     if way == "own" and situation.facts.get("input_of") == "arrays":
-        return None  # the script has no pipeline that could be changed
+        # The script hands arrays to `fit`: it has no pipeline that could be changed.
+        return None
     return _finding(situation, "slow input", f"input takes {_share(situation, seconds)}", _READING[way], saved)
 
 
@@ -124,7 +127,8 @@ def slow_worker(situation: Situation) -> Recommendation | None:
     by_rank = [_without_pauses(rank) for rank in situation.ranks]
     own = [sum(each.values()) for each in by_rank]
     slowest = int(np.argmax(own))
-    usual = max(_median_of_others(own, slowest), own[slowest] / 100)  # others may only wait
+    # others may only wait
+    usual = max(_median_of_others(own, slowest), own[slowest] / 100)
     if own[slowest] < _SLOW * usual:
         return None
     beyond = {
@@ -158,7 +162,8 @@ def _of_cause(situation: Situation, slowest: int, cause: str, cost: str, saved: 
     """
     rank = situation.ranks[slowest].rank
     if cause in ("callbacks", "checkpoint"):
-        return None  # rules of their own
+        # These causes have rules of their own.
+        return None
     samples = situation.samples()
     others = _median_of_others(samples, slowest)
     if others and samples[slowest] > _SKEWED * others:
@@ -190,9 +195,11 @@ def tiny_batches(situation: Situation) -> Recommendation | None:
     exchange and to wait.
     """
     if situation.workers < 2 or situation.facts.get("exchange") == "compiled":
-        return None  # where XLA exchanges, computing is not told from exchanging
+        # Where XLA exchanges, computing is not told from exchanging.
+        return None
     known = speed.find_measured(situation.run.folder)
-    if known:  # what was measured is worth more than what is computed below
+    # What was measured is worth more than what is computed below.
+    if known:
         cost = f"{situation.workers} workers train {known.times:.2f}× as fast as {known.workers} did ({known.run})"
         action = f"use `-n {known.workers}`, whose gain this is, or a larger batch"
         return _finding(situation, "tiny batches", cost, action, (1 - known.times) * situation.training)
@@ -202,7 +209,8 @@ def tiny_batches(situation: Situation) -> Recommendation | None:
     wall = own[fastest] + meets
     computes = situation.typical("compute")[fastest]
     if computes > _MIXED * situation.compute_with(fastest, 1):
-        return None  # steps of several models: there is no typical one
+        # These are steps of several models: there is no typical one.
+        return None
     reads = situation.typical("input")[fastest]
     # one worker reads the records of all, but where each of them reads all already
     more = 0.0 if situation.facts.get("input") == "sliced" else reads * (situation.workers - 1)

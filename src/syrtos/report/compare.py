@@ -25,6 +25,7 @@ _DRAWS, _BLOCKS, _FEWEST, _MOST = 1000, 20, 8, 2000
 
 def compare_runs(first: Run, second: Run, facts: tuple[Facts, Facts]) -> Facts:
     """Returns the comparison of two runs whose facts are given."""
+    # The first step is left out below: it traces and compiles.
     a, b = (steps.of_rank(run, 0) for run in (first, second))
     rows = [_row("step", "a step (median)", a.wall[1:], b.wall[1:])]
     rows += [_row(kind, f"{SHARES[kind]} in a step (mean)", a.of(kind)[1:], b.of(kind)[1:]) for kind in KINDS]
@@ -62,6 +63,7 @@ def _row(kind: str, words: str, a: Floats, b: Floats) -> dict[str, Any]:
 
 def _interval(a: Floats, b: Floats, use: Any) -> list[float]:
     """Returns the 95 % interval of the change in percent."""
+    # A fixed seed: two runs are compared with the same result each time.
     random = np.random.default_rng(0)
     firsts, seconds = (_draws(_thin_out(values, use), use, random) for values in (a, b))
     low, high = np.percentile((seconds / np.maximum(firsts, _LEAST) - 1) * 100, [2.5, 97.5])

@@ -15,9 +15,9 @@ _RATES = (_RATE, "lr")  # Keras 2 logs it by the second name
 def describe_curves(run: Run) -> dict[str, Any]:
     """Returns the points of each metric within epochs and at their ends, the learning rate, and the ends of epochs.
 
-    Of steps that were trained twice the second time counts. Within an epoch a point is the mean since the epoch began,
-    as Keras shows it.
+    Within an epoch a point is the mean since the epoch began, as Keras shows it.
     """
+    # By step: of those that were trained twice the second time counts.
     within, ends = (
         list({point["step"]: point for point in _points(run, name)}.values()) for name in ("curve", "epochs")
     )

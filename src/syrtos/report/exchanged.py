@@ -18,7 +18,7 @@ def describe_exchange(run: Run) -> dict[str, Any]:
         "gradient_bytes": facts.get("gradient_bytes"),
         "sums": facts.get("gradient_sums"),
         "meetings": facts.get("meetings"),
-        "how": _how(facts),
+        "how": _describe_way(facts),
         "plans": plans,
     }
 
@@ -39,7 +39,7 @@ def _plan(plan: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _how(facts: Mapping[str, Any]) -> str:
+def _describe_way(facts: Mapping[str, Any]) -> str:
     """Returns the way in which gradients travel, in words."""
     if facts.get("exchange") == "compiled":
         return "XLA exchanges gradients inside of its program, in an order of its own"

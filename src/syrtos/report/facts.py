@@ -30,7 +30,7 @@ def of_run(run: Run) -> Facts:
         "missing": list(run.missing),
         "recommended": findings[0].facts() if findings else None,
         "findings": [finding.facts() for finding in findings],
-        "nothing_found": "" if findings else _nothing(run, seconds, trains=found is not None),
+        "nothing_found": "" if findings else _reason_for_nothing(run, seconds, trains=found is not None),
         "before": promises.read_kept(run.folder).get("before"),
         "split": _split(run),
         "speed": speed.describe_measured(run.folder),
@@ -98,7 +98,7 @@ def changed_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name != "run_dir" and defaults.get(name) != value}
 
 
-def _nothing(run: Run, seconds: waterfall.Seconds, trains: bool) -> str:
+def _reason_for_nothing(run: Run, seconds: waterfall.Seconds, trains: bool) -> str:
     """Returns the reason why nothing is recommended."""
     if not trains:
         return "The run has not made enough training steps to say what to change."

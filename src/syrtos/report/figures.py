@@ -128,7 +128,8 @@ class Figures:
             for line in self._lines(path):
                 end = line.get("fit", 0), line.get("epoch")
                 if prefix and end in self._ended:
-                    continue  # a generation that goes on from the end of an epoch tells it again
+                    # a generation that goes on from the end of an epoch tells it again
+                    continue
                 self._ended |= {end} if prefix else set()
                 self.logs |= line.get("logs") or {}
                 self.epoch = int(line.get("epoch") or self.epoch)

@@ -38,11 +38,12 @@ def follow(run_dir: Path, words: Sequence[str], goes_on: Callable[[], bool]) -> 
             word,
             used,
             lambda word=word: used.update(
-                {word: trackers.make(word, _about(run_dir), state.get(word, {}).get("known_as", ""))}
+                {word: trackers.make(word, _read_about(run_dir), state.get(word, {}).get("known_as", ""))}
             ),
         )
     figures, until = Figures(run_dir), {word: float(state.get(word, {}).get("until", 0.0)) for word in words}
-    logged = dict(until)  # when the run went on: later, points of several workers come in any order
+    # when the run went on: later, points of several workers come in any order
+    logged = dict(until)
     while used:
         last = not goes_on()
         points = figures.points()
@@ -52,6 +53,7 @@ def follow(run_dir: Path, words: Sequence[str], goes_on: Callable[[], bool]) -> 
                 _call_guarded(word, used, lambda word=word, new=new: _log(used[word], new))
                 until[word] = max(until[word], new[-1].time)
         state |= {word: {"known_as": tracker.known_as, "until": until[word]} for word, tracker in used.items()}
+        # A run that goes on later is logged from here on, not again.
         durable.replace(run_dir / _STATE, json.dumps(state).encode())
         if last:
             break
@@ -73,12 +75,13 @@ def _call_guarded(word: str, used: dict[str, Tracker], call: Callable[[], object
     """Calls ``call``; a tracker that fails is no longer used."""
     try:
         call()
-    except Exception as error:  # each tracker has errors of its own, and the run goes on without it
+    except Exception as error:
+        # each tracker has errors of its own, and the run goes on without it
         used.pop(word, None)
         print(f"syrtos: --track {word.partition(':')[0]}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
-def _about(run_dir: Path) -> About:
+def _read_about(run_dir: Path) -> About:
     """Returns the facts of a run that are known when it begins, from its request."""
     request = document(run_dir / "run.json")
     program = request.get("program") or {}

@@ -21,7 +21,8 @@ import numpy as np
 from syrtos.report.read import Floats, Run
 
 _FEWEST = 8  # measurements
-_CLEAR = 3.0  # how many times the change of the gradients their noise must be, to be told from it
+# how many times the change of the gradients their noise must be, to be told from it
+_CLEAR = 3.0
 _DRAWS, _BLOCKS, _WINDOWS = 500, 16, 40
 _NOT = "The gradient noise scale was not measured: "
 
@@ -74,7 +75,7 @@ def _measurements(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
     )
     chosen = ((own > 0) & (samples > 0)).all(axis=0)
     if chosen.sum() < _FEWEST:
-        return _why(run)
+        return _reason_unmeasured(run)
     own, mean, samples = own[:, chosen], mean[0, chosen], samples[:, chosen]
     whole = samples.sum(axis=0)
     # the mean of 1/b, for shares may be unequal
@@ -82,7 +83,7 @@ def _measurements(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
     return np.flatnonzero(chosen).astype(np.float64) + 1, variance, mean - variance / whole, float(np.median(whole))
 
 
-def _why(run: Run) -> str:
+def _reason_unmeasured(run: Run) -> str:
     facts = run.facts
     ways = {
         "with --sync-every workers exchange weights.": "sync_every" in facts,
@@ -107,7 +108,8 @@ def _by_moments(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
     if len(found) < 3:
         return "XLA exchanges gradients inside of its program, and only the moments of Adam, at the ends of three epochs or more, tell it there."
     at, squares, mean, kept, window = (np.array(column, np.float64) for column in zip(*found, strict=True))
-    excess = np.asarray((squares - mean) / np.maximum(1 - kept, 1e-9), np.float64)  # S / B
+    # S / B
+    excess = np.asarray((squares - mean) / np.maximum(1 - kept, 1e-9), np.float64)
     changes = np.abs(np.diff(np.log(squares))) / np.maximum(np.diff(at), 1) * window[1:]
     # a gradient that becomes smaller makes E|g|² larger too, so only what is well above that change is noise
     clear = excess[1:] > _CLEAR * changes * squares[1:]
@@ -131,6 +133,7 @@ def _interval(variance: Floats, square: Floats) -> tuple[float | None, float | N
     noise, signal = variance[picked].mean(axis=1), square[picked].mean(axis=1)
     scales = np.full(_DRAWS, np.inf)
     np.divide(np.maximum(noise, 0), signal, out=scales, where=signal > 0)
+    # Not between two draws: one of them may be infinite.
     low, high = np.percentile(scales, [2.5, 97.5], method="nearest")
     return (float(low), float(high) if math.isfinite(high) else None)
 

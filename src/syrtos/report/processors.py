@@ -60,11 +60,12 @@ def _while_training(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _lines(path: Path) -> Iterable[Mapping[str, Any]]:
-    """Yields the complete lines of a file; a killed worker may leave half of one."""
+    """Yields the complete lines of a file."""
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             found = json.loads(line)
         except ValueError:
+            # A worker that was killed may leave half a line.
             continue
         if isinstance(found, dict):
             yield found

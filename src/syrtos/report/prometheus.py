@@ -72,6 +72,8 @@ class _Collector:
         self._lock = threading.Lock()
 
     def collect(self) -> Iterable[Metric]:
+        # The server answers each request in a thread of its own, and the figures go on from where
+        # they were.
         with self._lock:
             return families({self._name: self._figures})
 

@@ -27,7 +27,7 @@ def keep(run: Run) -> dict[str, Any]:
     facts = {
         "samples_per_second": rate,
         "recommended": findings[0].facts() if findings else None,
-        "before": _before(run, rate),
+        "before": _previous_run_facts(run, rate),
     }
     durable.replace(run.folder / _FILE, (json.dumps(facts, indent=2) + "\n").encode())
     return facts
@@ -38,7 +38,7 @@ def read_kept(run_dir: Path) -> dict[str, Any]:
     return document(run_dir / _FILE)
 
 
-def _before(run: Run, rate: float) -> dict[str, Any] | None:
+def _previous_run_facts(run: Run, rate: float) -> dict[str, Any] | None:
     """Returns facts of the last run of the same script, if it had a recommendation and something was changed since."""
     if run.generations[-1].outcome.get("end") != "FINISHED":
         return None

@@ -25,7 +25,8 @@ from syrtos.report.json_files import parse_line
 from syrtos.report.summary import EVALUATION, TRAINING
 
 Floats = npt.NDArray[np.float64]
-_PART = 50_000  # lines that become columns at once: as dictionaries they take five times the memory
+# lines that become columns at once: as dictionaries they take five times the memory
+_PART = 50_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +211,7 @@ def load(run_dir: Path, goes_on: bool = False) -> Run:
             "started. Name the folder that `syrtos run` printed; logs are in its folder `logs`."
         )
     if request:
-        missing += _absent(request, found[-1], run_dir)
+        missing += _describe_absent_workers(request, found[-1], run_dir)
     missing += _cut_off(found[-1])
     if not goes_on and not found[-1].outcome:
         missing.append("How the run ended was not written down: its launcher was killed, or is one of another version.")
@@ -218,17 +219,16 @@ def load(run_dir: Path, goes_on: bool = False) -> Run:
 
 
 def _cut_off(last: Generation) -> list[str]:
-    """Returns sentences about ledgers that are cut off, of a run that has finished.
-
-    No such ledger ends in the middle of a line, and workers that train together have made the same steps.
-    """
+    """Returns sentences about ledgers that are cut off, of a run that has finished."""
     if last.outcome.get("end") != "FINISHED":
         return []
     found = []
     for rank in last.ranks:
         path = ledger_path(last.folder, rank.rank)
+        # No worker of a run that has finished was killed in the middle of a line.
         if _last_byte(path) != b"\n":
             found.append(f"{path} ends in the middle of a line: what followed is not there.")
+    # Workers that train together have made the same steps.
     counts = {rank.lines.steps_made for rank in last.ranks}
     if len(counts) > 1 and last.ranks[0].facts.get("training") != "asynchronous":
         words = " and ".join(map(str, sorted(counts)))
@@ -244,8 +244,9 @@ def _last_byte(path: Path) -> bytes:
         return file.read()
 
 
-def _absent(request: Mapping[str, Any], last: Generation, run_dir: Path) -> list[str]:
-    """Returns a sentence about workers without a ledger here: workers on other hosts may write to their own disks."""
+def _describe_absent_workers(request: Mapping[str, Any], last: Generation, run_dir: Path) -> list[str]:
+    """Returns a sentence about workers without a ledger here."""
+    # Workers on other hosts may write to their own disks.
     expected = int(request.get("resized") or request.get("workers") or 0)
     there = {each.rank for each in last.ranks}
     absent = sorted(set(range(expected)) - there) if last.ranks and not request.get("elastic") else []
@@ -268,7 +269,7 @@ def _generation(folder: Path, run_began: float, offset: float, missing: list[str
     outcome = launcher.get("outcome") or ({"end": "unknown"} if "ended" in launcher else {})
     return Generation(
         folder=folder,
-        ranks=_together(ranks),
+        ranks=_align_offsets(ranks),
         began=began,
         offset=offset if run_began else 0.0,
         seconds=seconds,
@@ -281,7 +282,7 @@ def _generation(folder: Path, run_began: float, offset: float, missing: list[str
 
 def _rank(rank: int, path: Path, began: float, missing: list[str]) -> Rank:
     facts: dict[str, Any] = {}
-    told = _telling(lines(path, missing), facts)
+    told = _split_facts(lines(path, missing), facts)
     parts = [_columns(part) for part in iter(lambda: list(itertools.islice(told, _PART)), [])] or [_columns([])]
     if "began" not in facts:
         missing.append(
@@ -295,7 +296,7 @@ def _rank(rank: int, path: Path, began: float, missing: list[str]) -> Rank:
     return Rank(rank, facts, dataclasses.replace(whole, start=start), offset)
 
 
-def _telling(found: Iterator[dict[str, Any]], facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _split_facts(found: Iterator[dict[str, Any]], facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the lines that account for time; puts those of facts into ``facts``."""
     for line in found:
         if line.get("phase") != "facts":
@@ -326,14 +327,14 @@ def _columns(records: Sequence[Mapping[str, Any]]) -> LedgerLines:
 _CLOCKS = 0.5
 
 
-def _together(ranks: Sequence[Rank]) -> list[Rank]:
+def _align_offsets(ranks: Sequence[Rank]) -> list[Rank]:
     """Returns the workers with offsets by one clock, that of the first worker's machine.
 
-    Workers end a step at the same time, whatever the clocks of their machines say. Offsets stay as they are for workers
-    that train at their own pace, and for clocks that agree.
+    Offsets stay as they are for workers that train at their own pace, and for clocks that agree.
     """
     if not ranks or ranks[0].facts.get("training") == "asynchronous" or "sync_every" in ranks[0].facts:
         return list(ranks)
+    # Workers end a step at the same time, whatever the clocks of their machines say.
     ends = [_ends(rank) for rank in ranks]
     found = [ranks[0]]
     for rank, mine in zip(ranks[1:], ends[1:], strict=True):

@@ -80,10 +80,8 @@ class Situation:
         return [float(each.of(kind)[FIRST:].mean()) for each in self.steps]
 
     def meeting(self) -> float:
-        """Returns the seconds of a step in exchanges and waiting, on the worker that spends least in them.
-
-        The others spend more because they wait for slower ones.
-        """
+        """Returns the seconds of a step in exchanges and waiting, on the worker that spends least in them."""
+        # The others spend more because they wait for slower ones.
         return min(e + w for e, w in zip(self.typical("exchange"), self.typical("wait"), strict=True))
 
     def own_seconds(self) -> list[float]:
@@ -95,11 +93,10 @@ class Situation:
         return [float(each.samples[FIRST:].mean()) for each in self.steps]
 
     def compute_with(self, worker: int, times: float) -> float:
-        """Returns the seconds in which a worker would compute a step of ``times`` as many samples as its own.
-
-        Computing is a fixed cost and one for each sample. Steps of unequal size (the last batch of an epoch) tell them
-        apart; without such steps all of it is taken to grow with the samples, which is the most that it can.
-        """
+        """Returns the seconds in which a worker would compute a step of ``times`` as many samples as its own."""
+        # Computing is a fixed cost and one for each sample. Steps of unequal size, as the last batch of
+        # an epoch, tell them apart; without such steps all of it is taken to grow with the samples,
+        # which is the most that it can.
         steps = self.steps[worker]
         samples, compute = steps.samples[FIRST:], steps.of("compute")[FIRST:]
         usual = float(np.median(samples))

@@ -77,17 +77,16 @@ def _earlier(run_dir: Path, request: Mapping[str, Any]) -> list[Path]:
     """Returns the folders of runs beside ``run_dir`` that compute the same, from the last to the first."""
     ages: dict[Path, float] = {}
     for path in run_dir.parent.glob(f"*/{_FILE}"):
-        with contextlib.suppress(OSError):  # removed just now
+        # A folder may be removed just now.
+        with contextlib.suppress(OSError):
             ages[path.parent] = path.stat().st_mtime
     folders = sorted(ages, key=lambda folder: ages[folder], reverse=True)
     return [folder for folder in folders if folder != run_dir and _computes_the_same(request, folder)]
 
 
 def _ratio(mine: Mapping[str, Any], theirs: Mapping[str, Any], batch: Any) -> float:
-    """Returns how many times as fast one run's steps are as another's; 0 if that is not known.
-
-    A step has the same samples whatever the number of workers, but where each worker has a batch of its own.
-    """
+    """Returns how many times as fast one run's steps are as another's; 0 if that is not known."""
+    # A step has the same samples whatever the number of workers, but where each worker has a batch of its own.
     steps = theirs["step"] / mine["step"]
     if batch != "per-worker":
         return steps

@@ -149,13 +149,13 @@ def _outliers(run: Run, steps: WorkerSteps) -> list[dict[str, Any]]:
             "number": int(steps.number[row]),
             "at": round(float(steps.at[row]), 3),
             "ms": round(float(steps.wall[row] * 1e3), 3),
-            "why": _why(run, steps, int(row), of_generations[int(steps.generation[row])]),
+            "why": _describe_cause(run, steps, int(row), of_generations[int(steps.generation[row])]),
         }
         for row in sorted(found)
     ]
 
 
-def _why(run: Run, steps: WorkerSteps, row: int, others: Sequence[WorkerSteps]) -> str:
+def _describe_cause(run: Run, steps: WorkerSteps, row: int, others: Sequence[WorkerSteps]) -> str:
     """Returns the kind of time that a step had more of than usual, in words; of waiting, also the worker waited for.
 
     ``others``: the steps of all workers of its generation.

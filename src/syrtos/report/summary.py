@@ -104,12 +104,11 @@ class Tally:
                 self.step_parts[kind] += record.get(kind, 0.0)
 
     def completed(self, launcher: dict[str, float]) -> dict[str, float]:
-        """Returns the seconds, with the time before the worker started and after its last line.
-
-        Clocks of two hosts differ: all seconds together are as many as the launcher's own clock says.
-        """
+        """Returns the seconds, with the time before the worker started and after its last line."""
         if "ended" not in launcher or "began" not in self.facts:
             return self.seconds
+        # Clocks of two hosts differ: all seconds together are as many as the launcher's own clock
+        # says.
         missing = max(launcher["ended"] - launcher["began"] - self.total, 0.0)
         before = min(max(self.facts["began"] - launcher["began"], 0.0), missing)
         imported = imported_before(self.facts, launcher["began"], before)
@@ -281,11 +280,9 @@ class _Generation:
 
 
 def _restarts(generations: list[_Generation]) -> Restarts:
-    """Returns the cost of all restarts.
-
-    A generation that made no step has only cost time: the next one that trains goes on where the last one that trained
-    had come to.
-    """
+    """Returns the cost of all restarts."""
+    # A generation that made no step has only cost time: the next one that trains goes on where the last one
+    # that trained had come to.
     found, trained = Restarts(), None if not generations[0].first.steps else generations[0]
     for before, one in itertools.pairwise(generations):
         again = 0
@@ -344,8 +341,10 @@ def _pace(ranks: list[Tally]) -> Pace:
     parts = [{kind: seconds / rank.timed_steps for kind, seconds in rank.step_parts.items()} for rank in ranks]
     first, facts = parts[0], ranks[0].facts
     summed = {"compute"} | ({"input"} if facts.get("input") != "sliced" else set())
-    summed |= {"update"} if "state_whole" in facts else set()  # of which each worker does a part
-    summed |= {"exchange"} if facts.get("exchange") == "compiled" else set()  # which is not told from computing
+    # each worker does a part of the update: the parts add up to that of one process
+    summed |= {"update"} if "state_whole" in facts else set()
+    # a compiled exchange is not told from computing
+    summed |= {"exchange"} if facts.get("exchange") == "compiled" else set()
     mean = sum(first.values())
     own = sum(first[kind] for kind in ("input", "compute", "update", "callbacks", "rest") if kind not in summed)
     return Pace(
@@ -357,13 +356,11 @@ def _pace(ranks: list[Tally]) -> Pace:
 
 
 def _skew(ranks: list[Tally]) -> tuple[int, float] | None:
-    """Returns the slowest rank, and the share of time by which it waited less than the mean.
-
-    None if it can't be told. The rank that waits least is the slowest one: the others wait for it.
-    """
+    """Returns the slowest rank, and the share of time by which it waited less than the mean; None if it can't be told."""
     if len(ranks) < 2 or not all(rank.stepping for rank in ranks):
         return None
     waits = [rank.waited / rank.stepping for rank in ranks]
+    # The rank that waits least is the slowest one: the others wait for it.
     slowest = min(range(len(waits)), key=waits.__getitem__)
     return slowest, sum(waits) / len(waits) - waits[slowest]
 

@@ -64,14 +64,16 @@ def _of_rank(rank: Rank, generation: Generation, kept: int | None, is_restart: b
     seconds["lost"] += float(lines.wall[lost].sum())
     seconds["script"] = float(lines.of("rest")[~lost & scripts].sum())
     seconds["rest"] -= seconds["script"]
-    seconds["rest"] += max(lines.end - sum(seconds.values()), 0.0)  # kinds that this version does not know
+    # kinds that this version does not know
+    seconds["rest"] += max(lines.end - sum(seconds.values()), 0.0)
     before = min(rank.offset, max(generation.seconds - lines.end, 0.0))
     after = max(generation.seconds - lines.end - before, 0.0)
     imported = 0.0 if is_restart else imported_before(rank.facts, generation.began, before)
     seconds["import"] += imported
     seconds["lost" if is_restart else "start"] += before - imported
     seconds["end" if is_last else "lost"] += after
-    scale = generation.seconds / sum(seconds.values()) if sum(seconds.values()) else 1.0  # clocks of machines differ
+    # clocks of machines differ
+    scale = generation.seconds / sum(seconds.values()) if sum(seconds.values()) else 1.0
     return {part: value * scale for part, value in seconds.items()}
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 from syrtos.comm import world
 
@@ -28,18 +28,20 @@ class fail_at:
         self._left = step
         self._how: Fault = how
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         """Counts down, and fails when it is time."""
         self._left -= 1
         if self._left == 0 and world.current().world.rank == self._rank:
             _FAULTS[self._how]()
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: object) -> None:
         """Takes the model from Keras, and does nothing with it."""
 
-    def set_params(self, params: Any) -> None:
+    def set_params(self, params: object) -> None:
         """Takes the parameters of `fit` from Keras, and does nothing with them."""
 
+    # For the other methods of a callback: a subclass of Keras's would need Keras, which this room
+    # does not import.
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("on_"):
             return lambda *args, **kwargs: None

@@ -29,7 +29,7 @@ _READ_AT_IMPORT = ("JAX_", "KERAS_", "TF_USE_", "TF_ENABLE_", "TF_XLA_", "XLA_",
 # One thread for NumPy: a fork keeps none of the others. The hashes of strings are those of all workers.
 _OF_ZYGOTES = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONHASHSEED": "0"}
 # The folder of the zygotes that are shared, which processes inherit with their environment.
-_SHARED = "SYRTOS_TESTS_ZYGOTES"
+_SHARED = "WARM_ZYGOTES_OF_SYRTOS"
 # The FIFO that is the standard input of shared zygotes: they end when the process that shares them closes it.
 _LIFE = "life"
 

@@ -82,6 +82,7 @@ def run_world(
         script = Path(folder, "call.py")
         script.write_text(_CALL)
         call = [str(script), str(source), function.__name__, folder, json.dumps(arguments), str(dialects)]
+        # mpi4py runs a script so that a failure ends all workers.
         command = (sys.executable, "-m", "mpi4py", *call)
         _run(command, size, environment, warm.start(environment) if forked else start, timeout, Path(folder))
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(size)]
@@ -110,6 +111,7 @@ def _run(
 ) -> None:
     """Runs the workers to their end; the first that fails ends the others."""
     deadline = time.monotonic() + timeout
+    # MPI's data ports need not listen beyond loopback.
     engine = Local([Group(command, range(size))], [0] * size, {"UCX_NET_DEVICES": "lo", **env}, start)
     copying = [
         threading.Thread(target=_copy, args=(pipe, folder / f"{rank}.out"), daemon=True)
@@ -129,7 +131,8 @@ def _run(
     finally:
         engine.kill()
     for thread in copying:
-        thread.join(_LAST_OUTPUT)  # a child of a worker may hold the pipe for as long as it likes
+        # a child of a worker may hold the pipe for as long as it likes
+        thread.join(_LAST_OUTPUT)
     if why:
         raise WorldFailed(f"{why} {_printed_text(folder, size)}")
 

@@ -95,25 +95,25 @@ class _Trying:
     def all(self, most: int | None) -> None:
         """Tries batches until enough is known, and tries a winner that may be an outlier again."""
         result = self.result
-        self.once(0)
+        self.try_batch(0)
         ceiling = min((limit for limit in (most, result.rows) if limit), default=None)
         while (batch := following(result.tried, result.own, self._spec.workers, ceiling)) is not None:
-            self.once(batch)
+            self.try_batch(batch)
         result.found = conclude(result.tried, most, result.own, result.rows)
         for _ in range(_AGAIN):
             if result.found and (batch := doubtful(result.tried, result.found)):
-                self._again(batch)
+                self._repeat(batch)
                 result.found = conclude(result.tried, most, result.own, result.rows)
 
-    def _again(self, batch: int) -> None:
+    def _repeat(self, batch: int) -> None:
         self._say(f"batch {batch:,} once more: its speed stands out, or its steps differ much")
-        again = self._ran(batch, "-again")
+        again = self._run_trial(batch, "-again")
         self._say(in_words(again))
         self.result.tried = [one.merge_with(again) if one.batch == batch else one for one in self.result.tried]
 
-    def once(self, batch: int) -> None:
+    def try_batch(self, batch: int) -> None:
         """Tries a batch of this size; 0: the script's own."""
-        tried = self._forecast_failure(batch) or self._ran(batch)
+        tried = self._forecast_failure(batch) or self._run_trial(batch)
         self.result.tried.append(tried)
         self._say(in_words(tried))
 
@@ -126,11 +126,12 @@ class _Trying:
         if not points or not batch:
             return None
         needs, has = memory.forecast(points, batch), memory.now()
+        # A batch that is smaller than one that fitted fits too.
         if needs <= has.usable or batch <= max(point.batch for point in points):
             return None
         return Tried(batch, failed=f"would need about {size(needs)}; {_available(has)}", for_memory=True)
 
-    def _ran(self, batch: int, more: str = "") -> Tried:
+    def _run_trial(self, batch: int, more: str = "") -> Tried:
         trial = TuneTrial(kind="batch", steps=self._steps, batch=batch)
         ran = runner.run(self._spec, self._machine, trial, self._run_dir / f"batch-{batch or 'own'}{more}", _guard())
         self.result.own, self.result.rows = self.result.own or ran.own, self.result.rows or ran.rows
@@ -138,6 +139,7 @@ class _Trying:
             runner.check_has_trained(ran)
             return self._read_trial(ran.found)
         why, for_memory = self._reason(ran)
+        # A script that fails with its own batch, or a person's stop, ends the search.
         if not for_memory and (ran.outcome.end is End.STOPPED or not self.result.tried):
             runner.check_has_trained(ran)
         return Tried(batch or ran.own, failed=why, for_memory=for_memory)
@@ -148,6 +150,7 @@ class _Trying:
     def _reason(self, ran: Ran) -> tuple[str, bool]:
         if ran.outcome.end is End.REPLACED:
             return f"was ended: {ran.outcome.why}", True
+        # Where the address space is limited, libraries end in any way for want of memory.
         limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
         found = out_of_memory(ran.outcome, ran.log, limited)
         return found or f"failed: {ran.outcome.sentence().rstrip('.')}", bool(found)
@@ -169,7 +172,7 @@ def _guard() -> Callable[[], str]:
 
     The function returns a sentence once the memory is nearly used up, and an empty text before.
     """
-    looks = _every(_LOOK)
+    looks = _due_every(_LOOK)
 
     def find_shortage() -> str:
         if next(looks) and (has := memory.now()).is_short:
@@ -179,7 +182,7 @@ def _guard() -> Callable[[], str]:
     return find_shortage
 
 
-def _every(seconds: float) -> Iterator[bool]:
+def _due_every(seconds: float) -> Iterator[bool]:
     """Yields True at most once in this many seconds, and False otherwise."""
     last = time.monotonic()
     while True:

@@ -71,19 +71,20 @@ def _limits(cgroups: Path, own: Path) -> Iterator[MachineMemory]:
         return
     for _, controllers, place in lines:
         if controllers == "":
-            yield from _along(cgroups, place, "memory.max", "memory.current", "inactive_file")
+            yield from _limits_along(cgroups, place, "memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
-            yield from _along(
+            yield from _limits_along(
                 cgroups / "memory", place, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
             )
 
 
-def _along(root: Path, place: str, limit: str, usage: str, cache: str) -> Iterator[MachineMemory]:
+def _limits_along(root: Path, place: str, limit: str, usage: str, cache: str) -> Iterator[MachineMemory]:
     folder = root / place.lstrip("/")
     for each in [folder, *folder.parents]:
         if not each.is_relative_to(root):
             return
-        if (most := _number(each / limit)) is not None and most < 2**60:  # version 1 has no word for "no limit"
+        # version 1 has no word for "no limit"
+        if (most := _number(each / limit)) is not None and most < 2**60:
             free = most - (_number(each / usage) or 0) + _in_cache(each / "memory.stat", cache)
             yield MachineMemory(max(free, 0), most)
 
@@ -106,12 +107,10 @@ def _in_cache(path: Path, name: str) -> int:
 
 
 def forecast(points: Sequence[TrialMemory], batch: int) -> int:
-    """Returns the bytes that a trial with a larger ``batch`` will need, on the line through the two largest batches.
-
-    After the first trial, all memory that `fit` has added, even that of weights and compiled code, is taken to grow
-    with the batch: such a forecast is too high, never too low.
-    """
+    """Returns the bytes that a trial with a larger ``batch`` will need, on the line through the two largest batches."""
     *others, last = sorted(points, key=lambda point: point.batch)
+    # After one trial all memory that `fit` has added, even that of weights and compiled code, is
+    # taken to grow with the batch: such a forecast is too high, never too low.
     if not others:
         return int(last.before + (last.peak - last.before) * batch / last.batch)
     slope = (last.peak - others[-1].peak) / (last.batch - others[-1].batch)

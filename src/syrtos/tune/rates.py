@@ -76,9 +76,6 @@ def smooth(losses: Sequence[float], weight: float = _WEIGHT) -> list[float]:
 def conclude(rates: Sequence[float], losses: Sequence[float], steps: int) -> Rates:
     """Returns the rates to learn with.
 
-    The curve is smoothed in both directions: an exponential mean in one direction lags, and every rate would be read
-    too high.
-
     Args:
         rates: the rates of the batches, rising by the same factor.
         losses: the losses of the batches; the last may be infinite or NaN.
@@ -94,6 +91,8 @@ def conclude(rates: Sequence[float], losses: Sequence[float], steps: int) -> Rat
             diverged=diverged,
         )
     start = float(np.median(finite[:_FIRST]))
+    # In both directions: an exponential mean in one direction lags, and every rate would be read
+    # too high.
     curve = _both_ways(np.minimum(finite, start + (_CUT - 1) * abs(start)))
     best = int(np.argmin(curve))
     smoothed = tuple(float(loss) for loss in curve)

@@ -23,7 +23,8 @@ from syrtos.launch.supervise import supervise
 from syrtos.observe.ledger import forget, launching
 from syrtos.settings import TRIAL_VARIABLE, TuneTrial
 
-_BEGAN, _RESULT, _CALLED = "began.json", "trial.json", "called.json"  # as `syrtos.keras.trials.trial` writes them
+# as `syrtos.keras.trials.trial` writes them
+_BEGAN, _RESULT, _CALLED = "began.json", "trial.json", "called.json"
 _OUTPUT = "output.txt"
 _LAST = 20_000  # characters of a log in which the reason of an end is looked for
 
@@ -79,6 +80,7 @@ def run(spec: Spec, machine: Machine, trial: TuneTrial, folder: Path, changed: C
     """
     folder.mkdir(parents=True, exist_ok=True)
     forget(folder)
+    # What an earlier trial in this folder has written must not count as this one's.
     for name in (_BEGAN, _RESULT, _CALLED):
         (folder / name).unlink(missing_ok=True)
     now = dataclasses.replace(spec, options=dataclasses.replace(spec.options, run_dir=str(folder)))
@@ -91,7 +93,8 @@ def run(spec: Spec, machine: Machine, trial: TuneTrial, folder: Path, changed: C
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             try:
                 outcome = supervise(plan, env, spec.grace, changed=changed)
-            except KeyboardInterrupt:  # before it forwards signals, or after
+            except KeyboardInterrupt:
+                # Ctrl-C came before `supervise` passes signals on, or after.
                 outcome = Outcome(End.STOPPED, 128 + signal.SIGINT)
         facts |= outcome.facts()
     began = _read(folder / _BEGAN)
@@ -125,5 +128,6 @@ def check_has_trained(ran: Ran) -> None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
-    except (OSError, ValueError):  # it ended before, or while it wrote
+    except (OSError, ValueError):
+        # The trial ended before it wrote the file, or meanwhile.
         return {}

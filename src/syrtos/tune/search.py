@@ -98,12 +98,12 @@ def following(tried: Sequence[Tried], own: int, each: int = 1, most: int | None 
     good = {one.batch: one.speed for one in tried if not one.failed}
     bad = min((one.batch for one in tried if one.failed), default=None)
     if not good:
-        return _new(_multiple(bad // 2, each), tried) if bad else None
+        return _unless_tried(_multiple(bad // 2, each), tried) if bad else None
     larger = _refined_batch(good, bad, tried, each) if bad else _larger_batch(good, each, most)
-    return _new(larger, tried) or _new(_smaller(good, own, each), tried)
+    return _unless_tried(larger, tried) or _unless_tried(_smaller(good, own, each), tried)
 
 
-def _new(batch: int | None, tried: Sequence[Tried]) -> int | None:
+def _unless_tried(batch: int | None, tried: Sequence[Tried]) -> int | None:
     return batch if batch and batch not in {one.batch for one in tried} else None
 
 
@@ -176,7 +176,7 @@ def conclude(tried: Sequence[Tried], most: int | None, own: int = 0, rows: int =
     cap = max(rows // MIN_STEPS, own) if rows else max(good)
     best, recommended = _smallest(good), _smallest({k: v for k, v in good.items() if k <= cap} or {min(good): 1.0})
     fastest = max(good, key=lambda batch: good[batch])
-    return Found(max(good), fastest, recommended, recommended < best, _why(tried, good, most, rows))
+    return Found(max(good), fastest, recommended, recommended < best, _reason_for_end(tried, good, most, rows))
 
 
 def _smallest(good: dict[int, float]) -> int:
@@ -195,7 +195,7 @@ def doubtful(tried: Sequence[Tried], found: Found) -> int | None:
     return None
 
 
-def _why(tried: Sequence[Tried], good: dict[int, float], most: int | None, rows: int) -> str:
+def _reason_for_end(tried: Sequence[Tried], good: dict[int, float], most: int | None, rows: int) -> str:
     failed = min((one for one in tried if one.failed), key=lambda one: one.batch, default=None)
     if failed:
         return f"A batch of {failed.batch:,} did not work: it {failed.failed}."

@@ -123,15 +123,17 @@ def _rates(result: Searched, batch: int) -> list[str]:
     factor = batch / result.own
     adaptive = result.optimizer in _ADAPTIVE
     mine = f" The script trains with {result.optimizer}."
+    root = math.sqrt(factor)
+    linear, by_root = _describe_rate_change(result, factor), _describe_rate_change(result, root)
     return [
-        f"Learning rate, linear rule: × {factor:.3g}{_at(result, factor)}. For SGD, with or without momentum, and with some epochs of warm-up (Goyal et al., "
+        f"Learning rate, linear rule: × {factor:.3g}{linear}. For SGD, with or without momentum, and with some epochs of warm-up (Goyal et al., "
         f"arXiv:1706.02677).{mine * (not adaptive)}",
-        f"Learning rate, square-root rule: × {math.sqrt(factor):.3g}{_at(result, math.sqrt(factor))}. For Adam and its like, whose updates do not "
+        f"Learning rate, square-root rule: × {root:.3g}{by_root}. For Adam and its like, whose updates do not "
         f"grow with the gradient (Malladi et al., arXiv:2205.10287).{mine * adaptive}",
     ]
 
 
-def _at(result: Searched, factor: float) -> str:
+def _describe_rate_change(result: Searched, factor: float) -> str:
     return f" ({result.rate:.3g} becomes {result.rate * factor:.3g})" if result.rate else ""
 
 

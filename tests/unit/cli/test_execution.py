@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from syrtos.checkpoint.encoding import pack
-from syrtos.cli.execution import RunRequest, _goes_on, _may_be_forgotten, _run_lock, execute, read_request, this_machine
+from syrtos.cli.execution import _goes_on, _may_be_forgotten, _run_lock, execute, this_machine
+from syrtos.cli.run_request import RunRequest, read_request
 from syrtos.errors import ConfigurationError
 from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.program import parse

@@ -101,13 +101,13 @@ def test_sizes_in_turn_stay_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often memory is made from now on."""
-    made, new = [0], pool._new
+    made, new = [0], pool._aligned_memory
 
     def count(nbytes: int) -> Any:
         made[0] += 1
         return new(nbytes)
 
-    monkeypatch.setattr(pool, "_new", count)
+    monkeypatch.setattr(pool, "_aligned_memory", count)
     return made
 
 

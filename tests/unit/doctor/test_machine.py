@@ -107,7 +107,7 @@ def test_a_world_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_versions_are_those_that_syrtos_is_written_for() -> None:
     required = ["numpy>=99", "nowhere-to-be-found>=1", 'torch>=99; extra == "torch"', 'moto>=99; extra == "dev"']
-    found = {check.name: check for check in machine_packages._unsupported(required)}
+    found = {check.name: check for check in machine_packages._check_versions(required)}
     assert set(found) == {"numpy", "nowhere-to-be-found", "torch"}
     assert found["numpy"].fix == "`pip install 'numpy>=99'`."
     assert found["nowhere-to-be-found"].found == "nowhere-to-be-found is not installed"
@@ -229,7 +229,7 @@ def test_leftovers_are_segments_that_no_process_uses(segment: Callable[[float], 
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found = machine_host.leftovers.left()
+        found = machine_host.leftovers.find_unmapped()
         process.communicate(b"\n")
     assert old in found
     assert young not in found

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from syrtos import settings
 from syrtos.comm import world
 from syrtos.comm.communicator import ReduceOp
-from syrtos.dialects.estimator import export, graphs, hooks, inputs, optimizers, specs
-from syrtos.dialects.estimator.config import RunConfig
+from syrtos.dialects.estimator import export, graphs, hooks, inputs, optimizers, sessions, specs
+from syrtos.dialects.estimator.config import RunConfig, with_model_dir
 from syrtos.dialects.estimator.first_batch import (
     Comparing,
     Known,
@@ -37,7 +38,15 @@ from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import patching, reduction, tf_internals
 from syrtos.keras.tensorflow.input import Share
 
-v1: Any = tf.compat.v1
+if TYPE_CHECKING:
+    from syrtos.dialects.estimator.export import ServingInputReceiver
+    from syrtos.dialects.estimator.protocols import SavingListener
+
+Value = TypeVar("Value")
+# Features and labels, or a worker's share of them.
+Batch = tuple[object, object] | Share
+
+v1 = tf.compat.v1
 
 
 class Estimator:
@@ -49,11 +58,11 @@ class Estimator:
 
     def __init__(
         self,
-        model_fn: Callable[..., Any],
-        model_dir: Any = None,
+        model_fn: Callable[..., object],
+        model_dir: str | os.PathLike[str] | None = None,
         config: RunConfig | None = None,
-        params: Any = None,
-        warm_start_from: Any = None,
+        params: object = None,
+        warm_start_from: str | specs.WarmStartSettings | None = None,
     ) -> None:
         """Makes an Estimator; nothing is built yet.
 
@@ -63,19 +72,20 @@ class Estimator:
         """
         if world.current().servers:
             raise ConfigurationError(
-                "Parameter servers (`--ps`) apply Keras optimizers, and an Estimator's graph has one of TensorFlow 1. Run the script without "
-                "`--ps`: its workers then make each update together."
+                "Parameter servers (`--ps`) apply Keras optimizers, and an Estimator's graph has one of TensorFlow "
+                "1. Run the script without `--ps`: its workers then make each update together."
             )
         optimizers.install()
         patching.patch_tensorflow()
         self._model_fn = model_fn
-        self._config = _with_model_dir(copy.copy(config) if config else RunConfig(), model_dir)
+        self._config = with_model_dir(copy.copy(config) if config else RunConfig(), model_dir)
         self._params = copy.deepcopy(params) if params is not None else {}
         self._warm_start_from = warm_start_from
         self._by_rank_0_alone = False
         self._graphs = 0
         self._known: dict[str, Known] = {}
-        self._is_relaxed = self._keeps_static = False  # whether `model_fn` is given no static number of rows; needs one
+        # Whether `model_fn` is given no static number of rows, and whether it needs one.
+        self._is_relaxed = self._keeps_static = False
 
     # -- facts -----------------------------------------------------------------------------------
 
@@ -103,14 +113,15 @@ class Estimator:
     def latest_checkpoint(self) -> str | None:
         """Returns the path of the newest checkpoint, on every worker; None if there is none."""
         comm = world.current().comm
+        # Of rank 0's folder: the other workers' hosts may not have the file, or not see it yet.
         found = tf.train.latest_checkpoint(self.model_dir) if comm.rank == 0 else None
-        return self._told_to_all(found)
+        return self._of_rank_0(found)
 
     def get_variable_names(self) -> list[str]:
         """Returns the names of the variables in the newest checkpoint."""
         return [name for name, _ in tf.train.list_variables(self._checkpoint(None))]
 
-    def get_variable_value(self, name: str) -> Any:
+    def get_variable_value(self, name: str) -> npt.NDArray[np.generic]:
         """Returns the value of a variable in the newest checkpoint."""
         return tf.train.load_variable(self._checkpoint(None), name)
 
@@ -118,11 +129,11 @@ class Estimator:
 
     def train(
         self,
-        input_fn: Callable[..., Any],
-        hooks: Sequence[Any] | None = None,
+        input_fn: Callable[..., object],
+        hooks: Sequence[object] | None = None,
         steps: int | None = None,
         max_steps: int | None = None,
-        saving_listeners: Sequence[Any] | None = None,
+        saving_listeners: Sequence[SavingListener] | None = None,
     ) -> Self:
         """Trains until ``input_fn`` ends, for ``steps`` more steps, or until the global step is ``max_steps``.
 
@@ -134,79 +145,73 @@ class Estimator:
 
     def train_saving(
         self,
-        input_fn: Callable[..., Any],
-        own_hooks: Sequence[Any] | None,
+        input_fn: Callable[..., object],
+        own_hooks: Sequence[object] | None,
         steps: int | None,
         max_steps: int | None,
-        listeners: Sequence[Any] | None,
+        listeners: Sequence[SavingListener] | None,
         saved: Callable[[int], None] | None = None,
     ) -> None:
         """Trains as `train` does, and calls ``saved`` with the step of each checkpoint, on all workers."""
-        check_steps(steps, max_steps)
+        specs.check_steps(steps, max_steps)
         if max_steps is not None and self.global_step() >= max_steps:
             return
         self._for_any_rows(lambda: self._train_in_graph(input_fn, own_hooks, steps, max_steps, listeners, saved))
 
     def _train_in_graph(
-        self, input_fn: Any, own_hooks: Any, steps: int | None, max_steps: int | None, listeners: Any, saved: Any
+        self,
+        input_fn: Callable[..., object],
+        own_hooks: Sequence[object] | None,
+        steps: int | None,
+        max_steps: int | None,
+        listeners: Sequence[SavingListener] | None,
+        saved: Callable[[int], None] | None,
     ) -> None:
         with graphs.new_graph("fit") as graph:
             seed = self._seed(graph)
-            step = v1.train.get_or_create_global_step()
+            v1.train.get_or_create_global_step()
             batch = self._with_any_rows(self._inputs(input_fn, ModeKeys.TRAIN), input_fn, ModeKeys.TRAIN)
             with graphs.GraphScope(world.current(), batch, training=True).as_current_step() as scope:
-                if seed is not None:  # the same data, and other noise on it
+                # After `input_fn`: the data is the same on all workers, and the noise that `model_fn` adds is not.
+                if seed is not None:
                     v1.set_random_seed(seed + shares.SEED_STRIDE * world.current().world.rank)
                 features, labels = scope.data
                 before = reduction.count_reductions()
                 with tf_internals.assignments_of_keras() as assigned:
                     spec = self._call_model_fn(features, labels, ModeKeys.TRAIN)
                 graphs.check_reduced(reduction.count_reductions() - before)
-                loss, train_op = graphs.over_all(scope, spec.loss), tf.group(graphs.operation(spec.train_op), *assigned)
+                loss = graphs.loss_of_all(scope, spec.loss)
+                train_op = tf.group(graphs.operation(spec.train_op), *assigned)
+            # Not over a checkpoint of an earlier call, from which training goes on.
             specs.warm_start(self._warm_start_from if self.latest_checkpoint() is None else None)
-            scaffold = self._scaffold(spec)
+            scaffold = sessions.scaffold_of(spec, self._config)
             together = hooks.Together(self._config, self.model_dir, scaffold, list(listeners or ()), saved)
             stop = [v1.train.StopAtStepHook(steps, max_steps)] if steps or max_steps else []
+            # Hooks are called in this order. Comparisons need equal variables; `LogLoss` and those that stop say
+            # whether to go on, on which `together`, the last one, makes the workers agree.
             all_hooks = [
                 hooks.BeginEqual(own_noise=True),
                 *self._comparing(scope, input_fn, loss, train_op),
                 hooks.LogLoss(loss, self._config.log_step_count_steps),
                 *stop,
                 *hooks.hooks_of_worker(
-                    [*(own_hooks or ()), *(spec.training_hooks or ()), *self._writers(loss, step, spec)]
+                    [
+                        *(own_hooks or ()),
+                        *(spec.training_hooks or ()),
+                        *sessions.hooks_of_rank_0(self._config, loss, spec),
+                    ]
                 ),
                 together,
             ]
-            self._run_steps(scaffold, all_hooks, [scope.samples, train_op])
-
-    def _run_steps(self, scaffold: Any, all_hooks: list[Any], fetches: list[Any]) -> None:
-        reads = self.model_dir if world.current().world.rank == 0 else None
-        creator = v1.train.ChiefSessionCreator(scaffold, config=self._config.session_config, checkpoint_dir=reads)
-        with v1.train.MonitoredSession(creator, all_hooks) as session:
-            graphs.train(session, fetches)
-
-    def _writers(self, loss: Any, step: Any, spec: EstimatorSpec) -> list[Any]:
-        """Returns the hooks that only rank 0 has: those that write files, and the chief's."""
-        if world.current().world.rank:
-            return []
-        v1.summary.scalar("loss", loss)
-        found = [*(spec.training_chief_hooks or ())]
-        if self._config.log_step_count_steps:
-            found.append(v1.train.StepCounterHook(self._config.log_step_count_steps, output_dir=self.model_dir))
-        if self._config.save_summary_steps:
-            merged = v1.summary.merge_all()
-            found.append(
-                v1.train.SummarySaverHook(self._config.save_summary_steps, output_dir=self.model_dir, summary_op=merged)
-            )
-        return found
+            sessions.train(self._config, scaffold, all_hooks, [scope.samples, train_op])
 
     # -- evaluating ------------------------------------------------------------------------------
 
     def evaluate(
         self,
-        input_fn: Callable[..., Any],
+        input_fn: Callable[..., object],
         steps: int | None = None,
-        hooks: Sequence[Any] | None = None,
+        hooks: Sequence[object] | None = None,
         checkpoint_path: str | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
@@ -219,7 +224,12 @@ class Estimator:
         return self._for_any_rows(lambda: self._evaluate(input_fn, steps, hooks, checkpoint, name))
 
     def _evaluate(
-        self, input_fn: Any, steps: int | None, own_hooks: Any, checkpoint: str | None, name: str | None
+        self,
+        input_fn: Callable[..., object],
+        steps: int | None,
+        own_hooks: Sequence[object] | None,
+        checkpoint: str | None,
+        name: str | None,
     ) -> dict[str, Any]:
         with graphs.new_graph("test") as graph:
             self._seed(graph)
@@ -229,7 +239,7 @@ class Estimator:
                 features, labels = scope.data
                 spec = self._call_model_fn(features, labels, ModeKeys.EVAL)
                 metrics = graphs.metrics_of(spec)
-                loss = graphs.over_all(scope, spec.loss)
+                loss = graphs.loss_of_all(scope, spec.loss)
             totals = hooks.metric_totals()
             found = None
             fetches = [loss, scope.active, tf.group(*(update for _, update in metrics.values()))]
@@ -238,8 +248,9 @@ class Estimator:
                 *self._comparing(scope, input_fn, loss, metrics=metrics),
                 *hooks.hooks_of_worker([*(own_hooks or ()), *(spec.evaluation_hooks or ())]),
             ]
-            with self._restore_checkpoint(spec, checkpoint, all_hooks) as session:
+            with sessions.open_checkpoint(self._config, spec, checkpoint, all_hooks) as session:
                 losses = graphs.steps_of(session, fetches, totals, steps)
+                # Without hooks, which would take these runs for steps, and end the session where the data has ended.
                 totals.reduce(graphs.without_hooks(session), ReduceOp.SUM)
                 values = {name: value for name, (value, _) in metrics.items()}
                 found = graphs.without_hooks(session).run([values, step])
@@ -248,32 +259,20 @@ class Estimator:
                 "The values of `eval_metric_ops` must not need a further batch: give (value, update) pairs."
             )
         results = {**found[0], "loss": np.float32(np.mean(losses)), "global_step": found[1]}
-        self._write_summary(results, name)
+        sessions.write_summary(self.eval_dir(name), results)
         return results
 
     def eval_dir(self, name: str | None = None) -> str:
         """Returns the folder in which the results of evaluations are written."""
         return str(Path(self.model_dir) / (f"eval_{name}" if name else "eval"))
 
-    def _write_summary(self, results: dict[str, Any], name: str | None) -> None:
-        if world.current().world.rank:
-            return
-        summary = v1.Summary()
-        for key, value in results.items():
-            if key != "global_step" and np.ndim(value) == 0:
-                summary.value.add(tag=key, simple_value=float(value))
-        with tf.Graph().as_default(), v1.summary.FileWriter(self.eval_dir(name)) as writer:
-            writer.add_summary(summary, int(results["global_step"]))
-        values = ", ".join(f"{key} = {value}" for key, value in sorted(results.items()))
-        v1.logging.info("Saving dict for global step %d: %s", int(results["global_step"]), values)
-
     # -- predicting, exporting -------------------------------------------------------------------
 
     def predict(
         self,
-        input_fn: Callable[..., Any],
-        predict_keys: Any = None,
-        hooks: Sequence[Any] | None = None,
+        input_fn: Callable[..., object],
+        predict_keys: str | Sequence[str] | None = None,
+        hooks: Sequence[object] | None = None,
         checkpoint_path: str | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
@@ -287,19 +286,27 @@ class Estimator:
         checkpoint = checkpoint_path or tf.train.latest_checkpoint(self.model_dir)
         return self._predict(input_fn, predict_keys, hooks, checkpoint, yield_single_examples)
 
-    def _predict(self, input_fn: Any, keys: Any, own_hooks: Any, checkpoint: str | None, single: bool) -> Iterator[Any]:
+    def _predict(
+        self,
+        input_fn: Callable[..., object],
+        keys: str | Sequence[str] | None,
+        own_hooks: Sequence[object] | None,
+        checkpoint: str | None,
+        single: bool,
+    ) -> Iterator[Any]:
         with graphs.new_graph() as graph:
             self._seed(graph)
             v1.train.get_or_create_global_step()
-            features = self._inputs(input_fn, ModeKeys.PREDICT, whole=True)[0]
+            features = self._inputs(input_fn, ModeKeys.PREDICT, all_rows=True)[0]
             spec = self._call_model_fn(features, None, ModeKeys.PREDICT)
             predictions = spec.predictions
             if keys and isinstance(predictions, dict):
-                predictions = {name: value for name, value in predictions.items() if name in np.atleast_1d(keys)}
-                if not predictions:
-                    raise ValueError(f"Expected to run at least one of {keys}; there are {list(spec.predictions)}.")
+                chosen = {name: value for name, value in predictions.items() if name in np.atleast_1d(keys)}
+                if not chosen:
+                    raise ValueError(f"Expected to run at least one of {keys}; there are {list(predictions)}.")
+                predictions = chosen
             all_hooks = [*hooks.hooks_of_worker(own_hooks), *hooks.hooks_of_worker(spec.prediction_hooks)]
-            with self._restore_checkpoint(spec, checkpoint, all_hooks) as session:
+            with sessions.open_checkpoint(self._config, spec, checkpoint, all_hooks) as session:
                 while not session.should_stop():
                     with world.current().ledger.part("predict"):
                         batch = session.run(predictions)
@@ -307,9 +314,9 @@ class Estimator:
 
     def export_saved_model(
         self,
-        export_dir_base: Any,
-        serving_input_receiver_fn: Callable[[], Any],
-        assets_extra: dict[str, str] | None = None,
+        export_dir_base: str | os.PathLike[str],
+        serving_input_receiver_fn: Callable[[], ServingInputReceiver] | None,
+        assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,
         checkpoint_path: str | None = None,
         experimental_mode: str = ModeKeys.PREDICT,
@@ -324,10 +331,12 @@ class Estimator:
             with graphs.new_graph() as graph:
                 self._seed(graph)
                 v1.train.get_or_create_global_step()
+                if serving_input_receiver_fn is None:
+                    raise TypeError("An export of a graph needs a `serving_input_receiver_fn`.")
                 receiver = serving_input_receiver_fn()
                 spec = self._call_model_fn(receiver.features, getattr(receiver, "labels", None), experimental_mode)
                 written = export.write(spec, receiver, str(export_dir_base), checkpoint, assets_extra, as_text)
-        return self._told_to_all(written).encode()
+        return self._of_rank_0(written).encode()
 
     @contextlib.contextmanager
     def by_rank_0_alone(self) -> Iterator[None]:
@@ -339,9 +348,14 @@ class Estimator:
             self._by_rank_0_alone = False
 
     def export_savedmodel(
-        self, export_dir_base: Any, serving_input_receiver_fn: Any, assets_extra: Any = None, as_text: bool = False,
-        checkpoint_path: str | None = None, strip_default_attrs: bool = False,
-    ) -> bytes:  # fmt: skip
+        self,
+        export_dir_base: str | os.PathLike[str],
+        serving_input_receiver_fn: Callable[[], ServingInputReceiver] | None,
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        checkpoint_path: str | None = None,
+        strip_default_attrs: bool = False,
+    ) -> bytes:
         """Calls `export_saved_model`, by the name that it has in TensorFlow 1."""
         del strip_default_attrs
         return self.export_saved_model(
@@ -350,14 +364,15 @@ class Estimator:
 
     # -- helpers ---------------------------------------------------------------------------------
 
-    def _told_to_all(self, mine: Any) -> Any:
+    def _of_rank_0(self, mine: Value) -> Value:
         """Returns rank 0's value on every worker, unless rank 0 is here alone."""
         return mine if self._by_rank_0_alone else world.current().comm.broadcast_object(mine)
 
-    def _call_model_fn(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    def _call_model_fn(self, features: object, labels: object, mode: str) -> EstimatorSpec:
+        # Of this graph alone: others, such as that of an export, have no batch.
         is_relaxed, self._is_relaxed = self._is_relaxed, False
         known = {"labels": labels, "mode": mode, "params": self.params, "config": self.config}
-        asked = inputs.called_with(self._model_fn, known)
+        asked = inputs.arguments_for(self._model_fn, known)
         if labels is not None and "labels" not in asked:
             raise ValueError("`model_fn` does not take labels, but `input_fn` returns labels.")
         try:
@@ -371,21 +386,24 @@ class Estimator:
             raise ValueError("`model_fn` should return an EstimatorSpec.")
         return spec
 
-    def _inputs(self, input_fn: Any, mode: str, whole: bool = False) -> tuple[Any, Any] | Share:
+    def _inputs(self, input_fn: Callable[..., object], mode: str, all_rows: bool = False) -> Batch:
         known = {"params": self._params, "config": self._config}
-        return inputs.read(input_fn, mode, inputs.ALL if whole else self._how(mode), known)
+        return inputs.read(input_fn, mode, inputs.ALL if all_rows else self._how(mode), known)
 
     def _how(self, mode: str) -> inputs.How:
         distributed = self._config.train_distribute if mode == ModeKeys.TRAIN else self._config.eval_distribute
         return inputs.OWN if distributed else inputs.SHARE
 
-    def _with_any_rows(self, batch: Any, input_fn: Any, mode: str) -> Any:
-        """Returns a batch whose tensors can be fed with the rows of all workers, where it is split and `model_fn` allows that."""
-        is_split = isinstance(batch, Share) and inputs.is_split(input_fn, self._how(mode))
+    def _with_any_rows(self, batch: Batch, input_fn: Callable[..., object], mode: str) -> Batch:
+        """Returns a batch that can be fed with all workers' rows, where it is split and `model_fn` allows that."""
+        if not isinstance(batch, Share):
+            self._is_relaxed = False
+            return batch
+        is_split = inputs.is_split(input_fn, self._how(mode))
         self._is_relaxed = is_split and not self._keeps_static and has_static_rows(batch.data)
         return batch._replace(data=of_any_rows(batch.data)) if self._is_relaxed else batch
 
-    def _for_any_rows(self, run: Callable[[], Any]) -> Any:
+    def _for_any_rows(self, run: Callable[[], Value]) -> Value:
         """Runs a graph; once more, as it was, where `model_fn` can't be built without a static number of rows."""
         try:
             return run()
@@ -395,7 +413,12 @@ class Estimator:
             return run()
 
     def _comparing(
-        self, scope: graphs.GraphScope, input_fn: Any, loss: Any, train_op: Any = None, metrics: Any = None
+        self,
+        scope: graphs.GraphScope,
+        input_fn: Callable[..., object],
+        loss: tf.Tensor,
+        train_op: tf.Operation | None = None,
+        metrics: Mapping[str, tuple[object, object]] | None = None,
     ) -> list[Comparing]:
         """Returns the hook that compares steps with those of one process, where batches are split."""
         mode, step = (ModeKeys.TRAIN, "train_step") if scope.training else (ModeKeys.EVAL, "test_step")
@@ -404,39 +427,15 @@ class Estimator:
         known = self._known.setdefault(step, (SplitPlan(), Checks()))
         return [Comparing(scope, known, step, loss, train_op, metrics, self._config.session_config)]
 
-    def _seed(self, graph: Any) -> int | None:
+    def _seed(self, graph: tf.Graph) -> int | None:
         """Gives the graph its seed, and returns it."""
-        # all workers must read the same data
+        # Workers that shuffle alike read the same data. Each graph has another seed, as it has in one process.
         seed = self._config.tf_random_seed
         if seed is None and world.current().world.size > 1:
-            self._graphs += 1  # another for each, as without workers
+            self._graphs += 1
             seed = settings.common_seed() + self._graphs
-        graph.seed = seed
+        graph.seed = seed  # pyright: ignore[reportAttributeAccessIssue]  # TensorFlow's stubs lack it
         return seed
-
-    def _scaffold(self, spec: EstimatorSpec) -> Any:
-        scaffold = spec.scaffold or v1.train.Scaffold()
-        if scaffold.saver is None and not v1.get_collection(v1.GraphKeys.SAVERS):
-            keep, hours = self._config.keep_checkpoint_max, self._config.keep_checkpoint_every_n_hours
-            saver = v1.train.Saver(
-                max_to_keep=keep, keep_checkpoint_every_n_hours=hours, defer_build=True, save_relative_paths=True
-            )
-            v1.add_to_collection(v1.GraphKeys.SAVERS, saver)
-        return scaffold
-
-    def _restore_checkpoint(self, spec: EstimatorSpec, checkpoint: str | None, all_hooks: list[Any]) -> Any:
-        """Returns a session with the variables of a checkpoint.
-
-        Rank 0 must be able to read the checkpoint. With `BeginEqual` among the hooks the others need not.
-        """
-        equal = any(isinstance(hook, hooks.BeginEqual) for hook in all_hooks)
-        path = checkpoint if world.current().world.rank == 0 or not equal else None
-        creator = v1.train.ChiefSessionCreator(
-            spec.scaffold or v1.train.Scaffold(),
-            config=self._config.session_config,
-            checkpoint_filename_with_path=path,
-        )
-        return v1.train.MonitoredSession(creator, all_hooks)
 
     def _checkpoint(self, given: str | None) -> str:
         found = given or self.latest_checkpoint()
@@ -449,35 +448,3 @@ class Estimator:
         comm, found = world.current().comm, self.latest_checkpoint()
         mine = int(tf.train.load_variable(found, "global_step")) if found and comm.rank == 0 else 0
         return int(comm.broadcast_object(mine))
-
-
-def check_steps(steps: int | None, max_steps: int | None) -> None:
-    """Checks the two ways of limiting steps.
-
-    Raises:
-        ValueError: both are given, or one is not positive.
-    """
-    if steps is not None and max_steps is not None:
-        raise ValueError("Can not provide both steps and max_steps.")
-    for name, value in (("steps", steps), ("max_steps", max_steps)):
-        if value is not None and value <= 0:
-            raise ValueError(f"Must specify {name} > 0, given: {value}.")
-
-
-def _with_model_dir(config: RunConfig, model_dir: Any) -> RunConfig:
-    """Returns the config with the folder that was given, or else with one that rank 0 has made for all workers.
-
-    Raises:
-        ValueError: ``model_dir`` and the config's differ.
-    """
-    if model_dir is not None and config.model_dir not in (None, str(model_dir)):
-        raise ValueError(
-            f"`model_dir` is given as {model_dir}, and the RunConfig has {config.model_dir}. Give one of them."
-        )
-    chosen = str(model_dir) if model_dir is not None else config.model_dir
-    comm = world.current().comm
-    if chosen is None:
-        made = tempfile.mkdtemp() if comm.rank == 0 else None
-        chosen = comm.broadcast_object(made)
-    config.model_dir = chosen
-    return config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -13,13 +13,19 @@ from syrtos.comm import world
 from syrtos.dialects.estimator.config import TaskType
 from syrtos.dialects.estimator.specs import EvalSpec, TrainSpec
 
+if TYPE_CHECKING:
+    from syrtos.dialects.estimator.estimator import Estimator
+    from syrtos.dialects.estimator.exporters import Exporter, Metrics
 
-def train_and_evaluate(estimator: Any, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple[Any, Any]:
+# The metrics of an evaluation, and what the exporters returned for it; None, None before the first one.
+Evaluation = tuple["Metrics | None", "list[object] | None"]
+
+
+def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> Evaluation:
     """Trains, and evaluates after checkpoints and at the end; all workers take part in both.
 
     Evaluations begin no more often than every ``throttle_secs``. An evaluator by TF_CONFIG only evaluates, each new
-    checkpoint until one has ``max_steps``. A ``ps`` has nothing to do: its process ends here, where TensorFlow's never
-    returned.
+    checkpoint until one has ``max_steps``. A ``ps`` has nothing to do: its process ends here.
 
     Returns:
         The last evaluation's metrics, and the results of the exporters for it.
@@ -32,6 +38,7 @@ def train_and_evaluate(estimator: Any, train_spec: TrainSpec, eval_spec: EvalSpe
             "syrtos: no parameter servers hold an Estimator's weights; this task of TF_CONFIG has nothing to do.",
             file=sys.stderr,
         )
+        # TensorFlow's call never returned in a `ps`: what follows it in a script is not meant for one.
         sys.exit(0)
     evaluations = _Evaluations(estimator, train_spec, eval_spec)
     if role == TaskType.EVALUATOR:
@@ -44,26 +51,28 @@ def train_and_evaluate(estimator: Any, train_spec: TrainSpec, eval_spec: EvalSpe
 class _Evaluations:
     """The evaluations of one call of `train_and_evaluate`."""
 
-    def __init__(self, estimator: Any, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
+    def __init__(self, estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
         self._estimator = estimator
         self._end = train_spec.max_steps
         self._spec = eval_spec
-        self._result: tuple[Any, Any] = (None, None)
+        self._result: Evaluation = (None, None)
         self._evaluated: int | None = None
+        # So that the first evaluation is not throttled.
         self._since = time.monotonic() - eval_spec.throttle_secs
         self._first = True
 
     def evaluate_if_due(self, step: int) -> None:
         """Evaluates a checkpoint that has been written, if the last evaluation is long enough ago."""
-        # the checkpoint before the first step is nothing to evaluate
+        # The checkpoint before the first step is nothing to evaluate.
         if self._first:
             self._first = False
             return
         waited = time.monotonic() - self._since >= self._spec.throttle_secs
+        # Clocks differ, and all workers take part in an evaluation: they have to decide alike.
         if any(world.current().comm.agree("evaluate?", float(waited))):
             self._evaluate(step)
 
-    def last(self) -> tuple[Any, Any]:
+    def last(self) -> Evaluation:
         """Evaluates the last checkpoint, if that has not been done, and returns the last result."""
         found = self._estimator.latest_checkpoint()
         if found is None:
@@ -73,7 +82,7 @@ class _Evaluations:
             self._evaluate(step, final=True)
         return self._result
 
-    def follow(self) -> tuple[Any, Any]:
+    def follow(self) -> Evaluation:
         """Evaluates each new checkpoint that another process writes, until one has ``max_steps``."""
         time.sleep(self._spec.start_delay_secs)
         while True:
@@ -82,6 +91,7 @@ class _Evaluations:
                 self._evaluate(_step_of(found), checkpoint=found)
                 if self._end and self._evaluated is not None and self._evaluated >= self._end:
                     return self._result
+            # At most a minute, for throttling may be asked for by the hour; at least a moment, for it may be 0.
             time.sleep(max(min(self._spec.throttle_secs - (time.monotonic() - started), 60.0), 0.2))
 
     def _evaluate(self, step: int, final: bool = False, checkpoint: str | None = None) -> None:
@@ -91,12 +101,13 @@ class _Evaluations:
         is_final = final or (self._end is not None and step >= self._end)
         exported, comm = [], world.current().comm
         if comm.rank == 0:
+            assert isinstance(spec.exporters, tuple)  # `EvalSpec` makes one of whatever it is given
             with estimator.by_rank_0_alone():
                 exported = [self._export(one, checkpoint, metrics, is_final) for one in spec.exporters]
         exported = comm.broadcast_object(exported)
         self._result, self._evaluated, self._since = (metrics, exported), step, time.monotonic()
 
-    def _export(self, exporter: Any, checkpoint: str, metrics: Any, is_final: bool) -> Any:
+    def _export(self, exporter: Exporter, checkpoint: str, metrics: Metrics, is_final: bool) -> object:
         path = str(Path(self._estimator.model_dir) / "export" / exporter.name)
         return exporter.export(self._estimator, path, checkpoint, metrics, is_final)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from syrtos.dialects.estimator import names
 
 
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):  # the import system asks for them
+def __getattr__(name: str) -> object:
+    # The import system asks for `__path__` and its like, and has to learn that they are not there.
+    if name.startswith("__"):
         raise AttributeError(name)
     return getattr(names.namespace().experimental, name)

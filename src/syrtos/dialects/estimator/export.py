@@ -7,11 +7,14 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-v1: Any = tf.compat.v1
+if TYPE_CHECKING:
+    from syrtos.dialects.estimator.specs import EstimatorSpec
+
+v1 = tf.compat.v1
 
 _SERVING = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 
@@ -19,7 +22,12 @@ _SERVING = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 class ServingInputReceiver:
     """The inputs of a served model: ``features`` for ``model_fn``, and the tensors that are fed, by name."""
 
-    def __init__(self, features: Any, receiver_tensors: Any, receiver_tensors_alternatives: Any = None) -> None:
+    def __init__(
+        self,
+        features: object,
+        receiver_tensors: tf.Tensor | Mapping[str, tf.Tensor],
+        receiver_tensors_alternatives: Mapping[str, object] | None = None,
+    ) -> None:
         self.features = features
         self.receiver_tensors = (
             dict(receiver_tensors) if isinstance(receiver_tensors, Mapping) else {"input": receiver_tensors}
@@ -32,7 +40,7 @@ class TensorServingInputReceiver(ServingInputReceiver):
 
 
 def build_raw_serving_input_receiver_fn(
-    features: Mapping[str, Any], default_batch_size: int | None = None
+    features: Mapping[str, tf.Tensor], default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
     """Returns a function that makes the inputs of a served model which is fed with features as they are.
 
@@ -50,7 +58,15 @@ def build_raw_serving_input_receiver_fn(
 
 
 def build_parsing_serving_input_receiver_fn(
-    feature_spec: Mapping[str, Any], default_batch_size: int | None = None
+    feature_spec: Mapping[
+        str,
+        tf.io.FixedLenFeature
+        | tf.io.FixedLenSequenceFeature
+        | tf.io.VarLenFeature
+        | tf.io.RaggedFeature
+        | tf.io.SparseFeature,
+    ],
+    default_batch_size: int | None = None,
 ) -> Callable[[], ServingInputReceiver]:
     """Returns a function that makes the inputs of a served model which is fed with serialized `tf.train.Example`s."""
 
@@ -65,9 +81,9 @@ def build_parsing_serving_input_receiver_fn(
 class ExportOutput:
     """The outputs of one signature."""
 
-    outputs: Any = None
+    outputs: object = None
 
-    def as_outputs(self) -> dict[str, Any]:
+    def as_outputs(self) -> dict[str, object]:
         """Returns the tensors by name."""
         return dict(self.outputs) if isinstance(self.outputs, Mapping) else {"output": self.outputs}
 
@@ -80,12 +96,13 @@ class PredictOutput(ExportOutput):
 class RegressionOutput(ExportOutput):
     """An output of a number for each row."""
 
-    value: Any = None
+    value: tf.Tensor | None = None
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: tf.Tensor) -> None:
+        # Written by hand, because the one of the dataclass would take `outputs` first. Frozen ones are set in this way.
         object.__setattr__(self, "value", value)
 
-    def as_outputs(self) -> dict[str, Any]:
+    def as_outputs(self) -> dict[str, object]:
         """Returns the tensors by name."""
         return {"outputs": self.value}
 
@@ -94,14 +111,15 @@ class RegressionOutput(ExportOutput):
 class ClassificationOutput(ExportOutput):
     """Outputs of scores, names of classes, or both."""
 
-    scores: Any = None
-    classes: Any = None
+    scores: tf.Tensor | None = None
+    classes: tf.Tensor | None = None
 
-    def __init__(self, scores: Any = None, classes: Any = None) -> None:
+    def __init__(self, scores: tf.Tensor | None = None, classes: tf.Tensor | None = None) -> None:
+        # Written by hand for the reason given in `RegressionOutput`.
         object.__setattr__(self, "scores", scores)
         object.__setattr__(self, "classes", classes)
 
-    def as_outputs(self) -> dict[str, Any]:
+    def as_outputs(self) -> dict[str, object]:
         """Returns the tensors by name."""
         return {
             name: value for name, value in (("scores", self.scores), ("classes", self.classes)) if value is not None
@@ -109,7 +127,12 @@ class ClassificationOutput(ExportOutput):
 
 
 def write(
-    spec: Any, receiver: Any, base: str, checkpoint: str, assets_extra: Mapping[str, str] | None, as_text: bool
+    spec: EstimatorSpec,
+    receiver: ServingInputReceiver,
+    base: str,
+    checkpoint: str,
+    assets_extra: Mapping[str, str] | None,
+    as_text: bool,
 ) -> str:
     """Writes the saved model of the graph that is being built, and returns its path.
 
@@ -137,17 +160,20 @@ def write(
         builder.save(as_text)
     for name, source in (assets_extra or {}).items():
         target = building / "assets.extra" / name
+        # A name such as `../../weights` would overwrite files elsewhere.
         if not target.resolve().is_relative_to((building / "assets.extra").resolve()):
             raise ValueError(f"`assets_extra` names a file outside of the saved model: {name}.")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, target)
-    building.rename(folder)  # an export is seen when it is complete
+    # By a rename, so that a server which watches the folder sees an export when it is complete.
+    building.rename(folder)
     return str(folder)
 
 
-def _signatures(spec: Any, receiver: Any) -> dict[str, Any]:
+def _signatures(spec: EstimatorSpec, receiver: ServingInputReceiver) -> dict[str, object]:
     outputs = spec.export_outputs or {_SERVING: PredictOutput(spec.predictions)}
     found = {name: _signature(receiver.receiver_tensors, output.as_outputs()) for name, output in outputs.items()}
+    # Servers ask for the default signature where a client names none.
     if len(found) == 1:
         found = {_SERVING: next(iter(found.values())), **found}
     if _SERVING not in found:
@@ -155,7 +181,7 @@ def _signatures(spec: Any, receiver: Any) -> dict[str, Any]:
     return found
 
 
-def _signature(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
+def _signature(inputs: Mapping[str, object], outputs: Mapping[str, object]) -> object:
     return v1.saved_model.predict_signature_def(dict(inputs), dict(outputs))
 
 
@@ -163,6 +189,7 @@ def new_folder(base: Path) -> Path:
     """Returns a path in ``base`` named by the time, which no other export has."""
     base.mkdir(parents=True, exist_ok=True)
     now = int(time.time())
+    # Two exports may begin within a second.
     while (base / str(now)).exists():
         now += 1
     return base / str(now)

@@ -6,9 +6,16 @@ import abc
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+
+if TYPE_CHECKING:
+    from syrtos.dialects.estimator.estimator import Estimator
+    from syrtos.dialects.estimator.export import ServingInputReceiver
+
+# Metrics by name, as the operations of a script's `model_fn` give them: NumPy numbers, and arrays.
+Metrics = Mapping[str, Any]
 
 
 class Exporter(abc.ABC):
@@ -32,12 +39,12 @@ class Exporter(abc.ABC):
     @abc.abstractmethod
     def export(
         self,
-        estimator: Any,
+        estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
-        eval_result: Mapping[str, Any],
+        eval_result: Metrics,
         is_the_final_export: bool,
-    ) -> Any:
+    ) -> bytes | None:
         """Exports, and returns the folder of the saved model; None if there is nothing to export now."""
 
 
@@ -45,8 +52,8 @@ class _Saving(Exporter):
     def __init__(
         self,
         name: str,
-        serving_input_receiver_fn: Any,
-        assets_extra: Any = None,
+        serving_input_receiver_fn: Callable[[], ServingInputReceiver] | None,
+        assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,
         exports_to_keep: int | None = None,
     ) -> None:
@@ -58,7 +65,7 @@ class _Saving(Exporter):
         self._assets_extra = assets_extra
         self._as_text = as_text
 
-    def _save(self, estimator: Any, export_path: str, checkpoint_path: str) -> Any:
+    def _save(self, estimator: Estimator, export_path: str, checkpoint_path: str) -> bytes:
         saved = estimator.export_saved_model(
             export_path,
             self._serving_input_receiver_fn,
@@ -74,19 +81,23 @@ class FinalExporter(_Saving):
     """Exports once, at the end."""
 
     def __init__(
-        self, name: str, serving_input_receiver_fn: Any, assets_extra: Any = None, as_text: bool = False
+        self,
+        name: str,
+        serving_input_receiver_fn: Callable[[], ServingInputReceiver] | None,
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
     ) -> None:
         """Makes an exporter that keeps what earlier runs have exported."""
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text)
 
     def export(
         self,
-        estimator: Any,
+        estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
-        eval_result: Mapping[str, Any],
+        eval_result: Metrics,
         is_the_final_export: bool,
-    ) -> Any:
+    ) -> bytes | None:
         """Exports if this is the final export; else returns None."""
         return self._save(estimator, export_path, checkpoint_path) if is_the_final_export else None
 
@@ -97,8 +108,8 @@ class LatestExporter(_Saving):
     def __init__(
         self,
         name: str,
-        serving_input_receiver_fn: Any,
-        assets_extra: Any = None,
+        serving_input_receiver_fn: Callable[[], ServingInputReceiver] | None,
+        assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,
         exports_to_keep: int | None = 5,
     ) -> None:
@@ -111,36 +122,38 @@ class LatestExporter(_Saving):
 
     def export(
         self,
-        estimator: Any,
+        estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
-        eval_result: Mapping[str, Any],
+        eval_result: Metrics,
         is_the_final_export: bool,
-    ) -> Any:
+    ) -> bytes | None:
         """Exports, and removes the oldest exports."""
         return self._save(estimator, export_path, checkpoint_path)
 
 
-def _loss_smaller(best_eval_result: Mapping[str, Any], current_eval_result: Mapping[str, Any]) -> bool:
+def _loss_smaller(best_eval_result: Metrics, current_eval_result: Metrics) -> bool:
     return current_eval_result["loss"] < best_eval_result["loss"]
 
 
 class BestExporter(_Saving):
     """Exports whenever an evaluation is better than all before it, those of earlier runs in ``model_dir`` included."""
 
+    # Earlier runs are known by the files that evaluations write for TensorBoard: nothing else keeps their results.
+
     def __init__(
         self,
         name: str = "best_exporter",
-        serving_input_receiver_fn: Any = None,
+        serving_input_receiver_fn: Callable[[], ServingInputReceiver] | None = None,
         event_file_pattern: str | None = "eval/*.tfevents.*",
         compare_fn: Callable[..., bool] = _loss_smaller,
-        assets_extra: Any = None,
+        assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,
         exports_to_keep: int | None = 5,
     ) -> None:
-        """Makes an exporter for which ``compare_fn`` tells whether an evaluation is better.
+        """Makes an exporter whose ``compare_fn(best_eval_result, current_eval_result)`` says which one is better.
 
-        It takes ``best_eval_result`` and ``current_eval_result``, and tells whether the current one is better.
+        It returns whether the current evaluation is.
 
         Raises:
             ValueError: ``exports_to_keep`` is not positive.
@@ -148,18 +161,19 @@ class BestExporter(_Saving):
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
         self._pattern = event_file_pattern
         self._better = compare_fn
-        self._best: Mapping[str, Any] | None = None
+        self._best: Metrics | None = None
         self._looked = False
 
     def export(
         self,
-        estimator: Any,
+        estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
-        eval_result: Mapping[str, Any],
+        eval_result: Metrics,
         is_the_final_export: bool,
-    ) -> Any:
+    ) -> bytes | None:
         """Exports if this evaluation is better than the best before it; else returns None."""
+        # Once, and not in `__init__`, where the folder of the estimator is not known yet.
         if not self._looked and self._pattern:
             now = eval_result.get("global_step")
             self._best = self._best_before(estimator.model_dir, self._pattern, None if now is None else int(now))
@@ -169,7 +183,7 @@ class BestExporter(_Saving):
         self._best = eval_result
         return self._save(estimator, export_path, checkpoint_path)
 
-    def _best_before(self, model_dir: str, pattern: str, now: int | None) -> Mapping[str, Any] | None:
+    def _best_before(self, model_dir: str, pattern: str, now: int | None) -> Metrics | None:
         """Returns the best evaluation in the event files, without that of step ``now``, which has just been written."""
         best = None
         for path in sorted(Path(model_dir).glob(pattern)):
@@ -187,10 +201,8 @@ class BestExporter(_Saving):
 
 
 def _keep_last(folder: str, count: int | None) -> None:
-    """Removes all but the newest ``count`` exports, unless ``count`` is None.
-
-    Exports are folders whose names are the times of their writing.
-    """
+    """Removes all but the newest ``count`` exports, unless ``count`` is None."""
+    # Names of exports are the times of their writing. Other folders are the script's own, or unfinished exports.
     exports = sorted((path for path in Path(folder).iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
     for old in exports[: -count if count else 0]:
         shutil.rmtree(old)

@@ -1,8 +1,8 @@
 """The first batches of a graph: whether its steps on shares compute what one process computes.
 
-A graph is built once, for a worker's share. What comes into it from outside can be fed, though: rows, their number, random
-numbers. Where rank 0 is fed the rows of all workers, and the others rows that do not count, it computes what one process
-computes. So does a step that can't be split.
+A graph is built once, for a worker's share. What comes into it from outside can be fed, though: rows, their number,
+random numbers. Where rank 0 is fed the rows of all workers, and the others rows that do not count, it computes what one
+process computes. So does a step that can't be split.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from syrtos.comm.communicator import ReduceOp
@@ -27,7 +28,14 @@ from syrtos.keras.split.trial_step import Assigned, StepOutcome
 from syrtos.keras.tensorflow import input as pipelines
 from syrtos.keras.tensorflow import tf_internals_graphs
 
-v1: Any = tf.compat.v1
+if TYPE_CHECKING:
+    from tensorflow.core.protobuf.config_pb2 import ConfigProto
+
+    from syrtos.dialects.estimator.protocols import Feed, RunContext
+    from syrtos.dialects.estimator.protocols import Session as TensorFlowSession
+    from syrtos.dialects.protocols import Gradient
+
+v1 = tf.compat.v1
 
 # Operations whose results are random, by the beginnings of their types' names; each has the result as its first output.
 _DRAWS = tuple(
@@ -38,7 +46,6 @@ _DRAWS = tuple(
 _MOST_ELEMENTS = 1_000_000  # of a sparse gradient, or of a variable that is not trained, that is compared
 _COMPUTES = "Rank 0 computes"  # the whole batch
 _NOT_TRIED = "it could not be tried"
-_Feed = Mapping[Any, Any]
 Known = tuple[SplitPlan, Checks]
 
 
@@ -46,41 +53,55 @@ class NeedsStaticRows(Exception):
     """A ``model_fn`` can't be built for batches of any number of rows."""
 
 
-def has_static_rows(data: Any) -> bool:
+class _Draw(NamedTuple):
+    """A random tensor of a graph."""
+
+    tensor: tf.Tensor
+    shape: tf.Tensor
+    largest: tf.Tensor
+
+
+def has_static_rows(data: object) -> bool:
     """Returns whether a batch's tensors have a static number of rows, so that no other number can be fed."""
     return any(
         leaf.shape.rank and leaf.shape[0] is not None for leaf in _with_rows(data) if isinstance(leaf, tf.Tensor)
     )
 
 
-def of_any_rows(data: Any) -> Any:
+def of_any_rows(data: object) -> object:
     """Returns the same batch, whose tensors may be fed with any number of rows."""
 
-    def relaxed(leaf: Any) -> Any:
+    def forget_row_count(leaf: object) -> object:
         if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
             return leaf
         return v1.placeholder_with_default(leaf, [None, *leaf.shape[1:]])
 
-    return tf.nest.map_structure(relaxed, data)
+    return tf.nest.map_structure(forget_row_count, data)
 
 
-def _with_rows(data: Any) -> list[Any]:
+def _with_rows(data: object) -> list[tf.Tensor]:
     return [leaf for leaf in tf.nest.flatten(data) if pipelines.has_rows(leaf)]
 
 
 class Comparing(v1.train.SessionRunHook):
-    """Computes some steps both ways before they count, in a session of their own, and feeds those that can't be split."""
+    """Computes some steps both ways before they count, in their own session, and feeds those that can't be split."""
 
     def __init__(
-        self, scope: GraphScope, known: Known, kind: str, loss: Any, train_op: Any = None, metrics: Mapping[str, tuple[Any, Any]] | None = None,
-        config: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        scope: GraphScope,
+        known: Known,
+        kind: str,
+        loss: tf.Tensor,
+        train_op: tf.Operation | None = None,
+        metrics: Mapping[str, tuple[object, object]] | None = None,
+        config: ConfigProto | None = None,
+    ) -> None:
         """
         Args:
             scope: the step, whose graph is being built; its data can be fed with any number of rows.
             known: what earlier graphs of the same function have shown, and when they were compared.
             kind: ``train_step`` or ``test_step``.
-            loss: the loss of all workers' rows, as `graphs.over_all` makes it.
+            loss: the loss of all workers' rows, as `graphs.loss_of_all` makes it.
             train_op: the training operation.
             metrics: the value and the update of each metric.
             config: of sessions.
@@ -89,7 +110,7 @@ class Comparing(v1.train.SessionRunHook):
         self._scope, self._kind = scope, kind
         self._what = f"`model_fn` in mode {'train' if kind == 'train_step' else 'eval'!r}"
         self._loss, self._train_op, self._metrics, self._config = loss, train_op, dict(metrics or {}), config
-        self._samples: Any = scope.samples  # in a graph tensors are keys of what is fed
+        self._samples: object = scope.samples
         self._trial: _Trial | None = None
 
     def begin(self) -> None:
@@ -99,8 +120,12 @@ class Comparing(v1.train.SessionRunHook):
             tell_once(self._scope.session, f"{self._what} is not compared with one process: {why}.")
             return
         leaves = _with_rows(self._scope.data)
+        # These exchanges take place in some steps alone. In the step's own order each run of the graph would make them.
         with tf_internals_graphs.exchanges_of_their_own():
             gathered = self._scope.rows_of_all(leaves)
+        # Sparse and ragged tensors are fed part by part.
+        self._rows: list[object]
+        self._all_rows: list[object]
         self._rows, self._all_rows = (tf.nest.flatten(tree, expand_composites=True) for tree in (leaves, gathered))
         if not self.plan.whole:
             self._trial = _Trial(self._scope, self._loss, self._train_op, self._metrics, self._rows, self._config)
@@ -121,29 +146,33 @@ class Comparing(v1.train.SessionRunHook):
             return "a branch of a condition, or an optimizer of its own, makes its gradients"
         return ""
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(self, run_context: RunContext) -> object:
         """Compares what the next step computes, if that is due, and returns what the step is fed with."""
-        feed = self._feed(run_context.session)
+        feed = self._feed_of_step(run_context.session)
         self.checks.count(1)
         if self._scope.session.options.verify == "only" and self.checks.steps >= verdicts.Verifying.CALLS:
             run_context.request_stop()
         return v1.train.SessionRunArgs(None, feed)
 
-    def _feed(self, session: Any) -> _Feed:
+    def _feed_of_step(self, session: TensorFlowSession) -> Feed:
         is_due = self.checks.is_due() and self._trial is not None
         if not is_due and not self.plan.whole:
-            return self._ways()
+            return self._feed_of_plan()
+        # What a run takes out of the pipeline no later run gets: the step that counts has to be fed with it.
         *own, samples = session.run([*self._rows, self._samples])
-        share: dict[Any, Any] = {**dict(zip(self._rows, own, strict=True)), self._samples: samples}
-        batch = self._on_rank_0(session, share)
+        share: dict[object, npt.ArrayLike] = {**dict(zip(self._rows, own, strict=True)), self._samples: samples}
+        batch = self._feed_of_all_rows(session, share)
         if is_due and self._trial is not None:
             self._check(self._trial, session, share, batch)
-        return batch if self.plan.whole else {**share, **self._ways()}
+        return batch if self.plan.whole else {**share, **self._feed_of_plan()}
 
-    def _ways(self) -> dict[Any, Any]:
+    def _feed_of_plan(self) -> dict[object, bool]:
+        # Before the first comparison nothing is fed: the graph's own way holds, by the reduction of its losses.
         return self._scope.ways(self.plan) if self.plan.tried else {}
 
-    def _on_rank_0(self, session: Any, share: _Feed) -> dict[Any, Any]:
+    def _feed_of_all_rows(
+        self, session: TensorFlowSession, share: Mapping[object, npt.ArrayLike]
+    ) -> dict[object, npt.ArrayLike]:
         """Returns what each worker is fed with, so that all rows are rank 0's."""
         comm = self._scope.session.comm
         rows = session.run(self._all_rows, share)
@@ -152,9 +181,12 @@ class Comparing(v1.train.SessionRunHook):
             return {**share, self._samples: np.float32(0.0)}
         return {**dict(zip(self._rows, rows, strict=True)), self._samples: samples}
 
-    def _check(self, trial: _Trial, session: Any, share: _Feed, batch: _Feed) -> None:
+    def _check(
+        self, trial: _Trial, session: TensorFlowSession, share: Mapping[object, npt.ArrayLike], batch: Feed
+    ) -> None:
         began, workers, is_first = time.monotonic(), self._scope.session, not self.plan.tried
-        counts = workers.comm.agree("rows of each worker", float(share[self._samples]))
+        counts = workers.comm.agree("rows of each worker", float(np.asarray(share[self._samples])))
+        # Rows of one worker alone show nothing of how parts combine.
         few = sum(count > 0 for count in counts) < 2
         if not few:
             with trial.on(session, share, batch):
@@ -183,7 +215,7 @@ class Comparing(v1.train.SessionRunHook):
             tell_once(self._scope.session, f"{self._what} is not compared with one process: {self.plan.whole}.")
             self.plan.whole = ""
             self.checks.end()
-        elif not self.plan.whole and not _is_possible(self.plan):
+        elif not self.plan.whole and not _can_follow(self.plan):
             self.plan.whole = "no sum or mean over the workers makes of their numbers those of the batch"
         if is_first or self.plan.whole:
             verdicts.tell(self.plan, workers, self._what, _COMPUTES)
@@ -193,8 +225,9 @@ class Comparing(v1.train.SessionRunHook):
             )
 
 
-def _is_possible(plan: SplitPlan) -> bool:
-    """Returns whether a graph can be fed so that it does what the plan says. Metrics are added up in any case."""
+def _can_follow(plan: SplitPlan) -> bool:
+    """Returns whether a graph can be fed so that it does what the plan says."""
+    # Index 0 is the loss. The numbers after it are metrics, which are added up in any case.
     return not plan.variables and plan.logs.get(0, "sum") == "sum"
 
 
@@ -202,34 +235,43 @@ class _Trial:
     """A step in a session of its own, with the values of the session that trains: it leaves no trace there."""
 
     def __init__(
-        self, scope: GraphScope, loss: Any, train_op: Any, metrics: Mapping[str, tuple[Any, Any]], rows: Sequence[Any], config: Any
-    ) -> None:  # fmt: skip
+        self,
+        scope: GraphScope,
+        loss: tf.Tensor,
+        train_op: tf.Operation | None,
+        metrics: Mapping[str, tuple[object, object]],
+        rows: Sequence[object],
+        config: ConfigProto | None,
+    ) -> None:
         self._scope, self._graph, self._config = scope, v1.get_default_graph(), config
         self._variables = hooks.Values(v1.global_variables())
         self._totals = hooks.metric_totals()
         self._begin = v1.local_variables_initializer()
+        # Not the iterators: all data of a trial is fed.
         self._tables = [op for op in v1.get_collection(v1.GraphKeys.TABLE_INITIALIZERS) if op.type != "MakeIterator"]
         self._updates = tf.group(*(update for _, update in metrics.values()))
         self._gradients = [(name, _dense(gradient)) for name, gradient in scope.reduced]
-        self._numbers = {"loss": loss, **{name: value for name, (value, _) in metrics.items()}}
-        self._state = [] if train_op is None else _untrained(v1.global_variables())
+        self._numbers: dict[str, object] = {"loss": loss, **{name: value for name, (value, _) in metrics.items()}}
+        self._state = [] if train_op is None else _assigned_by_script(v1.global_variables())
         self._train_op = train_op if self._state else tf.no_op()
         fetched = [*(g for _, g in self._gradients), *self._numbers.values(), self._updates, self._train_op]
         self._forward = _ancestors(fetched, {id(leaf) for leaf in rows})
         self._draws = _draws(self._forward)
-        self._session: Any = None
 
     @contextlib.contextmanager
-    def on(self, session: Any, share: _Feed, batch: _Feed) -> Iterator[None]:
+    def on(self, session: TensorFlowSession, share: Feed, batch: Feed) -> Iterator[None]:
         """Context manager: the trial has the values of a session that trains, and a batch: its share, and all of it."""
+        # The rounding of TensorFloat-32 differs by the number of rows.
         tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
-        tf.config.experimental.enable_tensor_float_32_execution(False)  # its rounding differs by the number of rows
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        # Not the session that trains, in which a trial would leave traces.
         self._session = v1.Session(graph=self._graph, config=self._config)
         try:
             self._session.run(self._tables)
             self._values, self._share, self._batch = self._variables.read(session), share, batch
             self._reset()
-            largest = self._session.run([largest for _, _, largest in self._draws], share)
+            # Every draw gets the largest number of one real draw: the same on all workers, for whatever number of rows.
+            largest = self._session.run([draw.largest for draw in self._draws], share)
             self._largest = self._scope.session.comm.broadcast_object(largest)
             yield
         finally:
@@ -262,7 +304,8 @@ class _Trial:
         return True
 
     def backwards(self) -> Self:
-        return self  # a maximum is not among the ways to combine numbers here
+        # The order of rows shows a maximum, which is not among the ways to combine numbers here.
+        return self
 
     def precision(self) -> int:
         sizes = [t.dtype.size for operation in self._forward for t in operation.outputs if t.dtype.is_floating]
@@ -270,22 +313,25 @@ class _Trial:
 
     # -- helpers ---------------------------------------------------------------------------------
 
-    def _outcome(self, rows: _Feed, ways: _Feed, is_whole: bool = False) -> StepOutcome:
+    def _outcome(self, rows: Feed, ways: Feed, is_whole: bool = False) -> StepOutcome:
         try:
             return self._run({**rows, **ways}, is_whole)
         except Exception as error:
             return StepOutcome(error=trial_step.describe_error(error))
 
-    def _run(self, feed: dict[Any, Any], is_whole: bool) -> StepOutcome:
+    def _run(self, feed: dict[object, object], is_whole: bool) -> StepOutcome:
         session = self._session
         self._reset()
-        shapes = session.run([shape for _, shape, _ in self._draws], feed)
-        for (tensor, _, _), shape, largest in zip(self._draws, shapes, self._largest, strict=True):
+        shapes = session.run([draw.shape for draw in self._draws], feed)
+        for draw, shape, largest in zip(self._draws, shapes, self._largest, strict=True):
+            tensor: object = draw.tensor
             feed[tensor] = np.full(shape, largest)
         totals = self._totals.read(session)
         fetched = [[g for _, g in self._gradients], self._numbers["loss"], self._scope.own_loss, self._updates]
         gradients, loss, own_loss, _ = session.run(fetched, feed)
-        if not feed[self._scope.samples]:
+        # A row that does not count has been counted by the metrics' updates all the same.
+        samples: object = self._scope.samples
+        if not feed[samples]:
             self._totals.write(session, totals)
         self._totals.reduce(session, ReduceOp.SUM)
         metrics = session.run([value for name, value in self._numbers.items() if name != "loss"])
@@ -296,16 +342,18 @@ class _Trial:
             logs=[loss, *metrics],
             log_names=list(self._numbers),
             own_logs=[own_loss, *(nothing for _ in metrics)],
-            assigned=self._assigned(feed, is_whole),
+            assigned=self._run_train_op(feed, is_whole),
         )
 
-    def _assigned(self, feed: _Feed, is_whole: bool) -> dict[int, Assigned]:
+    def _run_train_op(self, feed: Feed, is_whole: bool) -> dict[int, Assigned]:
+        """Runs the training operation, and returns what it has assigned besides weights and their optimizer's state."""
         if not self._state:
             return {}
         before = self._session.run(self._state)
         self._session.run(self._train_op, feed)
         after = self._session.run(self._state)
-        if is_whole:  # others have a row that does not count
+        # The other workers have a row that does not count.
+        if is_whole:
             after = [self._scope.session.comm.broadcast(np.asarray(value)) for value in after]
         return {id(v): Assigned(v.op.name, b, a) for v, b, a in zip(self._state, before, after, strict=True)}
 
@@ -314,7 +362,7 @@ class _Trial:
         self._variables.write(self._session, self._values)
 
 
-def _dense(gradient: Any) -> Any:
+def _dense(gradient: Gradient) -> tf.Tensor:
     """Returns a gradient as one tensor; the sum of its values, where a sparse one would be large."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -324,22 +372,23 @@ def _dense(gradient: Any) -> Any:
     return tf.convert_to_tensor(gradient)
 
 
-def _untrained(variables: Sequence[Any]) -> list[Any]:
+def _assigned_by_script(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
     """Returns those variables that a script may assign by itself: not those of optimizers, nor moving statistics."""
     trained = [v.op.name for v in v1.trainable_variables()]
 
-    def is_other(variable: Any) -> bool:
+    def is_other(variable: tf.Variable) -> bool:
         name = variable.op.name
-        ours = name in trained or any(f"/{one}/" in f"/{name}" for one in trained)  # slots
+        # Optimizers name their slots after the variables: `dense/kernel/Adam`.
+        ours = name in trained or any(f"/{one}/" in f"/{name}" for one in trained)
         return not (ours or hooks.is_moving(name) or name.endswith(("_power", "global_step", "seed_generator_state")))
 
     return [v for v in variables if is_other(v) and (v.shape.num_elements() or _MOST_ELEMENTS) < _MOST_ELEMENTS]
 
 
-def _ancestors(fetched: Sequence[Any], fed: set[int]) -> list[Any]:
+def _ancestors(fetched: Sequence[tf.Operation | tf.Tensor], fed: set[int]) -> list[tf.Operation]:
     """Returns the operations that the fetched tensors and operations need, where some tensors are fed."""
     waiting = [one if isinstance(one, tf.Operation) else one.op for one in fetched]
-    found: dict[int, Any] = {}
+    found: dict[int, tf.Operation] = {}
     while waiting:
         operation = waiting.pop()
         if id(operation) not in found:
@@ -349,20 +398,21 @@ def _ancestors(fetched: Sequence[Any], fed: set[int]) -> list[Any]:
     return list(found.values())
 
 
-def _draws(operations: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
+def _draws(operations: Sequence[tf.Operation]) -> list[_Draw]:
     """Returns the random tensors among the results of operations, with their shapes and their largest elements."""
-    found = []
+    found: list[_Draw] = []
     for operation in operations:
         if not operation.type.startswith(_DRAWS):
             continue
         tensor = operation.outputs[0]
         if tensor.dtype.is_floating or tensor.dtype.is_integer:
-            with contextlib.suppress(ValueError):  # in a loop of TensorFlow 1
-                found.append((tensor, tf.shape(tensor), tf.reduce_max(tensor)))
+            # Nothing outside of a loop of TensorFlow 1 can use the tensors in it.
+            with contextlib.suppress(ValueError):
+                found.append(_Draw(tensor, tf.shape(tensor), tf.reduce_max(tensor)))
     return found
 
 
-def _normalizes(graph: Any) -> bool:
+def _normalizes(graph: tf.Graph) -> bool:
     """Returns whether a training step normalizes by statistics of its own rows."""
     fused = [operation for operation in graph.get_operations() if operation.type.startswith("FusedBatchNorm")]
     if fused:

@@ -7,7 +7,7 @@ import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import tensorflow as tf
 
@@ -22,7 +22,14 @@ from syrtos.keras.tensorflow.gradients import times
 from syrtos.keras.tensorflow.step import StepScope
 from syrtos.observe.clock import Phase
 
-v1: Any = tf.compat.v1
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from syrtos.dialects.estimator.protocols import MetricOfKeras2, MonitoredSession
+    from syrtos.dialects.estimator.protocols import Session as TensorFlowSession
+    from syrtos.dialects.protocols import Gradient, Variable
+
+v1 = tf.compat.v1
 
 
 class GraphScope(StepScope):
@@ -33,39 +40,45 @@ class GraphScope(StepScope):
         own_loss: the loss of this worker's rows.
     """
 
-    def __init__(self, session: Session, data: Any, training: bool) -> None:
+    def __init__(self, session: Session, data: object, training: bool) -> None:
         """Makes a step on a `Share` or on a whole batch."""
         super().__init__(session, data, training)
-        self.reduced: list[tuple[str, Any]] = []
-        self.own_loss: Any = None
-        self._ways: dict[str, Any] = {}
+        self.reduced: list[tuple[str, Gradient]] = []
+        self.own_loss: tf.Tensor | None = None
+        self._ways: dict[str, tf.Tensor] = {}
         self._loss_is_sum = False
 
-    def adds(self, what: Literal["gradients", "loss"]) -> Any:
+    def adds(self, what: Literal["gradients", "loss"]) -> tf.Tensor:
         """Returns a boolean scalar: whether the workers' values are added up. It can be fed.
 
-        Else they become their mean by samples. What is not fed has the reduction of the last of `tf.compat.v1.losses`.
+        Else they become their mean by samples.
         """
         if what not in self._ways:
+            # What is not fed has the reduction of the last of `tf.compat.v1.losses`.
             are_sums = tf_internals.losses_are_sums(self._graph)
-            with self._graph.as_default(), tf.control_dependencies(None):  # not in the branch of a condition
+            # Not in the branch of a condition: a tensor made in one can't be used outside of it.
+            with self._graph.as_default(), tf.control_dependencies(None):
                 self._ways[what] = v1.placeholder_with_default(are_sums, [])
             self._loss_is_sum = self._loss_is_sum or (what == "loss" and are_sums)
         return self._ways[what]
 
-    def before_exchange(self, gradients: list[Any]) -> list[Any]:
+    def before_exchange(self, gradients: list[Gradient | None]) -> list[Gradient | None]:
         """Undoes the weights of the mean by samples, where losses are sums."""
+        # The way can be fed, so both have to be in the graph: a condition in Python would choose one of them for good.
         factor = tf.where(self.adds("gradients"), 1.0 / self.fraction(), 1.0)
         return [None if g is None else times(g, tf.cast(factor, g.dtype)) for g in gradients]
 
-    def after_exchange(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def after_exchange(self, gradients: Sequence[Gradient | None], variables: Sequence[Variable]) -> None:
         """Notes the gradients of the whole batch, but for those that a branch of a condition makes."""
         for gradient, variable in zip(gradients, variables, strict=False):
-            values = getattr(gradient, "values", gradient)
-            if values is not None and values.graph is self._graph and self._graph.is_fetchable(values):
+            if gradient is None:
+                continue
+            values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+            # No session can fetch a tensor of a branch.
+            if values.graph is self._graph and self._graph.is_fetchable(values):
                 self.reduced.append((getattr(variable, "op", variable).name, gradient))
 
-    def ways(self, plan: SplitPlan) -> dict[Any, bool]:
+    def ways(self, plan: SplitPlan) -> dict[object, bool]:
         """Returns what the step is fed with so that it follows a plan."""
         found = {"gradients": plan.gradients == "sum", "loss": self._loss_is_sum or plan.logs.get(0) == "sum"}
         return {tensor: found[what] for what, tensor in self._ways.items()}
@@ -77,21 +90,23 @@ class GraphScope(StepScope):
         """Does nothing: a value that is read is this worker's."""
 
 
-def over_all(scope: GraphScope, loss: Any) -> Any:
-    """Returns the loss of the global batch.
+def loss_of_all(scope: GraphScope, loss: tf.Tensor | None) -> tf.Tensor:
+    """Returns the loss of the global batch, from that of this worker's rows.
 
     It is the mean of the workers' losses weighted by their samples, or their sum if losses are sums.
     """
+    assert loss is not None  # an EstimatorSpec for training or evaluation has one
     loss = tf.reshape(tf.convert_to_tensor(loss), [])
     if scope.session.comm.size == 1:
         return loss
+    # By `where`, and not by a factor of 0: the loss of a row that does not count may be infinite.
     scope.own_loss = tf.where(scope.active, loss, tf.zeros_like(loss))
     share = tf.where(scope.adds("loss"), 1.0, scope.fraction())
     mine = tf.where(scope.active, loss * tf.cast(share, loss.dtype), tf.zeros_like(loss))
     return ops.allreduce(scope.session.comm, tf.stop_gradient(mine))
 
 
-def operation(train_op: Any) -> Any:
+def operation(train_op: object) -> tf.Operation | tf.Tensor:
     """Returns the operation of a training step.
 
     Raises:
@@ -102,13 +117,13 @@ def operation(train_op: Any) -> Any:
     if isinstance(train_op, tf.Variable):  # what assignments return
         return train_op.op
     raise TypeError(
-        f"`train_op` must be an operation of the graph. Received: {type(train_op).__name__}. The optimizers of Keras 3 make none: use one of "
-        "tf.compat.v1.train, or tf_keras.optimizers.legacy with TF_USE_LEGACY_KERAS=1."
+        f"`train_op` must be an operation of the graph. Received: {type(train_op).__name__}. The optimizers of Keras "
+        "3 make none: use one of tf.compat.v1.train, or tf_keras.optimizers.legacy with TF_USE_LEGACY_KERAS=1."
     )
 
 
 @contextlib.contextmanager
-def new_graph(phase: Phase | None = None) -> Iterator[Any]:
+def new_graph(phase: Phase | None = None) -> Iterator[tf.Graph]:
     """Context manager: a new graph is the default inside.
 
     The graph has no strategy, and names as any other graph of the same functions. With a ``phase`` the ledger counts
@@ -122,7 +137,7 @@ def new_graph(phase: Phase | None = None) -> Iterator[Any]:
 @contextlib.contextmanager
 def refusing_calls_of_keras() -> Iterator[None]:
     """Context manager: inside, a Keras model's own training raises an error that says what to write."""
-    # tensors of a graph that is being built have no values yet
+    # Tensors of a graph that is being built have no values yet, which Keras's own errors don't say.
     kinds = {getattr(sys.modules.get(name), "Model", None) for name in ("keras", "tf_keras")} - {None}
     calls = ("fit", "train_on_batch", "test_on_batch", "evaluate")
     with contextlib.ExitStack() as stack:
@@ -132,20 +147,21 @@ def refusing_calls_of_keras() -> Iterator[None]:
         yield
 
 
-def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _refusing(name: str, original: Callable[..., object]) -> Callable[..., NoReturn]:
     @functools.wraps(original)
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
         raise ConfigurationError(
-            f"`model.{name}` was called in a `model_fn`, which builds a graph: its tensors have no values yet, and nothing would be trained. Either make a "
-            "`loss` of `model(features, training=True)` and `labels`, and give the EstimatorSpec "
-            "`train_op=tf.compat.v1.train.AdamOptimizer().minimize(loss, tf.compat.v1.train.get_global_step())`; or let Keras train: "
+            f"`model.{name}` was called in a `model_fn`, which builds a graph: its tensors have no values yet, and "
+            "nothing would be trained. Either make a `loss` of `model(features, training=True)` and `labels`, and "
+            "give the EstimatorSpec `train_op=tf.compat.v1.train.AdamOptimizer().minimize(loss, "
+            "tf.compat.v1.train.get_global_step())`; or let Keras train: "
             "`tf.keras.estimator.model_to_estimator(model)` in place of the Estimator, or `model.fit`."
         )
 
     return refuse
 
 
-def train(session: Any, fetches: list[Any]) -> None:
+def train(session: MonitoredSession, fetches: list[object]) -> None:
     """Runs training steps until the session says stop.
 
     Args:
@@ -167,34 +183,37 @@ def check_reduced(reductions: int) -> None:
     """
     if world.current().world.size > 1 and not reductions and v1.trainable_variables():
         raise ConfigurationError(
-            "`model_fn` has built a training step whose gradients are not exchanged: it updates variables without an optimizer. Use one of "
-            "tf.compat.v1.train (or a class derived from its Optimizer), or of tf_keras.optimizers.legacy."
+            "`model_fn` has built a training step whose gradients are not exchanged: it updates variables without an "
+            "optimizer. Use one of tf.compat.v1.train (or a class derived from its Optimizer), or of "
+            "tf_keras.optimizers.legacy."
         )
 
 
-def metrics_of(spec: EstimatorSpec) -> dict[str, tuple[Any, Any]]:
+def metrics_of(spec: EstimatorSpec) -> dict[str, tuple[object, object]]:
     """Returns the value and the update of each metric.
 
     Raises:
         TypeError: a metric makes no operations.
     """
-    found = {}
+    found: dict[str, tuple[object, object]] = {}
     for name, metric in (spec.eval_metric_ops or {}).items():
         if isinstance(metric, tuple | list):
             found[name] = (metric[0], metric[1])
-        elif getattr(metric, "updates", None):  # Keras 2
+        elif getattr(metric, "updates", None):
+            metric = cast("MetricOfKeras2", metric)  # metrics of Keras 3 have no `updates`
             found[name] = (metric.result(), tf.group(*metric.updates))
+            # There `hooks.metric_totals` finds what metrics count in, and each evaluation begins from zero.
             for variable in metric.variables:
                 v1.add_to_collection(v1.GraphKeys.LOCAL_VARIABLES, variable)
         else:
             raise TypeError(
-                f"The metric {name!r} makes no operations in a graph. Use tf.compat.v1.metrics, or a metric of tf_keras with "
-                "TF_USE_LEGACY_KERAS=1."
+                f"The metric {name!r} makes no operations in a graph. Use tf.compat.v1.metrics, or a metric of "
+                "tf_keras with TF_USE_LEGACY_KERAS=1."
             )
     return found
 
 
-def steps_of(session: Any, fetches: Any, totals: hooks.Values, steps: int | None) -> list[float]:
+def steps_of(session: MonitoredSession, fetches: object, totals: hooks.Values, steps: int | None) -> list[float]:
     """Runs steps until the data or ``steps`` end, and returns their losses.
 
     A worker without samples adds nothing to metrics.
@@ -220,13 +239,14 @@ def steps_of(session: Any, fetches: Any, totals: hooks.Values, steps: int | None
     return losses
 
 
-def without_hooks(session: Any) -> Any:
+def without_hooks(session: MonitoredSession) -> TensorFlowSession:
     """Returns the session inside a monitored one."""
     return session.run_step_fn(lambda step_context: step_context.session)
 
 
-def rows(batch: Any) -> Iterator[Any]:
-    """Yields the rows of a structure of arrays."""
-    count = len(tf.nest.flatten(batch)[0])
+def rows(batch: object) -> Iterator[Any]:
+    """Yields the rows of a structure of arrays, each in the same structure."""
+    arrays: list[npt.NDArray[Any]] = tf.nest.flatten(batch)
+    count = len(arrays[0])
     for row in range(count):
         yield tf.nest.map_structure(lambda values, row=row: values[row], batch)

@@ -6,23 +6,29 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.communicator import ReduceOp
 from syrtos.keras.split.shares import SEED_STRIDE
 
-v1: Any = tf.compat.v1
+if TYPE_CHECKING:
+    from syrtos.dialects.estimator.config import RunConfig
+    from syrtos.dialects.estimator.protocols import RunContext, RunValues, SavingListener, Scaffold, Session
+
+v1 = tf.compat.v1
 
 # These write files: rank 0's do it for all.
 _WRITERS = {"CheckpointSaverHook", "SummarySaverHook", "StepCounterHook", "ProfilerHook"}
+# Bits of a worker's wish. One number holds both, so that workers agree on them in one exchange.
 _STOP, _SAVE = 1.0, 2.0
 
 
-def hooks_of_worker(hooks: Sequence[Any] | None) -> list[Any]:
+def hooks_of_worker(hooks: Sequence[object] | None) -> list[object]:
     """Returns those hooks of a script that this worker runs."""
     if world.current().world.rank == 0:
         return list(hooks or ())
@@ -44,24 +50,27 @@ class BeginEqual(v1.train.SessionRunHook):
         """Makes the operations that assign values, before the graph is final."""
         self._all = Values(v1.global_variables())
 
-    def before_run(self, run_context: Any) -> None:
-        """Counts the time from here as that of callbacks: this is the first of the hooks, and the script's follow."""
+    def before_run(self, run_context: RunContext) -> None:
+        """Counts the time from here as that of callbacks."""
+        # This is the first of the hooks, and the script's follow.
         world.current().ledger.become("callbacks")
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Counts the time from here as that of callbacks, as `before_run` does."""
         world.current().ledger.become("callbacks")
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: object) -> None:
         """Broadcasts rank 0's variables."""
         comm = world.current().comm
         variables = self._all.variables
         if comm.size == 1 or not variables:
             return
+        # Workers that have built unequal graphs would read each other's values as those of other variables.
         comm.agree(f"variables of a graph: {[f'{v.op.name} {v.shape}' for v in variables]}")
         values = [comm.broadcast(value) for value in self._all.read(session)]
         if self._own_noise:
             seeds = ["seed_generator_state" in variable.op.name for variable in variables]
+            # Keras 3's state of random numbers is a pair: the seed, and a counter that all workers raise alike.
             values = [
                 value + np.asarray([comm.rank * SEED_STRIDE, 0], value.dtype) if is_seed else value
                 for value, is_seed in zip(values, seeds, strict=True)
@@ -70,17 +79,14 @@ class BeginEqual(v1.train.SessionRunHook):
 
 
 class Together(v1.train.SessionRunHook):
-    """Stops and saves at the same step on all workers; rank 0 writes the checkpoints.
-
-    Each worker adds its own samples to moving statistics. Before a checkpoint they become the mean of all workers.
-    """
+    """Stops and saves at the same step on all workers; rank 0 writes the checkpoints."""
 
     def __init__(
         self,
-        config: Any,
+        config: RunConfig,
         directory: str,
-        scaffold: Any,
-        listeners: Sequence[Any],
+        scaffold: Scaffold,
+        listeners: Sequence[SavingListener],
         saved: Callable[[int], None] | None = None,
     ) -> None:
         """Makes the hook; ``saved`` is called on all workers after a checkpoint, with its step."""
@@ -99,23 +105,25 @@ class Together(v1.train.SessionRunHook):
         self._step = v1.train.get_global_step()
         for listener in self._listeners:
             listener.begin()
-        local = {id(v) for v in v1.trainable_variables()}
+        trained = {id(v) for v in v1.trainable_variables()}
         self._statistics = Values(
-            v for v in v1.global_variables() if id(v) not in local and v.dtype.is_floating and is_moving(v.op.name)
+            v for v in v1.global_variables() if id(v) not in trained and v.dtype.is_floating and is_moving(v.op.name)
         )
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: object) -> None:
         """Saves the state before the first step as a checkpoint too."""
         if self._steps or self._seconds:
             self._save(session, int(session.run(self._step)))
 
-    def before_run(self, run_context: Any) -> None:
-        """Counts the time from here as that of computing: this is the last of the hooks."""
+    def before_run(self, run_context: RunContext) -> None:
+        """Counts the time from here as that of computing."""
+        # This is the last of the hooks: nothing but the step itself comes after it.
         world.current().ledger.become("compute")
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Agrees with the other workers on whether to stop or save now, and does so."""
-        step = int(run_context.session.run(self._step))  # asked for with the update it could be from before
+        # Asked for together with the update, it could be the number from before.
+        step = int(run_context.session.run(self._step))
         mine = _STOP * bool(run_context.stop_requested) + _SAVE * self._is_due(step)
         wishes = [int(wish) for wish in world.current().comm.agree("stop or save?", mine)]
         if any(wish & int(_SAVE) for wish in wishes) and self._save(run_context.session, step):
@@ -123,7 +131,7 @@ class Together(v1.train.SessionRunHook):
         if any(wish & int(_STOP) for wish in wishes):
             run_context.request_stop()
 
-    def end(self, session: Any) -> None:
+    def end(self, session: Session) -> None:
         """Saves the last state as a checkpoint, if that has not been done."""
         step = int(session.run(self._step))
         if step != self._last_step and (self._steps or self._seconds):
@@ -134,21 +142,26 @@ class Together(v1.train.SessionRunHook):
     def _is_due(self, step: int) -> bool:
         if self._steps:
             return step - self._last_step >= self._steps
+        # Rank 0's clock decides for all: the others learn of its wish in the exchange that follows.
         elapsed = time.monotonic() - self._last_time
         return bool(self._seconds) and world.current().world.rank == 0 and elapsed >= self._seconds
 
-    def _save(self, session: Any, step: int) -> bool:
+    def _save(self, session: Session, step: int) -> bool:
         """Saves a checkpoint, and returns whether a listener wants training to stop."""
         self._last_step, self._last_time = step, time.monotonic()
         comm = world.current().comm
+        # Each worker has added its own samples alone to moving statistics.
         self._statistics.reduce(session, ReduceOp.MEAN)
         for listener in self._listeners:
             listener.before_save(session, step)
         if comm.rank == 0:
             with world.current().ledger.span("checkpoint"):
-                self._scaffold.saver.save(session, self._path, global_step=step, write_meta_graph=self._graph_def)
+                saver = self._scaffold.saver
+                assert saver is not None  # the session has made one
+                saver.save(session, self._path, global_step=step, write_meta_graph=self._graph_def)
+        # Others may read the file as soon as they go on.
         comm.agree("checkpoint is written")
-        # on all workers: a listener may evaluate
+        # On all workers: a listener may evaluate.
         wishes = [bool(listener.after_save(session, step)) for listener in self._listeners]
         stop = any(comm.agree("stop after saving?", float(any(wishes))))
         if self._saved:
@@ -159,17 +172,17 @@ class Together(v1.train.SessionRunHook):
 class LogLoss(v1.train.SessionRunHook):
     """Logs the loss every ``every`` steps, and stops training on all workers if it is not a number."""
 
-    def __init__(self, loss: Any, every: int | None) -> None:
+    def __init__(self, loss: tf.Tensor, every: int | None) -> None:
         self._loss = loss
         self._every = every
         self._seen = 0
         self._since = time.monotonic()
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(self, run_context: RunContext) -> object:
         """Returns the request for the loss."""
         return v1.train.SessionRunArgs(self._loss)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Logs the loss, on rank 0.
 
         Raises:
@@ -188,21 +201,22 @@ class LogLoss(v1.train.SessionRunHook):
 class Values:
     """Variables of the graph that is being built, to be read and set in its sessions."""
 
-    def __init__(self, variables: Iterable[Any]) -> None:
+    def __init__(self, variables: Iterable[tf.Variable]) -> None:
         self.variables = list(variables)
+        # Placeholders, because a graph is final once it runs: an `assign` of an array would add a constant to it.
         self._given = [v1.placeholder(v.dtype.base_dtype, v.shape) for v in self.variables]
         pairs = zip(self.variables, self._given, strict=True)
         self._assign = tf.group(*(v1.assign(variable, value) for variable, value in pairs))
 
-    def read(self, session: Any) -> list[Any]:
+    def read(self, session: Session) -> list[npt.NDArray[np.generic]]:
         """Returns the values."""
         return session.run(self.variables)
 
-    def write(self, session: Any, values: Sequence[Any]) -> None:
+    def write(self, session: Session, values: Sequence[npt.ArrayLike]) -> None:
         """Sets the values."""
         session.run(self._assign, dict(zip(self._given, values, strict=True)))
 
-    def reduce(self, session: Any, op: ReduceOp) -> None:
+    def reduce(self, session: Session, op: ReduceOp) -> None:
         """Replaces the values by their reduction over all workers."""
         comm = world.current().comm
         if comm.size > 1 and self.variables:
@@ -217,5 +231,5 @@ def metric_totals() -> Values:
 
 def is_moving(name: str) -> bool:
     """Returns whether a variable's name is that of a moving statistic in Keras or `tf.compat.v1.layers`."""
-    # an optimizer's averages are equal on all workers already
+    # The last part alone: an optimizer's averages are equal on all workers already.
     return "moving_" in name.rsplit("/", 1)[-1]

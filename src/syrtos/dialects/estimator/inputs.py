@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol, TypeGuard, get_args
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from syrtos.comm import world
@@ -21,7 +22,25 @@ How = Literal["share", "own", "all"]
 SHARE, OWN, ALL = get_args(How)
 
 
-def read(input_fn: Callable[..., Any], mode: str, how: How, known: dict[str, Any]) -> tuple[Any, Any] | pipelines.Share:
+class Column(Protocol):
+    """A column of a table: `pandas.Series`."""
+
+    def to_numpy(self) -> npt.NDArray[np.generic]:
+        """Returns the values."""
+        ...
+
+
+class Table(Column, Protocol):
+    """Columns by name: `pandas.DataFrame`, of which nothing else is used, so pandas need not be installed."""
+
+    columns: Sequence[str]
+
+    def __getitem__(self, name: str, /) -> Column: ...
+
+
+def read(
+    input_fn: Callable[..., object], mode: str, how: How, known: Mapping[str, object]
+) -> tuple[object, object] | pipelines.Share:
     """Returns features and labels, as tensors of the graph that is being built: all, or a worker's share of them.
 
     Args:
@@ -31,15 +50,17 @@ def read(input_fn: Callable[..., Any], mode: str, how: How, known: dict[str, Any
         known: values of arguments that functions may ask for by name: ``params``, ``config``.
     """
     place = world.current().world
+    # A function that asks for the context shards its data by it: of one process where all rows are wanted.
     everyone = tf.distribute.InputContext(place.size, place.rank, place.size)
     context = tf.distribute.InputContext() if how == ALL else everyone
-    asked = called_with(input_fn, {"mode": mode, "input_context": context, **known})
+    asked = arguments_for(input_fn, {"mode": mode, "input_context": context, **known})
     found = input_fn(**asked)
     own_shard = "input_context" in asked
     if isinstance(found, tf.data.Dataset):
         iterator = tf.compat.v1.data.make_initializable_iterator(
             tf_internals.counted_pipeline(_share_dataset(found, how, own_shard))
         )
+        # The scaffold of a session runs what initializes tables, and so iterators too.
         tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
         found = iterator.get_next()
     elif place.size > 1 and how == SHARE and not own_shard:
@@ -49,12 +70,12 @@ def read(input_fn: Callable[..., Any], mode: str, how: How, known: dict[str, Any
     return _pair(found)
 
 
-def is_split(input_fn: Callable[..., Any], how: How) -> bool:
+def is_split(input_fn: Callable[..., object], how: How) -> bool:
     """Returns whether the workers get parts of the same batches, and not batches of their own or all rows."""
-    return how == SHARE and not called_with(input_fn, {"input_context": None}) and verdicts.is_split(world.current())
+    return how == SHARE and not arguments_for(input_fn, {"input_context": None}) and verdicts.is_split(world.current())
 
 
-def _pair(found: Any) -> tuple[Any, Any]:
+def _pair(found: object) -> tuple[object, object]:
     if isinstance(found, tuple | list):
         if len(found) != 2:
             raise ValueError(f"`input_fn` should return (features, labels). Received {len(found)} things.")
@@ -62,8 +83,9 @@ def _pair(found: Any) -> tuple[Any, Any]:
     return found, None
 
 
-def called_with(function: Callable[..., Any], known: dict[str, Any]) -> dict[str, Any]:
+def arguments_for(function: Callable[..., object], known: Mapping[str, object]) -> dict[str, object]:
     """Returns the ``known`` values that a function asks for by the names of its arguments, and does not have yet."""
+    # `inspect` lists what a partial has bound by name among its parameters too.
     bound = function.keywords if isinstance(function, functools.partial) else {}
     names = inspect.signature(function).parameters
     return {name: value for name, value in known.items() if name in names and name not in bound}
@@ -82,8 +104,9 @@ def _share_dataset(dataset: tf.data.Dataset, how: How, own_shard: bool) -> tf.da
 
 
 def numpy_input_fn(
-    x: Any, y: Any = None, batch_size: int = 128, num_epochs: int | None = 1, shuffle: bool | None = None, **_queue: Any
-) -> Callable[[], tf.data.Dataset]:
+    x: object, y: object = None, batch_size: int = 128, num_epochs: int | None = 1, shuffle: bool | None = None,
+    **_queue: object,
+) -> Callable[[], tf.data.Dataset]:  # fmt: skip
     """Returns an input function of batches of arrays, as `tf.compat.v1.estimator.inputs.numpy_input_fn` does.
 
     Options of the queue that the original had are not needed.
@@ -93,17 +116,17 @@ def numpy_input_fn(
     """
     if shuffle not in (True, False):
         raise ValueError("shuffle must be provided and explicitly set as boolean (True or False).")
-
     flat = [np.asarray(array) for array in tf.nest.flatten(x if y is None else (x, y))]
 
-    def take(rows: Any) -> Any:
+    def take(rows: tf.Tensor) -> object:
         """Returns the given rows of the arrays."""
-        # arrays stay out of the graph, which is written with every checkpoint
+        # In Python, so that the arrays stay out of the graph, which is written with every checkpoint.
         taken = tf.numpy_function(lambda at: [array[at] for array in flat], [rows], [array.dtype for array in flat])
         shaped = [tf.ensure_shape(t, [None, *a.shape[1:]]) for t, a in zip(tf.nest.flatten(taken), flat, strict=True)]
         return tf.nest.pack_sequence_as(x if y is None else (x, y), shaped)
 
     def input_fn() -> tf.data.Dataset:
+        # Numbers of rows are shuffled, and not the rows: the buffer, which holds all, stays small.
         rows = tf.data.Dataset.range(len(flat[0]))
         rows = rows.shuffle(len(flat[0])) if shuffle else rows
         return rows.repeat(num_epochs).batch(batch_size).map(take)
@@ -112,8 +135,8 @@ def numpy_input_fn(
 
 
 def pandas_input_fn(
-    x: Any, y: Any = None, batch_size: int = 128, num_epochs: int | None = 1, shuffle: bool | None = None,
-    target_column: str = "target", **_queue: Any,
+    x: Table, y: Column | None = None, batch_size: int = 128, num_epochs: int | None = 1,
+    shuffle: bool | None = None, target_column: str = "target", **_queue: object,
 ) -> Callable[[], tf.data.Dataset]:  # fmt: skip
     """Returns an input function of a table, as `tf.compat.v1.estimator.inputs.pandas_input_fn` does.
 
@@ -121,11 +144,9 @@ def pandas_input_fn(
     """
     del target_column
     features = {name: x[name].to_numpy() for name in x.columns}
-    labels = (
-        None
-        if y is None
-        else {name: y[name].to_numpy() for name in y.columns}
-        if hasattr(y, "columns")
-        else y.to_numpy()
-    )
+    labels = None if y is None else {name: y[name].to_numpy() for name in y.columns} if _is_table(y) else y.to_numpy()
     return numpy_input_fn(features, labels, batch_size, num_epochs, shuffle)
+
+
+def _is_table(labels: Column) -> TypeGuard[Table]:
+    return hasattr(labels, "columns")

@@ -2,36 +2,82 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.dialects import keras2
-from syrtos.dialects.estimator import graphs, inputs
+from syrtos.dialects.estimator import graphs, inputs, sessions
 from syrtos.dialects.estimator.config import RunConfig
-from syrtos.dialects.estimator.estimator import Estimator, check_steps
+from syrtos.dialects.estimator.estimator import Estimator
 from syrtos.dialects.estimator.export import new_folder
-from syrtos.dialects.estimator.specs import ModeKeys
+from syrtos.dialects.estimator.specs import ModeKeys, check_steps
 from syrtos.keras.tensorflow import input as pipelines
 from syrtos.keras.tensorflow import tf_internals
 
-keras: Any = keras2.keras()
+if TYPE_CHECKING:
+    from syrtos.dialects.estimator.export import ServingInputReceiver
+    from syrtos.dialects.estimator.protocols import SavingListener
+    from syrtos.dialects.protocols import Optimizer
+
+keras = keras2.keras()
+
+
+class _Layer(Protocol):
+    """A layer of Keras."""
+
+    @property
+    def name(self) -> str:
+        """The layer's name."""
+        ...
+
+
+class _Model(Protocol):
+    """A compiled model of Keras 2 or Keras 3."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that `compile` was given."""
+        ...
+
+    @property
+    def layers(self) -> Sequence[_Layer]:
+        """The layers, without those inside of others."""
+        ...
+
+    @property
+    def inputs(self) -> Sequence[tf.TensorSpec]:
+        """The symbolic inputs, which have shapes and dtypes."""
+        ...
+
+    def __call__(self, inputs: object, training: bool | None = None) -> object:
+        """Returns the outputs."""
+        ...
+
+    def fit(self, x: tf.data.Dataset, *, verbose: int, callbacks: Sequence[object]) -> object:
+        """Trains."""
+        ...
+
+    def evaluate(self, x: tf.data.Dataset, *, verbose: int, return_dict: bool) -> Mapping[str, float]:
+        """Returns the loss and metrics by name."""
+        ...
 
 
 def model_to_estimator(
-    keras_model: Any = None,
+    keras_model: _Model | None = None,
     keras_model_path: str | None = None,
-    custom_objects: Any = None,
-    model_dir: Any = None,
+    custom_objects: Mapping[str, object] | None = None,
+    model_dir: str | os.PathLike[str] | None = None,
     config: RunConfig | None = None,
     checkpoint_format: str | None = None,
     metric_names_map: dict[str, str] | None = None,
-    export_outputs: Any = None,
+    export_outputs: object = None,
 ) -> KerasEstimator:
     """Returns an Estimator of a compiled Keras model.
 
@@ -53,7 +99,13 @@ def model_to_estimator(
 class KerasEstimator(Estimator):
     """Trains by `fit`, and keeps checkpoints of the model, its optimizer and the global step in ``model_dir``."""
 
-    def __init__(self, model: Any, model_dir: Any, config: RunConfig | None, names: dict[str, str]) -> None:
+    def __init__(
+        self,
+        model: _Model,
+        model_dir: str | os.PathLike[str] | None,
+        config: RunConfig | None,
+        names: Mapping[str, str],
+    ) -> None:
         super().__init__(_no_graph, model_dir, config)
         self._model = model
         self._names = names
@@ -69,15 +121,15 @@ class KerasEstimator(Estimator):
 
     def train_saving(
         self,
-        input_fn: Callable[..., Any],
-        own_hooks: Sequence[Any] | None,
+        input_fn: Callable[..., object],
+        own_hooks: Sequence[object] | None,
         steps: int | None,
         max_steps: int | None,
-        listeners: Sequence[Any] | None,
+        listeners: Sequence[SavingListener] | None,
         saved: Callable[[int], None] | None = None,
     ) -> None:
         """Trains by `fit`, and calls ``saved`` with the step of each checkpoint; see `Estimator.train_saving`."""
-        _no_hooks(own_hooks, listeners)
+        _check_no_hooks(own_hooks, listeners)
         check_steps(steps, max_steps)
         self._restore(self.latest_checkpoint())
         left = max_steps - int(self._step) if max_steps is not None else steps
@@ -109,14 +161,14 @@ class KerasEstimator(Estimator):
 
     def evaluate(
         self,
-        input_fn: Callable[..., Any],
+        input_fn: Callable[..., object],
         steps: int | None = None,
-        hooks: Sequence[Any] | None = None,
+        hooks: Sequence[object] | None = None,
         checkpoint_path: str | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
         """Evaluates by the model's `evaluate`; see `Estimator.evaluate`."""
-        _no_hooks(hooks)
+        _check_no_hooks(hooks)
         self._restore(self._checkpoint(checkpoint_path))
         dataset = self._dataset(input_fn, ModeKeys.EVAL)
         found = self._model.evaluate(dataset if steps is None else dataset.take(steps), verbose=0, return_dict=True)
@@ -124,20 +176,21 @@ class KerasEstimator(Estimator):
             self._names.get(str(key), str(key)): np.float32(value) for key, value in found.items()
         }
         results["global_step"] = int(self._step)
-        self._write_summary(results, name)
+        sessions.write_summary(self.eval_dir(name), results)
         return results
 
     def predict(
         self,
-        input_fn: Callable[..., Any],
-        predict_keys: Any = None,
-        hooks: Sequence[Any] | None = None,
+        input_fn: Callable[..., object],
+        predict_keys: str | Sequence[str] | None = None,
+        hooks: Sequence[object] | None = None,
         checkpoint_path: str | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
         """Yields predictions, which go by the names of the layers that make them; see `Estimator.predict`."""
-        _no_hooks(hooks)
+        _check_no_hooks(hooks)
         self._restore(self._checkpoint(checkpoint_path))
+        # A `Sequential` of Keras 3 has no names of its outputs.
         names = getattr(self._model, "output_names", None) or [self._model.layers[-1].name]
         for batch in self._dataset(input_fn, ModeKeys.PREDICT):
             features = batch[0] if isinstance(batch, tuple) else batch
@@ -150,9 +203,9 @@ class KerasEstimator(Estimator):
 
     def export_saved_model(
         self,
-        export_dir_base: Any,
-        serving_input_receiver_fn: Any = None,
-        assets_extra: Any = None,
+        export_dir_base: str | os.PathLike[str],
+        serving_input_receiver_fn: Callable[[], ServingInputReceiver] | None = None,
+        assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,
         checkpoint_path: str | None = None,
         experimental_mode: str = ModeKeys.PREDICT,
@@ -163,26 +216,28 @@ class KerasEstimator(Estimator):
         written = ""
         if world.current().world.rank == 0:
             written = str(new_folder(Path(str(export_dir_base))))
-            archive: Any = keras.export.ExportArchive()
+            archive = keras.export.ExportArchive()
             archive.track(self._model)
-            fed: Any = [tf.TensorSpec(one.shape, one.dtype) for one in self._model.inputs]
+            fed = [tf.TensorSpec(one.shape, one.dtype) for one in self._model.inputs]
             archive.add_endpoint("serving_default", self._answer, fed)
             archive.write_out(written)
-        return self._told_to_all(written).encode()
+        return self._of_rank_0(written).encode()
 
     # -- helpers ---------------------------------------------------------------------------------
 
-    def _answer(self, first: Any, *others: Any) -> Any:
+    def _answer(self, first: tf.Tensor, *others: tf.Tensor) -> object:
+        # A signature gives each input as an argument of its own, and a model takes all of them as one.
         return self._model([first, *others] if others else first)
 
-    def _dataset(self, input_fn: Any, mode: str) -> tf.data.Dataset:
+    def _dataset(self, input_fn: Callable[..., object], mode: str) -> tf.data.Dataset:
         known = {"mode": mode, "params": self._params, "config": self._config}
-        found = input_fn(**inputs.called_with(input_fn, known))
+        found = input_fn(**inputs.arguments_for(input_fn, known))
         if not isinstance(found, tf.data.Dataset):
             once = tf.data.Dataset.from_tensors(found)
             found = once.repeat() if mode == ModeKeys.TRAIN else once
         place = world.current().world
-        if mode == ModeKeys.TRAIN and self._config.train_distribute and place.size > 1:  # a batch is one of each worker
+        # Under a strategy given to the Estimator a batch is one worker's; else `fit` splits the batches.
+        if mode == ModeKeys.TRAIN and self._config.train_distribute and place.size > 1:
             mine = found.shard(place.size, place.rank)
             return tf_internals.shared_out(pipelines.worker_batches(mine, world.current().input_comm))
         return found
@@ -207,7 +262,7 @@ class _Checkpoints(keras.callbacks.Callback):
         self._last = estimator.global_step()
         self._since = time.monotonic()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         """Counts a step and saves if that is due, at the same step on all workers."""
         step = self._estimator.step_done()
         if self._is_due(step):
@@ -220,16 +275,19 @@ class _Checkpoints(keras.callbacks.Callback):
         config = self._estimator.config
         if config.save_checkpoints_steps:
             return step - self._last >= config.save_checkpoints_steps
-        late = bool(config.save_checkpoints_secs) and time.monotonic() - self._since >= config.save_checkpoints_secs
+        seconds = config.save_checkpoints_secs
+        late = bool(seconds) and time.monotonic() - self._since >= seconds
+        # Clocks differ, and a checkpoint is an exchange: one worker's wish is that of all.
         return any(world.current().comm.agree("save?", float(late)))
 
 
-def _no_hooks(*given: Any) -> None:
+def _check_no_hooks(*given: Sequence[object] | None) -> None:
     if any(given):
         raise ValueError(
-            "Hooks and saving listeners work on sessions, and the Estimator of a Keras model has none: use callbacks with `model.fit`."
+            "Hooks and saving listeners work on sessions, and the Estimator of a Keras model has none: use callbacks "
+            "with `model.fit`."
         )
 
 
-def _no_graph(features: Any, labels: Any, mode: str) -> Any:
+def _no_graph(features: object, labels: object, mode: str) -> NoReturn:
     raise TypeError("The Estimator of a Keras model has no `model_fn`.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import Any
+from typing import NoReturn
 
 import tensorflow as tf
 
@@ -14,16 +14,18 @@ from syrtos.keras.tensorflow import tf_internals
 
 # Classes of sessions and their hooks, which TensorFlow still has.
 _HOOKS = (
-    "CheckpointSaverHook", "CheckpointSaverListener", "FeedFnHook", "FinalOpsHook", "GlobalStepWaiterHook", "LoggingTensorHook",
-    "NanLossDuringTrainingError", "NanTensorHook", "ProfilerHook", "SecondOrStepTimer", "SessionRunArgs", "SessionRunContext",
-    "SessionRunHook", "SessionRunValues", "StepCounterHook", "StopAtStepHook", "SummarySaverHook",
+    "CheckpointSaverHook", "CheckpointSaverListener", "FeedFnHook", "FinalOpsHook", "GlobalStepWaiterHook",
+    "LoggingTensorHook", "NanLossDuringTrainingError", "NanTensorHook", "ProfilerHook", "SecondOrStepTimer",
+    "SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues", "StepCounterHook", "StopAtStepHook",
+    "SummarySaverHook",
 )  # fmt: skip
 # Models that came with TensorFlow, and what to write in place of one.
 _CANNED = (
-    "BaselineClassifier", "BaselineEstimator", "BaselineRegressor", "BinaryClassHead", "BoostedTreesClassifier", "BoostedTreesEstimator",
-    "BoostedTreesRegressor", "DNNClassifier", "DNNEstimator", "DNNLinearCombinedClassifier", "DNNLinearCombinedEstimator",
-    "DNNLinearCombinedRegressor", "DNNRegressor", "Head", "LinearClassifier", "LinearEstimator", "LinearRegressor", "LogisticRegressionHead",
-    "MultiClassHead", "MultiHead", "MultiLabelHead", "PoissonRegressionHead", "RegressionHead",
+    "BaselineClassifier", "BaselineEstimator", "BaselineRegressor", "BinaryClassHead", "BoostedTreesClassifier",
+    "BoostedTreesEstimator", "BoostedTreesRegressor", "DNNClassifier", "DNNEstimator", "DNNLinearCombinedClassifier",
+    "DNNLinearCombinedEstimator", "DNNLinearCombinedRegressor", "DNNRegressor", "Head", "LinearClassifier",
+    "LinearEstimator", "LinearRegressor", "LogisticRegressionHead", "MultiClassHead", "MultiHead", "MultiLabelHead",
+    "PoissonRegressionHead", "RegressionHead",
 )  # fmt: skip
 _EARLY = (
     "make_early_stopping_hook",
@@ -40,8 +42,8 @@ _GONE = {
     "regressor_parse_example_spec": "write the dict of tf.io.FixedLenFeature for tf.io.parse_example",
 }
 _CANNED_INSTEAD = (
-    "build the model in Keras (a few Dense layers, keras.utils.FeatureSpace for the columns) and train it with `fit`, or give a `model_fn` to "
-    "tf.estimator.Estimator"
+    "build the model in Keras (a few Dense layers, keras.utils.FeatureSpace for the columns) and train it with "
+    "`fit`, or give a `model_fn` to tf.estimator.Estimator"
 )
 _TPU = "tf.estimator.Estimator with tf.estimator.RunConfig; there are no TPUs"
 _STOPPING = "call `run_context.request_stop()` in a hook of your own: a wish of one worker stops all"
@@ -52,7 +54,7 @@ def keras_namespace() -> types.SimpleNamespace:
     return types.SimpleNamespace(model_to_estimator=keras_model.model_to_estimator)
 
 
-def layers() -> Any:
+def layers() -> types.ModuleType:
     """Returns `tf.compat.v1.layers`."""
     return tf_internals.legacy_layers()
 
@@ -60,7 +62,7 @@ def layers() -> Any:
 @functools.cache
 def namespace() -> types.SimpleNamespace:
     """Returns everything under ``tf.estimator`` in TensorFlow 2.15, the last that had it."""
-    v1: Any = tf.compat.v1
+    v1 = tf.compat.v1
     own = {
         "Estimator": estimator.Estimator,
         "EstimatorSpec": specs.EstimatorSpec,
@@ -88,7 +90,8 @@ def namespace() -> types.SimpleNamespace:
         "inputs": types.SimpleNamespace(numpy_input_fn=inputs.numpy_input_fn, pandas_input_fn=inputs.pandas_input_fn),
     }
     hooks = {name: getattr(v1.train, name) for name in _HOOKS if hasattr(v1.train, name)}
-    gone: dict[str, Any] = {name: functools.partial(_refuse, name, _CANNED_INSTEAD) for name in _CANNED}
+    # Each raises an error when it is called, and not when it is looked up: scripts ask by `hasattr` what there is.
+    gone: dict[str, object] = {name: functools.partial(_refuse, name, _CANNED_INSTEAD) for name in _CANNED}
     gone |= {name: functools.partial(_refuse, name, instead) for name, instead in _GONE.items()}
     early = {name: functools.partial(_refuse, f"experimental.{name}", _STOPPING) for name in _EARLY}
     gone["experimental"] = types.SimpleNamespace(**early)
@@ -100,6 +103,6 @@ def namespace() -> types.SimpleNamespace:
     return types.SimpleNamespace(**gone, **hooks, **own)
 
 
-def _refuse(name: str, instead: str, *args: Any, **kwargs: Any) -> Any:
+def _refuse(name: str, instead: str, *args: object, **kwargs: object) -> NoReturn:
     del args, kwargs
     raise ConfigurationError(f"tf.estimator.{name} is not served. Instead: {instead}.")

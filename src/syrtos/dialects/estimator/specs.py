@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from syrtos.dialects.estimator.exporters import Exporter
+
+if TYPE_CHECKING:
+    from syrtos.dialects.estimator.export import ExportOutput
+    from syrtos.dialects.estimator.protocols import SavingListener, Scaffold
 
 
 class ModeKeys:
@@ -32,16 +36,16 @@ class EstimatorSpec:
     """
 
     mode: str
-    predictions: Any = None
-    loss: Any = None
-    train_op: Any = None
-    eval_metric_ops: Mapping[str, Any] | None = None
-    export_outputs: Mapping[str, Any] | None = None
-    training_chief_hooks: Sequence[Any] | None = None
-    training_hooks: Sequence[Any] | None = None
-    scaffold: Any = None
-    evaluation_hooks: Sequence[Any] | None = None
-    prediction_hooks: Sequence[Any] | None = None
+    predictions: tf.Tensor | Mapping[str, tf.Tensor] | None = None
+    loss: tf.Tensor | None = None
+    train_op: object = None
+    eval_metric_ops: Mapping[str, object] | None = None
+    export_outputs: Mapping[str, ExportOutput] | None = None
+    training_chief_hooks: Sequence[object] | None = None
+    training_hooks: Sequence[object] | None = None
+    scaffold: Scaffold | None = None
+    evaluation_hooks: Sequence[object] | None = None
+    prediction_hooks: Sequence[object] | None = None
 
     def __post_init__(self) -> None:
         needed = {
@@ -55,8 +59,9 @@ class EstimatorSpec:
         if missing:
             raise ValueError(f"An EstimatorSpec for mode {self.mode!r} needs {' and '.join(missing)}.")
 
-    def _replace(self, **kwargs: Any) -> EstimatorSpec:
-        """Returns a copy with other values, as the original namedtuple did."""
+    def _replace(self, **kwargs: object) -> EstimatorSpec:
+        """Returns a copy with other values."""
+        # The original was a named tuple, and scripts use this method of it.
         return dataclasses.replace(self, **kwargs)
 
 
@@ -64,10 +69,10 @@ class EstimatorSpec:
 class TrainSpec:
     """The data that `train_and_evaluate` trains on, and the global step at which it ends."""
 
-    input_fn: Callable[..., Any]
+    input_fn: Callable[..., object]
     max_steps: int | None = None
-    hooks: Sequence[Any] | None = None
-    saving_listeners: Sequence[Any] | None = None
+    hooks: Sequence[object] | None = None
+    saving_listeners: Sequence[SavingListener] | None = None
 
     def __post_init__(self) -> None:
         if self.max_steps is not None and self.max_steps <= 0:
@@ -78,11 +83,11 @@ class TrainSpec:
 class EvalSpec:
     """The data that `train_and_evaluate` evaluates on, the number of batches, and the exporters that follow."""
 
-    input_fn: Callable[..., Any]
+    input_fn: Callable[..., object]
     steps: int | None = 100
     name: str | None = None
-    hooks: Sequence[Any] | None = None
-    exporters: Any = None
+    hooks: Sequence[object] | None = None
+    exporters: Exporter | Iterable[Exporter] | None = None
     start_delay_secs: float = 120
     throttle_secs: float = 600
 
@@ -96,6 +101,7 @@ class EvalSpec:
         names = [one.name for one in found]
         if len(set(names)) < len(names):
             raise ValueError(f"Exporters must have unique names. Received: {names}.")
+        # The dataclass is frozen, and an iterator that was given could be read only once.
         object.__setattr__(self, "exporters", tuple(found))
 
 
@@ -104,12 +110,25 @@ class WarmStartSettings:
     """The source of initial weights."""
 
     ckpt_to_initialize_from: str
-    vars_to_warm_start: Any = ".*"
-    var_name_to_vocab_info: Mapping[str, Any] | None = None
+    vars_to_warm_start: str | Sequence[str] | Sequence[tf.Variable] | None = ".*"
+    var_name_to_vocab_info: Mapping[str, object] | None = None
     var_name_to_prev_var_name: Mapping[str, str] | None = None
 
 
-def warm_start(settings: Any) -> None:
+def check_steps(steps: int | None, max_steps: int | None) -> None:
+    """Checks the two ways of limiting steps.
+
+    Raises:
+        ValueError: both are given, or one is not positive.
+    """
+    if steps is not None and max_steps is not None:
+        raise ValueError("Can not provide both steps and max_steps.")
+    for name, value in (("steps", steps), ("max_steps", max_steps)):
+        if value is not None and value <= 0:
+            raise ValueError(f"Must specify {name} > 0, given: {value}.")
+
+
+def warm_start(settings: str | WarmStartSettings | None) -> None:
     """Makes the graph's variables begin from a checkpoint.
 
     Raises:

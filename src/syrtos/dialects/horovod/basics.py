@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from syrtos import api, errors, settings
 from syrtos.comm import world
@@ -74,7 +73,7 @@ class ProcessSet:
 global_process_set = ProcessSet()
 
 
-def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+def init(comm: object = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Joins the world. A second call registers the sets that the first did not.
 
     Args:
@@ -97,7 +96,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             process_set.process_set_id = known.process_set_id
 
 
-def _begin(comm: Any) -> None:
+def _begin(comm: object) -> None:
     manual.begin("Horovod")
     _check_comm(comm)
     _state.initialized = True
@@ -105,17 +104,18 @@ def _begin(comm: Any) -> None:
     global_process_set.ranks = list(range(size()))
     _state.sets[0] = global_process_set
     asked = settings.environment().get("HOROVOD_TIMELINE", "DYNAMIC")
-    if asked != "DYNAMIC":  # then the script begins it
+    # Horovod's word for a timeline that the script begins itself.
+    if asked != "DYNAMIC":
         start_timeline(asked)
 
 
-def _check_comm(comm: Any) -> None:
+def _check_comm(comm: object) -> None:
     whole = list(range(world.current().world.size))
     if comm is None or (isinstance(comm, list | tuple) and sorted(comm) == whole):
         return
     raise errors.ConfigurationError(
-        f"hvd.init(comm=...) takes all ranks of the world ({whole}) or None. For some of them start fewer workers, or register a "
-        f"ProcessSet. Received: {comm!r}."
+        f"hvd.init(comm=...) takes all ranks of the world ({whole}) or None. For some of them start fewer workers, or "
+        f"register a ProcessSet. Received: {comm!r}."
     )
 
 
@@ -203,6 +203,7 @@ def comm_of(process_set: ProcessSet) -> Communicator:
         return everyone
     if registered._members is None or registered._members.comm is None:
         error = f"rank {rank()} is no member of {process_set}: guard the call with process_set.included()."
+        # Horovod's own is an error of TensorFlow, which scripts catch.
         raise op_errors.of_tensorflow(errors.ExchangeError(error))
     return registered._members.comm
 
@@ -242,6 +243,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     known = _registered_set(process_set)
     if known is None or known is global_process_set:
         return False
+    # A worker that removed it alone would leave the others waiting in an exchange of the set.
     session().comm.agree(f"remove process set {process_set.ranks}")
     if known._members is not None:
         known._members.close()
@@ -292,8 +294,10 @@ def mpi_threads_supported() -> bool:
     return False
 
 
-def _no(name: str, value: Any = False) -> Any:
-    def answer() -> Any:
+def _constant(name: str, value: bool | int = False) -> Callable[[], bool | int]:
+    """Returns a function of this name that always gives the same value."""
+
+    def answer() -> bool | int:
         return value
 
     answer.__name__ = answer.__qualname__ = name
@@ -301,7 +305,10 @@ def _no(name: str, value: Any = False) -> Any:
     return answer
 
 
-mpi_enabled, mpi_built = _no("mpi_enabled", True), _no("mpi_built", True)
-gloo_enabled, gloo_built = _no("gloo_enabled"), _no("gloo_built")
-nccl_built = _no("nccl_built", 0)
-ddl_built, ccl_built, cuda_built, rocm_built = (_no(n) for n in ("ddl_built", "ccl_built", "cuda_built", "rocm_built"))
+mpi_enabled, mpi_built = _constant("mpi_enabled", True), _constant("mpi_built", True)
+gloo_enabled, gloo_built = _constant("gloo_enabled"), _constant("gloo_built")
+# A version number in Horovod; 0 without NCCL.
+nccl_built = _constant("nccl_built", 0)
+ddl_built, ccl_built, cuda_built, rocm_built = (
+    _constant(name) for name in ("ddl_built", "ccl_built", "cuda_built", "rocm_built")
+)

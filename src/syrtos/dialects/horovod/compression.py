@@ -25,26 +25,24 @@ class NoneCompressor(Compressor):
     """Sends gradients as they are."""
 
     @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, None]:
         return tensor, None
 
     @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+    def decompress(tensor: tf.Tensor, ctx: object) -> tf.Tensor:
         return tensor
 
 
 class FP16Compressor(Compressor):
-    """Sends gradients as float16.
-
-    Sums are accumulated in float32 and rounded once, so only values beyond 65504 overflow.
-    """
+    """Sends gradients as float16."""
 
     @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType]:
+        # Without a scale: sums are accumulated in float32 and rounded once, so only values beyond 65504 overflow.
         return (tf.cast(tensor, tf.float16), tensor.dtype) if tensor.dtype.is_floating else (tensor, tensor.dtype)
 
     @staticmethod
-    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+    def decompress(tensor: tf.Tensor, ctx: tf.DType) -> tf.Tensor:
         return tf.cast(tensor, ctx)
 
 

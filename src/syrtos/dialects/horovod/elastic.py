@@ -12,9 +12,10 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from syrtos.checkpoint import durable, encoding
 from syrtos.checkpoint.encoding import Arrays
@@ -26,31 +27,37 @@ from syrtos.errors import ConfigurationError
 from syrtos.keras.recovery import replay
 from syrtos.keras.replica import state as variables_state
 
+if TYPE_CHECKING:
+    from syrtos.dialects.protocols import Model, Optimizer, Variable
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 _FILE = "elastic-state.safetensors"
 
 
 class State:
     """The progress of a training function. Attributes are given as keywords; they hold plain data."""
 
-    # Of a script's states, the number of the one that trains, and of all that have begun.
+    # The number of this state among those that the script has begun to train, and how many these are. A commit has its
+    # state's number: a script may train one state after the other, in the same order in each run.
     number = begun = 0
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, **values: object) -> None:
         self._known = list(values)
         self._reset_callbacks: list[Callable[[], None]] = []
         for name, value in values.items():
             setattr(self, name, value)
-        self._saved: dict[str, Any] = {}
-        self._saved_arrays: list[np.ndarray[Any, Any]] = []
+        self._saved: dict[str, object] = {}
+        self._saved_arrays: list[npt.NDArray[Any]] = []
         self.save()
 
     # -- what is part of the state -------------------------------------------------------------
 
-    def _variables(self) -> list[Any]:
+    def _variables(self) -> list[Variable]:
         """Returns the Keras or TensorFlow variables that belong to the state."""
         return []
 
-    def _attributes(self) -> dict[str, Any]:
+    def _attributes(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in self._known}
 
     # -- Horovod's methods ---------------------------------------------------------------------
@@ -64,8 +71,9 @@ class State:
         for callback in self._reset_callbacks:
             callback()
 
-    def on_hosts_updated(self, timestamp: Any = None, update_res: Any = None) -> None:
-        """Does nothing, and is never called: the launcher ends the workers, and starts others."""
+    def on_hosts_updated(self, timestamp: object = None, update_res: object = None) -> None:
+        """Does nothing, and is never called."""
+        # The launcher ends the workers, and starts others.
 
     def commit(self) -> None:
         """Remembers the state, also for the generation or the run after this one."""
@@ -74,15 +82,18 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Does nothing: if hosts have come or gone, the launcher has ended this process."""
+        """Does nothing."""
+        # If hosts have come or gone, the launcher has ended this process.
 
     def save(self) -> None:
         """Remembers the state in memory."""
         self._saved = copy.deepcopy(self._attributes())
+        # Copies: what `memory_of` lends changes with the variable.
         self._saved_arrays = [np.array(variables_state.memory_of(v)) for v in self._variables()]
 
     def restore(self) -> None:
         """Goes back to the state that was saved in memory."""
+        # Copies again: the script may change a list that it finds in its state, and go back once more.
         for name, value in copy.deepcopy(self._saved).items():
             setattr(self, name, value)
         variables = self._variables()
@@ -90,12 +101,13 @@ class State:
         for variable, array in zip(variables, self._saved_arrays, strict=True):
             variable.assign(array)
 
-    def _check_shapes(self, variables: list[Any]) -> None:
+    def _check_shapes(self, variables: list[Variable]) -> None:
         saved, now = [a.shape for a in self._saved_arrays], [tuple(v.shape) for v in variables]
         if saved != now:
             raise ConfigurationError(
-                f"The state was saved with {len(saved)} variables and there are {len(now)} now, or their shapes differ. Build the model "
-                "(give it an Input, or call it once) before the state is made, and make the same model in each run."
+                f"The state was saved with {len(saved)} variables and there are {len(now)} now, or their shapes "
+                "differ. Build the model (give it an Input, or call it once) before the state is made, and make the "
+                "same model in each run."
             )
 
     def sync(self) -> None:
@@ -112,6 +124,7 @@ class State:
     # -- the file ------------------------------------------------------------------------------
 
     def _write(self) -> None:
+        # Arrays of bfloat16 and the like come back from a file as bytes: dtypes and shapes are kept beside them.
         arrays = {
             "number": to_bytes(self.number),
             "attributes": to_bytes(self._saved),
@@ -120,6 +133,7 @@ class State:
         }
         arrays |= {f"v{i}": array for i, array in enumerate(self._saved_arrays)}
         path = _path()
+        # A launcher that keeps snapshots takes those of all workers; the file is written once.
         if replay.keeps_snapshots():
             replay.commit_state(arrays)
         elif path is not None and basics.rank() == 0:
@@ -135,8 +149,9 @@ class State:
             State.begun += 1
             self.number = State.begun
         found = self._committed_state() if basics.rank() == 0 else None
+        # The commit of another state of the script, which has one for each fold of its data, e.g.
         if found is not None and from_bytes(found["number"]) != self.number:
-            found = None  # of another state of the script, which has one for each fold of its data, e.g.
+            found = None
         if found is not None:
             self._saved = from_bytes(found["attributes"])
             shapes: list[list[int]] = from_bytes(found["shapes"])
@@ -159,32 +174,35 @@ class State:
 class ObjectState(State):
     """A state of plain data. ``bcast_object`` and ``get_rank``, which Horovod needs, are not used."""
 
-    def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any) -> None:
+    def __init__(self, bcast_object: object = None, get_rank: object = None, **kwargs: object) -> None:
         super().__init__(**kwargs)
 
 
 class TensorFlowState(State):
     """A state with variables."""
 
-    def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
+    def __init__(self, variables: Sequence[Variable] | None = None, session: object = None, **kwargs: object) -> None:
         del session
         self.variables = list(variables or [])
         super().__init__(**kwargs)
 
-    def _variables(self) -> list[Any]:
+    def _variables(self) -> list[Variable]:
         return self.variables
 
 
 class TensorFlowKerasState(State):
     """A state with a model and its optimizer."""
 
-    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, model: Model, optimizer: Optimizer | None = None, backend: object = None, **kwargs: object
+    ) -> None:
         del backend
         self.model = model
-        self.optimizer = optimizer or getattr(model, "optimizer", None)
+        self.optimizer: Optimizer | None = optimizer or getattr(model, "optimizer", None)
         super().__init__(**kwargs)
 
-    def _variables(self) -> list[Any]:
+    def _variables(self) -> list[Variable]:
+        # Else a state that is made before the first step would have no variables of the optimizer to go back to.
         keras2.build(self.optimizer, self.model)
         own = variables_state.variables_of(self.optimizer) if self.optimizer is not None else []
         return variables_state.unique([*self.model.variables, *own])
@@ -193,18 +211,22 @@ class TensorFlowKerasState(State):
 KerasState = TensorFlowKerasState
 
 
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
+def run(
+    func: Callable[Concatenate[State, Parameters], Result],
+) -> Callable[Concatenate[State, Parameters], Result]:
     """Decorates a training function ``func(state, ...)``, which begins from the last commit, equal on all workers."""
 
     @functools.wraps(func)
-    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(state: State, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         if state.resume():
-            state.sync()  # what is called on a reset may train
+            # What is called on a reset may train.
+            state.sync()
             state.on_reset()
         while True:
             state.sync()
             try:
                 return func(state, *args, **kwargs)
+            # No exchange raises these: they are for what a script raises itself.
             except HorovodInternalError:
                 state.restore()
             except HostsUpdatedInterrupt:

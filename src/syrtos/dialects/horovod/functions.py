@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -11,9 +11,12 @@ from syrtos.dialects.horovod.basics import ProcessSet, comm_of, global_process_s
 from syrtos.dialects.horovod.ops import broadcast_, root_in
 from syrtos.keras.tensorflow import op_errors
 
+if TYPE_CHECKING:
+    from syrtos.dialects.protocols import Variable
+
 
 def broadcast_variables(
-    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
+    variables: Iterable[Variable], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> tf.Operation | None:
     """Overwrites Keras or TensorFlow variables with the root's values.
 
@@ -25,30 +28,31 @@ def broadcast_variables(
 
 
 def broadcast_object(
-    obj: Any,
+    obj: object,
     root_rank: int = 0,
-    session: Any = None,
+    session: object = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Returns the root's object. It is plain data (see `syrtos.comm.objects`): nothing is pickled."""
     del session, name
+    # Scripts catch TensorFlow's errors, which Horovod's exchanges raise.
     with op_errors.raising():
         return comm_of(process_set).broadcast_object(obj, root_in(process_set, root_rank))
 
 
 def broadcast_object_fn(
     root_rank: int = 0,
-    session: Any = None,
+    session: object = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Callable[[Any], Any]:
+) -> Callable[[object], Any]:
     """Returns `broadcast_object` with its options bound."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
 def allgather_object(
-    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+    obj: object, session: object = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """Returns the objects of all workers in rank order. They are plain data: nothing is pickled."""
     del session, name
@@ -67,5 +71,6 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation | None:
     raise RuntimeError(
         "hvd.broadcast_global_variables() needs TensorFlow 1's list of all variables. Write "
         f"hvd.broadcast_variables(model.variables, root_rank={root_rank}), or use "
-        "hvd.callbacks.BroadcastGlobalVariablesCallback; syrtos also broadcasts before an optimizer's first step by itself."
+        "hvd.callbacks.BroadcastGlobalVariablesCallback; syrtos also broadcasts before an optimizer's first step by "
+        "itself."
     )

@@ -5,7 +5,8 @@ Exchanges take anything that is a tensor or becomes one, and return tensors.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
@@ -45,32 +46,41 @@ from syrtos.dialects.horovod.functions import broadcast_global_variables
 from syrtos.dialects.horovod.ops import Adasum, Average, Sum
 from syrtos.dialects.horovod.optimizer import load_model
 
+if TYPE_CHECKING:
+    from tensorflow._aliases import TensorCompatible
+
+    from syrtos.comm.communicator import ReduceOp
+    from syrtos.dialects.protocols import Gradient, Layer, Optimizer
+    from syrtos.keras.tensorflow import gradients
+
+OptimizerT = TypeVar("OptimizerT", bound="Optimizer")
+
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
-    "add_process_set", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "callbacks", "ccl_built", "cross_rank",
-    "cross_size", "cuda_built", "ddl_built", "elastic", "global_process_set", "gloo_built", "gloo_enabled", "init",
-    "is_homogeneous", "is_initialized", "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled",
-    "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "rocm_built", "shutdown", "size",
-    "start_timeline", "stop_timeline",
+    "add_process_set", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "callbacks", "ccl_built",
+    "cross_rank", "cross_size", "cuda_built", "ddl_built", "elastic", "global_process_set", "gloo_built",
+    "gloo_enabled", "init", "is_homogeneous", "is_initialized", "load_model", "local_rank", "local_size", "mpi_built",
+    "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "rocm_built",
+    "shutdown", "size", "start_timeline", "stop_timeline",
 ]  # fmt: skip
 
 
 def DistributedOptimizer(
-    optimizer: Any,
+    optimizer: OptimizerT,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: gradients.Compression = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
-    op: Any = Average,
+    op: ReduceOp = Average,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups: Any = None,
+    groups: common.Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> OptimizerT:
     """Calls `syrtos.dialects.horovod.optimizer.DistributedOptimizer`; the order of arguments is this module's."""
     return common.DistributedOptimizer(
         optimizer, name, False, device_dense, device_sparse, compression, sparse_as_dense, backward_passes_per_step, op,
@@ -78,7 +88,9 @@ def DistributedOptimizer(
     )  # fmt: skip
 
 
-def PartialDistributedOptimizer(optimizer: Any, *args: Any, local_layers: Any = None, **kwargs: Any) -> Any:
+def PartialDistributedOptimizer(
+    optimizer: OptimizerT, *args: Any, local_layers: Layer | Iterable[Layer] | None = None, **kwargs: Any
+) -> OptimizerT:
     """Makes a `DistributedOptimizer` that leaves the variables of ``local_layers`` to each worker."""
     made = DistributedOptimizer(optimizer, *args, **kwargs)
     for variable in common.variables_of_layers(local_layers):
@@ -87,30 +99,30 @@ def PartialDistributedOptimizer(optimizer: Any, *args: Any, local_layers: Any = 
 
 
 def allreduce(
-    value: Any,
+    value: TensorCompatible | tf.IndexedSlices,
     name: str | None = None,
     average: bool | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    op: Any = None,
-    compression: Any = Compression.none,
-) -> tf.Tensor:
+    op: ReduceOp | None = None,
+    compression: gradients.Compression = Compression.none,
+) -> Gradient:
     """Returns the reduced value."""
     return ops.allreduce(
         value, average, "", "", compression, op, prescale_factor, postscale_factor, name
     )  # fmt: skip
 
 
-def allgather(value: Any, name: str | None = None) -> tf.Tensor:
+def allgather(value: TensorCompatible, name: str | None = None) -> tf.Tensor:
     """Returns the values of all workers, concatenated along the first axis."""
     return ops.allgather(value, name)
 
 
-def broadcast(value: Any, root_rank: int, name: str | None = None) -> tf.Tensor:
+def broadcast(value: TensorCompatible, root_rank: int, name: str | None = None) -> tf.Tensor:
     """Returns the root's value."""
     return ops.broadcast(value, root_rank, name)
 
 
-def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> tf.Tensor:
+def reducescatter(value: TensorCompatible, name: str | None = None, op: ReduceOp = Average) -> tf.Tensor:
     """Returns this worker's rows of the reduced value."""
     return ops.reducescatter(value, op=op, name=name)

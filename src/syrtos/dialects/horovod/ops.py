@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -18,6 +18,17 @@ from syrtos.keras.tensorflow import op_errors, tf_internals
 from syrtos.keras.tensorflow import ops as core
 from syrtos.keras.tensorflow.variables import tensor_of
 
+if TYPE_CHECKING:
+    from tensorflow._aliases import TensorCompatible
+
+    from syrtos.comm.communicator import Array
+    from syrtos.dialects.protocols import Gradient, Variable
+    from syrtos.keras.tensorflow import gradients
+
+    # A result, and the function from its gradient to that of the argument, as `tf.custom_gradient` takes them.
+    Differentiable = tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]
+
+# Horovod's own tests use the module under this name.
 _basics = basics
 Average, Sum, Adasum = ReduceOp.MEAN, ReduceOp.SUM, ReduceOp.ADASUM
 Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
@@ -25,18 +36,18 @@ Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
 
 @unconverted
 def allreduce(
-    tensor: Any,
+    tensor: TensorCompatible | tf.IndexedSlices,
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: gradients.Compression = Compression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
-) -> Any:
+) -> Gradient:
     """Reduces a tensor, or the rows of `tf.IndexedSlices`, over the workers; the default is their average."""
     del device_dense, device_sparse, ignore_name_scope
     op, comm = chosen_op(op, average), _check_name(comm_of(process_set), "allreduce", name)
@@ -44,6 +55,7 @@ def allreduce(
         return _sparse_allreduce(comm, tensor, op, prescale_factor, postscale_factor)
     tensor = tf.convert_to_tensor(tensor)
     sent, context = compression.compress(_scale(tensor, prescale_factor))
+    # The core refuses means of integers, which Horovod cuts off.
     if op is Average and sent.dtype.is_integer:
         reduced = tf.truncatediv(core.allreduce(comm, sent, Sum), tf.cast(comm.size, sent.dtype))
     else:
@@ -59,6 +71,7 @@ def _sparse_allreduce(
             "IndexedSlices can be summed or averaged only, without scale factors: make the gradient dense first "
             "(sparse_as_dense=True)."
         )
+    # Rows of the same index stay apart: whoever applies them adds them up.
     values, indices = core.allgather(comm, rows.values), core.allgather(comm, rows.indices)
     values = values / tf.cast(comm.size, values.dtype) if op is Average else values
     return tf.IndexedSlices(values, indices, dense_shape=rows.dense_shape)
@@ -66,24 +79,24 @@ def _sparse_allreduce(
 
 @unconverted
 def grouped_allreduce(
-    tensors: Sequence[Any],
+    tensors: Sequence[TensorCompatible | tf.IndexedSlices],
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: gradients.Compression = Compression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
     name: str | None = None,
-) -> list[Any]:
+) -> list[Gradient]:
     """Reduces several tensors by `allreduce`."""
     del device_dense, device_sparse, ignore_name_scope
     op, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
     return [
         allreduce(
-            tensor, None, "", "", compression, op, *scales, name=_part(name, i), process_set=process_set
+            tensor, None, "", "", compression, op, *scales, name=_numbered(name, i), process_set=process_set
         )
         for i, tensor in enumerate(tensors)
     ]  # fmt: skip
@@ -91,7 +104,10 @@ def grouped_allreduce(
 
 @unconverted
 def allgather(
-    tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
+    tensor: TensorCompatible,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Concatenates the workers' tensors along the first axis, whose length may differ.
 
@@ -101,7 +117,7 @@ def allgather(
     comm = _check_name(comm_of(process_set), "allgather", name)
 
     @tf_internals.custom_gradient
-    def forward(x: tf.Tensor) -> Any:
+    def forward(x: tf.Tensor) -> Differentiable:
         def backward(dy: tf.Tensor) -> tf.Tensor:
             counts = core.allgather(comm, tf.shape(x)[:1])
             start = tf.reduce_sum(counts[: comm.rank])
@@ -114,19 +130,19 @@ def allgather(
 
 @unconverted
 def grouped_allgather(
-    tensors: Sequence[Any],
+    tensors: Sequence[TensorCompatible],
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """Concatenates several tensors by `allgather`."""
     del ignore_name_scope
-    return [allgather(tensor, _part(name, i), process_set=process_set) for i, tensor in enumerate(tensors)]
+    return [allgather(tensor, _numbered(name, i), process_set=process_set) for i, tensor in enumerate(tensors)]
 
 
 @unconverted
 def broadcast(
-    tensor: Any,
+    tensor: TensorCompatible,
     root_rank: int,
     name: str | None = None,
     ignore_name_scope: bool = False,
@@ -140,7 +156,7 @@ def broadcast(
     comm, root = _check_name(comm_of(process_set), "broadcast", name), root_in(process_set, root_rank)
 
     @tf_internals.custom_gradient
-    def forward(x: tf.Tensor) -> Any:
+    def forward(x: tf.Tensor) -> Differentiable:
         return core.broadcast(
             comm, x, root
         ), lambda dy: core.allreduce(comm, dy, Average) * tf.cast(comm.rank == root, dy.dtype)
@@ -149,8 +165,8 @@ def broadcast(
 
 
 def broadcast_(
-    variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Any]:
+    variables: Sequence[Variable], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[object]:
     """Overwrites variables with the root's: at once, or in a graph when the returned operations run."""
     comm, root = _check_name(comm_of(process_set), "broadcast", name), root_in(process_set, root_rank)
     if not tf.executing_eagerly():
@@ -162,18 +178,19 @@ def broadcast_(
 
 @unconverted
 def alltoall(
-    tensor: Any,
-    splits: Any = None,
+    tensor: TensorCompatible,
+    splits: TensorCompatible | None = None,
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
     """Sends groups of rows to all workers; with ``splits`` also returns how many rows came from each."""
     del ignore_name_scope
     comm = _check_name(comm_of(process_set), "alltoall", name)
 
     @tf_internals.custom_gradient
-    def forward(rows: tf.Tensor) -> Any:
+    def forward(rows: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
+        # The way back sends to each worker as many rows as came from it.
         result, received = core.alltoall(comm, rows, splits)
         return (result, received), lambda d_result, _: core.alltoall(comm, d_result, received)[0]
 
@@ -183,9 +200,9 @@ def alltoall(
 
 @unconverted
 def reducescatter(
-    tensor: Any,
+    tensor: TensorCompatible,
     device_dense: str = "",
-    compression: Any = Compression.none,
+    compression: gradients.Compression = Compression.none,
     op: ReduceOp = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
@@ -205,9 +222,11 @@ def reducescatter(
     comm = comm_of(process_set)
 
     @tf_internals.custom_gradient
-    def forward(x: tf.Tensor) -> Any:
+    def forward(x: tf.Tensor) -> Differentiable:
         scales = (prescale_factor, postscale_factor)
+        # The whole, of which each worker takes its rows: so compression and scales are those of `allreduce`.
         reduced = allreduce(x, None, device_dense, "", compression, op, *scales, name, process_set, ignore_name_scope)
+        assert isinstance(reduced, tf.Tensor)  # as what was reduced
         parts, place = comm.size, comm.rank
         each, more = tf.shape(x)[0] // parts, tf.math.floormod(tf.shape(x)[0], parts)
         start = place * each + tf.minimum(place, more)
@@ -219,9 +238,9 @@ def reducescatter(
 
 
 def grouped_reducescatter(
-    tensors: Sequence[Any],
+    tensors: Sequence[TensorCompatible],
     device_dense: str = "",
-    compression: Any = Compression.none,
+    compression: gradients.Compression = Compression.none,
     op: ReduceOp = Average,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
@@ -232,7 +251,7 @@ def grouped_reducescatter(
     """Reduces several tensors by `reducescatter`."""
     return [
         reducescatter(
-            tensor, device_dense, compression, op, _part(name, i), process_set, ignore_name_scope, prescale_factor,
+            tensor, device_dense, compression, op, _numbered(name, i), process_set, ignore_name_scope, prescale_factor,
             postscale_factor,
         )
         for i, tensor in enumerate(tensors)
@@ -302,18 +321,20 @@ def root_in(process_set: ProcessSet, root_rank: int) -> int:
 
 def _check_name(comm: Communicator, call: str, name: str | None) -> Communicator:
     """Returns the communicator, after workers have compared the names of the tensors that they exchange."""
-    # workers that exchange tensors under different names are told, instead of mixing them up
+    # Workers that exchange tensors under different names are told, instead of mixing them up.
     if name is not None and comm.size > 1:
 
-        def compare() -> list[Any]:
+        def compare() -> list[Array]:
             comm.agree(f"tensor {call} {name}")
             return []
 
+        # In a graph too, and in the order of its exchanges.
         core.exchange(compare, [], [])
     return comm
 
 
-def _part(name: str | None, index: int) -> str | None:
+def _numbered(name: str | None, index: int) -> str | None:
+    """Returns the name of one tensor of a group."""
     return None if name is None else f"{name}.{index}"
 
 
@@ -322,9 +343,11 @@ def _scale(tensor: tf.Tensor, factor: float) -> tf.Tensor:
         return tensor
     if tensor.dtype.is_floating and tensor.dtype.size > 2:
         return tensor * tf.cast(factor, tensor.dtype)
+    # Integers, and halves: the factor itself would be rounded to their dtype.
     return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
 
 
-def _with_rows(tensor: Any) -> tf.Tensor:
+def _with_rows(tensor: TensorCompatible) -> tf.Tensor:
     tensor = tf.convert_to_tensor(tensor)
+    # There is no first axis to concatenate scalars along.
     return tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tensor

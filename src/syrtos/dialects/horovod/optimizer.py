@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
@@ -20,24 +21,33 @@ from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import gradients
 from syrtos.keras.tensorflow.gradients import Reduction
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from syrtos.dialects.protocols import Gradient, Layer, Optimizer, Variable
+
+OptimizerT = TypeVar("OptimizerT", bound="Optimizer")
+# Variables that travel together, or their number of groups.
+Groups = int | Sequence[Sequence["Variable"]] | None
+
 
 def DistributedOptimizer(
-    optimizer: Any,
+    optimizer: OptimizerT,
     name: str | None = None,
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: gradients.Compression = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
     gradient_predivide_factor: float = 1.0,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups: Any = None,
+    groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> OptimizerT:
     """Makes a Keras optimizer reduce its gradients over the workers before it applies them.
 
     The optimizer itself is returned, with what it has learnt so far. Before its first step all workers get rank 0's
@@ -51,14 +61,16 @@ def DistributedOptimizer(
     if op not in (Average, Sum):
         raise ValueError(f"op must be hvd.Average or hvd.Sum for a Keras optimizer. Received: {op}.")
     reduction = _reduction(
-        op, compression, sparse_as_dense, gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients,
+        op, compression, sparse_as_dense, gradient_predivide_factor, num_groups, groups, process_set,
+        scale_local_gradients,
         factor=1.0 if average_aggregated_gradients else float(backward_passes_per_step),
     )  # fmt: skip
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not keras2.is_optimizer(inner):
         raise ConfigurationError(
-            f"hvd.DistributedOptimizer takes Keras optimizers. Received: {type(optimizer).__name__}. Optimizers of TensorFlow 1 "
-            "(tf.compat.v1.train) have a Keras one of the same name; loops of one's own use hvd.DistributedGradientTape."
+            f"hvd.DistributedOptimizer takes Keras optimizers. Received: {type(optimizer).__name__}. Optimizers of "
+            "TensorFlow 1 (tf.compat.v1.train) have a Keras one of the same name; loops of one's own use "
+            "hvd.DistributedGradientTape."
         )
     if backward_passes_per_step > 1:
         keras2.accumulate(inner, backward_passes_per_step)
@@ -66,6 +78,7 @@ def DistributedOptimizer(
     gradients.mark(inner, reduction)
     if hasattr(optimizer, "minimize"):
         ComputedGradients(optimizer)
+    # Keras's own `__setattr__` tracks what it is given.
     object.__setattr__(optimizer, "register_local_var", lambda variable: _keep_local(reduction, [variable]))
     return optimizer
 
@@ -78,12 +91,12 @@ class DistributedGradientTape(gradients.ReducingTape):
         gradtape: tf.GradientTape,
         device_dense: str = "",
         device_sparse: str = "",
-        compression: Any = Compression.none,
+        compression: gradients.Compression = Compression.none,
         sparse_as_dense: bool = False,
         op: ReduceOp = Average,
         gradient_predivide_factor: float = 1.0,
         num_groups: int = 0,
-        groups: Any = None,
+        groups: Groups = None,
         process_set: ProcessSet = global_process_set,
         scale_local_gradients: bool = True,
     ) -> None:
@@ -109,19 +122,25 @@ class DistributedGradientTape(gradients.ReducingTape):
             ),
         )
 
-    def register_local_source(self, source: Any) -> None:
+    def register_local_source(self, source: Variable) -> None:
         """Leaves the gradients of a variable to each worker."""
         _keep_local(self._reduction, [source])
 
     @unconverted
-    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False) -> Any:
+    def gradient(
+        self, target: object, sources: object, output_gradients: object = None, use_generic_names: bool = False
+    ) -> Any:
         """Returns the reduced gradients, in the structure of ``sources``; None where there is none."""
         del use_generic_names
         return super().gradient(target, sources, output_gradients)
 
     def get_local_and_global_gradients(
-        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
-    ) -> tuple[list[Any], list[Any]]:
+        self,
+        target: object,
+        sources: Sequence[Variable],
+        output_gradients: object = None,
+        use_generic_names: bool = False,
+    ) -> tuple[list[tuple[Variable, Gradient | None]], list[tuple[Variable, Gradient | None]]]:
         """Returns pairs of (variable, gradient): those of the local variables, and those of the others."""
         pairs = list(zip(sources, self.gradient(target, sources, output_gradients, use_generic_names), strict=True))
         local = self._reduction.local
@@ -132,7 +151,7 @@ class DistributedGradientTape(gradients.ReducingTape):
 
 
 def PartialDistributedGradientTape(
-    gradtape: tf.GradientTape, *args: Any, local_layers: Any = None, **kwargs: Any
+    gradtape: tf.GradientTape, *args: Any, local_layers: Layer | Iterable[Layer] | None = None, **kwargs: Any
 ) -> DistributedGradientTape:
     """Makes a `DistributedGradientTape` that leaves the variables of ``local_layers`` to each worker."""
     tape = DistributedGradientTape(gradtape, *args, **kwargs)
@@ -142,10 +161,10 @@ def PartialDistributedGradientTape(
 
 
 def load_model(
-    filepath: Any,
-    custom_optimizers: Sequence[Any] | None = None,
-    custom_objects: dict[str, Any] | None = None,
-    compression: Any = Compression.none,
+    filepath: str | os.PathLike[str],
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: Mapping[str, object] | None = None,
+    compression: gradients.Compression = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
     """Loads a Keras model whose optimizer, if it has one, reduces its gradients."""
@@ -159,11 +178,11 @@ def load_model(
 
 def _reduction(
     op: ReduceOp,
-    compression: Any,
+    compression: gradients.Compression,
     sparse_as_dense: bool,
     gradient_predivide_factor: float,
     num_groups: int,
-    groups: Any,
+    groups: Groups,
     process_set: ProcessSet,
     scale_local_gradients: bool,
     factor: float = 1.0,
@@ -177,10 +196,10 @@ def _reduction(
         raise ValueError(
             f"groups must be a non-negative integer or a list of lists of variables. Received: {groups!r}."
         )
-    # a worker outside the set trains by itself
+    # A worker outside the set trains by itself.
     comm = comm_of(process_set) if process_set.included() is not False else InProcessCommunicator()
-    # gradient_predivide_factor and groups are left out: dividing before and after the sum is one division here, and
-    # groups are formed by size anyway
+    # `gradient_predivide_factor` and `groups` are left out: dividing before and after the sum is one division here, and
+    # groups are formed by size anyway.
     return Reduction(
         comm,
         op,
@@ -191,11 +210,15 @@ def _reduction(
     )
 
 
-def _keep_local(reduction: Reduction, variables: Iterable[Any]) -> None:
+def _keep_local(reduction: Reduction, variables: Iterable[Variable]) -> None:
     reduction.local.update({state.identity(variable): variable for variable in variables})
 
 
-def variables_of_layers(layers: Any) -> list[Any]:
+def variables_of_layers(layers: Layer | Iterable[Layer] | None) -> list[Variable]:
     """Returns the trainable variables of one layer or several."""
-    found = [layers] if hasattr(layers, "trainable_weights") else list(layers or [])
+    found = [layers] if _is_layer(layers) else list(layers or [])
     return [variable for layer in found for variable in layer.trainable_weights]
+
+
+def _is_layer(layers: Layer | Iterable[Layer] | None) -> TypeIs[Layer]:
+    return hasattr(layers, "trainable_weights")

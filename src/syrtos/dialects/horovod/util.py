@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 from packaging.version import Version
@@ -22,8 +21,8 @@ from syrtos.dialects.horovod.basics import (
 )
 
 __all__ = [
-    "ccl_built", "cuda_built", "ddl_built", "get_env_rank_and_size", "gloo_built", "in_thread", "is_version_greater_equal_than",
-    "mpi_built", "nccl_built", "rocm_built", "run",
+    "ccl_built", "cuda_built", "ddl_built", "get_env_rank_and_size", "gloo_built", "in_thread",
+    "is_version_greater_equal_than", "mpi_built", "nccl_built", "rocm_built", "run",
 ]  # fmt: skip
 
 
@@ -44,8 +43,8 @@ def get_env_rank_and_size() -> tuple[int, int]:
 
 
 def in_thread(
-    target: Callable[..., Any],
-    args: Sequence[Any] = (),
+    target: Callable[..., object],
+    args: Sequence[object] = (),
     name: str | None = None,
     daemon: bool = True,
     silent: bool = False,

@@ -82,7 +82,8 @@ def convert_script(path: Path, workers: int) -> Result:
             *guessed,
             (0, f"{others[0].name}, which the script imports, belongs to the same training: put both into one file"),
         ]
-    if guessed:  # a conversion that had to guess would be another training
+    # A conversion that had to guess would be another training.
+    if guessed:
         return Result(path, text, text, (), guessed)
     try:
         return _convert_text(path, text, workers)
@@ -95,6 +96,8 @@ def convert_script(path: Path, workers: int) -> Result:
 def _convert_text(path: Path, text: str, workers: int) -> Result:
     module = cst.parse_module(text)
     notes, left, wants = [], [], set()
+    # Each conversion is given what the one before has made: lines are counted back to the script's
+    # own.
     for kind in _CONVERSIONS:
         conversion, seen = kind(workers), module.code
         if not any(word in seen for word in kind.WORDS):
@@ -104,7 +107,7 @@ def _convert_text(path: Path, text: str, workers: int) -> Result:
         left += [(_line_before(text, seen, line), says) for line, says in conversion.left]
         wants |= conversion.wants
     after = _with_wanted(module, wants, workers).code if wants else module.code
-    left += [] if after == text else _remaining(path, text, after)
+    left += [] if after == text else _find_remaining(path, text, after)
     return Result(path, text, after, sorted(set(notes)), sorted(set(left)))
 
 
@@ -112,11 +115,12 @@ def _line_before(before: str, after: str, number: int) -> int:
     """Returns the number that a line of a changed text had before the change."""
     if before == after:
         return number
+    # Without `autojunk`, which leaves lines that come often in a long file out of the comparison.
     changes = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False).get_opcodes()
     return next(min(i + number - j, end) for _, i, end, j, last in changes if number <= last)
 
 
-def _remaining(path: Path, before: str, after: str) -> list[tuple[int, str]]:
+def _find_remaining(path: Path, before: str, after: str) -> list[tuple[int, str]]:
     """Returns what would still break, each with a text that names the line of the converted script.
 
     That is names that nothing gives a value any more, and those findings of the doctor that end a run.
@@ -162,7 +166,7 @@ def _with_wanted(module: cst.Module, wants: set[str], workers: int) -> cst.Modul
         return module
     added = list(cst.parse_module("\n".join(lines) + "\n").body)
     added[:1] = [first.with_changes(leading_lines=[cst.EmptyLine(indent=False)]) for first in added[:1]]
-    place = _place(module)
+    place = _insertion_index(module)
     rest = list(module.body[place:])
     if rest and isinstance(first := rest[0], cst.SimpleStatementLine | cst.BaseCompoundStatement):
         blank = [] if any(line.comment is None for line in first.leading_lines) else [cst.EmptyLine(indent=False)]
@@ -170,7 +174,7 @@ def _with_wanted(module: cst.Module, wants: set[str], workers: int) -> cst.Modul
     return module.with_changes(body=[*module.body[:place], *added, *rest])
 
 
-def _place(module: cst.Module) -> int:
+def _insertion_index(module: cst.Module) -> int:
     """Returns the index in the body after the imports, but before the first line that needs what is added."""
     body = module.body
     imports = 1 + max((number for number, line in enumerate(body) if _is_import(line)), default=-1)
@@ -227,7 +231,9 @@ def write(result: Result) -> None:
             f"{kept} exists, and would be overwritten by today's {result.path.name}. Remove or rename it first."
         )
     original = result.path.read_bytes()
+    # The script keeps its encoding, its ends of lines and its rights.
     encoding, _ = tokenize.detect_encoding(iter(original.splitlines(True)).__next__)
+    # Before the new text is written: the original is there at any moment.
     result.path.rename(kept)
     result.path.write_text(result.after, encoding, newline="\r\n" if b"\r\n" in original else None)
     shutil.copymode(kept, result.path)

@@ -21,8 +21,10 @@ class Estimators(Conversion):
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
-        self._models: dict[str, str] = {}  # the name of an estimator: the text of its model
-        self._specs: dict[str, str] = {}  # the name of a TrainSpec or EvalSpec: its data set
+        # the name of an estimator: the text of its model
+        self._models: dict[str, str] = {}
+        # the name of a TrainSpec or EvalSpec: its data set
+        self._specs: dict[str, str] = {}
         self._gone: set[str] = set()
 
     def visit_Module(self, node: cst.Module) -> None:
@@ -61,10 +63,10 @@ class Estimators(Conversion):
         """Replaces calls of an estimator by calls of its model."""
         name = method(original_node)
         if name == "train_and_evaluate" and len(original_node.args) == 3:
-            return self._both(original_node, updated_node)
+            return self._convert_train_and_evaluate(original_node, updated_node)
         on = code(original_node.func.value) if isinstance(original_node.func, cst.Attribute) else ""
         if on in self._models and name in ("train", "evaluate", "predict"):
-            return self._one(original_node, updated_node, on, name)
+            return self._convert_call(original_node, updated_node, on, name)
         if name in (
             "Estimator",
             "DNNClassifier",
@@ -81,7 +83,7 @@ class Estimators(Conversion):
             self.leave_alone(original_node, f"`{on}.{name}` of an Estimator")
         return updated_node
 
-    def _one(self, original: cst.Call, call: cst.Call, on: str, name: str) -> cst.BaseExpression:
+    def _convert_call(self, original: cst.Call, call: cst.Call, on: str, name: str) -> cst.BaseExpression:
         data = self._data(original, "max_steps" if name == "train" and argument(original, "max_steps") else "steps")
         if data is None:
             self.leave_alone(original, f"`{name}` without an input function that takes no arguments")
@@ -103,7 +105,7 @@ class Estimators(Conversion):
         }
         return cst.parse_expression(texts[name])
 
-    def _both(self, original: cst.Call, call: cst.Call) -> cst.BaseExpression:
+    def _convert_train_and_evaluate(self, original: cst.Call, call: cst.Call) -> cst.BaseExpression:
         estimator, train, test = (code(each.value) for each in original.args)
         if estimator not in self._models or train not in self._specs or test not in self._specs:
             self.leave_alone(

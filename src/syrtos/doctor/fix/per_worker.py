@@ -87,10 +87,13 @@ class PerWorker(Conversion):
         self._ranks: set[str] = set()
         self._values: dict[str, cst.BaseExpression] = {}  # what names are given last
         self._true: set[str] = set()  # names that say whether this is rank 0
-        self._shards: set[cst.CSTNode] = set()  # where the number of workers divides data
+        # where the number of workers divides data
+        self._shards: set[cst.CSTNode] = set()
         self._sharded: set[cst.CSTNode] = set()  # the calls and slices that do so
         self._divided = False
-        self._grows = False  # each worker goes over all of the data in an epoch: one process does in as many epochs as there are workers
+        # each worker goes over all of the data in an epoch: one process does in as many epochs as
+        # there are workers
+        self._grows = False
         self._speaks = False  # Horovod or SMDDP
 
     # -- what stands where ------------------------------------------------------------------------------------
@@ -150,7 +153,7 @@ class PerWorker(Conversion):
                 parts = [outer.lower, outer.upper, outer.step]
             elif (
                 isinstance(outer, cst.Call)
-                and not self._ours(outer)
+                and not self._exchange_function(outer)
                 and method(outer) not in ("fit", "print", "format", "append")
             ):
                 parts = [each.value for each in outer.args]
@@ -161,7 +164,7 @@ class PerWorker(Conversion):
                 self._shards.update(each for each in given if self._is_size(each))
                 self._sharded.update({outer} if any(map(self._is_size, given)) else ())
 
-    def _ours(self, node: cst.CSTNode) -> str:
+    def _exchange_function(self, node: cst.CSTNode) -> str:
         """Returns the name of the function of Horovod or SMDDP that a node calls; empty for other nodes."""
         if not isinstance(node, cst.Call):
             return ""
@@ -169,7 +172,7 @@ class PerWorker(Conversion):
         return path.rpartition(".")[2] if path.startswith(_ROOTS) else ""
 
     def _calls(self, node: cst.CSTNode, names: frozenset[str]) -> bool:
-        return self._ours(node) in names
+        return self._exchange_function(node) in names
 
     def _is_size(self, node: cst.CSTNode) -> bool:
         return self._calls(node, _SIZES) or (isinstance(node, cst.Name) and node.value in self._sizes)
@@ -184,7 +187,7 @@ class PerWorker(Conversion):
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         """Replaces calls of Horovod and SMDDP, and multiplies the sizes of batches."""
-        ours = self._ours(original_node)
+        ours = self._exchange_function(original_node)
         if ours:
             return self._convert_call(ours, original_node, updated_node)
         if not self._speaks:
@@ -245,6 +248,7 @@ class PerWorker(Conversion):
         ):
             self.leave_alone(original, "this multiplier counts epochs, of which there are WORKERS times as many")
         if ours == "LearningRateWarmupCallback" and argument(call, "warmup_epochs", 1) is None:
+            # Horovod's default.
             call = with_keyword(call, "warmup_epochs", cst.Integer("5"))
         for name, position in _EPOCHS[ours].items():
             if (found := argument(call, name, position)) is not None and code(found.value) not in ("0", "None"):
@@ -292,6 +296,7 @@ class PerWorker(Conversion):
             call = replace_argument(call, size, times(size.value, _WORKERS))
         elif argument(call, "y", 1) is not None:
             self.wants.add(_WORKERS)
+            # Keras's default.
             call = with_keyword(call, "batch_size", times(cst.Integer("32"), _WORKERS))
         if (steps := _steps(call)) is not None:
             return self._divide_steps(original, call, steps)
@@ -308,7 +313,8 @@ class PerWorker(Conversion):
         return replace_argument(call, epochs, times(epochs.value, _WORKERS))
 
     def _divide_steps(self, original: cst.Call, call: cst.Call, steps: cst.Arg) -> cst.Call:
-        """Divides steps by WORKERS if they were counted on one worker's part of the data: it is all of the data now."""
+        """Divides steps by WORKERS if they were counted on one worker's part of the data."""
+        # The data is all of it now, and a batch has the rows of all workers.
         before = _steps(original)
         value = before.value if before else steps.value
         made = self._values.get(code(value), value)
@@ -324,7 +330,8 @@ class PerWorker(Conversion):
         return replace_argument(call, steps, counted.with_changes(operator=cst.FloorDivide()))
 
     def leave_Subscript(self, original_node: cst.Subscript, updated_node: cst.Subscript) -> cst.BaseExpression:
-        """Leaves `parts[hvd.rank()]` to be done by hand: it is a part of the data, and one process needs all parts."""
+        """Leaves `parts[hvd.rank()]` to be done by hand."""
+        # It is a part of the data, and one process needs all parts.
         chosen = [inner for each in original_node.slice for inner in m.findall(each, m.Call() | m.Name())]
         if any(self._is_rank(inner) for inner in chosen) and not any(self._is_size(inner) for inner in chosen):
             text = code(original_node)
@@ -343,13 +350,13 @@ class PerWorker(Conversion):
     def leave_Expr(self, original_node: cst.Expr, updated_node: cst.Expr) -> cst.Expr | cst.RemovalSentinel:
         """Removes statements that are only for several processes."""
         call = original_node.value
-        if self._ours(call) in _VANISH:
+        if self._exchange_function(call) in _VANISH:
             return cst.RemoveFromParent()
         if (
             isinstance(call, cst.Call)
             and method(call) == "append"
             and call.args
-            and self._ours(call.args[0].value) in _VANISH
+            and self._exchange_function(call.args[0].value) in _VANISH
         ):
             return cst.RemoveFromParent()
         if isinstance(call, cst.Call) and method(call) == "set_visible_devices":
@@ -358,7 +365,7 @@ class PerWorker(Conversion):
 
     def leave_Element(self, original_node: cst.Element, updated_node: cst.Element) -> cst.Element | cst.RemovalSentinel:
         """Removes callbacks that are only for several processes."""
-        return cst.RemoveFromParent() if self._ours(original_node.value) in _VANISH else updated_node
+        return cst.RemoveFromParent() if self._exchange_function(original_node.value) in _VANISH else updated_node
 
     def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign | cst.RemovalSentinel:
         """Removes assignments that have no meaning for one process.
@@ -371,7 +378,7 @@ class PerWorker(Conversion):
             return cst.RemoveFromParent()
         if (
             code(target).endswith("visible_device_list")
-            or self._ours(original_node.value) in _VANISH
+            or self._exchange_function(original_node.value) in _VANISH
             or self._is_compression(original_node.value)
         ):
             return cst.RemoveFromParent()
@@ -442,7 +449,7 @@ class PerWorker(Conversion):
     def leave_If(
         self, original_node: cst.If, updated_node: cst.If
     ) -> cst.BaseStatement | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseStatement]:
-        """Replaces a condition about ranks by the branch of rank 0; only one worker writes the script's own files."""
+        """Replaces a condition about ranks by the branch of rank 0."""
         decided = self._value_on_rank_0(original_node.test)
         suite = updated_node.body
         body = (
@@ -453,7 +460,8 @@ class PerWorker(Conversion):
         if all(m.matches(line, m.SimpleStatementLine([m.Pass()])) for line in body) and updated_node.orelse is None:
             return cst.RemoveFromParent()
         if decided is None or isinstance(self.get_metadata(ParentNodeProvider, original_node), cst.If):
-            return updated_node  # an `elif` keeps its condition, which holds the constant of rank 0
+            # an `elif` keeps its condition, which holds the constant of rank 0
+            return updated_node
         if decided:
             kept = self._of_rank_0([line for line in body if isinstance(line, cst.BaseStatement)])
             first = kept[0]
@@ -474,6 +482,8 @@ class PerWorker(Conversion):
                 and not any(word in text for word in _SHARED)
                 and ".save(" not in text.replace("np.save(", "")
             ):
+                # The converted script runs on several workers too, and one of them is to write its
+                # files.
                 self.wants.add("syrtos")
                 test = cst.parse_expression("syrtos.rank() == 0")
                 found.append(cst.If(test, cst.IndentedBlock([statement])))

@@ -192,6 +192,7 @@ class Spellings(Conversion):
             return call
         keras = code(call.func).rpartition("optimizers")[0] or "keras."
         self.wants |= {"keras"} if keras == "keras." else set()
+        # Keras 2 divided the rate by 1 + decay * step.
         schedule = cst.parse_expression(
             f"{keras}optimizers.schedules.InverseTimeDecay({code(rate.value)}, 1, {code(decay.value)})"
         )

@@ -20,7 +20,8 @@ class Conversion(m.MatcherDecoratableTransformer):
         wants: what the converted module must define: ``keras``, ``WORKERS``, ``syrtos``, ``learning_rate_callbacks``.
     """
 
-    WORDS: ClassVar[tuple[str, ...]] = ("",)  # a module without any of them has nothing to convert
+    # a module without any of them has nothing to convert
+    WORDS: ClassVar[tuple[str, ...]] = ("",)
     METADATA_DEPENDENCIES = (QualifiedNameProvider, PositionProvider, ParentNodeProvider)
 
     def __init__(self, workers: int) -> None:
@@ -33,6 +34,7 @@ class Conversion(m.MatcherDecoratableTransformer):
     def name(self, node: cst.CSTNode) -> str:
         """Returns the dotted path, as spelled, of a name, an attribute or a called function; empty if unknown."""
         found = self.get_metadata(QualifiedNameProvider, node, set())
+        # Of a set: the first by the alphabet, so that each conversion of a script is the same.
         return min((each.name for each in found), default="")
 
     def meaning(self, node: cst.CSTNode) -> str:

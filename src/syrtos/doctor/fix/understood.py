@@ -83,7 +83,7 @@ def trains(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and ("model" in on or any(k.arg in _OF_FIT for k in call.keywords))
 
 
-def _ours(script: Script, node: ast.AST) -> str:
+def _exchange_function(script: Script, node: ast.AST) -> str:
     """Returns the name of the function of Horovod or SMDDP that a node calls; empty for other nodes."""
     path = (script.written_path(node.func) or "") if isinstance(node, ast.Call) else ""
     return path.rpartition(".")[2] if path.split(".")[0] in _ROOTS else ""
@@ -127,13 +127,14 @@ def _handed_over(script: Script) -> Iterator[Problem]:
             return
 
 
-@functools.lru_cache(maxsize=8)  # is asked for at each name of a script
+# This is asked at each name of a script.
+@functools.lru_cache(maxsize=8)
 def _rank_names(script: Script, names: frozenset[str]) -> set[str]:
     """Returns the names that are given a rank or a size (``names`` are its functions) anywhere in the script."""
     return {
         name
         for name, values in script.assigned_values.items()
-        if any(_ours(script, value) in names for value in values)
+        if any(_exchange_function(script, value) in names for value in values)
     }
 
 
@@ -148,7 +149,7 @@ def _several_targets(script: Script) -> Iterator[Problem]:
                 f"`{name}` is a rank or a number of workers here, and something else elsewhere: use two names",
             )
     for node in ast.walk(script.tree):
-        if _ours(script, node) in _RANKS | _SIZES:
+        if _exchange_function(script, node) in _RANKS | _SIZES:
             around = script.parents.get(node)
             owner = script.parents.get(around) if around else None
             alone = (
@@ -165,8 +166,8 @@ def _several_targets(script: Script) -> Iterator[Problem]:
                 )
 
 
-def _is(script: Script, node: ast.AST, names: frozenset[str]) -> bool:
-    return _ours(script, node) in names or (
+def _is_call_or_name(script: Script, node: ast.AST, names: frozenset[str]) -> bool:
+    return _exchange_function(script, node) in names or (
         isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in _rank_names(script, names)
     )
 
@@ -180,19 +181,21 @@ def _is_share(script: Script, outer: ast.AST) -> bool:
         parts = [outer.lower, outer.upper, outer.step]
     elif (
         isinstance(outer, ast.Call)
-        and not _ours(script, outer)
+        and not _exchange_function(script, outer)
         and method(outer) not in ("fit", "print", "format", "append")
     ):
         parts = [*outer.args, *(keyword.value for keyword in outer.keywords)]
     else:
         return False
     given = [each for each in parts if each is not None]
-    return any(_is(script, each, _RANKS) for each in given) and any(_is(script, each, _SIZES) for each in given)
+    return any(_is_call_or_name(script, each, _RANKS) for each in given) and any(
+        _is_call_or_name(script, each, _SIZES) for each in given
+    )
 
 
 def _ranks(script: Script) -> Iterator[Problem]:
     for node in ast.walk(script.tree):
-        if _is(script, node, _RANKS) and not _is_harmless(script, node):
+        if _is_call_or_name(script, node, _RANKS) and not _is_harmless(script, node):
             yield (
                 getattr(node, "lineno", 1),
                 f"what `{ast.unparse(node)}` chooses here is not understood: write what all workers do together",
@@ -245,18 +248,18 @@ def _is_decided(script: Script, outer: ast.AST, inner: ast.AST, node: ast.AST) -
 
 def _sizes(script: Script) -> Iterator[Problem]:
     for node in ast.walk(script.tree):
-        if _ours(script, node) in _HOSTS and not any(
+        if _exchange_function(script, node) in _HOSTS and not any(
             isinstance(o, ast.Call) and method(o) in _SEEDS for o in script.around(node)
         ):
             yield (
                 getattr(node, "lineno", 1),
                 f"`{ast.unparse(node)}` counts hosts or workers of one: one process has neither",
             )
-        elif _is(script, node, _SIZES) and isinstance(around := script.parents.get(node), ast.Compare):
+        elif _is_call_or_name(script, node, _SIZES) and isinstance(around := script.parents.get(node), ast.Compare):
             others = [each for each in (around.left, *around.comparators) if each is not node]
             if not all(isinstance(each, ast.Constant) and each.value in (0, 1) for each in others):
                 yield around.lineno, f"`{ast.unparse(around)}` asks for a number of workers"
-        elif _is(script, node, _SIZES) and any(
+        elif _is_call_or_name(script, node, _SIZES) and any(
             isinstance(o, ast.BinOp) and isinstance(o.op, ast.Mod) and isinstance(script.parents.get(o), ast.Compare)
             for o in script.around(node)
         ):
@@ -303,7 +306,7 @@ def _passes(script: Script) -> Iterator[Problem]:
     for call in script.calls:
         passes = argument(call, "backward_passes_per_step")
         if (
-            _ours(script, call)
+            _exchange_function(script, call)
             and passes is not None
             and script.constant(passes) != 1
             and script.constant(argument(call, "average_aggregated_gradients")) is not True

@@ -42,7 +42,8 @@ _NO_DATA = frozenset(
         "evaluate",
     }
 )
-_IDLE = 1.1  # of the time of a step: what uneven shares may cost before they count as slow
+# the part of a step's time that uneven shares may take before they count as slow
+_IDLE = 1.1
 _SPLITTING = ("fit", "fit_generator", "train_on_batch", "experimental_distribute_dataset")
 _BATCHES = {"fit": ("batch_size", 2), "batch": ("batch_size", 0)}
 
@@ -53,7 +54,8 @@ def own_randomness(program: ScriptProgram) -> Iterator[Finding]:
     They come from the clock, the number of the process or the operating system.
     """
     if program.dialect:
-        return  # each worker draws batches of its own
+        # There each worker is to draw batches of its own.
+        return
     says = (
         "each worker draws other random numbers here, so workers shuffle, split or initialize differently: the run ends at its check of "
         "the data, or trains on other samples than one process"
@@ -114,7 +116,7 @@ def same_batches(program: ScriptProgram) -> Iterator[Finding]:
             and isinstance(call.func, ast.Attribute)
             and isinstance(script.constant(argument(call, "seed", 1)), int)
         ):
-            yield _same(
+            yield _same_batches(
                 script,
                 call,
                 program,
@@ -125,10 +127,12 @@ def same_batches(program: ScriptProgram) -> Iterator[Finding]:
             and _SEEDERS.match(script.meaning(call.func))
             and isinstance(script.constant(call.args[0] if call.args else None), int)
         ):
-            yield _same(script, call, program, "all workers have this seed, and no worker takes a part of the data")
+            yield _same_batches(
+                script, call, program, "all workers have this seed, and no worker takes a part of the data"
+            )
 
 
-def _same(script: Script, call: ast.Call, program: ScriptProgram, why: str) -> Finding:
+def _same_batches(script: Script, call: ast.Call, program: ScriptProgram, why: str) -> Finding:
     says = f"{why}: under {program.dialect} all workers draw the same batches, so more workers add nothing"
     return at(
         script,

@@ -74,7 +74,7 @@ def files(program: ScriptProgram) -> Iterator[Finding]:
             and not _has_own_path(script, call)
             and (found := _check_write(program, script, call))
         ):
-            yield dataclasses.replace(found, fix=f"{_together(call)}{found.fix}")
+            yield dataclasses.replace(found, fix=f"{_compute_first(call)}{found.fix}")
 
 
 def _check_write(program: ScriptProgram, script: Script, call: ast.Call) -> Finding | None:
@@ -93,7 +93,8 @@ def _check_write(program: ScriptProgram, script: Script, call: ast.Call) -> Find
         return at(script, call, RULE, Severity.BREAKS, says, f"do it on one worker: {_GUARD}")
     if path in _WRITE or name in _METHODS or (path == "logging.basicConfig" and argument(call, "filename")):
         if not call.args and not call.keywords and name in _METHODS:
-            return None  # `to_csv()` without a path returns text
+            # `to_csv()` without a path returns text, and writes nothing.
+            return None
         return at(script, call, RULE, Severity.WRONG, "every worker writes this file, at the same time", _GUARD)
     if path in _COPY or (name in _UNPACK and not path.startswith("keras")):
         return at(
@@ -139,7 +140,7 @@ def _is_picture(script: Script, node: ast.expr) -> bool:
     )
 
 
-def _together(call: ast.Call) -> str:
+def _compute_first(call: ast.Call) -> str:
     """Returns the words that begin a fix if all workers compute the value to be written together; else nothing."""
     shared = [
         method(inner)

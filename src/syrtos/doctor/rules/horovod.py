@@ -93,14 +93,14 @@ def wrapped_twice(program: ScriptProgram) -> Iterator[Finding]:
             if method(call) not in _WRAPPERS or method(call).endswith("GradientTape") or not call.args:
                 continue
             if _is_wrapped(script, call.args[0], call):
-                yield _twice(
+                yield _wrapped_twice(
                     script,
                     call,
                     "this optimizer is wrapped already, so gradients are exchanged twice in each step",
                     "wrap it once",
                 )
             elif tapes and _applies(script, call):
-                yield _twice(
+                yield _wrapped_twice(
                     script,
                     call,
                     "both the tape and the optimizer are wrapped, so gradients are exchanged twice in each step",
@@ -108,7 +108,7 @@ def wrapped_twice(program: ScriptProgram) -> Iterator[Finding]:
                 )
 
 
-def _twice(script: Script, call: ast.Call, says: str, fix: str) -> Finding:
+def _wrapped_twice(script: Script, call: ast.Call, says: str, fix: str) -> Finding:
     return at(script, call, "wrapped-twice", Severity.WRONG, says, fix)
 
 

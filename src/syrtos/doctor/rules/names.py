@@ -1,4 +1,4 @@
-"""Rules about names, arguments and file names that Keras 3 and TensorFlow 2 do not have."""
+"""Rules about names and arguments that Keras 3 and TensorFlow 2 do not have."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def dead_names(program: ScriptProgram) -> Iterator[Finding]:
             if spells and (meaning.startswith(_SPELLED) or _is_function(meaning)):
                 continue
             seen.add(gone)
-            yield _dead(script, node, path, gone)
+            yield _describe_removed(script, node, path, gone)
 
 
 def _paths(script: Script) -> Iterator[tuple[ast.AST, str]]:
@@ -130,7 +130,7 @@ def _paths(script: Script) -> Iterator[tuple[ast.AST, str]]:
             yield node, path
 
 
-def _dead(script: Script, node: ast.AST, path: str, gone: str) -> Finding:
+def _describe_removed(script: Script, node: ast.AST, path: str, gone: str) -> Finding:
     shown = gone.replace("tensorflow.", "tf.", 1)
     known = instead(path)
     moved = public_names.near(path)
@@ -270,141 +270,6 @@ def _on_model(call: ast.Call, name: str) -> bool:
     """Returns whether a call may be one of a Keras model's methods."""
     # `workers` and the like are arguments of other things too
     return isinstance(call.func, ast.Attribute) and "tuner" not in ast.unparse(call.func.value).lower()
-
-
-def unsupported_values(program: ScriptProgram) -> Iterator[Finding]:
-    """Finds file names that Keras 3 refuses, the empty `keras.optimizers.legacy`, and `decay`, which is ignored."""
-    if is_legacy(program):
-        return
-    for script, call in program.calls():
-        path, name = script.meaning(call.func), method(call)
-        if path == "keras.callbacks.ModelCheckpoint":
-            yield from _checkpoint(script, call)
-        elif name in ("save_weights", "load_weights") and isinstance(call.func, ast.Attribute):
-            yield from _weights(script, call, name)
-        elif (
-            name == "save"
-            and isinstance(call.func, ast.Attribute)
-            and "model" in ast.unparse(call.func.value).lower()
-            and len(call.args) + len(call.keywords) == 1
-        ):
-            yield from _check_save(script, call)
-        elif path.startswith("keras.optimizers.legacy.") and not speaks_keras_2(program):
-            yield at(
-                script,
-                call,
-                _RULE,
-                Severity.BREAKS,
-                "`keras.optimizers.legacy` is empty in Keras 3",
-                f"write `keras.optimizers.{name}`",
-            )
-        elif (
-            of_optimizer(script, call)
-            and path.startswith("keras.")
-            and argument(call, "decay") is not None
-            and not speaks_keras_2(program)
-        ) and script.constant(argument(call, "decay")) != 0:
-            yield at(
-                script,
-                call,
-                _RULE,
-                Severity.WRONG,
-                "Keras 3 ignores `decay`: the learning rate stays as it is",
-                "use `keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)` as the learning rate",
-            )
-
-
-def _text(script: Script, node: ast.expr | None) -> str | None:
-    """Returns the end of a path if it is known, else None.
-
-    The path may be a literal, an f-string, a sum, `os.path.join`, or a name.
-    """
-    if isinstance(node, ast.JoinedStr) and node.values:
-        return _text(script, node.values[-1])
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Div):
-        return _text(script, node.right)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-        return _text(script, node.left)
-    if isinstance(node, ast.Call) and method(node) in ("join", "format", "str", "Path"):
-        return _text(
-            script,
-            node.func.value
-            if method(node) == "format" and isinstance(node.func, ast.Attribute)
-            else node.args[-1]
-            if node.args
-            else None,
-        )
-    if isinstance(node, ast.Name):
-        ends = {
-            _text(script, value) for value in script.assigned_values.get(node.id, []) if not isinstance(value, ast.Name)
-        }
-        return ends.pop() if len(ends) == 1 else None
-    found = script.constant(node)
-    return found if isinstance(found, str) else None
-
-
-def _checkpoint(script: Script, call: ast.Call) -> Iterator[Finding]:
-    path = _text(script, argument(call, "filepath", 0))
-    weights = script.constant(argument(call, "save_weights_only", 3)) is True
-    if path is None:
-        return
-    wanted = ".weights.h5" if weights else ".keras"
-    if not path.endswith(wanted) and not (path.endswith(".h5") and not weights):
-        yield at(
-            script,
-            call,
-            _RULE,
-            Severity.BREAKS,
-            f"ModelCheckpoint's file must end in `{wanted}`",
-            f"write a name such as `model{wanted}`",
-        )
-
-
-def _weights(script: Script, call: ast.Call, name: str) -> Iterator[Finding]:
-    path = _text(script, argument(call, "filepath", 0))
-    allowed = (
-        (".weights.h5",) if name == "save_weights" else (".weights.h5", ".h5", ".keras", ".hdf5", ".json", ".orbax")
-    )
-    clear = name == "save_weights" or "model" in ast.unparse(call.func).lower()
-    if path and not path.endswith(allowed) and clear and name not in script.functions:
-        yield at(
-            script,
-            call,
-            _RULE,
-            Severity.BREAKS,
-            f"the file of `{name}` must end in `.weights.h5`",
-            "write a name such as `model.weights.h5`",
-        )
-
-
-def _check_save(script: Script, call: ast.Call) -> Iterator[Finding]:
-    given = argument(call, "filepath", 0)
-    path = _text(script, given)
-    if given is None or _MODEL_DIR.search(_expand(script, given)):
-        return  # in a training job such a folder gets a SavedModel
-    if path and not path.endswith((".keras", ".h5", ".hdf5")):
-        yield at(
-            script,
-            call,
-            _RULE,
-            Severity.BREAKS,
-            "`model.save` writes files that end in `.keras` (or `.h5`), no folders",
-            "write `model.save('model.keras')`, or `model.export(folder)` for a SavedModel",
-        )
-
-
-_MODEL_DIR = re.compile(r"SM_MODEL_DIR|model_dir|/opt/ml/model")
-
-
-def _expand(script: Script, node: ast.expr) -> str:
-    """Returns the text of an expression, and the texts of the values of the names in it."""
-    named = [
-        value
-        for inner in ast.walk(node)
-        if isinstance(inner, ast.Name)
-        for value in script.assigned_values.get(inner.id, [])
-    ]
-    return " ".join(ast.unparse(each) for each in (node, *named))
 
 
 def sessions(program: ScriptProgram) -> Iterator[Finding]:

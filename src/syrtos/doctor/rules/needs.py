@@ -43,7 +43,8 @@ def missing_imports(program: ScriptProgram) -> Iterator[Finding]:
     folders = {Path.cwd(), *(script.path.resolve().parent for script in program.scripts)}
     for script in program.scripts:
         if "sys.path" in script.text or "site.addsitedir" in script.text:
-            continue  # it says itself where its modules are
+            # The script says itself where its modules are.
+            continue
         seen = set(_SERVED | sys.stdlib_module_names)
         for node, root in _imported_roots(script):
             if root in seen or is_installed(root) or _is_tried(script, node):
@@ -71,7 +72,8 @@ def hidden_needs(program: ScriptProgram) -> Iterator[Finding]:
                 named = need.split("|")
                 if named[0] in seen or any(map(is_installed, named)) or _is_tried(script, call):
                     continue
-                if argument(call, "format") is None:  # data sets of Grain need no TensorFlow
+                # data sets of Grain need no TensorFlow
+                if argument(call, "format") is None:
                     seen.add(named[0])
                     yield _describe_missing(
                         program, script, call, f"`{method(call)}` needs the package `{named[0]}`", named[0]

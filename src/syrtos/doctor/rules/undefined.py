@@ -55,12 +55,11 @@ def undefined_names(program: ScriptProgram) -> Iterator[Finding]:
 
 
 def _find_undefined(script: Script) -> Iterator[ast.Name]:
-    """Yields the names that pyflakes finds undefined, in the order of lines.
-
-    Names that are deleted anywhere are left out: functions may read them before.
-    """
-    tree = ast.parse(script.text)  # it writes into the tree
+    """Yields the names that pyflakes finds undefined, in the order of lines; not those that are deleted anywhere."""
+    # A tree of its own: pyflakes writes into it.
+    tree = ast.parse(script.text)
     names = [node for node in ast.walk(script.tree) if isinstance(node, ast.Name)]
+    # Functions may read a name before it is deleted.
     deleted = {node.id for node in names if isinstance(node.ctx, ast.Del)}
     read = {(node.lineno, node.col_offset): node for node in names if node.id not in deleted}
     for told in sorted(checker.Checker(tree, str(script.path)).messages, key=lambda told: (told.lineno, told.col)):

@@ -30,6 +30,7 @@ class BackgroundEngine(Engine):
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                # It outlives the terminal of this command.
                 start_new_session=True,
             )
         facts = {"pid": process.pid, "machine": events.machine(), "born": events.born(process.pid)}
@@ -51,6 +52,7 @@ class _Process(Submitted):
         )
 
     def _runs(self) -> bool:
+        # Elsewhere, or after a start of the machine, the number means another process.
         if self._facts["machine"] != str(events.machine()):
             return False
         pid = int(self._facts["pid"])

@@ -62,9 +62,8 @@ class Kubernetes(Engine):
 
 def _cluster(context: str, namespace: str) -> KubernetesNamespace:
     try:
-        from syrtos.engines.kubernetes.cluster import (
-            KubernetesNamespace,  # only here: it takes a second, and --dry-run needs none
-        )
+        # only here: it takes a second, and --dry-run needs none
+        from syrtos.engines.kubernetes.cluster import KubernetesNamespace
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"`--on kubernetes` needs the package {error.name}: `pip install 'syrtos[kubernetes]'`."
@@ -139,13 +138,13 @@ class _Run(Submitted):
 
         logs = PodLogs(self._cluster, self._pods > 1)
         if not follow:
-            return logs.so_far(self._look()[0])
+            return logs.read_until_now(self._look()[0])
 
         def look() -> tuple[list[Mapping[str, Any]], bool]:
             pods, state = self._look()
             return pods, state.is_over
 
-        return logs.followed(look)
+        return logs.follow_pods(look)
 
     def stop(self, at_once: bool = False) -> None:
         _delete(self._cluster, self._kind, self._name)

@@ -47,7 +47,7 @@ class KubernetesNamespace:
         Raises:
             ConfigurationError: there is neither.
         """
-        own, found = _configured(context)
+        own, found = _read_configuration(context)
         own.retries = _ATTEMPTS
         self.namespace = namespace or found
         api = client.ApiClient(own)
@@ -64,10 +64,10 @@ class KubernetesNamespace:
             LaunchError: the server refuses it.
         """
         kind = made["kind"]
-        with _explained(kind, made["metadata"]["name"], self.namespace):
+        with _explaining_refusals(kind, made["metadata"]["name"], self.namespace):
             if kind in _OWNERS:
                 return self._custom.create_namespaced_custom_object(
-                    *self._where(kind), body=made, _request_timeout=_SECONDS
+                    *self._resource_path(kind), body=made, _request_timeout=_SECONDS
                 )
             create = getattr(self._core, f"create_namespaced_{_snake(kind)}")
             return self._plain(create(self.namespace, made, _request_timeout=_SECONDS))
@@ -94,10 +94,10 @@ class KubernetesNamespace:
             LaunchError: the server refuses it.
         """
         options = client.V1DeleteOptions(propagation_policy="Foreground")
-        with _explained(kind, name, self.namespace), _missing_is_fine():
+        with _explaining_refusals(kind, name, self.namespace), _missing_is_fine():
             if kind in _OWNERS:
                 self._custom.delete_namespaced_custom_object(
-                    *self._where(kind), name=name, body=options, _request_timeout=_SECONDS
+                    *self._resource_path(kind), name=name, body=options, _request_timeout=_SECONDS
                 )
             else:
                 delete = getattr(self._core, f"delete_namespaced_{_snake(kind)}")
@@ -109,7 +109,7 @@ class KubernetesNamespace:
         Raises:
             LaunchError: the server refuses it.
         """
-        with _explained("Pod", name, self.namespace), _missing_is_fine():
+        with _explaining_refusals("Pod", name, self.namespace), _missing_is_fine():
             self._core.delete_collection_namespaced_pod(
                 self.namespace,
                 label_selector=f"{POD_LABELS[kind]}={name}",
@@ -125,13 +125,14 @@ class KubernetesNamespace:
         Raises:
             LaunchError: the server does not tell it.
         """
-        with _explained(kind, name, self.namespace):
+        with _explaining_refusals(kind, name, self.namespace):
             owner: Object | None = None
             with _missing_is_fine():
                 owner = self._custom.get_namespaced_custom_object(
-                    *self._where(kind), name=name, _request_timeout=_SECONDS
+                    *self._resource_path(kind), name=name, _request_timeout=_SECONDS
                 )
             pods = self.pods(kind, name)
+            # Events say why pods wait: they are asked for only where some do.
             settled = owner is None or (pods and all(_phase(pod) != "Pending" for pod in pods))
             return Seen(kind, name, owner, pods, [] if settled else self._events(name))
 
@@ -160,6 +161,7 @@ class KubernetesNamespace:
             ApiException: there is no such pod, or it has not begun.
             urllib3.exceptions.HTTPError: the connection was lost.
         """
+        # As a stream (_preload_content): a log that is followed has no end to wait for.
         answer: Any = self._core.read_namespaced_pod_log(
             pod, self.namespace, container=CONTAINER, follow=follow, timestamps=True, _preload_content=False
         )
@@ -173,7 +175,7 @@ class KubernetesNamespace:
         finally:
             answer.close()
 
-    def _where(self, kind: str) -> tuple[str, str, str, str]:
+    def _resource_path(self, kind: str) -> tuple[str, str, str, str]:
         group, version, plural = _OWNERS[kind]
         return group, version, self.namespace, plural
 
@@ -190,7 +192,7 @@ def _snake(kind: str) -> str:
     return {"ConfigMap": "config_map"}.get(kind, kind.lower())
 
 
-def _configured(context: str) -> tuple[Any, str]:
+def _read_configuration(context: str) -> tuple[Any, str]:
     """Returns how the server is reached, and the namespace.
 
     Raises:
@@ -230,7 +232,7 @@ def _missing_is_fine() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explained(kind: str, name: str, namespace: str) -> Iterator[None]:
+def _explaining_refusals(kind: str, name: str, namespace: str) -> Iterator[None]:
     """Context manager: what the server refuses is said in a sentence.
 
     Raises:

@@ -82,9 +82,10 @@ def state_of(seen: Seen) -> RunState:
     if "Failed" in conditions:
         return _state_of_failure(seen, conditions["Failed"])
     if "deletionTimestamp" in seen.owner["metadata"]:
-        return RunState("running")  # its pods have their time to save their state
+        # Its pods have some time to save their state.
+        return RunState("running")
     if "Suspended" in conditions:
-        return RunState("waiting", _suspended(seen, conditions["Suspended"]))
+        return RunState("waiting", _describe_suspension(seen, conditions["Suspended"]))
     if why := next(_troubles(seen), ""):
         return RunState("waiting", why)
     phases = [_status(pod).get("phase") for pod in seen.pods]
@@ -98,7 +99,7 @@ def _status(thing: Object) -> Object:
 # -- runs that wait ------------------------------------------------------------------------------------------
 
 
-def _suspended(seen: Seen, condition: Object) -> str:
+def _describe_suspension(seen: Seen, condition: Object) -> str:
     queue = (seen.owner or {})["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
     if not queue:
         return f"{seen.kind} {seen.name} is suspended: {_sentence(condition.get('message', ''))}"
@@ -129,6 +130,7 @@ def _waits(pod: Object, events: Sequence[Object]) -> str:
 
 def unschedulable(message: str) -> str:
     """Returns why no node takes a pod, and what to do, from the scheduler's message."""
+    # After it the scheduler says why preemption would not help.
     told = message.partition(" preemption:")[0]
     if "SchedulingGated" in message or not told:
         return "it is not admitted yet."
@@ -194,13 +196,13 @@ def _state_of_failure(seen: Seen, condition: Object) -> RunState:
     pods = sorted(seen.pods, key=host_of)
     codes = [code for pod in pods if (code := _exit_code(pod))]
     code = codes[0] if codes else 1
-    if why := next((why for pod in pods if (why := _died(pod))), ""):
+    if why := next((why for pod in pods if (why := _describe_death(pod))), ""):
         return RunState("failed", why, code)
     if condition.get("reason") == "DeadlineExceeded":
         return RunState(
             "failed", f"{seen.kind} {seen.name} has run for longer than its deadline allows. {_GOES_ON}", code
         )
-    if why := next((why for pod in pods if (why := _disrupted(pod))), ""):
+    if why := next((why for pod in pods if (why := _describe_disruption(pod))), ""):
         return RunState("stopped", f"{why} {_GOES_ON}", code)
     if codes and set(codes) == {STOPPED}:
         return RunState("stopped", f"its state is saved. {_GOES_ON}", STOPPED)
@@ -230,10 +232,11 @@ def _exit_code(pod: Object) -> int:
 
 
 def _end(pod: Object) -> str:
-    return str(_terminated(pod).get("finishedAt", "~"))  # RFC 3339, whose order is that of time; `~` comes last
+    # RFC 3339, whose order is that of time; `~` comes last
+    return str(_terminated(pod).get("finishedAt", "~"))
 
 
-def _died(pod: Object) -> str:
+def _describe_death(pod: Object) -> str:
     """Returns why a pod has died, where it is something that the script or its author could avoid; else nothing."""
     name, status, terminated = pod["metadata"]["name"], _status(pod), _terminated(pod)
     if terminated.get("reason") == "OOMKilled":
@@ -253,7 +256,7 @@ def _died(pod: Object) -> str:
     return ""
 
 
-def _disrupted(pod: Object) -> str:
+def _describe_disruption(pod: Object) -> str:
     for condition in _status(pod).get("conditions", ()):
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             reason = condition.get("reason", "")

@@ -34,13 +34,13 @@ class PodLogs:
         self._phases: dict[str, str] = {}
         self._threads: dict[str, threading.Thread] = {}
 
-    def so_far(self, pods: list[Mapping[str, Any]]) -> Iterator[bytes]:
+    def read_until_now(self, pods: list[Mapping[str, Any]]) -> Iterator[bytes]:
         """Yields what pods have printed until now, one pod after the other."""
         for pod in sorted(pods, key=host_of):
             for line in self._read(pod["metadata"]["name"], follow=False):
-                yield self._named(pod, line.partition(b" ")[2])
+                yield self._with_host(pod, line.partition(b" ")[2])
 
-    def followed(self, look: Callable[[], tuple[list[Mapping[str, Any]], bool]]) -> Iterator[bytes]:
+    def follow_pods(self, look: Callable[[], tuple[list[Mapping[str, Any]], bool]]) -> Iterator[bytes]:
         """Yields what pods print until the run has ended.
 
         Args:
@@ -61,9 +61,9 @@ class PodLogs:
                 over = False
             else:
                 self._take(pods)
-            yield from self._waiting(0.0 if over else _EVERY)
+            yield from self._take_lines(0.0 if over else _EVERY)
             if over:
-                yield from self._rest()
+                yield from self._remaining_lines()
                 return
 
     def _take(self, pods: list[Mapping[str, Any]]) -> None:
@@ -76,7 +76,7 @@ class PodLogs:
                 self._threads[uid] = threading.Thread(target=self._follow, args=(pod,), daemon=True)
                 self._threads[uid].start()
 
-    def _waiting(self, seconds: float) -> Iterator[bytes]:
+    def _take_lines(self, seconds: float) -> Iterator[bytes]:
         """Yields lines that are there, after waiting for the first."""
         try:
             yield self._lines.get(timeout=seconds) if seconds else self._lines.get_nowait()
@@ -85,23 +85,25 @@ class PodLogs:
         except queue.Empty:
             return
 
-    def _rest(self) -> Iterator[bytes]:
+    def _remaining_lines(self) -> Iterator[bytes]:
         self._phases = {}
         while any(thread.is_alive() for thread in self._threads.values()):
-            yield from self._waiting(0.1)
-        yield from self._waiting(0.0)
+            yield from self._take_lines(0.1)
+        yield from self._take_lines(0.0)
 
     def _follow(self, pod: Mapping[str, Any]) -> None:
-        """Reads a pod's log until its container has ended: servers close connections that last long."""
+        """Reads a pod's log until its container has ended, again and again: servers close connections that last long."""
         meta, last = pod["metadata"], ""
         while True:
+            # Before reading: what the container has printed up to its end is read once more.
             ended = self._phases.get(meta["uid"]) != "Running"
             for line in self._read(meta["name"], follow=True):
                 stamp, _, text = line.partition(b" ")
-                moment = _moment(stamp)
+                moment = _sortable_time(stamp)
+                # A connection that is made anew gives all lines again.
                 if moment > last:
                     last = moment
-                    self._lines.put(self._named(pod, text))
+                    self._lines.put(self._with_host(pod, text))
             if ended:
                 return
             threading.Event().wait(_EVERY)
@@ -110,14 +112,16 @@ class PodLogs:
         try:
             yield from self._source.log(name, follow)
         except (ApiException, urllib3.exceptions.HTTPError):
-            return  # it is gone, or has not begun, or the connection was lost
+            # The pod is gone, or has not begun, or the connection was lost.
+            return
 
-    def _named(self, pod: Mapping[str, Any], text: bytes) -> bytes:
+    def _with_host(self, pod: Mapping[str, Any], text: bytes) -> bytes:
         prefix = b"host %d | " % host_of(pod) if self._several else b""
         return prefix + text + b"\n"
 
 
-def _moment(stamp: bytes) -> str:
-    """Returns a moment of RFC 3339, whose fractions of a second have any length, so that the order of texts is that of time."""
+def _sortable_time(stamp: bytes) -> str:
+    """Returns a moment of RFC 3339 as a text, so that the order of texts is that of time."""
+    # Fractions of a second have any number of digits there.
     seconds, _, fraction = stamp.decode("ascii", "replace").rstrip("Z").partition(".")
     return f"{seconds}.{fraction:0<9}"

@@ -26,7 +26,8 @@ POD_LABELS = {
     "JobSet": "jobset.sigs.k8s.io/jobset-name",
     "TrainJob": "jobset.sigs.k8s.io/jobset-name",
 }
-_REPLICATED = "node"  # the name of a JobSet's only Job, and of that of Kubeflow Trainer's runtimes
+# the name of a JobSet's only Job, and of that of Kubeflow Trainer's runtimes
+_REPLICATED = "node"
 _DAY = 24 * 3600
 
 
@@ -84,11 +85,11 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _represented(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
 
-_Dumper.add_representer(str, _represented)
+_Dumper.add_representer(str, _represent_text)
 
 
 # -- what pods need --------------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ def labels(request: KubernetesRun) -> dict[str, str]:
     return {"app.kubernetes.io/name": "syrtos", INSTANCE: request.name}
 
 
-def _queued(request: KubernetesRun) -> Object:
+def _metadata_with_queue(request: KubernetesRun) -> Object:
     """Returns the metadata of an object that Kueue admits where a queue is named."""
     found = _metadata(request)
     if queue := request.values.get("queue"):
@@ -123,7 +124,8 @@ def _config_map(request: KubernetesRun, name: str, script: str) -> Object:
 
 
 def _service(request: KubernetesRun) -> Object:
-    """Returns the headless service that gives the pods of a Job names; before they are ready, since they meet to become it."""
+    """Returns the headless service that gives the pods of a Job names."""
+    # They have names before they are ready, since they meet to become it.
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {INSTANCE: request.name}}
     return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(request), "spec": spec}
 
@@ -147,7 +149,8 @@ def _job_spec(request: KubernetesRun, pod: Object) -> Object:
         "completions": request.pods,
         "parallelism": request.pods,
         "backoffLimit": 0,
-        "podReplacementPolicy": "Failed",  # none comes while the one before it still ends, and writes its state
+        # none comes while the one before it still ends, and writes its state
+        "podReplacementPolicy": "Failed",
         "podFailurePolicy": {"rules": rules},
         "template": {"metadata": {"labels": labels(request)}, "spec": pod},
     }
@@ -156,7 +159,7 @@ def _job_spec(request: KubernetesRun, pod: Object) -> Object:
 def _job(request: KubernetesRun) -> Object:
     pod = pods.template(request, f"{request.name}-0.{request.name}") | {"subdomain": request.name}
     spec = _job_spec(request, pod) | {"ttlSecondsAfterFinished": request.number("ttl", _DAY)}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _queued(request), "spec": spec}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata_with_queue(request), "spec": spec}
 
 
 def _job_set(request: KubernetesRun) -> Object:
@@ -171,13 +174,19 @@ def _job_set(request: KubernetesRun) -> Object:
         "successPolicy": {"operator": "All", "targetReplicatedJobs": [_REPLICATED]},
         "failurePolicy": {
             "maxRestarts": request.number("restarts", 3),
-            "restartStrategy": "BlockingRecreate",  # the run directory has one launcher at a time
+            # the run directory has one launcher at a time
+            "restartStrategy": "BlockingRecreate",
             "rules": [rule],
         },
         "ttlSecondsAfterFinished": request.number("ttl", _DAY),
         "replicatedJobs": [{"name": _REPLICATED, "replicas": 1, "template": {"spec": _job_spec(request, pod)}}],
     }
-    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _queued(request), "spec": spec}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": _metadata_with_queue(request),
+        "spec": spec,
+    }
 
 
 def _train_job(request: KubernetesRun) -> Object:
@@ -214,6 +223,6 @@ def _train_job(request: KubernetesRun) -> Object:
     return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
-        "metadata": _queued(request),
+        "metadata": _metadata_with_queue(request),
         "spec": spec,
     }

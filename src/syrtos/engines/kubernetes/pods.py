@@ -36,9 +36,11 @@ def template(request: KubernetesRun, first: str) -> Object:
     if request.workdir:
         container["workingDir"] = request.workdir
     return {
-        "restartPolicy": "Never",  # podFailurePolicy allows no other; a container alone can't come back into a world
+        # podFailurePolicy allows no other; a container alone can't come back into a world
+        "restartPolicy": "Never",
         "terminationGracePeriodSeconds": request.number("grace", 60),
-        "enableServiceLinks": False,  # variables of all services of the namespace
+        # They would be variables of all services of the namespace, whose names are anyone's.
+        "enableServiceLinks": False,
         "automountServiceAccountToken": "service-account" in request.values,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}, **user(request)},
         **placement(request),
@@ -63,7 +65,8 @@ def environment(request: KubernetesRun, first: str = "") -> list[Object]:
 
 
 def resources(request: KubernetesRun) -> Object:
-    """Returns what a pod asks for. Processors have no limit, since one throttles; GPUs and memory must have the same."""
+    """Returns what a pod asks for."""
+    # Of GPUs and memory a pod must get as much as its limit; of processors it has none, since a limit throttles.
     memory = request.quantity("memory")
     limits = {"memory": memory} if memory else {}
     if request.gpus:
@@ -74,7 +77,8 @@ def resources(request: KubernetesRun) -> Object:
 
 def volumes(request: KubernetesRun) -> list[Object]:
     """Returns the volumes: shared memory, claims, the script, and a folder to write into where there is no claim."""
-    shm: Object = {"medium": "Memory"}  # of a container's own 64 MiB, snapshots and the exchange would fill more
+    # snapshots and the exchange would fill more than the 64 MiB that a container has by itself
+    shm: Object = {"medium": "Memory"}
     if size := request.quantity("shm"):
         shm["sizeLimit"] = size
     found: list[Object] = [{"name": "shm", "emptyDir": shm}]
@@ -119,7 +123,8 @@ def user(request: KubernetesRun) -> Object:
         "runAsUser": number,
         "runAsNonRoot": number != 0,
         "fsGroup": number,
-        "fsGroupChangePolicy": "OnRootMismatch",  # a volume of many files is not walked through at each start
+        # a volume of many files is not walked through at each start
+        "fsGroupChangePolicy": "OnRootMismatch",
     }
 
 

@@ -127,12 +127,13 @@ class KubernetesRun:
         return text
 
     def pairs(self, name: str, key: str = r"[^=,]+") -> dict[str, str]:
-        """Returns a value of `--with` that is written NAME=VALUE,NAME=VALUE. A comma within a value is no end of it.
+        """Returns a value of `--with` that is written NAME=VALUE,NAME=VALUE, by name.
 
         Raises:
             ConfigurationError: it is not written so.
         """
         text = self.values.get(name, "")
+        # A comma within a value is no end of it.
         parts = re.split(rf",(?={key}=)", text) if text else []
         if wrong := [part for part in parts if not re.match(rf"{key}=", part)]:
             raise ConfigurationError(f"`--with {name}=...` is written NAME=VALUE[,NAME=VALUE]. Received: {wrong[0]!r}.")
@@ -214,6 +215,7 @@ def _name_of(asked: str, folder: str) -> str:
     name = re.sub(r"[^a-z0-9]+", "-", folder.lower()).strip("-")
     if not name[:1].isalpha():
         name = f"syrtos-{name}".rstrip("-")
+    # Two run directories whose names begin alike must not have one name.
     if len(name) > _MOST_LETTERS:
         name = f"{name[: _MOST_LETTERS - 9].rstrip('-')}-{hashlib.sha256(folder.encode()).hexdigest()[:8]}"
     return name
@@ -304,7 +306,8 @@ def _imported_beside(text: str, path: Path) -> str:
     try:
         tree = ast.parse(text)
     except SyntaxError:
-        return ""  # which the workers report, with the line
+        # The workers report the error, with its line.
+        return ""
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:

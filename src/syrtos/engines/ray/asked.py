@@ -107,11 +107,12 @@ def _address(text: str | None) -> str | None:
 
 
 def free_bundles(asked: Asked, specs: Sequence[Mapping[str, float]]) -> list[int]:
-    """Returns bundles that take a worker each; the first of a group is that of the process which has asked for it.
+    """Returns bundles that take a worker each.
 
     Raises:
         LaunchError: there are too few.
     """
+    # The first bundle of a group is that of the process which has asked for the group.
     fitting = [
         number
         for number, spec in enumerate(specs)

@@ -1,8 +1,7 @@
 """A socket of this machine at which commands of a run ask for hosts, and for agents on them.
 
 The socket is in a folder that only this user may enter. A question is a line of JSON; the answer is a line of text,
-with
-two descriptors where an agent was started: its standard input and output, and what it complains of.
+with two descriptors where an agent was started: its standard input and output, and what it complains of.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Starts(Protocol):
 
 
 class Door:
-    """The side that answers; each question in a thread, as agents take a second to start."""
+    """The side that answers."""
 
     def __init__(self, path: str, starts: Starts) -> None:
         self._starts = starts
@@ -55,15 +54,18 @@ class Door:
                 asking, _ = self._listener.accept()
             except OSError:
                 return  # closed
+            # Each question in a thread, as agents take a second to start.
             threading.Thread(target=self._answer, args=(asking,), daemon=True).start()
 
     def _answer(self, asking: socket.socket) -> None:
-        with contextlib.suppress(OSError), asking:  # who has asked may be gone
+        # Whoever has asked may be gone.
+        with contextlib.suppress(OSError), asking:
             try:
                 text, descriptors = self._answer_to(_line(asking))
             except SyrtosError as error:
                 text, descriptors = f"!{error}", ()
-            except Exception as error:  # else who has asked would not know why
+            except Exception as error:
+                # Whoever has asked would not know why there is no agent.
                 text, descriptors = f"!{type(error).__name__}: {error}", ()
             try:
                 socket.send_fds(asking, [text.encode() + b"\n"], descriptors)
@@ -79,7 +81,8 @@ class Door:
     def close(self) -> None:
         """Stops listening."""
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # else `accept` goes on
+            # `close` alone leaves a thread in `accept`.
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 

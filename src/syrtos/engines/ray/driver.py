@@ -24,12 +24,13 @@ _LONGEST_END = 8.0  # seconds
 def main(path: str) -> int:
     """Serves a run until its launcher is gone."""
     answers = os.dup(1)
-    os.dup2(2, 1)  # Ray prints what its processes say
+    # Ray prints what its processes say, which must not be taken for answers.
+    os.dup2(2, 1)
     asked = Asked(**json.loads(_line(0)))
     over = threading.Event()
     threading.Thread(target=_watch, args=(0, over), name="syrtos-launcher", daemon=True).start()
     try:
-        with _places(asked, path, over) as hosts:
+        with _reserve_places(asked, path, over) as hosts:
             _tell(answers, hosts=hosts)
             over.wait()
     except SyrtosError as error:
@@ -39,11 +40,10 @@ def main(path: str) -> int:
 
 
 @contextlib.contextmanager
-def _places(asked: Asked, path: str, over: threading.Event) -> Iterator[list[tuple[str, int]]]:
+def _reserve_places(asked: Asked, path: str, over: threading.Event) -> Iterator[list[tuple[str, int]]]:
     """Context manager: yields the hosts, on which agents can be started at the door."""
-    from syrtos.engines.ray.places import (
-        WorkerPlaces,  # only here: it takes a second to import, and the launcher may be gone
-    )
+    # only here: it takes a second to import, and the launcher may be gone
+    from syrtos.engines.ray.places import WorkerPlaces
 
     with (
         contextlib.closing(WorkerPlaces(asked, over.is_set)) as places,
@@ -53,7 +53,8 @@ def _places(asked: Asked, path: str, over: threading.Event) -> Iterator[list[tup
 
 
 def _line(launcher: int) -> bytes:
-    """Reads a line without a buffer, whose lock a thread that reads on would hold at the end of this process."""
+    """Reads a line without a buffer."""
+    # A thread that reads on would hold the lock of a buffer at the end of this process.
     line = b""
     while not line.endswith(b"\n") and (piece := os.read(launcher, 1)):
         line += piece

@@ -57,12 +57,16 @@ class Links:
 
     def _welcome(self, connected: socket.socket) -> None:
         """Takes a connection that knows the key; drops others, which delay nobody."""
-        with contextlib.suppress(AuthenticationError, EOFError, OSError, UnicodeDecodeError), _limited(connected):
+        with (
+            contextlib.suppress(AuthenticationError, EOFError, OSError, UnicodeDecodeError),
+            _limiting_reads(connected),
+        ):
             with _connection(connected) as connection:
                 deliver_challenge(connection, self.key)
                 answer_challenge(connection, self.key)
                 ticket = connection.recv_bytes(_LONGEST_TICKET).decode()
             with self._came:
+                # -1: nobody waits for this ticket, or not any more.
                 if self._expected.get(ticket, -1) is None:
                     self._expected[ticket] = os.dup(connected.fileno())
                     self._came.notify_all()
@@ -71,7 +75,8 @@ class Links:
     def close(self) -> None:
         """Stops listening."""
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # else `accept` goes on
+            # `close` alone leaves a thread in `accept`.
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 
@@ -83,8 +88,9 @@ def dial(address: tuple[str, int], key: bytes, ticket: str) -> socket.socket:
         AuthenticationError: another key is known there.
     """
     connected = socket.create_connection(address, timeout=_PROOF)
+    # A socket with a timeout does not block, and `Connection` can't read from it.
     connected.settimeout(None)
-    with _limited(connected), _connection(connected) as connection:
+    with _limiting_reads(connected), _connection(connected) as connection:
         answer_challenge(connection, key)
         deliver_challenge(connection, key)
         connection.send_bytes(ticket.encode())
@@ -96,8 +102,10 @@ def _connection(connected: socket.socket) -> Connection:
 
 
 @contextlib.contextmanager
-def _limited(connected: socket.socket) -> Iterator[None]:
+def _limiting_reads(connected: socket.socket) -> Iterator[None]:
     """Context manager: reading from a peer that says nothing for some seconds raises an OSError."""
+    # `Connection` reads from the descriptor itself, where a timeout of Python's socket does not
+    # hold.
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PROOF, 0))
     yield
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))

@@ -44,7 +44,8 @@ class WorkerPlace:
 
     def facts(self, python: str, folder: str) -> dict[str, Any]:
         """Returns where the place is, and whether the interpreter and the folder of the run are there."""
-        ray: Any = importlib.import_module("ray")  # not above: tests of what needs no Ray import this file
+        # not above: tests of what needs no Ray import this file
+        ray: Any = importlib.import_module("ray")
         context = ray.get_runtime_context()
         return {
             "node": context.get_node_id(),
@@ -65,7 +66,7 @@ class WorkerPlace:
     ) -> None:
         """Starts an agent whose standard input and output are a connection to the run, and whose errors go another.
 
-        It ends with this process: Ray's main thread, which calls this, lives as long.
+        It ends with this process.
 
         Args:
             address: where the run listens.
@@ -87,6 +88,8 @@ class WorkerPlace:
                 stdout=link.fileno(),
                 stderr=complaints.fileno(),
                 start_new_session=True,
+                # The thread counts, not the process (prctl(2)): Ray's main thread, which calls
+                # this, lives as long.
                 preexec_fn=signalling.die_with_parent,
             )
         self._agents.append(agent)
@@ -104,7 +107,8 @@ class WorkerPlace:
 
 def _lines(path: Path) -> list[str]:
     try:
-        *whole, _ = path.read_text().split("\n")  # what follows the last of them is still written
+        # what follows the last of them is still written
+        *whole, _ = path.read_text().split("\n")
     except OSError:
         return []
     return whole

@@ -25,7 +25,8 @@ from syrtos.settings import environment
 ray: Any = importlib.import_module("ray")
 _strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
 
-_LOOK = 2.0  # seconds that actors have to say where they are: those that are just moved have no time to
+# seconds that actors have to say where they are: those that are just moved have no time to
+_LOOK = 2.0
 _START = 50.0  # seconds for an agent to connect; a launcher waits for 60
 _QUIET = 5.0  # seconds before it is said what a run waits for
 _KNOCK = 10.0  # seconds
@@ -75,9 +76,11 @@ class WorkerPlaces:
         if ray.is_initialized():
             return
         try:
+            # Ray itself tries for minutes where nobody is.
             _knock(self._asked.address)
             ray.init(address=self._asked.address or "auto", logging_level=logging.WARNING)
-        except Exception as error:  # it has no kind of its own for most
+        except Exception as error:
+            # Ray has no kind of error of its own for most reasons.
             raise LaunchError(_unreachable(self._asked.address, error)) from error
         self._stack.callback(ray.shutdown)
 
@@ -92,6 +95,7 @@ class WorkerPlaces:
         while not group.wait(1.0):
             self._give_up_if_over()
             waited = time.monotonic() - began
+            # Ray lists nodes that were lost too.
             nodes = sum(bool(node["Alive"]) for node in ray.nodes())
             why = why_waiting(asked, ray.cluster_resources(), ray.available_resources(), nodes)
             if waited > asked.wait:
@@ -108,7 +112,8 @@ class WorkerPlaces:
             .options(
                 num_cpus=self._asked.cpus,
                 num_gpus=self._asked.gpus,
-                max_restarts=-1,  # where Ray puts its bundle when the node is lost
+                # It starts again wherever Ray puts its bundle when the node is lost.
+                max_restarts=-1,
                 scheduling_strategy=strategy,
                 name=None,
             )
@@ -185,6 +190,7 @@ class WorkerPlaces:
 
     def _look(self) -> None:
         """Asks all actors where they are; one that has no time is where it was, as long as its node is there."""
+        # An actor that had no time at the last look still has that question.
         answers = {
             place: self._answers.pop(place, None) or self._question(actor) for place, actor in enumerate(self._actors)
         }
@@ -197,7 +203,8 @@ class WorkerPlaces:
                 continue
             try:
                 spots[place] = _spot(ray.get(answer))
-            except ray.exceptions.RayError:  # its node is lost
+            except ray.exceptions.RayError:
+                # The node of the place is lost.
                 spots[place] = None
         self._spots = spots
 
@@ -233,12 +240,13 @@ def _spot(facts: Mapping[str, Any]) -> Spot:
 
 
 def _kill(actor: Any) -> None:
-    with contextlib.suppress(Exception):  # the cluster may be gone
+    # The cluster may be gone.
+    with contextlib.suppress(Exception):
         ray.kill(actor)
 
 
 def _knock(address: str | None) -> None:
-    """Connects to a cluster's address, and leaves again: Ray itself tries for minutes where nobody is.
+    """Connects to a cluster's address, and leaves again.
 
     Raises:
         OSError: nobody is there.

@@ -43,7 +43,8 @@ def _join(link: int, complaints: int) -> int:
     told.start()
     threading.Thread(target=_copy, args=(0, link), daemon=True).start()
     _copy(link, 1)
-    told.join(1.0)  # a child of the command may hold it for as long as it likes
+    # A child of the command may hold the pipe for as long as it likes.
+    told.join(1.0)
     return 0
 
 

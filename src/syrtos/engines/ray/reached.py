@@ -37,9 +37,8 @@ def reach_cluster(asked: Asked, run_dir: Path) -> Iterator[Reached]:
         LaunchError: Ray gives no places.
         SystemExit: a signal has come meanwhile.
     """
-    settings.take(
-        "CUDA_VISIBLE_DEVICES"
-    )  # this process's own: workers would get it in the place of what Ray gives them
+    # this process's own: workers would get it in the place of what Ray gives them
+    settings.take("CUDA_VISIBLE_DEVICES")
     with tempfile.TemporaryDirectory(prefix="syrtos-ray-") as folder:
         door = str(Path(folder) / "door")
         process = subprocess.Popen(
@@ -47,10 +46,11 @@ def reach_cluster(asked: Asked, run_dir: Path) -> Iterator[Reached]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # it outlives Ctrl-C until the workers have ended
+            # It outlives Ctrl-C: agents run until the workers have ended.
+            start_new_session=True,
         )
         over = threading.Event()
-        with process, _closing(process, over):
+        with process, _ending_process(process, over):
             hosts = _hosts(process, asked)
             threading.Thread(target=_watch, args=(process, over, run_dir), name="syrtos-ray", daemon=True).start()
             settings.set_environment({VARIABLE: door})
@@ -60,13 +60,14 @@ def reach_cluster(asked: Asked, run_dir: Path) -> Iterator[Reached]:
 @contextlib.contextmanager
 def at_door(path: str) -> Iterator[Reached]:
     """Context manager: yields the hosts of places that the process which has started this one holds, as `syrtos.ray.run` does."""
+    # As in `reach_cluster`: workers have what Ray gives them.
     settings.take("CUDA_VISIBLE_DEVICES")
     hosts = parse_hosts(ask(path)[0].replace(" ", ","))
     yield Reached(hosts, _COMMAND, discover=_COMMAND, is_for_all=True)
 
 
 @contextlib.contextmanager
-def _closing(process: subprocess.Popen[bytes], over: threading.Event) -> Iterator[None]:
+def _ending_process(process: subprocess.Popen[bytes], over: threading.Event) -> Iterator[None]:
     """Context manager: at its end the process that is connected to Ray gives the places back, and ends."""
     try:
         yield
@@ -87,7 +88,8 @@ def _hosts(process: subprocess.Popen[bytes], asked: Asked) -> tuple[Host, ...]:
     assert process.stdout is not None
     came: list[int] = []
     with signalling.answering_signals(came.append):
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and said why
+        # The process may have ended, and said why.
+        with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(dataclasses.asdict(asked)).encode() + b"\n")
         while not came and not select.select([process.stdout], [], [], 0.1)[0]:
             pass

@@ -84,7 +84,8 @@ class _Job(Submitted):
 
     def _look(self) -> RunState:
         facts = self._facts()
-        if facts is None:  # the controller does not answer for a moment
+        # Slurm's controller does not answer for a moment: the state is the one that is known.
+        if facts is None:
             return self._state
         word, reason = facts.get("JobState", ""), facts.get("Reason", "None")
         if word in ("RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED"):

@@ -39,40 +39,47 @@ def script(wanted: Wanted) -> str:
             "`--with signal=TERM` is what ends a job: choose USR1 or USR2, as in `signal=USR2@120`."
         )
     is_array = "array" in values
-    log = wanted.run_dir / ("slurm-%A_%a.log" if is_array else "slurm-%j.log")
-    options = {
-        "job-name": wanted.run_dir.name,
-        "chdir": str(wanted.folder),
-        "output": str(log),
-        "open-mode": "append",
-        "requeue": "",
-        "signal": f"B:{signal}",
-        **({} if wanted.workers is None else {"ntasks": str(wanted.workers)}),
-        **({"gpus-per-task": str(wanted.gpus)} if wanted.gpus else {}),
-        **values,
-    }
+    options = _job_options(wanted, signal, is_array) | values
     lines = [f"#SBATCH --{name}" + f"={shlex.quote(value)}" * bool(value) for name, value in options.items()]
     run_dir = shlex.quote(str(wanted.run_dir)) + '/"$SLURM_ARRAY_TASK_ID"' * is_array
     run = f"{shlex.quote(wanted.python)} -m syrtos run --on slurm --run-dir {run_dir} {shlex.join(wanted.words)}"
+    commands = _launcher_commands(run, signal.partition("@")[0], is_array)
+    return "\n".join(["#!/bin/bash", *lines, "", *([setup] if setup else []), *commands, ""])
+
+
+def _job_options(wanted: Wanted, signal: str, is_array: bool) -> dict[str, str]:
+    """Returns the options of `sbatch` that the run has by itself, by name; those without a value have an empty one."""
+    return {
+        "job-name": wanted.run_dir.name,
+        "chdir": str(wanted.folder),
+        "output": str(wanted.run_dir / ("slurm-%A_%a.log" if is_array else "slurm-%j.log")),
+        # A job that is queued again writes on in its log: Slurm would begin it anew.
+        "open-mode": "append",
+        "requeue": "",
+        # B: the signal goes to the batch shell alone, which passes it on to the launcher.
+        "signal": f"B:{signal}",
+        **({} if wanted.workers is None else {"ntasks": str(wanted.workers)}),
+        **({"gpus-per-task": str(wanted.gpus)} if wanted.gpus else {}),
+    }
+
+
+def _launcher_commands(run: str, signal: str, is_array: bool) -> list[str]:
+    """Returns the shell commands that run the launcher, and queue the job again where its state is saved.
+
+    Before its time limit the job gets the signal: workers save their state, and the launcher ends with exit code 75.
+    """
     number = '"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"' if is_array else '"$SLURM_JOB_ID"'
-    name = signal.partition("@")[0]
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            *lines,
-            "",
-            *([setup] if setup else []),
-            # Bash runs a trap once its foreground command has ended: so the launcher is in the background.
-            f"{run} &",
-            "launcher=$!",
-            "requeue=",
-            f"trap 'requeue=1; kill -USR1 $launcher' {name}",
-            "trap 'kill -TERM $launcher' TERM",
-            "wait $launcher; code=$?",
-            "while kill -0 $launcher 2>/dev/null; do wait $launcher; code=$?; done",
-            "# 75: its state is saved, and the same job goes on from it.",
-            f'if [ "$code" = 75 ] && [ -n "$requeue" ]; then scontrol requeue {number}; fi',
-            "exit $code",
-            "",
-        ]
-    )
+    return [
+        # Bash runs a trap once its foreground command has ended: so the launcher is in the background.
+        f"{run} &",
+        "launcher=$!",
+        "requeue=",
+        f"trap 'requeue=1; kill -USR1 $launcher' {signal}",
+        "trap 'kill -TERM $launcher' TERM",
+        "wait $launcher; code=$?",
+        # A signal that is trapped ends `wait` too, while the launcher still runs.
+        "while kill -0 $launcher 2>/dev/null; do wait $launcher; code=$?; done",
+        "# 75: its state is saved, and the same job goes on from it.",
+        f'if [ "$code" = 75 ] && [ -n "$requeue" ]; then scontrol requeue {number}; fi',
+        "exit $code",
+    ]

@@ -39,7 +39,8 @@ def install() -> None:
 class _Finder(MetaPathFinder):
     """Finds the modules above the ordinary way, and changes how they are executed."""
 
-    puts_imports_off = True  # also in a copy of this module, which has a class of its own
+    # An attribute, not a class to compare with: a copy of this module has a class of its own.
+    puts_imports_off = True
 
     def __init__(self) -> None:
         self._searching = threading.local()
@@ -47,6 +48,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        # The search for the ordinary way comes here too.
         if (fullname not in _DEFERRED and fullname != _WITHOUT_JAX) or getattr(self._searching, "now", False):
             return None
         self._searching.now = True
@@ -84,21 +86,24 @@ class _Deferring(_Wrapping):
         lock, state = threading.RLock(), {"begun": False}
 
         def execute() -> None:
-            with lock:  # a thread that comes second waits for all names
+            # A thread that comes second waits until all names are there.
+            with lock:
                 if state["begun"]:
                     return
                 state["begun"] = True
                 try:
                     self._original.exec_module(module)
                 except BaseException:
-                    state["begun"] = False  # the next one who asks gets the error again
+                    # Whoever asks next gets the error again.
+                    state["begun"] = False
                     raise
                 vars(module).pop("__getattr__", None)
                 vars(module).pop("__dir__", None)
 
         def get(name: str) -> Any:
             if name.startswith("__") and name != "__all__":
-                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")  # asked by `inspect`
+                # `inspect` asks each module for such names: that is no use of the module.
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
             execute()
             try:
                 return vars(module)[name]

@@ -92,7 +92,8 @@ class _Reader:
                 self._assign(*assigned)
             elif isinstance(statement, ast.Import | ast.ImportFrom):
                 self._import(statement)
-        if not self.frameworks:  # imported by its functions
+        # The script imports them in its functions.
+        if not self.frameworks:
             for node in ast.walk(tree):
                 if isinstance(node, ast.Import | ast.ImportFrom):
                     self._import(node)
@@ -109,7 +110,8 @@ class _Reader:
         if not is_compared(name):
             return
         if self.frameworks:
-            self.uncertain = True  # one that is imported later, as `tf.keras`, would read it
+            # one that is imported later, as `tf.keras`, would read it
+            self.uncertain = True
         self.variables[name] = value
 
     def _import(self, statement: ast.Import | ast.ImportFrom) -> None:

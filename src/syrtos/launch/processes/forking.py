@@ -109,6 +109,7 @@ class Zygote:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
+            # A zygote that still imports does not see that its input has ended.
             self._process.wait(_END if self.is_ready() else 0)
         except subprocess.TimeoutExpired:
             self._process.kill()
@@ -167,6 +168,7 @@ class Family:
         return heard["pid"], os.waitstatus_to_exitcode(heard["status"])
 
     def _hear(self) -> dict[str, int]:
+        # The socket is one of packets: each has one whole message.
         text = self._connection.recv(1000)
         if not text:
             raise LaunchError("The process that imports for others has ended; its output may have the reason.")

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _FOLDER = Path("/dev/shm")
 _PREFIX = "mpich_shm_"
-_YOUNG = 10.0  # seconds in which a segment may have been made, and be about to be mapped
+# seconds in which a segment may have been made, and be about to be mapped
+_YOUNG = 10.0
 
 
 def unlink_early(session: Session) -> None:
@@ -36,7 +37,7 @@ def mapped_segments(pid: int | str = "self") -> list[str]:
     return sorted(paths)
 
 
-def left() -> list[Path]:
+def find_unmapped() -> list[Path]:
     """Returns the segments that no process has mapped, and that are some seconds old at least.
 
     They are left of workers that were killed before they had removed the names.

@@ -97,12 +97,15 @@ class Local(ProcessEngine):
             self.kill()
             raise
         finally:
+            # The workers have inherited their ends. An end that stays open here hides that a worker
+            # is gone.
             for end in self._sockets.ends.values():
                 end.close()
 
     def _start(self, command: tuple[str, ...], rank: int) -> Process:
         out, out_end = os.pipe()
         err, err_end = os.pipe()
+        # A worker opens its standard input itself: see `standard_input.adopt`.
         nothing = os.open(os.devnull, os.O_RDONLY)
         descriptor = self._sockets.ends[rank].fileno()
         try:
@@ -133,7 +136,8 @@ class Local(ProcessEngine):
     def _abort(self, rank: int, code: int) -> None:
         """Ends a worker that has called MPI_Abort."""
         # MPI leaves it to us, for it may wait for threads of its own in C's exit handlers.
-        self._aborted[rank] = code & 0xFF or 1  # never a success
+        # MPI_Abort is never a success, whatever code it is given.
+        self._aborted[rank] = code & 0xFF or 1
         signalling.to_process(self._processes[rank].pid, signal.SIGKILL)
 
     # -- the processes ---------------------------------------------------------------------------
@@ -147,7 +151,8 @@ class Local(ProcessEngine):
         for rank in self._deaths.wait(seconds):
             code = self._processes[rank].wait()
             if code:
-                signalling.to_group(self._processes[rank].pid, signal.SIGKILL)  # its children
+                # the children that a failed worker leaves behind are in its process group
+                signalling.to_group(self._processes[rank].pid, signal.SIGKILL)
             self._codes[rank] = self._aborted.get(rank, code)
             ended.append(ProcessEnd(rank, self._codes[rank]))
         return ended
@@ -156,18 +161,20 @@ class Local(ProcessEngine):
         return len(self._codes) < len(self._processes)
 
     def signal(self, number: int) -> None:
-        for rank in self._left():
+        for rank in self._running_ranks():
             self._signal_one(self._processes[rank].pid, number)
 
     def kill(self) -> None:
-        left = self._left()
+        left = self._running_ranks()
         for rank in left:
             signalling.to_group(self._processes[rank].pid, signal.SIGKILL)
-            signalling.to_process(self._processes[rank].pid, signal.SIGKILL)  # it may lead no group yet
+            # it may lead no group yet
+            signalling.to_process(self._processes[rank].pid, signal.SIGKILL)
         for rank in left:
             try:
                 self._codes[rank] = self._processes[rank].wait(_LONGEST_KILL)
-            except (subprocess.TimeoutExpired, TimeoutError):  # the kernel does not let it go yet
+            except (subprocess.TimeoutExpired, TimeoutError):
+                # the kernel does not let it go yet
                 self._codes[rank] = -signal.SIGKILL
         self._deaths.close()
 
@@ -178,5 +185,5 @@ class Local(ProcessEngine):
     def note_death(self, rank: int) -> None:
         losses.note(options_from(self._env).run_dir, rank)
 
-    def _left(self) -> list[int]:
+    def _running_ranks(self) -> list[int]:
         return [rank for rank in self._processes if rank not in self._codes]

@@ -25,7 +25,8 @@ class KeyValues:
     def __init__(self, nodes: Sequence[int]) -> None:
         """Begins a store for as many workers as there are ``nodes``: the number of each rank's host, in rank order."""
         self._size = len(nodes)
-        self._name = f"kvs_{uuid.uuid4().hex[:12]}"  # MPICH names its shared memory by it: never the same twice
+        # MPICH names its shared memory by it: never the same twice
+        self._name = f"kvs_{uuid.uuid4().hex[:12]}"
         self._values = {"PMI_process_mapping": _mapping(nodes)}
         self._arrived: list[int] = []
 
@@ -128,10 +129,8 @@ class Sockets:
                     self._ours[rank].close()
 
     def _line(self, rank: int) -> str:
-        """Returns a worker's next message; empty if the worker is gone.
-
-        Each message is one line, and a worker waits for the answer before it sends the next.
-        """
+        """Returns a worker's next message; empty if the worker is gone."""
+        # A worker waits for the answer to a line before it sends the next: nothing follows the end of the line.
         line = b""
         try:
             while not line.endswith(b"\n"):
@@ -147,4 +146,5 @@ class Sockets:
         try:
             self._ours[rank].sendall(text.encode() + b"\n")
         except OSError:
-            return  # it is gone: its end is seen by its exit code
+            # The worker is gone, which its exit code says.
+            return

@@ -11,25 +11,22 @@ from contextlib import contextmanager
 from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # not loaded after a fork: another thread may have held the loader's lock
+# not loaded after a fork: another thread may have held the loader's lock
+_LIBC = ctypes.CDLL(None)
 
 
 def die_with_parent() -> None:
-    """Lets Linux kill this process when its parent ends (prctl(2)).
-
-    Even a launcher that is killed leaves no workers.
-    """
+    """Lets Linux kill this process when its parent ends (prctl(2))."""
+    # Even a launcher that is killed leaves no workers.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextmanager
 def answering_signals(answer: Callable[[int], None]) -> Iterator[None]:
-    """Context manager: signals that stop a run call ``answer`` with their number.
-
-    SIGUSR1, as Slurm's `--signal=USR1@120` sends it, counts as SIGTERM.
-    """
+    """Context manager: signals that stop a run call ``answer`` with their number, SIGUSR1 with that of SIGTERM."""
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
+        # Slurm's `--signal=USR1@120` asks for the end of a job before its time limit.
         answer(signal.SIGTERM if number == signal.SIGUSR1 else number)
 
     wanted = filter(is_wanted, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1))
@@ -43,14 +40,13 @@ def answering_signals(answer: Callable[[int], None]) -> Iterator[None]:
 
 def terminate() -> None:
     """Sends this process the signal by which schedulers end a run; its main thread answers it."""
+    # Handlers run in the main thread, which this wakes from what it waits for.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def is_wanted(number: int) -> bool:
-    """Returns whether a signal is to be answered.
-
-    SIGHUP is not where `nohup` has started this process, which is to outlive its terminal.
-    """
+    """Returns whether a signal is to be answered."""
+    # A process that `nohup` has started is to outlive its terminal.
     return number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
 
 

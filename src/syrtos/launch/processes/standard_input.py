@@ -84,17 +84,16 @@ def _path(descriptor: int) -> str:
 
 
 class _Copies:
-    """A thread that copies a stream to several pipes, each as fast as it is read.
-
-    Data that not all have read yet is kept in memory, not on disk: it may be a password.
-    """
+    """A thread that copies a stream to several pipes, each as fast as it is read."""
 
     def __init__(self, source: int, targets: Sequence[int]) -> None:
         self._source = source
+        # What not all have read yet is in memory, not on disk: it may be a password.
         self._held = bytearray()
         self._start = 0  # of what is held
         self._over = False
-        self._positions = dict.fromkeys(range(len(targets)), 0)  # of those that still read
+        # only targets that still read have a position
+        self._positions = dict.fromkeys(range(len(targets)), 0)
         self._change = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
         for rank, target in enumerate(targets):
@@ -116,8 +115,9 @@ class _Copies:
             self._change.notify_all()
 
     def _write(self, rank: int, target: int) -> None:
-        with contextlib.suppress(OSError):  # its reader is gone
-            while data := self._next(rank):
+        # The worker that reads may be gone.
+        with contextlib.suppress(OSError):
+            while data := self._next_chunk(rank):
                 while data:
                     data = data[os.write(target, data) :]
         os.close(target)
@@ -126,7 +126,7 @@ class _Copies:
             self._forget()
             self._change.notify_all()
 
-    def _next(self, rank: int) -> bytes:
+    def _next_chunk(self, rank: int) -> bytes:
         with self._change:
             self._change.wait_for(lambda: self._size > self._positions[rank] or self._over)
             begin = self._positions[rank] - self._start

@@ -47,7 +47,8 @@ class Standby:
         self.frameworks: tuple[str, ...] = ()  # that the first zygote imports
         self._zygote: Zygote | None = None
         self._given_up: list[Zygote] = []  # which end with what they have forked
-        self._begun: dict[str, str] | None = None  # with which variables of a worker's share of this machine
+        # with which variables of a worker's share of this machine
+        self._begun: dict[str, str] | None = None
         # When the first zygote began to import, and when it was ready, s since the epoch.
         self._imported: tuple[float, float] | None = None
 
@@ -66,7 +67,8 @@ class Standby:
         try:
             shared = resources.shared_variables(env, workers)
             if self._imported and (settings.NEW_INTERPRETERS_VARIABLE in env or shared != self._begun):
-                self.close()  # what was imported is not what these workers import
+                # What was imported is not what these workers import.
+                self.close()
             if self._begun is not None or settings.NEW_INTERPRETERS_VARIABLE in env or not _is_plain(command):
                 return
             self._begun = shared or {}
@@ -74,7 +76,8 @@ class Standby:
             given = {name: value for name, value in (shared or {}).items() if name != "TF_CPP_MIN_LOG_LEVEL"}
             found = first_imports(program.parse(command[3:]), {**env, **given})
         except ConfigurationError:
-            return  # a worker reports it
+            # A worker reports the error.
+            return
         if found is None or shared is None or settings.TASKS_VARIABLE in env:
             return
         variables = {**_without_secrets(env), **shared, **found.variables}
@@ -90,7 +93,8 @@ class Standby:
         if self._zygote.lives() and not self._zygote.is_ready():
             return False
         self._imported = (self._imported[0], time.time())
-        if self._zygote.lives():  # else each worker says why the import fails
+        # Where the zygote has ended, each worker says why its import fails.
+        if self._zygote.lives():
             lines = self._zygote.printed_text.splitlines(keepends=True)
             sys.stderr.write("".join(line for line in lines if not is_noise(line.encode())))
         return True
@@ -113,7 +117,7 @@ class Standby:
         """
         if (self._zygote is not None and self._zygote.lives()) or _always_new(env):
             return
-        self._start(imports.modules, {**_ordinary(env), **imports.variables}, idle=True)
+        self._start(imports.modules, {**_without_framework_variables(env), **imports.variables}, idle=True)
 
     def _start(self, modules: Mapping[str, str], env: Mapping[str, str], **how: Any) -> None:
         """Starts a zygote in the place of one that there is; ``how`` are further arguments of `Zygote`."""
@@ -155,7 +159,7 @@ def _always_new(env: Mapping[str, str]) -> bool:
     return env.get(settings.NEW_INTERPRETERS_VARIABLE, "first") != "first"
 
 
-def _ordinary(env: Mapping[str, str]) -> dict[str, str]:
+def _without_framework_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that are neither secret nor read by frameworks."""
     left_out = settings.read_at_import(env)
     return {name: value for name, value in _without_secrets(env).items() if name not in left_out}

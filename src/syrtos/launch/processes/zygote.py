@@ -63,23 +63,30 @@ def is_compared(variable: str) -> bool:
 def main(path: str, order: dict[str, Any]) -> None:
     """Imports what is ordered and serves requests; in a child, stops serving and runs the program of its request."""
     if not sys.flags.safe_path:
-        del sys.path[0]  # the folder of this file
+        # The folder of this file is no place of the script's modules.
+        del sys.path[0]
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path + ".new")
-    listener.listen(64)  # clients that connect during the imports are served afterwards
-    os.rename(path + ".new", path)  # a path that exists can be connected to
+    # Clients that connect during the imports are served afterwards.
+    listener.listen(64)
+    # Renamed only now: a path that exists can be connected to.
+    os.rename(path + ".new", path)
     _put_imports_off()
     modules = Imported(
         order["modules"], order.get("libraries", ()), bool(order.get("compare")), bool(order.get("idle"))
     )
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)  # from now on the end of standard input is the end
-    sys.stdout.flush()  # else each child prints it too
+    # from now on the end of standard input is the end
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
+    # What is still in the buffers would be printed by each child too.
+    sys.stdout.flush()
     sys.stderr.flush()
-    gc.freeze()  # else the first collection of each child copies all pages
+    # Without it the first garbage collection of each child copies all pages.
+    gc.freeze()
     open(marker_path(path), "w").close()
     request = ForkServer(listener).run()
     if request is None:
-        shutil.rmtree(os.path.dirname(path), ignore_errors=True)  # its starter may have been killed
+        # the starter removes the folder too, unless it was killed
+        shutil.rmtree(os.path.dirname(path), ignore_errors=True)
     else:
         modules.hide()
         become(request)
@@ -115,13 +122,15 @@ class Imported(MetaPathFinder, Loader):
     ) -> None:
         self._before, self._compare = dict(os.environ), compare
         if idle:
+            # In a thread, whose low priority no fork of another one inherits (sched(7)).
             importing = threading.Thread(target=_when_idle, args=([*files, *libraries],))
             importing.start()
             importing.join()
         for name in files:
             importlib.import_module(name)
         for name in libraries:
-            with contextlib.suppress(ImportError):  # a script may do without
+            # A script may do without the library.
+            with contextlib.suppress(ImportError):
                 importlib.import_module(name)
         self._path, self._logs = list(sys.path), _loggers()
         self._handlers = list(logging.getLogger("tensorflow").handlers)
@@ -186,9 +195,10 @@ class Imported(MetaPathFinder, Loader):
         return self._modules[spec.name]
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Restores the module, and imports the others with it: TensorFlow and Keras import each other."""
+        """Restores the module, and imports the others with it."""
         module.__spec__, module.__loader__ = self._origins[module.__name__]
         self._as_if_imported_now()
+        # TensorFlow and Keras import each other.
         for name in self._modules:
             importlib.import_module(name)
 
@@ -197,7 +207,8 @@ class Imported(MetaPathFinder, Loader):
         os.environ.update(
             {name: value for name, value in self._set.items() if os.environ.get(name) == self._before.get(name)}
         )
-        if logging.getLogger().handlers:  # TensorFlow's logger gets a handler of its own only where the root has none
+        # TensorFlow's logger gets a handler of its own only where the root has none
+        if logging.getLogger().handlers:
             for handler in self._handlers:
                 logging.getLogger("tensorflow").removeHandler(handler)
         # `logging.config` disables the loggers that there are; without the imports there would be none.
@@ -224,12 +235,13 @@ def _describe_variable(variable: str, value: str | None) -> str:
 
 
 def _when_idle(names: Sequence[str]) -> None:
-    """Imports in this thread, whose priority no fork of another one inherits (sched(7))."""
+    """Imports modules while the processors have nothing else to do, and lowers the priority of this thread for that."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     for name in names:
         try:
             importlib.import_module(name)
-        except Exception:  # raised again in the main thread, for all to see
+        except Exception:
+            # The main thread imports again, and raises it for all to see.
             return
 
 
@@ -246,7 +258,8 @@ class ForkServer:
         os.set_blocking(self._ended, False)
         os.set_blocking(self._wakes, False)
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _FOR_WORKERS}
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # the default would not wake
+        # By default this signal is ignored, and would not wake the selector.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         for source in (listener, self._ended, 0):
             self._selector.register(source, selectors.EVENT_READ)
@@ -281,7 +294,8 @@ class ForkServer:
         parent = os.getpid()
         try:
             pid = os.fork()
-        except OSError:  # no memory, or too many processes: the client sees the end of the connection
+        except OSError:
+            # no memory, or too many processes: the client sees the end of the connection
             return self._forget(client)
         if pid == 0:
             self._leave()
@@ -335,8 +349,10 @@ def _tell(client: socket.socket, what: dict[str, int]) -> None:
 def become(request: dict[str, Any]) -> None:
     """Runs a script or a module as a new interpreter would."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != request["parent"]:  # it has ended before
+    # The zygote has ended before the line above: nothing else would end this process.
+    if os.getppid() != request["parent"]:
         os.kill(os.getpid(), signal.SIGKILL)
+    # As of a new interpreter: Ctrl-C is the launcher's to pass on.
     os.setsid()
     # Python itself sets it where there is no locale (PEP 538).
     coerced = {name: value for name, value in os.environ.items() if name == "LC_CTYPE"}
@@ -345,7 +361,9 @@ def become(request: dict[str, Any]) -> None:
     os.chdir(request["cwd"])
     _take(request["descriptors"])
     _open_streams()
+    # TMPDIR may be another one in the new environment.
     tempfile.tempdir = None
+    # A fork has the zygote's state: all children would draw the same numbers.
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
@@ -390,11 +408,10 @@ def _open_streams() -> None:
 
 
 def _log_to(new: Any, old: Any) -> None:
-    """Gives handlers of `logging` that frameworks made when they were imported the new stream.
-
-    absl closes what is not `sys.stderr` at the end, and what is logged after it would be a traceback.
-    """
-    for reference in getattr(logging, "_handlerList", ()):  # all of them; seen in Python 3.11 to 3.13
+    """Gives handlers of `logging` that frameworks made when they were imported the new stream."""
+    # absl closes what is not `sys.stderr` at the end, and what is logged after it would be a traceback.
+    # all of them; seen in Python 3.11 to 3.13
+    for reference in getattr(logging, "_handlerList", ()):
         handler = reference()
         if isinstance(handler, logging.StreamHandler) and handler.stream is old:
             handler.setStream(new)

@@ -3,8 +3,7 @@
 It starts workers there, passes on what they say, and ends them when the launcher is gone.
 
 `python -m syrtos.launch.remote.agent` has the launcher at the other end of its standard input and output: what has
-started it,
-ssh above all, has checked who that is. The messages are described in `docs/architecture.md`.
+started it, ssh above all, has checked who that is. The messages are described in `docs/architecture.md`.
 """
 
 from __future__ import annotations
@@ -47,9 +46,11 @@ _LOOK = 0.01  # seconds between two looks at what workers are forked from
 def main() -> None:
     """Serves the launcher at the other end of standard input and output."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    signal.signal(signal.SIGINT, lambda *_: None)  # the launcher passes it on; workers would inherit that it is ignored
+    # the launcher passes it on; workers would inherit that it is ignored
+    signal.signal(signal.SIGINT, lambda *_: None)
     said, heard = os.dup(1), os.dup(0)
-    os.dup2(2, 1)  # whatever prints here must not be taken for messages
+    # Whatever prints in this process must not be taken for messages.
+    os.dup2(2, 1)
     os.write(said, GREETING)
     serve(Channel(heard, said))
 
@@ -75,7 +76,8 @@ class _Agent:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._workers: _Workers | None = None
-        self._starting = threading.Lock()  # what comes for workers that are being started waits
+        # what comes for workers that are being started waits
+        self._starting = threading.Lock()
         self._patience = _IDLE_PATIENCE
         self._asked: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._snapshots = HeldSnapshots()
@@ -170,14 +172,15 @@ class _Agent:
     def _hear(self) -> None:
         """Receives messages, and deals with what the workers need at once.
 
-        The thread that has started the workers deals with the rest. When the launcher is gone the workers are ended
-        here: the other thread may be sending, which then ends too.
+        The thread that has started the workers deals with the rest.
         """
         try:
             while (message := self._channel.receive(self._patience)) is not None:
                 self._take(message)
         except (OSError, EOFError):
             pass
+        # The launcher is gone. The workers are ended here: the other thread may be sending, which
+        # then ends too.
         with self._starting:
             if self._workers:
                 self._workers.engine.signal(signal.SIGKILL)
@@ -190,7 +193,8 @@ class _Agent:
             self._patience = _PATIENCE if kind == "start" else _IDLE_PATIENCE
         if kind in ("start", "imports", "kill", "over"):
             self._asked.put(message)
-        elif kind == "ask":  # not here: it may take long
+        elif kind == "ask":
+            # Not in this thread: a question may take long.
             threading.Thread(target=self._answer, args=(message,), daemon=True).start()
         elif kind != "pulse":
             with self._starting:
@@ -202,9 +206,11 @@ class _Agent:
     def _answer(self, message: Message) -> None:
         try:
             data, facts = self._snapshots.answer(message)
-        except Exception as error:  # the launcher would wait for ever
+        except Exception as error:
+            # Without an answer the launcher would wait for ever.
             data, facts = b"", {"error": f"{type(error).__name__}: {error}"}
-        with contextlib.suppress(OSError):  # the launcher is gone: the thread that hears it knows
+        # the launcher is gone: the thread that hears it knows
+        with contextlib.suppress(OSError):
             self._channel.send("answer", data, **facts)
 
 
@@ -266,7 +272,8 @@ class _Workers:
 
     def _tell(self, rank: int, stream: int, piece: bytes) -> None:
         if piece and not self._over:
-            with contextlib.suppress(OSError):  # the launcher is gone: the thread that hears it knows
+            # the launcher is gone: the thread that hears it knows
+            with contextlib.suppress(OSError):
                 self._channel.send("output", piece, rank=rank, stream=stream)
 
 

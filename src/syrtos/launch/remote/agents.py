@@ -61,8 +61,10 @@ class Agent:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            # What follows the greeting is for the channel: nothing may be read ahead.
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is ours to pass on
+            # Ctrl-C is ours to pass on.
+            start_new_session=True,
             preexec_fn=signalling.die_with_parent,
         )
         assert process.stderr is not None
@@ -87,7 +89,8 @@ class Agent:
         try:
             self._channel.send(kind, data, **facts)
         except OSError:
-            return  # the thread that hears it knows
+            # The agent is gone, which the thread that hears it knows.
+            return
 
     def ask(self, what: str, data: bytes | memoryview = b"", **facts: object) -> Message:
         """Asks about snapshots, one question at a time: see `syrtos.launch.remote.held_snapshots`.
@@ -118,14 +121,15 @@ class Agent:
 
     def _hear(self) -> None:
         try:
-            why = self._heard()
+            why = self._pass_messages_on()
         except EOFError:
             why = f"was on {self._name}, to which the connection has ended" if self.ready else "could not be started"
-        except Exception as error:  # else nothing would be heard of this host any more, and the run would wait for ever
+        except Exception as error:
+            # else nothing would be heard of this host any more, and the run would wait for ever
             why = f"was on {self._name}, whose agent can't be understood: {type(error).__name__}: {error}"
         self.give_up(why)
 
-    def _heard(self) -> str:
+    def _pass_messages_on(self) -> str:
         """Passes messages on until there are no more, and returns the reason for the end.
 
         Raises:
@@ -200,13 +204,15 @@ class Agents:
     def __init__(self, agents: Mapping[str, Agent] | None = None) -> None:
         """Begins with ``agents``, which run already, by host."""
         self._agents: dict[str, Agent] = dict(agents or {})
-        self._changing = threading.RLock()  # two threads start agents
-        self._known: dict[str, tuple[tuple[str, ...], Mapping[str, str]]] = {}  # how others are started
+        # Two threads start agents: the launcher's, and the one that watches the hosts.
+        self._changing = threading.RLock()
+        # how others are started
+        self._known: dict[str, tuple[tuple[str, ...], Mapping[str, str]]] = {}
         self.before_start: Callable[[list[Agent]], None] = lambda agents: None
         self._over = threading.Event()
         threading.Thread(target=self._pulse, name="syrtos-pulse", daemon=True).start()
 
-    def of(self, commands: Mapping[str, tuple[str, ...]], env: Mapping[str, str]) -> dict[str, Agent]:
+    def for_hosts(self, commands: Mapping[str, tuple[str, ...]], env: Mapping[str, str]) -> dict[str, Agent]:
         """Returns an agent for each host: the one that is there, or a new one that the host's command starts."""
         with self._changing:
             for host, command in commands.items():

@@ -48,6 +48,7 @@ class Channel:
         poll = select.poll()
         poll.register(self._writes, select.POLLOUT)
         while view and not self._over:
+            # A channel that is closed meanwhile is noticed twice a second.
             if poll.poll(500):
                 try:
                     view = view[os.write(self._writes, view[:_PIECE]) :]

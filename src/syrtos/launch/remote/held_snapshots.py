@@ -20,7 +20,8 @@ class HeldSnapshots:
         self._making = threading.Lock()
         self._memory: SlotsInMemory | None = None
         self._slots: Slots | None = None
-        self._copies: list[bytes] = []  # of the parts of a snapshot, while a launcher reads them
+        # copies of the parts of a snapshot, while a launcher reads them
+        self._copies: list[bytes] = []
         self._coming: dict[int, bytearray] = {}  # parts that a launcher sends
 
     def with_places(self, env: Mapping[str, str]) -> dict[str, str]:
@@ -28,12 +29,12 @@ class HeldSnapshots:
         told = json.loads(env.get(SNAPSHOTS_VARIABLE, "{}"))
         if "parts" not in told:
             return dict(env)
-        self._of(told["parts"])
+        self._slots_for(told["parts"])
         assert self._memory is not None
         places = json.dumps({"places": self._memory.places, "folder": told["folder"]})
         return {**env, SNAPSHOTS_VARIABLE: places}
 
-    def _of(self, parts: int) -> Slots:
+    def _slots_for(self, parts: int) -> Slots:
         with self._making:
             if self._memory is None or self._slots is None:
                 self._memory = SlotsInMemory(parts)
@@ -48,7 +49,7 @@ class HeldSnapshots:
         Raises:
             OSError: there is no such snapshot any more, or no memory for it.
         """
-        slots, what = self._of(asked["room"]), asked["what"]
+        slots, what = self._slots_for(asked["room"]), asked["what"]
         if what == "whole":
             return b"", {"numbers": sorted(slots.whole())}
         if what == "hold":

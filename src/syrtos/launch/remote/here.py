@@ -12,7 +12,8 @@ def is_here(host: str) -> bool:
     It does if this machine sends from the addresses of that name what it sends to them. Addresses of a family that is
     off don't count.
     """
-    if host in ("localhost", socket.gethostname()):  # also without a network
+    # These are known without a network too.
+    if host in ("localhost", socket.gethostname()):
         return True
     try:
         found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
@@ -21,6 +22,7 @@ def is_here(host: str) -> bool:
     own: set[bool] = set()
     for family, kind, protocol, _, address in found:
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # which sends nothing
+            # For datagrams this only chooses an address to send from: nothing is sent.
+            probe.connect(address)
             own.add(probe.getsockname()[0] == address[0])
     return own == {True}

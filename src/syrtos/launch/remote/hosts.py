@@ -44,7 +44,7 @@ class Hosts(ProcessEngine):
         _allow_descriptors(4 * len(self._host_of) + 256)
         self.outputs = {rank: self._pipes(rank) for rank in self._host_of}
         self._all_agents = agents
-        self._agents = agents.of(plan.agents, env)
+        self._agents = agents.for_hosts(plan.agents, env)
         for agent in self._agents.values():
             agent.listen(lambda message, agent=agent: self._take(agent, message))
 
@@ -109,7 +109,8 @@ class Hosts(ProcessEngine):
         """Deals with a message of an agent; called by the thread that hears the agent."""
         kind, rank = message["is"], int(message.get("rank", -1))
         if kind == "output":
-            with contextlib.suppress(ValueError):  # it is closed: the generation is over
+            # it is closed: the generation is over
+            with contextlib.suppress(ValueError):
                 self._writers[rank, message["stream"]].write(message["data"])
         elif kind == "pmi":
             self._answer(rank, message["line"])
@@ -133,7 +134,8 @@ class Hosts(ProcessEngine):
 
     def _lose(self, agent: Agent, why: str) -> None:
         for rank, host in self._host_of.items():
-            if host == agent.host and self._started:  # else `wait` sees it
+            # Before the start `wait` sees by itself that an agent is lost.
+            if host == agent.host and self._started:
                 self._news.put(ProcessEnd(rank, None, why))
         if agent.host in self._killed:
             self._killed[agent.host].set()
@@ -147,7 +149,8 @@ class Hosts(ProcessEngine):
     def signal(self, number: int) -> None:
         for agent in self._agents.values():
             agent.send("signal", number=number)
-        if not self._started:  # there is nobody who could take it
+        # No worker is there that could take the signal.
+        if not self._started:
             for rank in self._host_of:
                 self._news.put(ProcessEnd(rank, -number))
 
@@ -158,7 +161,8 @@ class Hosts(ProcessEngine):
             run_dir = options_from(self._plan.environment).run_dir
             for agent in asked:
                 agent.send("kill", run_dir=run_dir, ledgers=self._records.missing(agent.host))
-                if agent.lost:  # since then: nothing will come
+                # The agent was lost while it was asked: nothing will come from it.
+                if agent.lost:
                     self._records.all_are_here(agent.host)
             deadline = time.monotonic() + LONGEST_KILL
             for agent in asked:

@@ -20,7 +20,8 @@ from syrtos.settings import options_from
 # Bytes that are read at a time: packed, they pass even a slow link before the launcher takes the host for lost.
 _PIECE = 1 << 20
 _KINDS = {"ledger": ledger_path, "usage": usage_path}
-_LONGEST_WAIT = 30.0  # seconds for all ledgers: a report may lack some, but the next generation must not wait for them
+# seconds for all ledgers: a report may lack some, but the next generation must not wait for them
+_LONGEST_WAIT = 30.0
 
 
 def pieces(run_dir: Path, ranks: Collection[int]) -> Iterator[tuple[bytes, dict[str, Any]]]:
@@ -73,6 +74,7 @@ class MissingRecords:
         if kind not in _KINDS or rank not in self._ranks.get(host, ()):
             return
         path = _KINDS[kind](Path(self._run_dir), rank)
+        # A report that is made meanwhile reads no half of a file.
         partial = path.with_suffix(".partial")
         try:
             with partial.open("wb" if message["first"] else "ab") as file:

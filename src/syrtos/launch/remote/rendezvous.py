@@ -1,9 +1,8 @@
 """A world of processes that something has started on each host: the tasks of TF_CONFIG, pods, or hosts of a cloud's job.
 
 The first process launches the run as `syrtos run --hosts` does; the first process of each other host is the agent
-there,
-so that ssh is not needed. Processes meet at the first one's address, and prove to each other that they know the same
-secret (the challenge of `multiprocessing.connection`).
+there, so that ssh is not needed. Processes meet at the first one's address, and prove to each other that they know the
+same secret (the challenge of `multiprocessing.connection`).
 """
 
 from __future__ import annotations
@@ -67,10 +66,8 @@ class Cluster:
 
     @property
     def key(self) -> bytes:
-        """The key that processes prove to know.
-
-        It is derived from the secret and this cluster, so that the proof of another run is not valid here.
-        """
+        """The key that processes prove to know, derived from the secret and this cluster."""
+        # Not the secret alone: the proof of another run is not valid here.
         return hmac.digest(secret(), json.dumps([self.source, self.names, self.address[1]]).encode(), "sha256")
 
 
@@ -120,6 +117,7 @@ def secret() -> bytes:
     path = Path.home() / ".config" / "syrtos" / "secret"
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with contextlib.suppress(FileExistsError):
+        # One process makes the file (O_EXCL); those that come second read it.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_hex(32))
@@ -275,6 +273,7 @@ def attend(cluster: Cluster, patience: float) -> int:
     Raises:
         WorldError: the first process could not be reached within ``patience`` seconds, or knows another secret.
     """
+    # Until the first process is reached there is no run to end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     channel = _channel_of(_connect(cluster, patience))
     channel.send(
@@ -290,7 +289,8 @@ def attend(cluster: Cluster, patience: float) -> int:
     output.say(f"{name} is rank {cluster.rank} of {len(cluster.names)}; {first} shows the run, and where its logs are")
 
     def tell() -> None:
-        with contextlib.suppress(OSError):  # the first process is gone: the thread that hears it knows
+        # the first process is gone: the thread that hears it knows
+        with contextlib.suppress(OSError):
             channel.send("terminated")
 
     # In a thread: this one may be sending.
@@ -323,6 +323,8 @@ def _end_of(channel: Channel) -> Message | None:
 def _in_time(connection: Connection, seconds: int = 10) -> Iterator[None]:
     """Context manager: reading from a peer that says nothing for ``seconds`` raises an OSError."""
     with socket.socket(fileno=os.dup(connection.fileno())) as sock:
+        # `Connection` reads from the descriptor itself, where a timeout of Python's socket does not
+        # hold.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
         yield
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))

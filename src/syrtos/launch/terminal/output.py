@@ -48,7 +48,8 @@ class Pump(Reader):
         before, mark, rest = line.partition(events.MARK)
         event = events.parse(mark + rest)
         if event is not None:
-            self._emit(before)  # a worker's unfinished line
+            # A worker's line that was not finished when the event came.
+            self._emit(before)
             self._listener.on_event(event)
         elif not line.startswith(_MPIS) and not (self._listener.quiet and is_noise(line)):
             self._emit(line)
@@ -57,7 +58,8 @@ class Pump(Reader):
         if data:
             self.line_is_open = not data.endswith(b"\n")
         buffer = getattr(self._target, "buffer", None)
-        with contextlib.suppress(BrokenPipeError):  # `| head` has enough; the run goes on
+        # `| head` has enough; the run goes on
+        with contextlib.suppress(BrokenPipeError):
             if buffer is None:
                 self._target.write(data.decode(errors="replace"))
             else:

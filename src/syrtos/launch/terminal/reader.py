@@ -17,6 +17,8 @@ class Reader:
     def __init__(self, source: IO[bytes], take: Callable[[bytes], object]) -> None:
         """Starts the thread; ``take`` gets each piece, and an empty piece at the end."""
         self._source, self._take = source, take
+        # Between the pipe and the function a piece is in neither: whoever asks then must not think
+        # it has been taken.
         self._taking = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="syrtos-output", daemon=True)
         self._thread.start()

@@ -28,7 +28,8 @@ def start(tell: Callable[[str], None]) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pause = threading.Event()
         while not pause.wait(EVERY):
-            with contextlib.suppress(OSError):  # the script has closed what it did not open
+            # the script may have closed a descriptor that it did not open
+            with contextlib.suppress(OSError):
                 tell(position(sys._current_frames().get(main or 0)))
 
     threading.Thread(target=beat, daemon=True, name="syrtos-heartbeat").start()

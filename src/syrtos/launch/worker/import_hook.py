@@ -50,9 +50,8 @@ class _Server(MetaPathFinder):
         real = self._modules.get(fullname)
         if real is not None:
             return ModuleSpec(fullname, _Substitute(real))
-        if (
-            fullname.split(".")[0] in self._modules
-        ):  # the module that is served has submodules of its own, which scripts don't see
+        # the module that is served has submodules of its own, which scripts don't see
+        if fullname.split(".")[0] in self._modules:
             raise ModuleNotFoundError(
                 f"No module named {fullname!r}: syrtos answers for {fullname.split('.')[0]} without it", name=fullname
             )
@@ -68,7 +67,8 @@ class _Substitute(Loader):
     def exec_module(self, module: ModuleType) -> None:
         found = importlib.import_module(self._real)
         if not hasattr(found, "__path__"):
-            found.__path__ = []  # the import system requires it of a module with submodules
+            # the import system requires it of a module with submodules
+            found.__path__ = []
         sys.modules[module.__name__] = found
 
 
@@ -91,6 +91,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        # The search for the ordinary way comes here too.
         if fullname != self._name or self._searching:
             return None
         self._searching = True
@@ -105,7 +106,8 @@ class _Finder(MetaPathFinder):
     def finish_import(self) -> None:
         """Calls the function, now that the module is complete, and removes this finder."""
         self._call()
-        sys.meta_path.remove(self)  # not if the call refused: the next import must be refused too
+        # not if the call refused: the next import must be refused too
+        sys.meta_path.remove(self)
 
 
 class _Loader(Loader):

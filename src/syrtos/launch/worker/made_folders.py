@@ -66,12 +66,10 @@ def _by_script(frame: FrameType | None) -> bool:
 
 
 def _appears(place: str, note: Path) -> bool:
-    """Returns whether another worker has noted that it has made the folder, and waits a moment for the note.
-
-    For a folder that is older than a moment nothing is waited for: it was noted at once, or never.
-    """
+    """Returns whether another worker has noted that it has made the folder, and waits a moment for the note."""
     deadline = time.monotonic() + _SAYS_SO
     while not note.exists():
+        # A folder that is older than a moment was noted at once, or never.
         if time.monotonic() > deadline or time.time() - os.stat(place).st_ctime > 2 * _SAYS_SO:
             return False
         time.sleep(0.01)

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError, WorldError
@@ -32,9 +32,11 @@ from syrtos.topology import check_keras_backend, check_servers, check_tf_config,
 
 if TYPE_CHECKING:
     from syrtos.comm.communicator import Communicator
+    from syrtos.comm.world import Session
 
 _exit = os._exit
-_STACKS = 0.3  # seconds in which all workers write their stacks, before the first of them ends the run
+# seconds in which all workers write their stacks, before the first of them ends the run
+_STACKS = 0.3
 _FORKABLE = ("keras", "tf_keras", "tensorflow")
 _COMPARED = ("syrtos", "keras", "tf_keras", "tensorflow", "jax", "jaxlib", "torch", "numpy", "mpi4py", "mpich")
 
@@ -43,17 +45,25 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs ``script [argument ...]`` or ``-m module [argument ...]``; ends the process with the script's exit code."""
     program = parse(sys.argv[1:] if arguments is None else arguments)
     env = settings.environment()
+    # These two may start the interpreter again, so they come before all else.
     tasks.adopt(env, _rank_before_mpi(env))
     if detect(env):
         seeds.hash_alike(env)
     settings.forget_secret()
     options, rank = settings.options_from(env), _rank_before_mpi(env)
-    supervised, told = bool(settings.take(settings.SUPERVISED_VARIABLE)), settings.take(settings.INPUT_VARIABLE)
+    supervised, inputs = bool(settings.take(settings.SUPERVISED_VARIABLE)), settings.take(settings.INPUT_VARIABLE)
     if supervised:
-        standard_input.adopt(told, rank)
+        standard_input.adopt(inputs, rank)
     worker = _Worker(rank, options, supervised)
     code = worker.run(program)
     worker.leave(code)
+
+
+@runtime_checkable
+class _ComparesImports(Protocol):
+    """A finder of modules that compares the script's imports with those that this process was forked with."""
+
+    on_difference: Callable[[str], NoReturn]
 
 
 class _Worker:
@@ -63,6 +73,7 @@ class _Worker:
         self.rank = rank
         self._options = options
         self._pid = os.getpid()
+        # Standard error goes to a log later on; the launcher reads from here.
         self._control = os.dup(2)
         self._supervised = supervised  # else no launcher reads the reports
         self._tees: list[subprocess.Popen[bytes]] = []
@@ -75,11 +86,10 @@ class _Worker:
         try:
             if self._supervised:
                 events.report_start(self._control, self.rank)
-                os._exit = self._left
-            finder: Any
-            # That of the program that has forked this process: see `syrtos.launch.processes.zygote`.
+                os._exit = self._exit_at_once
+            # The finder of the program that has forked this process: see `syrtos.launch.processes.zygote`.
             for finder in sys.meta_path:
-                if hasattr(finder, "on_difference"):
+                if isinstance(finder, _ComparesImports):
                     finder.on_difference = self._imported_otherwise
             if self._join() == "server":
                 _serve(program, self._options.run_dir)
@@ -89,7 +99,8 @@ class _Worker:
             code = self._script_code(program)
             if code == 0 and not self._is_forked():
                 self._finish()
-                with contextlib.suppress(Exception):  # of a hint: the script has come to its end
+                # a hint that can't be given must not fail a script that has come to its end
+                with contextlib.suppress(Exception):
                     for name in unread():
                         print(
                             f"syrtos: hyperparameter `{name}` was never read by the script", file=sys.stderr, flush=True
@@ -123,7 +134,7 @@ class _Worker:
         session = world.init()
         self.rank = session.world.rank
         session.watchdog.on_stall = self._report_stall
-        session.watchdog.on_long_wait = self._waiting
+        session.watchdog.on_long_wait = self._report_wait
         session.end = self._end_here
         if self._supervised and session.world.size > 1:
             heartbeat.start(lambda position: self._tell("alive", position=position))
@@ -134,12 +145,12 @@ class _Worker:
         if imported := settings.take(settings.IMPORTED_VARIABLE):
             session.ledger.say(imported=[float(moment) for moment in imported.split()])
         check_servers(settings.environment(), session.options.servers)
+        logs = Path(run_dir) / "logs"
         if session.questions is not None:
-            self._log_to(Path(run_dir) / "logs" / f"server-{self.rank}.log")
+            self._log_to(logs / f"server-{self.rank}.log")
             self.rank = session.questions.Get_rank()
             self._tell("serves")
             return "server"
-        logs = Path(run_dir) / "logs"
         self._log_to(logs / f"rank-{self.rank}.log")
         if not self._supervised and session.world.size > 1 and self.rank == 0:
             print(f"syrtos: {session.world.size} workers, logs in {logs}", file=sys.stderr, flush=True)
@@ -150,6 +161,11 @@ class _Worker:
             made_folders.install(world.claims_folder(run_dir), lambda: session.rank_aware)
         check_tf_config(settings.environment())
         settings.set_environment(tf_config_of(settings.environment(), self.rank, session.world.size))
+        self._adapt_imports(session)
+        return "worker"
+
+    def _adapt_imports(self, session: Session) -> None:
+        """Lets each framework be adapted once the script has imported it, and its import be timed."""
 
         def importing() -> AbstractContextManager[None]:
             return session.ledger.span("import")
@@ -167,25 +183,20 @@ class _Worker:
         after_import("jax", _activate("jax"), around=importing)
         after_import("torch", _activate("torch"), around=importing)
         importlib.import_module("syrtos.dialects").install()
-        return "worker"
 
     def _tell_imported(self) -> None:
-        """Lets the launcher prepare a process with the modules that this worker has imported, for the next generation.
-
-        Only with Keras on TensorFlow: other backends set up threads or a GPU when they are imported, which a fork does
-        not have.
-        """
+        """Lets the launcher prepare a process with the modules that this worker has imported, for the next generation."""
         keras = sys.modules.get("keras")
+        # Only with Keras on TensorFlow: other backends set up threads or a GPU when they are
+        # imported, which a fork does not have.
         if "torch" in sys.modules or (keras is not None and keras.backend.backend() != "tensorflow"):
             return
         modules = {name: sys.modules[name].__file__ for name in _FORKABLE if name in sys.modules}
         self._tell("imported", modules=modules, variables=settings.read_at_import(settings.environment()))
 
     def _imported_otherwise(self, difference: str) -> NoReturn:
-        """Ends this process, since its script needs an import of its own: the launcher starts the workers again.
-
-        A child of the script, or another thread, that imports ends the process too.
-        """
+        """Ends this process, since its script needs an import of its own: the launcher starts the workers again."""
+        # Not by an exception, as a child of the script, or another thread, may be what imports.
         events.send(self._control, "imported otherwise", self.rank, text=difference)
         events.drain(self._control)
         _exit(1)
@@ -200,7 +211,8 @@ class _Worker:
         from syrtos.comm import world
 
         session = world.current()
-        session.watchdog.timeout = float("inf")  # one may upload or evaluate for as long as it likes
+        # a worker may upload or evaluate for as long as it likes
+        session.watchdog.timeout = float("inf")
         if session.servers:
             session.servers.leave()
         if self._options.asynchronous:
@@ -242,7 +254,7 @@ class _Worker:
             self._report_failure(f"The script ended with exit code {code} (sys.exit({end.code!r})).", code)
         return code
 
-    def _left(self, status: int) -> NoReturn:
+    def _exit_at_once(self, status: int) -> NoReturn:
         """Replaces `os._exit` in scripts: reports the end, logs where it was called, and ends the process at once."""
         if not self._is_forked():
             faulthandler.dump_traceback(2, all_threads=False)
@@ -255,9 +267,9 @@ class _Worker:
             traceback.print_exception(error)
             return 1
         cause = _cause(error)
-        self._log(tracebacks.whole(cause))
+        self._log(tracebacks.full_text(cause))
         advice = tracebacks.advice(cause, self._size())
-        self._report_failure(tracebacks.short(cause) + f"\nsyrtos: {advice}\n" * bool(advice), 1)
+        self._report_failure(tracebacks.short_text(cause) + f"\nsyrtos: {advice}\n" * bool(advice), 1)
         return 1
 
     def _size(self) -> int:
@@ -277,10 +289,8 @@ class _Worker:
             self._log_path.with_suffix(".failure").write_text(json.dumps(facts))
 
     def _print(self, text: str) -> None:
-        """Prints a failure on the terminal, where no launcher of ours does.
-
-        A worker alone fails as a plain script does.
-        """
+        """Prints a failure on the terminal, where no launcher of ours does."""
+        # A worker alone fails as a plain script does.
         if self._size() > 1:
             text = f"\nsyrtos: rank {self.rank} failed:\n\n{text.rstrip()}\n\nIts output is in {self._log_path}\n"
         sys.stderr.flush()
@@ -292,7 +302,7 @@ class _Worker:
         events.drain(self._control)
         time.sleep(_STACKS)
 
-    def _waiting(self, call: str, seconds: float, watchdog: str) -> None:
+    def _report_wait(self, call: str, seconds: float, watchdog: str) -> None:
         self._tell("waiting", call=call, seconds=seconds, watchdog=watchdog)
 
     def _log(self, text: str) -> None:
@@ -301,7 +311,8 @@ class _Worker:
             return
         sys.stdout.flush()
         sys.stderr.flush()
-        self._close_tees()  # they may still hold earlier output of the script
+        # They may still hold earlier output of the script, which goes before this text.
+        self._close_tees()
         with self._log_path.open("a", encoding="utf-8", errors="replace") as log:
             log.write(text)
 
@@ -315,6 +326,7 @@ class _Worker:
         self._log_path = path
         sys.stdout.flush()
         sys.stderr.flush()
+        # Both streams append to it: neither writes over what the other has written.
         path.write_bytes(b"")
         for stream in (1, 2):
             os.dup2(
@@ -322,10 +334,13 @@ class _Worker:
                 stream,
             )
         faulthandler.enable()
+        # The launcher asks for the stacks of all threads by this signal.
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 
     def _tee(self, path: Path, stream: int) -> int:
         """Returns a descriptor whose output goes to the log and to the present target of ``stream``."""
+        # It outlives Ctrl-C (-i, and a session of its own): the last lines of the script come after
+        # it.
         tee = subprocess.Popen(
             ["tee", "-ia", str(path)], stdin=subprocess.PIPE, stdout=os.dup(stream), start_new_session=True
         )
@@ -349,7 +364,8 @@ class _Worker:
         self._close_tees()
         events.drain(self._control)
         if self._options.asynchronous and detect(settings.environment()) and (code == 0 or self.rank > 0):
-            _exit(code)  # MPI would wait for processes that have died
+            # MPI would wait for processes that have died.
+            _exit(code)
         if code and "mpi4py.MPI" in sys.modules:
             from mpi4py import MPI
 
@@ -365,7 +381,8 @@ class _Worker:
         for tee in self._tees:
             try:
                 tee.wait(timeout=2)
-            except subprocess.TimeoutExpired:  # a child of the script still holds our output, and may for long
+            except subprocess.TimeoutExpired:
+                # a child of the script still holds our output, and may for long
                 tee.terminate()
         self._tees.clear()
 
@@ -378,7 +395,8 @@ def _activate(name: str) -> Callable[[], None]:
 def _serve(program: Program, run_dir: str) -> None:
     """Does the work of a parameter server, which imports Keras; classes of the script's own are found beside it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # for the workers, which may have a step to finish and weights to save
+        # the signals are for the workers, which may have a step to finish and weights to save
+        signal.signal(number, signal.SIG_IGN)
     main_module.find_modules_of(program)
     importlib.import_module("syrtos.keras.tensorflow.parameter_server.server").serve(lambda: losses.lost_ranks(run_dir))
 
@@ -391,7 +409,8 @@ def _script_begins() -> None:
 
 def _end_children() -> None:
     """Ends processes that the script has started, such as readers of its data."""
-    import psutil  # only here: it takes 20 ms
+    # Only here: it takes 20 ms to import.
+    import psutil
 
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -433,7 +452,8 @@ def _check_interpreters(comm: Communicator, several_hosts: bool) -> None:
 
 def version(name: str) -> str:
     """Returns the version of an installed package, found without importing it."""
-    import importlib.metadata  # only here: it takes 25 ms to import
+    # Only here: it takes 25 ms to import.
+    import importlib.metadata
 
     try:
         return importlib.metadata.version(name)

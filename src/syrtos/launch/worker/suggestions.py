@@ -23,7 +23,8 @@ def add_suggestions(shown: traceback.TracebackException, error: BaseException) -
         shown: the error, ready to be printed.
         error: the error itself, with its objects.
     """
-    text = vars(shown)["_str"]  # of `str`, which may be a method of anyone's and fail
+    # Not by `str`, which may call a method of anyone's and fail.
+    text = vars(shown)["_str"]
     if "Did you mean" not in text and (name := suggest_name(error)):
         vars(shown)["_str"] = f"{text}. Did you mean: {name!r}?"
     if shown.__cause__ is not None and error.__cause__ is not None:
@@ -41,7 +42,8 @@ def suggest_name(error: BaseException) -> str | None:
             return closest_name(found[1], dir(sys.modules[found[2]]))
         if isinstance(error, NameError) and error.name:
             return closest_name(error.name, _visible_names(error))
-    except Exception:  # an object's own `__dir__`, which runs code of anyone
+    except Exception:
+        # An object's own `__dir__` runs code of anyone.
         return None
     return None
 

@@ -28,24 +28,24 @@ _PACKAGES = tuple(
 )
 _REMOVES = re.compile(r"\b(remove|unlink|rmdir|rmtree|rename|replace|move)\(")
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
-_INSTALLED = re.compile(
-    r"[/\\](site|dist)-packages[/\\]"
-)  # below the standard library, where there is no virtual environment
+# without a virtual environment, packages are below the standard library's folder
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _LEFT_OUT = "(lines of Keras and its backend, syrtos and Python's standard library are left out; the log has them)\n"
 
 
-def whole(error: BaseException) -> str:
+def full_text(error: BaseException) -> str:
     """Returns the whole traceback, from the script's first line on."""
     return "".join(_format(error, lambda frames: list(itertools.dropwhile(_runs_scripts, frames))).format())
 
 
-def short(error: BaseException) -> str:
+def short_text(error: BaseException) -> str:
     """Returns the traceback without the lines of frameworks, of syrtos and of Python.
 
     The lines of the script, and those of other libraries, are left.
     """
     text = "".join(_format(error, _of_script).format())
-    return _LEFT_OUT + text if text != whole(error) else text  # the last line is the error: jobs report it
+    # the last line is the error: jobs report it
+    return _LEFT_OUT + text if text != full_text(error) else text
 
 
 def advice(error: BaseException, size: int) -> str:
@@ -93,9 +93,8 @@ def _format(error: BaseException, kept: Callable[[Frames], Frames]) -> traceback
     if sys.version_info < (3, 12):
         suggestions.add_suggestions(found, error)
     for part in _chain(found):
-        everything = (
-            [] if part.exc_type is SyntaxError else list(part.stack)
-        )  # the script has no lines yet: the error names its own
+        # the script has no lines yet: the error names its own
+        everything = [] if part.exc_type is SyntaxError else list(part.stack)
         part.stack = traceback.StackSummary.from_list(kept(list(part.stack)) or everything)
     return found
 

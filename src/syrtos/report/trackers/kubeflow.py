@@ -54,9 +54,8 @@ class Kubeflow(Tracker):
             self._reported = time.monotonic()
             try:
                 self._report(self._progress())
-            except (
-                OSError
-            ) as error:  # the controller may be away for a while: the next report has all that this one had
+            except OSError as error:
+                # the controller may be away for a while: the next report has all that this one has
                 print(f"syrtos: the TrainJob's status was not updated: {error}", flush=True)
 
     def end(self, how: Ended, report: Path | None) -> None:

@@ -19,12 +19,13 @@ _EVERY = 5000  # ms
 
 
 class _Exporter(OTLPMetricExporter):
-    """An exporter that remembers whether the last export arrived: the SDK only logs it."""
+    """An exporter that remembers whether the last export arrived."""
 
     arrived = True
 
     def export(self, *args: Any, **kwargs: Any) -> Any:
         result = super().export(*args, **kwargs)
+        # The SDK only logs that something did not arrive.
         self.arrived = result is MetricExportResult.SUCCESS
         return result
 

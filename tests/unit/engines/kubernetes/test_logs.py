@@ -40,14 +40,14 @@ def pod(phase: str) -> Mapping[str, Any]:
     return {"metadata": {"name": "digits-0", "uid": "u"}, "status": {"phase": phase}}
 
 
-def followed(source: Source, until_read: int) -> list[bytes]:
+def follow_pods(source: Source, until_read: int) -> list[bytes]:
     """All lines of a pod that runs until so many answers are left."""
 
     def look() -> Looked:
         over = len(source.answers) <= until_read
         return [pod("Succeeded" if over else "Running")], over
 
-    return list(logs.PodLogs(source, several=False).followed(look))
+    return list(logs.PodLogs(source, several=False).follow_pods(look))
 
 
 # As Go writes moments: fractions end with their last digit that is not 0, so that the order of texts is not that of time.
@@ -57,16 +57,16 @@ LINES = ["2026-11-25T10:00:00Z a", "2026-11-25T10:00:00.5Z b", "2026-11-25T10:00
 def test_a_lost_connection_repeats_and_loses_nothing() -> None:
     lost = urllib3.exceptions.ProtocolError("Connection broken")
     source = Source((LINES[:2], lost), (LINES[:3], None), (LINES, None))
-    assert followed(source, 1) == [b"a\n", b"b\n", b"c\n", b"d\n"]
+    assert follow_pods(source, 1) == [b"a\n", b"b\n", b"c\n", b"d\n"]
 
 
 def test_lines_may_hold_anything() -> None:
     lines = ["2026-11-25T10:00:00Z ", "2026-11-25T10:00:01Z  2026 | \u00fc\r"]
-    assert followed(Source((lines, None)), 1) == [b"\n", " 2026 | \u00fc\r\n".encode()]
+    assert follow_pods(Source((lines, None)), 1) == [b"\n", " 2026 | \u00fc\r\n".encode()]
 
 
 def test_a_pod_that_is_gone_ends() -> None:
-    assert followed(Source(([], ApiException(404))), 1) == []
+    assert follow_pods(Source(([], ApiException(404))), 1) == []
 
 
 def test_a_cluster_that_is_away_for_long_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,5 +79,5 @@ def test_a_cluster_that_is_away_for_long_is_an_error(monkeypatch: pytest.MonkeyP
         raise LaunchError("away")
 
     with pytest.raises(LaunchError, match="away"):
-        list(logs.PodLogs(Source(([], None)), several=True).followed(look))
+        list(logs.PodLogs(Source(([], None)), several=True).follow_pods(look))
     assert looks == 4

@@ -45,13 +45,13 @@ def in_syrtos() -> None:
 @pytest.mark.parametrize("call", [in_keras, in_syrtos])
 def test_the_last_line_shown_is_the_scripts_own(call: Callable[[], None]) -> None:
     error = caught(call)
-    shown = tracebacks.short(error)
+    shown = tracebacks.short_text(error)
     files = [line.split('"')[1] for line in shown.splitlines() if line.startswith('  File "')]
     assert set(files) == {__file__}
     assert f"{type(error).__name__}: " in shown
     assert str(error).splitlines()[0] in shown
     assert shown.startswith("(lines of Keras")
-    assert len(tracebacks.whole(error)) > len(shown)
+    assert len(tracebacks.full_text(error)) > len(shown)
 
 
 def test_errors_that_it_came_from_are_shortened_alike() -> None:
@@ -61,13 +61,13 @@ def test_errors_that_it_came_from_are_shortened_alike() -> None:
         except ConfigurationError as error:
             raise ValueError("no hosts") from error
 
-    shown = tracebacks.short(caught(fails))
+    shown = tracebacks.short_text(caught(fails))
     assert shown.index("ConfigurationError") < shown.index("direct cause") < shown.index("ValueError: no hosts")
     assert "spec.py" not in shown
 
 
 def test_other_libraries_are_shown() -> None:
-    shown = tracebacks.short(caught(lambda: __import__("numpy").stack([])))
+    shown = tracebacks.short_text(caught(lambda: __import__("numpy").stack([])))
     assert "shape_base.py" in shown
     assert "left out" not in shown
 
@@ -81,7 +81,7 @@ def test_lines_of_the_standard_library_are_shown_where_no_others_are() -> None:
         with context():
             json.loads("{")
 
-    shown = tracebacks.short(caught(fails))
+    shown = tracebacks.short_text(caught(fails))
     assert 'json.loads("{")' in shown
     assert "contextlib.py" not in shown
     assert "decoder.py" not in shown
@@ -90,7 +90,7 @@ def test_lines_of_the_standard_library_are_shown_where_no_others_are() -> None:
     assert error.__traceback__ is not None
     assert error.__traceback__.tb_next is not None
     error.__traceback__ = error.__traceback__.tb_next.tb_next
-    assert "decoder.py" in tracebacks.short(error)
+    assert "decoder.py" in tracebacks.short_text(error)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_the_frames_of_what_runs_a_script_are_in_neither(tmp_path: Path) -> None
     code = (
         "from syrtos.launch import program\nfrom syrtos.launch.worker import main_module, tracebacks\n"
         f"try:\n    main_module.run(program.Program({str(script)!r}))\n"
-        "except ValueError as error:\n    print(tracebacks.whole(error.with_traceback(error.__traceback__.tb_next)), end='')"
+        "except ValueError as error:\n    print(tracebacks.full_text(error.with_traceback(error.__traceback__.tb_next)), end='')"
     )
     printed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
@@ -170,7 +170,7 @@ def misspell_in_a_handler() -> None:
 )
 def test_a_misspelt_name_is_shown_with_the_one_that_was_meant(call: Callable[[], None], meant: str) -> None:
     error = caught(call)
-    for text in (tracebacks.short(error), tracebacks.whole(error)):
+    for text in (tracebacks.short_text(error), tracebacks.full_text(error)):
         (line,) = [line for line in text.splitlines() if "Did you mean" in line]
         assert line.endswith(f". Did you mean: '{meant}'?")
 
@@ -182,7 +182,7 @@ def test_no_name_is_suggested_where_none_is_like_it_or_the_object_fails() -> Non
 
     for thing in (Layers(), Fails()):
         error = caught(lambda thing=thing: operator.attrgetter("frobnicate")(thing))
-        assert tracebacks.short(error).splitlines()[-1] == f"AttributeError: {error}"
+        assert tracebacks.short_text(error).splitlines()[-1] == f"AttributeError: {error}"
 
 
 def test_an_absent_tensorflow_is_explained_where_keras_imports_it(

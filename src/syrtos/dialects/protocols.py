@@ -1,0 +1,111 @@
+"""The members of optimizers, models and tensors that dialects use, for Keras 2 and Keras 3 and outside of either.
+
+Keras 2 and Keras 3 have no class in common, and TensorFlow's stubs lack `tf.compat.v1`. Where a comment says "of Keras
+2" or "of Keras 3", objects of the other version lack the member: the code asks by `hasattr` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
+# A variable of the model has no gradient where the loss does not depend on it.
+GradientAndVariable: TypeAlias = "tuple[Gradient | None, Variable]"
+# A loss that a tape has recorded, or a function that computes it.
+Loss: TypeAlias = "tf.Tensor | Callable[[], tf.Tensor]"
+
+
+class Variable(Protocol):
+    """A variable of TensorFlow, of Keras 2 or of Keras 3."""
+
+    @property
+    def name(self) -> str:
+        """The variable's name."""
+        ...
+
+    @property
+    def shape(self) -> Any:
+        """`tf.TensorShape`, or a tuple in Keras 3."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """`tf.DType`, or its name in Keras 3."""
+        ...
+
+    def assign(self, value: object) -> object:
+        """Sets the value."""
+        ...
+
+    def __mul__(self, factor: float, /) -> object:
+        """Returns the product with a number."""
+        ...
+
+
+class Counter(Variable, Protocol):
+    """A variable that counts."""
+
+    def assign_add(self, delta: int) -> object:
+        """Adds to the value."""
+        ...
+
+
+class Optimizer(Protocol):
+    """An optimizer of Keras."""
+
+    learning_rate: Any  # takes numbers and schedules, and gives variables
+    built: bool  # of Keras 3 and new Keras 2
+    gradient_accumulation_steps: int | None  # of Keras 3
+    iterations: Counter
+    register_local_var: Callable[[Variable], None]  # of an optimizer that Horovod's dialect has made distributed
+
+    def minimize(self, loss: Loss, var_list: Sequence[Variable], *args: object, **kwargs: object) -> object:
+        """Computes gradients, and makes an update; of Keras 2, and of Keras 3 by `syrtos.dialects.keras2`."""
+        ...
+
+    def _compute_gradients(self, loss: Loss, var_list: Sequence[Variable]) -> Iterable[GradientAndVariable]:
+        """Computes gradients; of old Keras 2."""
+        ...
+
+    def apply_gradients(self, grads_and_vars: Iterable[GradientAndVariable]) -> object:
+        """Makes an update."""
+        ...
+
+    def build(self, var_list: Sequence[Variable]) -> object:
+        """Makes the optimizer's variables; of Keras 3 and new Keras 2."""
+        ...
+
+    def get_slot_names(self) -> Sequence[str]:
+        """Returns the kinds of the optimizer's variables; of old Keras 2."""
+        ...
+
+    def get_slot(self, var: Variable, slot_name: str) -> Variable:
+        """Returns the optimizer's variable of one kind for a variable of the model; of old Keras 2."""
+        ...
+
+
+class Model(Protocol):
+    """A model of Keras that has its weights."""
+
+    @property
+    def trainable_variables(self) -> Sequence[Variable]:
+        """The variables that training changes."""
+        ...
+
+    @property
+    def variables(self) -> Sequence[Variable]:
+        """The variables that training changes, and others."""
+        ...
+
+
+class Layer(Protocol):
+    """A layer of Keras."""
+
+    @property
+    def trainable_weights(self) -> Sequence[Variable]:
+        """The variables that training changes."""
+        ...
