@@ -38,7 +38,7 @@ _READY = "_syrtos_ready"
 
 
 class _Asked:
-    """What this process was asked to reduce.
+    """The wishes of the script and of the run for what is reduced in this process.
 
     Attributes:
         all_optimizers: whether every optimizer of Keras reduces.

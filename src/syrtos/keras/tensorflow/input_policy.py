@@ -1,4 +1,4 @@
-"""How the batches of data sets are given to the workers, as far as a script, a run or a call decides it."""
+"""The ways in which batches of data sets are given to the workers, as a script, a run or a call decides."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cut_by_steps() -> Iterator[None]:
 
 
 class _Now:
-    """What holds in this process now.
+    """The state of this process.
 
     Attributes:
         policy_counts: whether `AutoShardPolicy.OFF` means what it means under `MultiWorkerMirroredStrategy`.

@@ -1,9 +1,10 @@
 """The private symbols of TensorFlow that syrtos touches, with the reasons. Seen to work on TensorFlow 2.21.
 
 Some are in files of their own: `tf_internals_errors` has those through which errors pass, `tf_internals_pipelines`
-those of `tf.data` pipelines, `tf_internals_iterators` those of their iterators, `tf_internals_graphs` those of the graphs of functions, conditionals and loops,
-`tf_internals_random` those that draw random numbers. Keras's private symbols are in `keras3`, where each is replaced;
-the few that are only read are here. Seen on Keras 3.15.1 and tf_keras 2.21.
+those of `tf.data` pipelines, `tf_internals_iterators` those of their iterators, `tf_internals_graphs` those of the
+graphs of functions, conditionals and loops, `tf_internals_profiler` those of profiles, `tf_internals_random` those that
+draw random numbers. Keras's private symbols are in `keras3`, where each is replaced; the few that are only read are
+here. Seen on Keras 3.15.1 and tf_keras 2.21.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import functools
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -39,32 +40,6 @@ Pipeline = TypeVar("Pipeline")
 Result = TypeVar("Result")
 # By the id of a `tf.function`: its copy for one step, and the function itself, or its id might be given to another.
 TracedFunctions = dict[int, tuple[Function, Function]]
-
-
-class _Event(Protocol):
-    """An event of a line of a plane; times in picoseconds."""
-
-    metadata_id: int
-    offset_ps: int
-    duration_ps: int
-
-
-class _Line(Protocol):
-    name: str
-    timestamp_ns: int
-    events: Iterable[_Event]
-
-
-class _Metadata(Protocol):
-    name: str
-
-
-class Plane(Protocol):
-    """A part of what TensorFlow's profiler has seen, e.g. a device."""
-
-    name: str
-    lines: Iterable[_Line]
-    event_metadata: Mapping[int, _Metadata]
 
 
 class AppliesGradients(Protocol):
@@ -114,7 +89,7 @@ def may_be_recorded() -> bool:
 
 
 class _Kept:
-    """What this process has set.
+    """The settings of this process.
 
     Attributes:
         watcher: is called with each variable that is about to be assigned.
@@ -441,12 +416,3 @@ def inner_of_sync_replicas(optimizer: SyncReplicas) -> AppliesGradients:
     """Returns the optimizer that a `SyncReplicasOptimizer` was given."""
     # It has no public name for it.
     return optimizer._opt
-
-
-def planes_of(data: bytes) -> Iterable[Plane]:
-    """Returns what TensorFlow's profiler has written: planes of lines of events."""
-    # The format is that of tsl/profiler/protobuf/xplane.proto, which has no public reader. Seen on 2.21.
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2  # pyright: ignore[reportMissingImports]
-
-    space: Any = xplane_pb2
-    return space.XSpace.FromString(data).planes

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class VariableFacts(TypedDict):
-    """What a worker tells a server of its part of a variable.
+    """The facts about a part of a variable that a worker tells a server.
 
     Attributes:
         place: the index of the variable in the model.
