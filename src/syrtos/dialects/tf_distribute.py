@@ -19,7 +19,7 @@ from syrtos.dialects import keras2
 from syrtos.errors import ConfigurationError
 from syrtos.keras import activate
 from syrtos.keras.patching import Method, replace
-from syrtos.keras.tensorflow.input import heed_policy
+from syrtos.keras.tensorflow.input_policy import heed_policy
 from syrtos.keras.tensorflow.strategy import Strategy, not_chosen
 
 # Where TensorFlow has them: (module, name).

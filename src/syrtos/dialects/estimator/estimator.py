@@ -35,7 +35,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.keras.split import shares
 from syrtos.keras.split.checks import Checks
 from syrtos.keras.split.plan import SplitPlan
-from syrtos.keras.tensorflow import gradients, patching, tf_internals
+from syrtos.keras.tensorflow import patching, reduction, tf_internals
 from syrtos.keras.tensorflow.input import Share
 
 if TYPE_CHECKING:
@@ -176,10 +176,10 @@ class Estimator:
                 if seed is not None:
                     v1.set_random_seed(seed + shares.SEED_STRIDE * world.current().world.rank)
                 features, labels = scope.data
-                before = gradients.reductions
+                before = reduction.count_reductions()
                 with tf_internals.assignments_of_keras() as assigned:
                     spec = self._call_model_fn(features, labels, ModeKeys.TRAIN)
-                graphs.check_reduced(gradients.reductions - before)
+                graphs.check_reduced(reduction.count_reductions() - before)
                 loss = graphs.loss_of_all(scope, spec.loss)
                 train_op = tf.group(graphs.operation(spec.train_op), *assigned)
             # Not over a checkpoint of an earlier call, from which training goes on.

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from syrtos.keras.patching import replace
 from syrtos.keras.tensorflow import gradients, tf_internals
-from syrtos.keras.tensorflow.step import current_step
+from syrtos.keras.tensorflow.assignments import current_step
 
 if TYPE_CHECKING:
     from syrtos.dialects.protocols import Gradient, GradientAndVariable

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import tensorflow as tf
 
@@ -17,7 +17,24 @@ from syrtos.comm import world
 from syrtos.keras.features import asynchronous, sharding
 from syrtos.keras.patching import Method, Patch
 
-Program = Callable[[list[tf.Tensor], tf.Tensor], Any]
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Optimizer as AnyOptimizer
+    from syrtos.keras.protocols import Variable
+    from syrtos.keras.tensorflow.types import Gradient, Number
+
+    class Optimizer(AnyOptimizer, Protocol):
+        """An optimizer of Keras 3."""
+
+        weight_decay: float | None
+
+        def update_step(self, gradient: object, variable: object, learning_rate: Number) -> object:
+            """Updates one variable by its gradient."""
+            ...
+
+
+Result = TypeVar("Result")
+# Makes an update of an optimizer by gradients, at a learning rate.
+Program = Callable[[list[tf.Tensor], tf.Tensor], Result]
 
 # Compiled, an update takes about 1.5 ns less for each parameter; compiling takes about 30 ms for each variable. From
 # here on it pays within a thousand steps.
@@ -25,25 +42,26 @@ _PARAMETERS = 1_000_000
 _PER_VARIABLE = 20_000
 
 # The programs of each optimizer, by the variables that they update and by those of them whose weights decay.
-_programs: weakref.WeakKeyDictionary[Any, dict[Any, Program]] = weakref.WeakKeyDictionary()
+_programs: weakref.WeakKeyDictionary[Optimizer, dict[object, Program[Any]]] = weakref.WeakKeyDictionary()
 # Set on an optimizer: the variables whose weights the update that follows lets decay.
 _DECAYING = "_syrtos_decaying"
 
 
-def is_compiled(optimizer: Any, variables: Sequence[Any]) -> bool:
+def is_compiled(optimizer: Optimizer, variables: Sequence[Variable]) -> bool:
     """Returns whether this optimizer's update of ``variables`` is compiled.
 
-    Only updates of Keras's own optimizers are, because XLA knows all of their operations; with parameter servers none
-    is. With ``--compile-update auto`` an update is compiled only if its variables are many and large, and on CPUs of
-    one kind, because replicas must stay equal to the last bit.
+    With ``--compile-update auto`` an update is compiled only if its variables are many and large, and on CPUs of one
+    kind.
     """
     session = world.current()
     chosen = session.options.compile_update
+    # Of Keras's own optimizers XLA knows all operations; parameter servers make updates themselves.
     if chosen == "off" or not type(optimizer).__module__.startswith("keras.") or asynchronous.servers():
         return False
     if chosen == "on":
         return True
     parameters = sum(math.prod(variable.shape) for variable in variables)
+    # Programs for different CPUs may round differently, and replicas must stay equal to the last bit.
     is_large = parameters >= max(_PARAMETERS, _PER_VARIABLE * len(variables))
     return is_large and session.same_processors and not tf.config.list_logical_devices("GPU")
 
@@ -57,7 +75,7 @@ class _Keras:
 def _deferring_decay(original: Method) -> Method:
     _Keras.apply_weight_decay = staticmethod(original)
 
-    def apply_weight_decay(self: Any, variables: Any) -> None:
+    def apply_weight_decay(self: Optimizer, variables: Iterable[Variable]) -> None:
         decaying = list(variables) if self.weight_decay is not None else []
         if decaying and (sharding.of(self) or is_compiled(self, decaying)):
             object.__setattr__(self, _DECAYING, decaying)
@@ -68,7 +86,9 @@ def _deferring_decay(original: Method) -> Method:
 
 
 def _compiling(original: Method) -> Method:
-    def backend_update_step(self: Any, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:
+    def backend_update_step(
+        self: Optimizer, grads: Iterable[Gradient], trainable_variables: Iterable[Variable], learning_rate: Number
+    ) -> None:
         variables = list(trainable_variables)
         if not is_compiled(self, variables):
             original(self, grads, variables, learning_rate)
@@ -83,7 +103,7 @@ def _compiling(original: Method) -> Method:
             world.current().ledger.say(update="compiled")
             changed = [v for _, v in dense]
 
-            def update(optimizer: Any, grads: list[tf.Tensor], rate: tf.Tensor) -> None:
+            def update(optimizer: Optimizer, grads: list[tf.Tensor], rate: tf.Tensor) -> None:
                 _update(optimizer, original, decaying, changed, grads, rate)
 
             program = compiled_program(self, changed, decaying, update)
@@ -92,28 +112,34 @@ def _compiling(original: Method) -> Method:
     return backend_update_step
 
 
-def take_decaying(optimizer: Any) -> set[int]:
+def take_decaying(optimizer: object) -> set[int]:
     """Returns the variables, by `id`, whose weights decay in the update that begins, and forgets them."""
     decaying = {id(variable) for variable in getattr(optimizer, _DECAYING, ())}
     object.__setattr__(optimizer, _DECAYING, ())
     return decaying
 
 
-def compiled_program(optimizer: Any, variables: list[Any], decaying: set[int], update: Callable[..., Any]) -> Program:
+def compiled_program(
+    optimizer: Optimizer,
+    variables: Sequence[Variable],
+    decaying: set[int],
+    update: Callable[[Optimizer, list[tf.Tensor], tf.Tensor], Result],
+) -> Program[Result]:
     """Returns a compiled program that calls ``update(optimizer, gradients, learning rate)`` for some variables.
 
     The program is compiled once for the same variables, decaying weights and numbers of the optimizer.
     """
     programs = _programs.setdefault(optimizer, {})
     ids = tuple(map(id, variables))
-    # a program holds the numbers that an optimizer had when it was traced; a loop of a script's own may change them
+    # A program holds the numbers that an optimizer had when it was traced; a loop of a script's own may change them.
     numbers = tuple((name, value) for name, value in vars(optimizer).items() if isinstance(value, int | float))
     key = ids, frozenset(decaying.intersection(ids)), numbers
     if key not in programs:
-        mine = weakref.proxy(optimizer)  # else the entry would keep its key alive
+        # Else the entry would keep its key alive.
+        mine = weakref.proxy(optimizer)
 
         @tf.function(jit_compile=True, autograph=False)
-        def program(grads: list[tf.Tensor], learning_rate: tf.Tensor) -> Any:
+        def program(grads: list[tf.Tensor], learning_rate: tf.Tensor) -> Result:
             return update(mine, grads, learning_rate)
 
         programs[key] = program
@@ -121,7 +147,12 @@ def compiled_program(optimizer: Any, variables: list[Any], decaying: set[int], u
 
 
 def _update(
-    optimizer: Any, update: Method, decaying: set[int], variables: list[Any], grads: list[Any], rate: Any
+    optimizer: Optimizer,
+    update: Method,
+    decaying: set[int],
+    variables: Sequence[Variable],
+    grads: Sequence[Gradient],
+    rate: Number,
 ) -> None:
     """Applies weight decay and then the update, as Keras does."""
     if ours := [variable for variable in variables if id(variable) in decaying]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
@@ -39,7 +38,7 @@ _OF_TENSORFLOW = str(Path(tf.__file__).parent)
 _CHECKS = "check_ops.py"  # of tf.debugging: it ends the step, and decides nothing
 
 
-def first_decision(graph: Any, rows: Iterable[Any]) -> str:
+def first_decision(graph: tf.Graph, rows: Iterable[object]) -> str:
     """Returns the script's first operation that decides by a number of this worker's rows; empty if there is none.
 
     Args:
@@ -68,10 +67,11 @@ class _Search:
     def __init__(self, varies: bool) -> None:
         self.varies = varies
 
-    def in_graph(self, graph: Any, given: Sequence[tuple[Any, bool]]) -> tuple[str, list[bool | None]]:
-        """Returns the first decision in a graph, and of each of its outputs whether it is a number; None: neither that nor rows.
+    def in_graph(self, graph: tf.Graph, given: Sequence[tuple[tf.Tensor, bool]]) -> tuple[str, list[bool | None]]:
+        """Returns the first decision in a graph, and of each of its outputs whether it is a number.
 
-        ``given``: tensors of the graph that depend on the rows, and whether they are numbers.
+        None stands for an output that depends on no rows. ``given``: tensors of the graph that depend on the rows, and
+        whether they are numbers.
         """
         known: dict[int, bool] = {id(tensor): is_number for tensor, is_number in given}
         for operation in graph.get_operations():
@@ -98,12 +98,13 @@ class _Search:
             }
         return "", [known.get(id(tensor)) for tensor in getattr(graph, "outputs", ())]
 
-    def _is_number(self, tensor: Any) -> bool | None:
+    def _is_number(self, tensor: tf.Tensor) -> bool | None:
+        # The handle of a variable, or of a list of tensors, is no number.
         if tensor.dtype in (tf.resource, tf.variant):
             return None
         return tensor.shape.is_fully_defined() if self.varies else tensor.shape.rank == 0
 
-    def _decides(self, operation: Any, of_inputs: Sequence[bool | None]) -> bool:
+    def _decides(self, operation: tf.Operation, of_inputs: Sequence[bool | None]) -> bool:
         if operation.type in _BRANCHES:
             return of_inputs[0] is True and bool(_line_of(operation))
         if operation.type in _EXTREMES and _is_for_variables(operation):
@@ -111,7 +112,7 @@ class _Search:
         return operation.type in _DECIDE and any(of_inputs) and bool(_line_of(operation))
 
 
-def _is_for_variables(operation: Any) -> bool:
+def _is_for_variables(operation: tf.Operation) -> bool:
     """Returns whether nothing but an assignment uses an operation's result."""
     users = [user for tensor in operation.outputs for user in tensor.consumers()]
     return bool(users) and all(
@@ -119,7 +120,7 @@ def _is_for_variables(operation: Any) -> bool:
     )
 
 
-def _line_of(operation: Any) -> str:
+def _line_of(operation: tf.Operation) -> str:
     """Names the line that has made an operation; empty if Keras, syrtos or a check of TensorFlow has."""
     frames = [(frame.filename, frame.lineno) for frame in reversed(operation.traceback or ())]
     is_check = any(path.startswith(_OF_TENSORFLOW) and path.endswith(_CHECKS) for path, _ in frames)

@@ -5,13 +5,17 @@ Each worker computes on its own batch.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from syrtos.api import ProcessSet, comm_of, unconverted
 from syrtos.comm import world
 from syrtos.keras.tensorflow import gradients
+from syrtos.keras.tensorflow.reduction import Reduction
+
+if TYPE_CHECKING:
+    from syrtos.keras.tensorflow.types import Number
 
 
 class DistributedGradientTape(gradients.ReducingTape):
@@ -30,10 +34,11 @@ class DistributedGradientTape(gradients.ReducingTape):
         """Wraps ``tape``, or a new one."""
         gradients.reduce_by_tape()
         world.init()
-        super().__init__(tape or tf.GradientTape(), gradients.Reduction(comm_of(process_set)))
+        super().__init__(tape or tf.GradientTape(), Reduction(comm_of(process_set)))
 
+    # Targets and sources are of any structure, as in TensorFlow's own tape.
     @unconverted
-    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, weight: Any = 1.0) -> Any:
+    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, weight: Number = 1.0) -> Any:
         """Returns the averaged gradients of ``target``, in the structure of ``sources``; None where there is none.
 
         Args:

@@ -5,26 +5,33 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.keras.files.write_once import atomic, await_complete, once
 
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import R
 
-def checkpointing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the method that writes the data and index of a checkpoint: one worker writes.
+    Path = str | os.PathLike[str]
 
-    Graphs write by themselves, when they run.
-    """
+
+def checkpointing(original: Callable[..., object]) -> Callable[..., object]:
+    """Wraps the method that writes the data and index of a checkpoint: one worker writes."""
 
     @functools.wraps(original)
     def save(
-        self: Any, file_prefix: Any, checkpoint_number: Any = None, session: Any = None, options: Any = None
-    ) -> Any:
+        self: object,
+        file_prefix: Path | tf.Tensor,
+        checkpoint_number: tf.Tensor | int | None = None,
+        session: object = None,
+        options: object = None,
+    ) -> object:
         path = atomic.local(file_prefix)
+        # Graphs write by themselves, when they run.
         if path is None or not tf.executing_eagerly():
             return original(self, file_prefix, checkpoint_number, session, options)
         path = f"{path}-{int(checkpoint_number)}" if checkpoint_number else path
@@ -34,11 +41,11 @@ def checkpointing(original: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
-def latest(original: Callable[..., Any]) -> Callable[..., Any]:
+def latest(original: Callable[..., str | None]) -> Callable[..., str | None]:
     """Wraps `tf.train.latest_checkpoint`: if it finds none, it waits for one that another worker may be writing."""
 
     @functools.wraps(original)
-    def latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -> str | None:
+    def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) -> str | None:
         result = original(checkpoint_dir, latest_filename)
         folder = atomic.local(checkpoint_dir)
         if result is None and folder is not None:
@@ -49,12 +56,13 @@ def latest(original: Callable[..., Any]) -> Callable[..., Any]:
     return latest_checkpoint
 
 
-def writer(original: Callable[..., Any]) -> Callable[..., Any]:
+def writer(original: Callable[..., object]) -> Callable[..., object]:
     """Wraps `create_file_writer`: one worker gets the writer of summaries, the others get one that writes nothing."""
 
     @functools.wraps(original)
-    def create_file_writer(logdir: Any, *args: Any, **kwargs: Any) -> Any:
-        path, made = atomic.local(logdir), []
+    def create_file_writer(logdir: Path | tf.Tensor, *args: object, **kwargs: object) -> object:
+        made: list[object] = []
+        path = atomic.local(logdir)
         if path is None:
             return original(logdir, *args, **kwargs)
         once(f"{path} summaries", lambda: made.append(original(logdir, *args, **kwargs)))
@@ -63,18 +71,21 @@ def writer(original: Callable[..., Any]) -> Callable[..., Any]:
     return create_file_writer
 
 
-def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `tf.data.Dataset.save`: one worker writes the folder.
-
-    The others read the data set to its end too, because its records may draw random numbers.
-    """
+def saved_once(original: Callable[..., None]) -> Callable[..., None]:
+    """Wraps `tf.data.Dataset.save`: one worker writes the folder."""
 
     @functools.wraps(original)
     def save(
-        self: Any, path: Any, compression: Any = None, shard_func: Any = None, checkpoint_args: Any = None
+        self: Iterable[object],
+        path: Path,
+        compression: object = None,
+        shard_func: object = None,
+        checkpoint_args: object = None,
     ) -> None:
-        local, written = atomic.local(path), []
-        if local is None or checkpoint_args is not None:  # a store, or a folder that is there already
+        written: list[str] = []
+        local = atomic.local(path)
+        # A store is no folder here; with checkpoints the folder is there already, and goes on.
+        if local is None or checkpoint_args is not None:
             original(self, path, compression, shard_func, checkpoint_args)
             return
 
@@ -83,6 +94,7 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
             original(self, place, compression, shard_func)
 
         once(local, lambda: atomic.write(local, write_to))
+        # The other workers read the data set to its end too, because its records may draw random numbers.
         if not written:
             for _ in self:
                 pass
@@ -90,23 +102,22 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
-def kept_apart(argument: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def kept_apart(argument: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Wraps `tf.data.Dataset.cache` and `snapshot`: each worker writes a file of its own while it reads.
-
-    Two writers of one file would break it.
 
     Args:
         argument: the name of the argument that holds the path. Rank 0's file has the script's name; those of the others
             end in their rank.
     """
 
-    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(original: Callable[..., R]) -> Callable[..., R]:
         signature = inspect.signature(original)
 
         @functools.wraps(original)
-        def call_with_own_path(*args: Any, **kwargs: Any) -> Any:
+        def call_with_own_path(*args: object, **kwargs: object) -> R:
             given = signature.bind(*args, **kwargs)
             path, rank = given.arguments.get(argument), world.current().world.rank
+            # Two writers of one file would break it.
             if rank and isinstance(path, str | os.PathLike) and os.fspath(path):
                 given.arguments[argument] = f"{os.fspath(path)}.rank-{rank}"
             return original(*given.args, **given.kwargs)

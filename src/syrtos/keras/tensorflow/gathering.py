@@ -10,14 +10,16 @@ import tensorflow as tf
 
 from syrtos.comm.communicator import Array
 from syrtos.keras.tensorflow import ops, tf_internals
+from syrtos.keras.tensorflow.rows import ragged_rows
 
 if TYPE_CHECKING:
     from syrtos.keras.tensorflow.step import StepScope
+    from syrtos.keras.tensorflow.types import Tree
 
 _MASK = "_keras_mask"  # where Keras 3 and Keras 2 keep a tensor's mask
 
 
-def rows_of_all(step: StepScope, tree: Any) -> Any:
+def rows_of_all(step: StepScope, tree: Tree) -> Tree:
     """Returns the structure with the rows of all workers, in order, in the place of this worker's.
 
     Args:
@@ -30,11 +32,11 @@ def rows_of_all(step: StepScope, tree: Any) -> Any:
     return tf.nest.map_structure(lambda leaf: _of_all(step, leaf), tree)
 
 
-def _of_all(step: StepScope, leaf: Any) -> Any:
+# A script's model may return anything.
+def _of_all(step: StepScope, leaf: Any) -> object:
     if isinstance(leaf, tf.RaggedTensor):
         lengths = [_gather_rows(step, level) for level in leaf.nested_row_lengths()]
-        ragged: Any = tf.RaggedTensor  # whose constructors its stub lacks
-        return ragged.from_nested_row_lengths(_gather_rows(step, leaf.flat_values), lengths, validate=False)
+        return ragged_rows(_gather_rows(step, leaf.flat_values), lengths)
     if isinstance(leaf, tf.SparseTensor):
         return _sparse_of_all(step, leaf)
     if not isinstance(leaf, tf.Tensor | tf.Variable | np.ndarray) and not hasattr(leaf, "__tf_tensor__"):
@@ -71,11 +73,7 @@ def _sparse_of_all(step: StepScope, tensor: tf.SparseTensor) -> tf.SparseTensor:
 
 
 def _gather_rows(step: StepScope, tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of all workers that have samples.
-
-    In a step this worker's gradients will count by its part of the samples. The gradients that come back here are
-    complete already, so they are divided by that part.
-    """
+    """Returns the rows of all workers that have samples."""
     comm = step.session.comm
 
     def gather(rows: Array, active: Array) -> list[Array]:
@@ -88,10 +86,12 @@ def _gather_rows(step: StepScope, tensor: tf.Tensor) -> tf.Tensor:
         return [comm.allgather(mine), np.asarray(sum(counts[: comm.rank]), np.int64)]
 
     @tf_internals.custom_gradient
-    def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+    def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
         result, start = ops.exchange(gather, [x, step.active], [x.dtype, tf.int64])
         result.set_shape([None, *x.shape[1:]])
 
+        # In a step this worker's gradients will count by its part of the samples. The gradients that come back here
+        # are complete already, so they are divided by that part.
         def backward(dy: tf.Tensor) -> tf.Tensor:
             rows = tf.where(step.active, tf.shape(x, tf.int64)[0], 0)
             own = dy[start : start + rows] / tf.cast(step.fraction(), dy.dtype)

@@ -6,7 +6,8 @@ The strategy is the same as for Keras 3, and Keras 2 asks it for more, so there 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
 
 import tensorflow as tf
 from tf_keras.src.engine import training
@@ -24,13 +25,40 @@ from syrtos.keras.split import shares, whole_batch
 from syrtos.keras.split.verdicts import naming_split
 from syrtos.keras.tensorflow import first_batch, gradients, keras2_data, models
 from syrtos.keras.tensorflow import patching as common
-from syrtos.keras.tensorflow.input import are_whole
+from syrtos.keras.tensorflow.assignments import current_step
+from syrtos.keras.tensorflow.assignments import whole_batch as computing_whole_batch
+from syrtos.keras.tensorflow.input_policy import gives_whole_batches
 from syrtos.keras.tensorflow.parameter_server import remote_optimizer
-from syrtos.keras.tensorflow.step import StepScope, current_step
-from syrtos.keras.tensorflow.step import whole_batch as computing_whole_batch
+from syrtos.keras.tensorflow.step import StepScope
 from syrtos.keras.tensorflow.strategy import Strategy
 from syrtos.keras.trainer import interrupts, timing
 from syrtos.keras.trainer.callbacks import within as enclosing_callbacks
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Counter, Model, Optimizer, P, R, Variable
+    from syrtos.keras.tensorflow.types import BatchStep, Gradient
+
+    Pairs = Iterable[tuple[Gradient | None, Variable]]
+
+    class _Loss(Protocol):
+        reduction: str
+
+    class _Iterations(Counter, Protocol):
+        def assign_add(self, value: int, /) -> object: ...
+
+    class _Optimizer(Optimizer, Protocol):
+        @property
+        def iterations(self) -> _Iterations: ...
+
+        def _compute_current_learning_rate(self) -> object: ...
+
+    class _Keras2Model(Model, Protocol):
+        _steps_per_execution: tf.Variable | None
+
+    class _CallbackList(Protocol):
+        _should_call_train_batch_hooks: bool
+        _should_call_test_batch_hooks: bool
+        _should_call_predict_batch_hooks: bool
 
 
 @functools.cache
@@ -61,9 +89,10 @@ def apply_all() -> None:
 # -- losses ----------------------------------------------------------------------------------------------
 
 
-def _reduce_weighted_loss(original: Method) -> Method:
-    def reduce_weighted_loss(weighted_losses: Any, reduction: str = "sum_over_batch_size") -> Any:
+def _reduce_weighted_loss(original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    def reduce_weighted_loss(weighted_losses: tf.Tensor, reduction: str = "sum_over_batch_size") -> tf.Tensor:
         loss, step = original(weighted_losses, reduction), current_step()
+        # Gradients are averaged by samples: divided by this worker's part of them, the sums add up to that of the batch.
         if step and reduction == "sum":
             return loss / tf.cast(step.fraction(), loss.dtype)
         return loss
@@ -72,12 +101,10 @@ def _reduce_weighted_loss(original: Method) -> Method:
 
 
 def _reduction_of_one_process(original: Method) -> Method:
-    """Wraps `Loss._get_reduction`: a script that asked for no strategy gets the default reduction of one process.
+    """Wraps `Loss._get_reduction`: a script that asked for no strategy gets the default reduction of one process."""
+    # Keras 2 refuses the default under a strategy, and such a script does not know that there is one.
 
-    Keras 2 refuses the default under a strategy, and such a script does not know that there is one.
-    """
-
-    def get_reduction(self: Any) -> Any:
+    def get_reduction(self: _Loss) -> str:
         if Strategy.chosen or gradients.in_strategy_run():
             return original(self)
         automatic = self.reduction == losses_utils.ReductionV2.AUTO
@@ -87,7 +114,7 @@ def _reduction_of_one_process(original: Method) -> Method:
 
 
 def _apply_valid_mask(original: Method) -> Method:
-    def apply_valid_mask(losses: Any, sw: Any, mask: Any, reduction: str) -> Any:
+    def apply_valid_mask(losses: object, sw: object, mask: object, reduction: str) -> object:
         return shares.masked_globally(original(losses, sw, mask, reduction), mask, reduction)
 
     return apply_valid_mask
@@ -97,11 +124,12 @@ def _apply_valid_mask(original: Method) -> Method:
 
 
 def _aggregate(original: Method) -> Method:
-    def aggregate(self: Any, grads_and_vars: Any) -> Any:
+    def aggregate(self: Optimizer, grads_and_vars: Pairs) -> Pairs:
+        # With parameter servers `apply_gradients` gives them to these.
         if asynchronous.servers():
             return grads_and_vars
         if not gradients.reduction_of(self):
-            # outside of `strategy.run` the original finds no replicas to sum over, and fails
+            # Outside of `strategy.run` the original finds no replicas to sum over, and fails.
             done = tf.distribute.in_cross_replica_context() or gradients.are_reduced()
             return grads_and_vars if done else original(self, grads_and_vars)
         pairs = list(grads_and_vars)
@@ -117,15 +145,16 @@ def _aggregate(original: Method) -> Method:
 
 
 def _is_all_finite_everywhere(original: Method) -> Method:
-    def is_all_finite(grads: Any) -> Any:
-        finite = original(grads)  # without servers those of all workers
+    def is_all_finite(grads: object) -> tf.Tensor:
+        # Without servers these are the gradients of all workers already.
+        finite = original(grads)
         return gradients.finite_everywhere(None, finite) if asynchronous.servers() else finite
 
     return is_all_finite
 
 
 def _noting_variables(original: Method) -> Method:
-    def build_index_dict(self: Any, var_list: Any) -> None:
+    def build_index_dict(self: object, var_list: Iterable[object]) -> None:
         original(self, var_list)
         if asynchronous.servers():
             object.__setattr__(self, keras_internals.BUILT_FOR, list(var_list))
@@ -136,12 +165,14 @@ def _noting_variables(original: Method) -> Method:
 def _on_servers(original: Method) -> Method:
     """Wraps `apply_gradients`: with parameter servers these make the update, and the optimizer here counts it."""
 
-    def apply_gradients(self: Any, grads_and_vars: Any, name: str | None = None) -> Any:
+    def apply_gradients(self: _Optimizer, grads_and_vars: Pairs, name: str | None = None) -> object:
         if not asynchronous.servers():
             return original(self, grads_and_vars, name)
-        if isinstance(self, nadam.Nadam):  # it counts in Python how often it has been traced
+        # It counts in Python how often it has been traced.
+        if isinstance(self, nadam.Nadam):
             _refuse_on_servers("the Nadam of Keras 2")
         pairs = list(grads_and_vars)
+        # Variables can't be made within a function that is traced more than once.
         with tf.init_scope():
             self.build([variable for _, variable in pairs])
         self._compute_current_learning_rate()
@@ -152,11 +183,11 @@ def _on_servers(original: Method) -> Method:
     return apply_gradients
 
 
-def _not_on_servers(original: Method) -> Method:
-    def apply_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _not_on_servers(original: Callable[P, R]) -> Callable[P, R]:
+    def apply_gradients(*args: P.args, **kwargs: P.kwargs) -> R:
         if asynchronous.servers():
             _refuse_on_servers("one of `tf.keras.optimizers.legacy`")
-        return original(self, *args, **kwargs)
+        return original(*args, **kwargs)
 
     return apply_gradients
 
@@ -167,13 +198,12 @@ def _refuse_on_servers(which: str) -> None:
     )
 
 
-def _noting_keras(original: Method) -> Method:
-    def add_weight(self: Any, *args: Any, **kwargs: Any) -> Any:
-        variable = original(self, *args, **kwargs)
+def _noting_keras(original: Callable[P, R]) -> Callable[P, R]:
+    def add_weight(*args: P.args, **kwargs: P.kwargs) -> R:
+        variable = original(*args, **kwargs)
         if asynchronous.asynchronous_servers():
-            setattr(
-                getattr(variable, "_variable", variable), asynchronous.KERAS, True
-            )  # inside of one for mixed precision
+            # One for mixed precision has the variable inside of it.
+            setattr(getattr(variable, "_variable", variable), asynchronous.KERAS, True)
         return variable
 
     return add_weight
@@ -183,7 +213,7 @@ def _noting_keras(original: Method) -> Method:
 
 
 def _make_function(step_name: str, original: Method) -> Method:
-    def make_function(self: Any, force: bool = False) -> Any:
+    def make_function(self: _Keras2Model, force: bool = False) -> object:
         session = world.sharing()
         models.adapt(self)
         if "_syrtos_" + step_name not in self.__dict__ and models.step_is_shared(self, session):
@@ -192,23 +222,25 @@ def _make_function(step_name: str, original: Method) -> Method:
             object.__setattr__(self, step_name, _shared_step(session, self, step, step_name))
         name, step = step_name.replace("step", "function"), self.__dict__.get("_syrtos_" + step_name)
         is_made = getattr(self, name, None)
-        if step is not None and (is_made is None or force):  # for what `compile` was given since
+        # Anew for what `compile` was given since.
+        if step is not None and (is_made is None or force):
             stock = getattr(step, "__func__", None) is getattr(training.Model, step_name)
             object.__setattr__(self, _FIRST + step_name, first_batch.Function(self, session, step, stock, step_name))
         function = original(self, force)
         if step is None or function is is_made:
             return function
         of_first: first_batch.Function = self.__dict__[_FIRST + step_name]
-        of_shares = functools.partial(_of_shares, self, of_first)
+        with_shares = functools.partial(_call_with_shares, self, of_first)
         made = [function]
 
         def make() -> Method:
-            again = made.pop() if made else original(self, True)
-            setattr(self, name, of_shares)
-            return naming_split(of_first.plan, world.sharing(), again)
+            # The first time the function is there; a change of the plan wants one that is traced again.
+            newest = made.pop() if made else original(self, True)
+            setattr(self, name, with_shares)
+            return naming_split(of_first.plan, world.sharing(), newest)
 
         of_first.bind(make)
-        return of_shares
+        return with_shares
 
     return make_function
 
@@ -216,19 +248,19 @@ def _make_function(step_name: str, original: Method) -> Method:
 _FIRST = "_syrtos_first_"
 
 
-def _of_shares(model: Any, of_first: first_batch.Function, iterator: Any) -> Any:
-    if are_whole():
+def _call_with_shares(model: _Keras2Model, of_first: first_batch.Function, iterator: tf.data.Iterator) -> object:
+    if gives_whole_batches():
         return of_first.function(iterator)
     of_first.verifying.count_call()
     steps = model._steps_per_execution
     return of_first.call(iterator, iterator.element_spec, 1 if steps is None else int(steps))
 
 
-def _shared_step(session: world.Session, model: Any, step: Method, name: str) -> Method:
+def _shared_step(session: world.Session, model: _Keras2Model, step: BatchStep, name: str) -> BatchStep:
     stock, training_now = getattr(step, "__func__", None) is getattr(training.Model, name), name == "train_step"
 
-    def run_shared(data: Any) -> Any:
-        if are_whole():
+    def run_shared(data: object) -> object:
+        if gives_whole_batches():
             with computing_whole_batch():
                 return step(data)
         plan = model.__dict__[_FIRST + name].plan
@@ -241,15 +273,16 @@ def _shared_step(session: world.Session, model: Any, step: Method, name: str) ->
     return run_shared
 
 
-def _stateful_too(original: Method) -> Method:
-    """Wraps `RNN.__init__`, which refuses `stateful=True` under a strategy: each worker computes the whole batch of such a model."""
+def _stateful_too(original: Callable[P, R]) -> Callable[P, R]:
+    """Wraps `RNN.__init__`, which refuses `stateful=True` under a strategy."""
+    # Each worker computes the whole batch of such a model, so there is nothing to refuse.
 
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        distribute: Any = tf.compat.v2.distribute
+    def init(*args: P.args, **kwargs: P.kwargs) -> R:
+        distribute = tf.compat.v2.distribute
         before = distribute.has_strategy
         distribute.has_strategy = lambda: False
         try:
-            original(self, *args, **kwargs)
+            return original(*args, **kwargs)
         finally:
             distribute.has_strategy = before
 
@@ -259,7 +292,7 @@ def _stateful_too(original: Method) -> Method:
 def _callback_list(original: Method) -> Method:
     wrapped = enclosing_callbacks(original)
 
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: _CallbackList, *args: object, **kwargs: object) -> None:
         wrapped(self, *args, **kwargs)
         # Keras 2 skips hooks that no callback has; it looked before ours were there.
         self._should_call_train_batch_hooks = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
 from tf_keras.src.engine import data_adapter
@@ -15,18 +15,33 @@ from syrtos.keras import fitting
 from syrtos.keras.features import asynchronous
 from syrtos.keras.patching import Method
 from syrtos.keras.tensorflow import models, tf_internals
-from syrtos.keras.tensorflow.input import is_own_shard
+from syrtos.keras.tensorflow.input_policy import is_own_shard
+
+if TYPE_CHECKING:
+
+    class _Handler(Protocol):
+        """The `DataHandler` of Keras 2."""
+
+        _adapter: object
+        _dataset: tf.data.Dataset
+        _inferred_steps: int | None
+
+    class _Model(Protocol):
+        built: bool
+
+        def build(self, input_shape: object) -> None: ...
 
 
 def handler(original: Method) -> Method:
     """Wraps `DataHandler.__init__`: workers compare lengths, and batches know their number of samples."""
 
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: _Handler, *args: object, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if kwargs.get("distribute", True) and asynchronous.shards_dynamically():
             models.check_dynamically_sharded(self._adapter)
             self.__class__ = DynamicallySharded
-        if world.sharing().world.size > 1:  # else a step takes what it is given for whole batches
+        # In a world of one a step takes what it is given for whole batches.
+        if world.sharing().world.size > 1:
             self._dataset = tf_internals.counted_pipeline(self._dataset)
         dataset = args[0] if args else kwargs.get("x")
         self._inferred_steps = fitting.agree_on_length(self._inferred_steps, is_own_shard(dataset))
@@ -42,7 +57,7 @@ def single_batch(original: Method) -> Method:
     The share knows its number of samples.
     """
 
-    def single_batch_iterator(strategy: Any, *args: Any, **kwargs: Any) -> Any:
+    def single_batch_iterator(strategy: tf.distribute.Strategy, *args: object, **kwargs: object) -> object:
         if world.sharing().world.size == 1:
             return original(strategy, *args, **kwargs)
         distribute = strategy.experimental_distribute_dataset
@@ -64,7 +79,7 @@ class DynamicallySharded(data_adapter.DataHandler):
     _iterator: Any = None
     _position = _first = 0
 
-    def enumerate_epochs(self) -> Generator[tuple[int, Any], None, None]:
+    def enumerate_epochs(self) -> Generator[tuple[int, Iterator[object]], None, None]:
         for epoch, iterator in super().enumerate_epochs():
             if iterator is not self._iterator:
                 self._iterator, self._position, self._first = iterator, 0, 0
@@ -80,6 +95,7 @@ class DynamicallySharded(data_adapter.DataHandler):
         pieces = None if batches is None else -(-batches // each)
         while (piece := servers.take(pieces)) is not None:
             count = each if batches is None else min(each, batches - piece * each)
+            # The batches between belong to other workers.
             for _ in range(self._first + piece * each - self._position):
                 next(self._iterator)
             self._position = self._first + piece * each + count
@@ -120,13 +136,11 @@ class DynamicallySharded(data_adapter.DataHandler):
             self._insufficient_data = self._inferred_steps is not None or not self._adapter.should_recreate_iterator()
 
 
-def _build(model: Any, spec: Any) -> None:
-    """Makes the weights of a model that has no input shape, so that all workers have them before the first step.
-
-    A model that can't be built from shapes alone is built by its first step, as in one process.
-    """
+def _build(model: _Model | None, spec: object) -> None:
+    """Makes the weights of a model that has no input shape, so that all workers have them before the first step."""
     if model is None or model.built:
         return
     inputs = spec[0] if isinstance(spec, tuple) else spec
+    # A model that can't be built from shapes alone is built by its first step, as in one process.
     with contextlib.suppress(Exception):
         model.build(tf.nest.map_structure(lambda each: each.shape, inputs))

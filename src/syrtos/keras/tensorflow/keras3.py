@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Generator, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,6 @@ from keras.src.backend.tensorflow import trainer as tf_trainer
 
 from syrtos.comm import world
 from syrtos.keras import fitting, keras_internals, patches, patching
-from syrtos.keras.datasets.planned import PlannedDataset, Stream
 from syrtos.keras.features import asynchronous, finite, local_steps, sharding
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.split import known_parts, share_patches, whole_batch
@@ -26,28 +25,46 @@ from syrtos.keras.tensorflow import (
     compiled_update,
     first_batch,
     gradients,
+    keras3_data,
     models,
     ops,
-    planned_input,
     sharded_update,
-    tf_internals,
 )
 from syrtos.keras.tensorflow import patching as common
-from syrtos.keras.tensorflow.input import (
-    Numbered,
-    Share,
-    are_whole,
-    cut,
-    cut_by_steps,
-    is_own_shard,
-    numbered_by_hand,
-    spec_of_share,
-)
+from syrtos.keras.tensorflow.assignments import whole_batch as computing_whole_batch
+from syrtos.keras.tensorflow.input import Numbered, Share, cut, numbered_by_hand, spec_of_share
+from syrtos.keras.tensorflow.input_policy import gives_whole_batches
 from syrtos.keras.tensorflow.parameter_server import remote_optimizer
 from syrtos.keras.tensorflow.step import StepScope
-from syrtos.keras.tensorflow.step import whole_batch as computing_whole_batch
 from syrtos.keras.tensorflow.strategy import Strategy
 from syrtos.keras.trainer import interrupts, replicas, timing
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import EpochIterator, Model, Optimizer, Variable
+    from syrtos.keras.tensorflow.types import BatchStep, Gradient
+
+    class _TrainedModel(Model, Protocol):
+        """A model as its trainer on TensorFlow sees it."""
+
+        predict_function: Callable[..., object] | None
+        predict_step: BatchStep
+        test_step: BatchStep
+        train_step: BatchStep
+
+        def _symbolic_build(self, iterator: object = None, data_batch: object = None) -> None: ...
+
+    class _ScaledOptimizer(Optimizer, Protocol):
+        def _common_apply(self, grads: object, trainable_variables: object = None) -> None: ...
+
+    class _EpochIterator(EpochIterator, Protocol):
+        _distribute_strategy: tf.distribute.Strategy
+        _distributed_dataset: tf.data.Dataset
+
+    class _Variable(Protocol):
+        _value: object
+
+        @property
+        def value(self) -> tf.Variable: ...
 
 
 @functools.cache
@@ -70,19 +87,22 @@ def apply_all() -> None:
 
 
 def _begin_equal_then_accumulate(original: Method) -> Method:
-    def backend_apply_gradients(self: Any, grads: list[Any], trainable_variables: Any) -> None:
+    def backend_apply_gradients(
+        self: Optimizer, grads: list[Gradient], trainable_variables: Sequence[Variable]
+    ) -> None:
         if asynchronous.servers():
             remote_optimizer.apply(self, grads, trainable_variables)
             return
+        # Of all variables, also of those that have no gradient in this step.
         gradients.broadcast_before_first(self, getattr(self, "_trainable_variables", trainable_variables))
         gradients.about_to_apply(self, trainable_variables)
-        grads = list(gradients.to_accumulate(self, grads))
+        own = list(gradients.to_accumulate(self, grads))
 
         def update() -> None:
             if finite.leaves_out():
-                gradients.apply_if_finite(self, grads, lambda checked: original(self, checked, trainable_variables))
+                gradients.apply_if_finite(self, own, lambda checked: original(self, checked, trainable_variables))
             else:
-                original(self, grads, trainable_variables)
+                original(self, own, trainable_variables)
 
         gradients.unless_empty(self, update)
 
@@ -90,14 +110,14 @@ def _begin_equal_then_accumulate(original: Method) -> Method:
 
 
 def _reduced_already(original: Method) -> Method:
-    def all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+    def all_reduce_sum_gradients(self: Optimizer, grads_and_vars: object) -> object:
         done = local_steps.rounds() or gradients.are_reduced() or gradients.reduction_of(self)
         return grads_and_vars if done else original(self, grads_and_vars)
 
     return all_reduce_sum_gradients
 
 
-def _common_apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+def _common_apply(self: _ScaledOptimizer, grads: object, trainable_variables: object = None) -> None:
     self._common_apply(grads, trainable_variables=trainable_variables)
 
 
@@ -105,7 +125,7 @@ def _common_apply(self: Any, grads: Any, trainable_variables: Any = None) -> Non
 
 
 def _make_function(original: Method) -> Method:
-    def make_function(self: Any, step_function: Method) -> Method:
+    def make_function(self: Model, step_function: Method) -> Method:
         session = world.sharing()
         models.adapt(self)
         if not models.step_is_shared(self, session):
@@ -115,8 +135,8 @@ def _make_function(original: Method) -> Method:
         reduces_early = training and not (stock and whole_batch.reduces_late(self))
         of_first = first_batch.Function(self, session, step_function, stock, step_function.__name__)
 
-        def step(data: Any) -> Any:
-            if are_whole():
+        def step(data: object) -> object:
+            if gives_whole_batches():
                 with computing_whole_batch():
                     return step_function(data)
             own, share = local_steps.of_step(session, training), cut(data, session.input_comm)
@@ -127,15 +147,16 @@ def _make_function(original: Method) -> Method:
 
         of_first.bind(lambda: naming_split(of_first.plan, session, original(self, step)))
 
-        def of_shares(iterator: Any) -> Any:
+        def call_with_shares(iterator: tf.data.Iterator | Iterable[object]) -> object:
             if isinstance(iterator, tf.data.Iterator):
-                if are_whole():  # validation of a `fit` whose function is the script's own
+                # Such is the validation of a `fit` whose function is the script's own.
+                if gives_whole_batches():
                     return of_first.function(iterator)
                 of_first.verifying.count_call()
                 return of_first.call(iterator, iterator.element_spec, self.steps_per_execution)
             return of_first.call((_sharing(session, batch) for batch in iterator), None, self.steps_per_execution)
 
-        return of_shares
+        return call_with_shares
 
     return make_function
 
@@ -143,42 +164,42 @@ def _make_function(original: Method) -> Method:
 class _Undo:
     """Undoes what a batch has changed, besides weights, in a training step that leaves out an update."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Model) -> None:
         self._model = model
-        self._variables = [variable.value for variable in finite.changed_by_batch(model)]
+        changed = cast("Sequence[_Variable]", finite.changed_by_batch(model))
+        self._variables = [variable.value for variable in changed]
         self._before = [tf.identity(variable) for variable in self._variables]
 
-    def if_left_out(self, scope: StepScope, logs: Any) -> Any:
+    def if_left_out(self, scope: StepScope, logs: object) -> object:
         """Returns the logs of the step.
 
         If it is left out, the variables are put back, and the logs are without its batch.
         """
         comm = scope.session.comm
         (left_out,) = ops.exchange(lambda: [np.asarray(finite.step_is_left_out(comm))], [], [tf.bool])
-        with scope.pausing_notes():  # the same on all workers
+        # What is put back is the same on all workers.
+        with scope.pausing_notes():
             undone, kept = functools.partial(self._undone, logs), functools.partial(_as_tensors, logs)
             return tf.cond(tf.ensure_shape(left_out, []), undone, kept)
 
-    def _undone(self, logs: Any) -> Any:
+    def _undone(self, logs: object) -> object:
         for variable, value in zip(self._variables, self._before, strict=True):
             variable.assign(value)
         return _as_tensors(finite.results_of_left_out_step(self._model, logs))
 
 
-def _as_tensors(logs: Any) -> Any:
+def _as_tensors(logs: object) -> object:
     return tf.nest.map_structure(tf.convert_to_tensor, logs)
 
 
-def _is_stock(step: Method, name: str) -> bool:
-    """Returns whether a model's step is Keras's own.
-
-    A step that is replaced while the model trains counts as the one that it replaces.
-    """
+def _is_stock(step: BatchStep, name: str) -> bool:
+    """Returns whether a model's step is Keras's own."""
+    # A step that is replaced while the model trains counts as the one that it replaces, which has no `__func__`.
     return getattr(step, "__func__", step) is getattr(tf_trainer.TensorFlowTrainer, name, None)
 
 
 def _make_predict_function(original: Method) -> Method:
-    def make_predict_function(self: Any, force: bool = False) -> Any:
+    def make_predict_function(self: _TrainedModel, force: bool = False) -> object:
         session = world.sharing()
         models.adapt(self)
         if session.world.size > 1 and (self.predict_function is None or force):
@@ -191,31 +212,34 @@ def _make_predict_function(original: Method) -> Method:
 
             def make() -> Method:
                 original(self, True)
-                predicts: Any = self.predict_function
-                self.predict_function = of_shares
+                predicts = self.predict_function
+                assert predicts is not None
+                # Keras calls what it finds here, where the original has put its own.
+                self.predict_function = call_with_shares
                 return naming_split(of_first.plan, session, predicts)
 
-            def of_shares(batches: Any) -> Any:
+            def call_with_shares(batches: Sequence[object]) -> object:
                 of_first.verifying.count_call()
                 return of_first.call((_sharing(session, batch) for batch in batches), None, len(batches))
 
             of_first.bind(make)
-            return of_shares
+            return call_with_shares
         return original(self, force)
 
     return make_predict_function
 
 
 def _build_from_spec(original: Method) -> Method:
-    def maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    def maybe_symbolic_build(
+        self: _TrainedModel, iterator: _EpochIterator | None = None, data_batch: object = None
+    ) -> None:
         if Strategy.chosen and iterator is not None:
             _draw_an_order(iterator)
         predict_step = getattr(self, "_syrtos_predict_step", self.predict_step)
         steps = [(self.train_step, "train_step"), (self.test_step, "test_step"), (predict_step, "predict_step")]
         options = world.current().options
-        needs_weights = (
-            options.sync_every or options.servers
-        )  # before the first step: to keep them, or to give them to servers
+        # Before the first step: to keep them, or to give them to servers.
+        needs_weights = options.sync_every or options.servers
         if not needs_weights and not all(_is_stock(step, name) for step, name in steps):
             # A step of the script's own may call other layers than `call` does, or with other data. As in one process
             # its first step builds the model; a symbolic build that fails half way would lock layers that have no
@@ -234,11 +258,9 @@ def _build_from_spec(original: Method) -> Method:
     return maybe_symbolic_build
 
 
-def _draw_an_order(iterator: Any) -> None:
-    """Begins to read the data: a model of a strategy's scope is built from a first batch in one process.
-
-    So its `fit` begins with the second order of a data set that is shuffled for each iterator.
-    """
+def _draw_an_order(iterator: _EpochIterator) -> None:
+    """Begins to read the data: a model of a strategy's scope is built from a first batch in one process."""
+    # So its `fit` begins with the second order of a data set that is shuffled for each iterator.
     dataset = iterator._distributed_dataset
     # Adapters of generators read ahead by as much as threads come to.
     of_tensors = type(iterator.data_adapter).__name__ in ("TFDatasetAdapter", "ArrayDataAdapter")
@@ -249,7 +271,7 @@ def _draw_an_order(iterator: Any) -> None:
 def _on_batch(original: Method) -> Method:
     """Wraps `train_on_batch` and its like: a batch given by hand is computed with equal weights on all workers."""
 
-    def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def on_batch(self: Model, *args: object, **kwargs: object) -> object:
         session = world.sharing()
         if original.__name__ == "train_on_batch":
             local_steps.refuse_single_steps()
@@ -261,94 +283,17 @@ def _on_batch(original: Method) -> Method:
     return on_batch
 
 
-def _sharing(session: world.Session, batch: Any) -> Any:
+def _sharing(session: world.Session, batch: object) -> object:
     """Returns a batch that the script gave by hand for steps that cut it; those of a pipeline are prepared already."""
     is_of_pipeline = isinstance(batch, Share | Numbered) or not is_split(session)
     return batch if is_of_pipeline else numbered_by_hand(batch)
-
-
-def _epoch_iterator(original: Method) -> Method:
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        models.check_class_weight(kwargs.get("x"), kwargs.get("class_weight"))
-        if isinstance(kwargs.get("x"), PlannedDataset):
-            kwargs["shuffle"] = False  # it has an order of its own
-        with cut_by_steps():
-            original(self, *args, **kwargs)
-        if world.sharing().world.size > 1:  # else a step takes what it is given for whole batches
-            self._distributed_dataset = tf_internals.counted_pipeline(self._distributed_dataset)
-        fitting.about_to_use(self)
-        if asynchronous.shards_dynamically():
-            models.check_dynamically_sharded(self.data_adapter)
-            self.__class__ = DynamicallySharded
-            return
-        models.check_strategy(self._distribute_strategy)
-        dataset = getattr(self.data_adapter, "_dataset", None)
-        keras_internals.set_length(self, fitting.agree_on_length(self._num_batches, is_own_shard(dataset)))
-
-    return init
-
-
-def _use_planned_dataset(original: Method) -> Method:
-    def get_tf_dataset(self: Any) -> Any:
-        if not isinstance(self.py_dataset, PlannedDataset):
-            return original(self)
-        self.syrtos_stream = Stream(self.py_dataset, self._standardize_batch)
-        return tf_internals.shared_out(planned_input.pipeline_of(self.syrtos_stream))
-
-    return get_tf_dataset
-
-
-class DynamicallySharded(tf_trainer.TFEpochIterator):
-    """The batches of an epoch that this worker takes, where workers train at their own pace.
-
-    All workers read the same data. A piece of the round's work is as many batches as a call of the training function
-    takes.
-    """
-
-    _iterator: Any = None
-    _position = 0
-    _first = 0
-
-    def _enumerate_iterator(self) -> Generator[tuple[int, int, Any], None, None]:
-        self.data_adapter.on_epoch_begin()
-        servers, each = asynchronous.asynchronous_servers(), self.steps_per_execution
-        assert servers is not None
-        asynchronous.begin_round()
-        if self._iterator is None or self.steps_per_epoch is None:
-            self._iterator, self._position, self._first = iter(self._get_iterator()), 0, 0
-        batches = self.steps_per_epoch or self.data_adapter.num_batches
-        pieces = None if batches is None else -(-batches // each)
-        while (piece := servers.take(pieces)) is not None:
-            for _ in range(self._first + piece * each - self._position):
-                next(self._iterator)
-            self._position = self._first + (piece + 1) * each
-            yield piece * each, piece * each + each - 1, self._iterator
-        if pieces is not None:
-            self._first += pieces * each
-
-    @contextlib.contextmanager
-    def catch_stop_iteration(self) -> Iterator[None]:
-        """Ends an epoch where its data ends, and meets the other workers there."""
-        try:
-            yield
-            self.tf_sync()
-        except (StopIteration, RuntimeError, tf.errors.OutOfRangeError) as end:
-            if isinstance(end, RuntimeError) and not isinstance(end.__cause__, StopIteration):
-                raise
-            self._iterator = None
-        self.data_adapter.on_epoch_end()
-        fitting.check_had_batch(bool(asynchronous.held_optimizers()))
-        if asynchronous.end_round(self._iterator is None):  # for one means for all: they read the same
-            self._iterator = None
-            if self.steps_per_epoch:
-                self._interrupted_warning()
 
 
 # -- variables ---------------------------------------------------------------------------------------------
 
 
 def _noting_keras(original: Method) -> Method:
-    def initialize(self: Any, value: Any) -> None:
+    def initialize(self: _Variable, value: object) -> None:
         original(self, value)
         if isinstance(self._value, tf.Variable):
             setattr(self._value, asynchronous.KERAS, True)
@@ -411,13 +356,13 @@ TRAINER = [
     Patch(
         "keras.src.backend.tensorflow.trainer:TFEpochIterator",
         "__init__",
-        _epoch_iterator,
+        keras3_data.epoch_iterator,
         "Workers compare lengths, and take shares.",
     ),
     Patch(
         "keras.src.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter",
         "get_tf_dataset",
-        _use_planned_dataset,
+        keras3_data.use_planned_dataset,
         "Planned data sets have their own order, and come as a worker's share.",
     ),
 ]

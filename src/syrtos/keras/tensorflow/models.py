@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, TypeGuard
+
+import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.world import Session
@@ -11,11 +13,20 @@ from syrtos.keras import keras_internals
 from syrtos.keras.split import known_parts, shares, verdicts, whole_batch
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import tf_internals
-from syrtos.keras.tensorflow.input import is_own_shard
+from syrtos.keras.tensorflow.input_policy import is_own_shard
 from syrtos.keras.tensorflow.strategy import Strategy
 
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Model
 
-def check_strategy(strategy: Any) -> None:
+
+class BatchNormalization(Protocol):
+    """The layer of Keras 3 or Keras 2."""
+
+    synchronized: bool
+
+
+def check_strategy(strategy: tf.distribute.Strategy) -> None:
     """Refuses to train under a strategy that knows nothing of the other workers.
 
     Raises:
@@ -34,14 +45,13 @@ def check_strategy(strategy: Any) -> None:
         )
 
 
-def check_class_weight(dataset: Any, class_weight: Any) -> None:
+def check_class_weight(dataset: object, class_weight: object) -> None:
     """Refuses class weights on a data set that is split over the workers already.
-
-    Keras would make another data set of it, which would be split again.
 
     Raises:
         ConfigurationError: both are given.
     """
+    # Keras would make another data set of it, which would be split again.
     if class_weight is not None and tf_internals.is_shared_out(dataset):
         raise ConfigurationError(
             "`class_weight` can't be given with a data set made by `experimental_distribute_dataset` or "
@@ -49,7 +59,7 @@ def check_class_weight(dataset: Any, class_weight: Any) -> None:
         )
 
 
-def check_dynamically_sharded(adapter: Any) -> None:
+def check_dynamically_sharded(adapter: object) -> None:
     """Refuses data that workers read unalike, where each batch goes to the worker that asks next.
 
     Raises:
@@ -62,7 +72,7 @@ def check_dynamically_sharded(adapter: Any) -> None:
         )
 
 
-def adapt(model: Any) -> None:
+def adapt(model: Model) -> None:
     """Prepares a model before its functions are made.
 
     Turns off what can't work in several processes, and applies the run's options.
@@ -72,12 +82,12 @@ def adapt(model: Any) -> None:
         synchronize_batchnorm(model)
 
 
-def step_is_shared(model: Any, session: Session) -> bool:
+def step_is_shared(model: Model, session: Session) -> bool:
     """Returns whether a model's steps go through `StepScope`.
 
-    They do on several workers, and in a recorded run of one unless XLA compiles them: it can't compile the counting of
-    samples.
+    They do on several workers, and in a recorded run of one unless XLA compiles them.
     """
+    # XLA can't compile the counting of samples.
     return session.world.size > 1 or (bool(session.options.run_dir) and not getattr(model, "jit_compile", False))
 
 
@@ -85,7 +95,7 @@ def step_is_shared(model: Any, session: Session) -> bool:
 _MAKING = {"fit": "make_train_function", "evaluate": "make_test_function", "predict": "make_predict_function"}
 
 
-def takes_whole_batches(model: Any, method: str, session: Session) -> bool:
+def takes_whole_batches(model: Model, method: str, session: Session) -> bool:
     """Returns whether the script makes what ``method`` calls for each batch itself.
 
     Such a function knows nothing of shares, so each worker gives it the whole batch, which is said once.
@@ -107,8 +117,14 @@ def takes_whole_batches(model: Any, method: str, session: Session) -> bool:
 _TOLD = "_syrtos_told_of_whole_batches"
 
 
-def synchronize_batchnorm(model: Any) -> None:
+def synchronize_batchnorm(model: Model) -> None:
     """Makes every BatchNormalization layer compute its statistics over the global batch."""
     for layer in keras_internals.layers_of(model):
-        if any(base.__name__ == "BatchNormalization" for base in type(layer).__mro__):
+        if is_batchnorm(layer):
             layer.synchronized = True
+
+
+def is_batchnorm(layer: object) -> TypeGuard[BatchNormalization]:
+    """Returns whether a layer is Keras's BatchNormalization, or of a class of the script's that is derived from it."""
+    # By the name: Keras 3 and Keras 2 have a class each.
+    return any(base.__name__ == "BatchNormalization" for base in type(layer).__mro__)

@@ -1,14 +1,13 @@
 """Exchanges of TensorFlow tensors, as ops that run eagerly and inside `tf.function`.
 
-Every exchange is one `tf.numpy_function`. All workers must run them in the same order, so each op of a graph takes a
-token from the one before it; the executor is free to run them beside the backward pass.
+Every exchange is one `tf.numpy_function`. The executor is free to run them beside the backward pass.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import cast
 
 import numpy as np
 import tensorflow as tf
@@ -18,9 +17,7 @@ from syrtos.comm.communicator import Array, Bounds, Communicator, ReduceOp
 from syrtos.comm.sparse import weighted_rows
 from syrtos.errors import ConfigurationError
 from syrtos.keras.tensorflow import op_errors, tf_internals, tf_internals_graphs
-
-Gradient = Any  # tf.Tensor or tf.IndexedSlices
-
+from syrtos.keras.tensorflow.types import Gradient
 
 # -- ops of the native API: shapes and semantics as in `syrtos.api` -------------------------------
 
@@ -29,7 +26,7 @@ def allreduce(comm: Communicator, value: tf.Tensor, op: ReduceOp = ReduceOp.SUM)
     """Reduces a tensor over the workers. Differentiable for SUM and MEAN: the gradient is reduced the same way."""
 
     @tf_internals.custom_gradient
-    def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+    def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
         result = exchange(lambda a: [comm.allreduce(a, op)], [x], [x.dtype])[0]
         result.set_shape(x.shape)
         return result, lambda dy: allreduce(comm, dy, op)
@@ -41,7 +38,7 @@ def allgather(comm: Communicator, value: tf.Tensor) -> tf.Tensor:
     """Gathers the rows of all workers. Differentiable: each worker gets the summed gradient of its own rows."""
 
     @tf_internals.custom_gradient
-    def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+    def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
         result = exchange(lambda a: [comm.allgather(a)], [x], [x.dtype])[0]
         result.set_shape([None, *x.shape[1:]])
 
@@ -59,7 +56,7 @@ def broadcast(comm: Communicator, value: tf.Tensor, root: int = 0) -> tf.Tensor:
     """Gives all workers the root's tensor. Differentiable: the root gets the summed gradient, the others zero."""
 
     @tf_internals.custom_gradient
-    def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+    def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
         result = exchange(lambda a: [comm.broadcast(a, root)], [x], [x.dtype])[0]
         result.set_shape(x.shape)
         return result, lambda dy: allreduce(comm, dy) * tf.cast(comm.rank == root, dy.dtype)
@@ -74,7 +71,9 @@ def reducescatter(comm: Communicator, value: tf.Tensor, op: ReduceOp = ReduceOp.
     return result
 
 
-def alltoall(comm: Communicator, value: tf.Tensor, splits: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
+def alltoall(
+    comm: Communicator, value: tf.Tensor, splits: tf.Tensor | Sequence[int] | None = None
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the received rows, and how many came from each worker (int32)."""
     counts = tf.zeros([0], tf.int32) if splits is None else tf.cast(splits, tf.int32)
 
@@ -97,14 +96,14 @@ def weighted_mean(
     weight: tf.Tensor,
     may_merge: bool = False,
     lend: bool = False,
-    variables: Sequence[tf.Variable] = (),
+    variables: Sequence[object] = (),
     bounds: Bounds = (),
 ) -> list[Gradient]:
     """Averages the gradients of one step over all workers, worker ``r``'s counting ``weight[r] / total``.
 
     Args:
         comm: the workers.
-        gradients: tensors or `tf.IndexedSlices`, in the order of the variables; None stays None.
+        gradients: tensors or `tf.IndexedSlices`, in the order of the variables.
         weight: float32 scalar; a worker with weight 0 contributes nothing, whatever its gradients hold.
         may_merge: see `syrtos.comm.sparse.weighted_rows`.
         lend: whether the averages may be memory that other workers look at too. TensorFlow does not write to it; to a
@@ -115,9 +114,11 @@ def weighted_mean(
     """
     results: list[Gradient] = list(gradients)
     for bucket in buckets(gradients):
+        summed: Sequence[Gradient]
         owners = [variables[i] for i in bucket] if variables else []
         if bounds and not isinstance(gradients[bucket[0]], tf.IndexedSlices):
-            summed = _exchange_parts(comm, [gradients[i] for i in bucket], weight, [bounds[i] for i in bucket])
+            dense = cast("list[tf.Tensor]", [gradients[i] for i in bucket])
+            summed = _exchange_parts(comm, dense, weight, [bounds[i] for i in bucket])
         else:
             summed = _exchange_bucket(comm, [gradients[i] for i in bucket], weight, may_merge, lend, owners)
         for index, tensor in zip(bucket, summed, strict=True):
@@ -145,7 +146,7 @@ def buckets(gradients: Sequence[Gradient]) -> list[list[int]]:
     ]
 
 
-def _kind(gradient: Gradient) -> Any:
+def _kind(gradient: Gradient) -> tf.DType | None:
     return None if isinstance(gradient, tf.IndexedSlices) else gradient.dtype
 
 
@@ -161,8 +162,8 @@ def _exchange_bucket(
     weight: tf.Tensor,
     may_merge: bool,
     lend: bool,
-    variables: list[tf.Variable],
-) -> list[Gradient]:
+    variables: list[object],
+) -> Sequence[Gradient]:
     first = bucket[0]
     if isinstance(first, tf.IndexedSlices):
         return [_exchange_rows(comm, first, weight, may_merge)]
@@ -170,9 +171,10 @@ def _exchange_bucket(
     def run(share: Array, *arrays: Array) -> list[Array]:
         return compression.weighted_mean(comm, arrays, float(share), variables, lend)
 
+    dense = cast("list[tf.Tensor]", bucket)  # rows travel alone
     name = f"gradients: {len(bucket)} tensors, {sum(map(_nbytes, bucket)) / 1e6:.3g} MB"
-    summed = exchange(run, [weight, *bucket], [g.dtype for g in bucket], telling_of_sum(), name)
-    for result, gradient in zip(summed, bucket, strict=True):
+    summed = exchange(run, [weight, *dense], [g.dtype for g in dense], telling_of_sum(), name)
+    for result, gradient in zip(summed, dense, strict=True):
         result.set_shape(gradient.shape)
     return summed
 
@@ -248,6 +250,7 @@ def exchange(
         return [np.zeros((), np.int32), *results]
 
     with tf_internals_graphs.after_pending_control_flow(), op_errors.raising():
+        # All workers must make exchanges in the same order, so each op of a graph takes a token from the one before it.
         made = tf.numpy_function(run_measured, [tf_internals_graphs.last_token(), *inputs], [tf.int32, *dtypes])
     token, *results = tf.nest.flatten(made)  # eagerly, a list of one comes as the one
     tf_internals_graphs.set_last_token(token)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import tempfile
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import tensorflow as tf
 
@@ -14,15 +15,32 @@ from syrtos.comm.communicator import Communicator
 from syrtos.keras import fitting
 from syrtos.keras.features import asynchronous
 from syrtos.keras.files import temporary, write_once
-from syrtos.keras.patching import Method, replace, replace_everywhere
+from syrtos.keras.patching import replace, replace_everywhere
 from syrtos.keras.split.plan import SplitPlan
+from syrtos.keras.tensorflow import (
+    assignments,
+    gradients,
+    models,
+    ops,
+    reproducible,
+    script_gradients,
+    tf_internals,
+    tf_internals_iterators,
+    tf_internals_random,
+)
 from syrtos.keras.tensorflow import files as tf_files
-from syrtos.keras.tensorflow import gradients, models, ops, reproducible, tf_internals, tf_internals_random
-from syrtos.keras.tensorflow import step as step_module
-from syrtos.keras.tensorflow.input import cut, given_whole, iterating, policy_ignored
-from syrtos.keras.tensorflow.step import StepScope, functions_of_step, rows_of
+from syrtos.keras.tensorflow.input import cut, iterating
+from syrtos.keras.tensorflow.input_policy import giving_whole_batches, policy_ignored
+from syrtos.keras.tensorflow.rows import ragged_rows
+from syrtos.keras.tensorflow.step import StepScope, rows_of
 from syrtos.keras.tensorflow.variables import TensorFlow
 from syrtos.keras.trainer import timing
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Model, R
+    from syrtos.keras.tensorflow.types import BatchStep
+
+Loss = TypeVar("Loss")
 
 
 @functools.cache
@@ -31,8 +49,8 @@ def patch_tensorflow() -> None:
     # A strategy of TensorFlow's own would train each worker alone.
     for strategy in (tf.distribute.Strategy, tf.compat.v1.distribute.Strategy):
         replace(strategy, "scope", _refusing_scope)
-    tf_internals.watch_functions(functions_of_step, step_module.calling)
-    tf_internals.watch_iterators(timing.waiting_for_data)
+    tf_internals.watch_functions(assignments.functions_of_step, assignments.calling)
+    tf_internals_iterators.watch_iterators(timing.waiting_for_data)
     tf_internals.watch_tracing(timing.tracing)
     replace(tf.data.Dataset, "__iter__", iterating)
     replace(tf.data.Dataset, "map", reproducible.drawn_by_record)
@@ -46,10 +64,10 @@ def patch_tensorflow() -> None:
     replace(tf.GradientTape, "__enter__", timing.recording)
     replace(tf.GradientTape, "__exit__", timing.end_computing_after)
     replace(tf.GradientTape, "gradient", timing.as_computing)
-    replace(tf.GradientTape, "gradient", gradients.reduced_where_made)
-    replace(tf, "gradients", gradients.reduced_where_made)
+    replace(tf.GradientTape, "gradient", script_gradients.reduced_where_made)
+    replace(tf, "gradients", script_gradients.reduced_where_made)
     for name in ("jacobian", "batch_jacobian"):
-        replace(tf.GradientTape, name, gradients.of_own_rows)
+        replace(tf.GradientTape, name, script_gradients.of_own_rows)
     # A worker reads what it has logged to a folder that it made for itself.
     replace(tempfile, "mkdtemp", temporary.remembering)
     _patch_files()
@@ -69,11 +87,12 @@ def _patch_files() -> None:
     replace_everywhere(tf_internals.summary_ops, "create_file_writer_v2", tf_files.writer, "create_file_writer")
 
 
-def _refusing_scope(original: Method) -> Method:
+def _refusing_scope(original: Callable[[tf.distribute.Strategy], R]) -> Callable[[tf.distribute.Strategy], R]:
     """Wraps `Strategy.scope`: with several workers, a strategy that is not syrtos's raises a ConfigurationError."""
 
-    def scope(self: Any) -> Any:
-        if not type(self).__name__.startswith("_DefaultDistribution"):  # TensorFlow's own "none" is no choice
+    def scope(self: tf.distribute.Strategy) -> R:
+        # TensorFlow's own "none" is no choice of the script's.
+        if not type(self).__name__.startswith("_DefaultDistribution"):
             models.check_strategy(self)
         return original(self)
 
@@ -83,13 +102,11 @@ def _refusing_scope(original: Method) -> Method:
 # -- losses -------------------------------------------------------------------------------------------
 
 
-def only_in_strategy_run(original: Method) -> Method:
-    """Wraps a function of Keras that scales a loss by the strategy's replicas: it scales only in `strategy.run`.
+def only_in_strategy_run(original: Callable[[Loss], Loss]) -> Callable[[Loss], Loss]:
+    """Wraps a function of Keras that scales a loss by the strategy's replicas: it scales only in `strategy.run`."""
 
-    There replicas are summed. Elsewhere a worker's loss is that of a whole batch, as in one process.
-    """
-
-    def scale(value: Any) -> Any:
+    def scale(value: Loss) -> Loss:
+        # There replicas are summed. Elsewhere a worker's loss is that of a whole batch, as in one process.
         return original(value) if gradients.in_strategy_run() else value
 
     return scale
@@ -98,19 +115,19 @@ def only_in_strategy_run(original: Method) -> Method:
 # -- models ---------------------------------------------------------------------------------------------
 
 
-def agreeing(original: Method) -> Method:
+def agreeing(original: Callable[..., R]) -> Callable[..., R]:
     """Wraps a method that all workers must call together.
 
     If they call different ones, all get an error that says which rank calls which.
     """
 
     @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Model, *args: object, **kwargs: object) -> R:
         name = original.__name__
         fitting.refuse_other_threads(name)
         world.sharing().comm.agree(f"model.{name}")
         with (
-            given_whole(models.takes_whole_batches(self, name, world.sharing())),
+            giving_whole_batches(models.takes_whole_batches(self, name, world.sharing())),
             policy_ignored() if name == "predict" else contextlib.nullcontext(),
             contextlib.nullcontext() if name == "fit" else asynchronous.on_all_data(),
         ):
@@ -119,7 +136,7 @@ def agreeing(original: Method) -> Method:
     return method
 
 
-def gathered_predict_step(session: world.Session, step: Method, plan: SplitPlan, data: Any) -> Any:
+def gathered_predict_step(session: world.Session, step: BatchStep, plan: SplitPlan, data: object) -> object:
     """Predicts this worker's share and gathers the rows of all, in order.
 
     With batches per worker each keeps its own.
@@ -135,11 +152,9 @@ def gathered_predict_step(session: world.Session, step: Method, plan: SplitPlan,
         return tf.nest.map_structure(functools.partial(gather_rows, session.comm), mine)
 
 
-def gather_rows(comm: Communicator, output: Any) -> Any:
+def gather_rows(comm: Communicator, output: tf.Tensor | tf.RaggedTensor) -> tf.Tensor | tf.RaggedTensor:
     """Returns the rows of all workers, in order, of a tensor or `tf.RaggedTensor`; a scalar stays as it is."""
     if isinstance(output, tf.RaggedTensor):
         lengths = [ops.allgather(comm, level) for level in output.nested_row_lengths()]
-        values = ops.allgather(comm, output.flat_values)
-        ragged: Any = tf.RaggedTensor  # whose constructors its stub lacks
-        return ragged.from_nested_row_lengths(values, lengths, validate=False)
+        return ragged_rows(ops.allgather(comm, output.flat_values), lengths)
     return ops.allgather(comm, output) if output.shape.rank != 0 else output

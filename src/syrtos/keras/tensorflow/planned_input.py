@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from syrtos.comm.communicator import Array
 from syrtos.errors import DataError
 from syrtos.keras.datasets.planned import Stream, alone, ranks
 from syrtos.keras.tensorflow import input as pipelines
@@ -16,10 +16,8 @@ from syrtos.keras.tensorflow import input as pipelines
 _READ_AHEAD = 3
 
 
-def pipeline_of(stream: Stream) -> Any:
+def pipeline_of(stream: Stream) -> tf.data.Dataset:
     """Returns a `tf.data.Dataset` of this worker's shares.
-
-    A call of Python takes time: each reads several small batches, which the pipeline takes apart.
 
     Raises:
         DataError: parsed records are not dense.
@@ -29,27 +27,15 @@ def pipeline_of(stream: Stream) -> Any:
     specs = tf.nest.map_structure(_spec, one)
     flat = tf.nest.flatten(specs)
     example = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(one)]
-    types = [spec.dtype.as_numpy_dtype for spec in flat]
-    started: dict[int, Iterator[list[Any]]] = {}
+    reader = _Reader(stream, flat)
 
-    def start() -> np.int64:
-        number = len(started)
-        started[number] = stream.chunks(types, tf.nest.flatten)
-        return np.int64(number)
-
-    def chunk(number: Any) -> list[Any]:
-        nothing = [
-            np.zeros(1, np.int64),
-            *(np.zeros([n or 0 for n in spec.shape], spec.dtype.as_numpy_dtype) for spec in flat),
-        ]
-        return next(started[int(number)], nothing)
-
-    def chunks(number: tf.Tensor) -> Any:
+    # A call of Python takes time: each reads several small batches, which the pipeline takes apart.
+    def chunks(number: tf.Tensor) -> tf.data.Dataset:
         tensors = [tf.int64, *(spec.dtype for spec in flat)]
-        endless = tf.data.Dataset.counter().map(lambda count: tf.numpy_function(chunk, [number], tensors))
+        endless = tf.data.Dataset.counter().map(lambda count: tf.numpy_function(reader.read, [number], tensors))
         return endless.take_while(lambda splits, *leaves: tf.size(splits) > 1).prefetch(1)
 
-    def batches(splits: tf.Tensor, *leaves: tf.Tensor) -> Any:
+    def batches(splits: tf.Tensor, *leaves: tf.Tensor) -> tf.data.Dataset:
         splits = tf.ensure_shape(splits, [None])
         shaped = [tf.ensure_shape(leaf, spec.shape) for leaf, spec in zip(leaves, flat, strict=True)]
 
@@ -64,14 +50,38 @@ def pipeline_of(stream: Stream) -> Any:
 
         return tf.data.Dataset.range(tf.size(splits, tf.int64) - 1).map(batch)
 
-    iterators = tf.data.Dataset.from_tensors(0).map(lambda zero: tf.numpy_function(start, [], tf.int64))
+    iterators = tf.data.Dataset.from_tensors(0).map(lambda zero: tf.numpy_function(reader.start, [], tf.int64))
     shares = iterators.flat_map(chunks).flat_map(batches).prefetch(_READ_AHEAD)
     if ranks()[1] > 1:
         return pipelines.plain(shares)
+    # Nobody waits for a worker that is alone: it leaves out batches without rows.
     return (shares.filter(lambda share: share.samples > 0) if alone() else shares).map(lambda share: share.data)
 
 
-def _spec(leaf: Any) -> Any:
+class _Reader:
+    """The chunks of a stream that iterators of the pipeline read, each its own."""
+
+    def __init__(self, stream: Stream, specs: Sequence[tf.TensorSpec]) -> None:
+        self._stream, self._specs = stream, specs
+        self._types = [spec.dtype.as_numpy_dtype for spec in specs]
+        self._started: dict[int, Iterator[list[Array]]] = {}
+
+    def start(self) -> np.int64:
+        """Begins to read, and returns the number of the reading."""
+        number = len(self._started)
+        self._started[number] = self._stream.chunks(self._types, tf.nest.flatten)
+        return np.int64(number)
+
+    def read(self, number: Array) -> list[Array]:
+        """Returns the next chunk: its splits, and its leaves; a chunk without batches at the end."""
+        nothing = [
+            np.zeros(1, np.int64),
+            *(np.zeros([n or 0 for n in spec.shape], spec.dtype.as_numpy_dtype) for spec in self._specs),
+        ]
+        return next(self._started[int(number)], nothing)
+
+
+def _spec(leaf: object) -> tf.TensorSpec:
     """Returns the specification of any number of rows like those of ``leaf``.
 
     Raises:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from syrtos.keras.tensorflow import tf_internals
+from syrtos.keras.tensorflow import tf_internals_profiler
 from syrtos.observe.trace import ProfiledEvent
 
 
@@ -36,7 +36,7 @@ def _events(path: Path) -> Sequence[ProfiledEvent]:
             line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12,
             event.duration_ps * 1e-12,
         )
-        for plane in tf_internals.planes_of(path.read_bytes())
+        for plane in tf_internals_profiler.planes_of(path.read_bytes())
         for line in plane.lines
         for event in line.events
         if event.duration_ps

@@ -14,25 +14,28 @@ import hashlib
 import inspect
 import itertools
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from syrtos import settings
 from syrtos.comm import world
-from syrtos.keras.patching import Method
 from syrtos.keras.tensorflow import tf_internals, tf_internals_random
 
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import R
+    from syrtos.keras.tensorflow.tf_internals_random import SeedGenerator
 
-def in_order(original: Method) -> Method:
+
+def in_order(original: Callable[..., R]) -> Callable[..., R]:
     """Wraps a method of `tf.data.Dataset` that has an argument ``deterministic``.
 
     False becomes True where workers take parts of the same batches.
     """
     signature = inspect.signature(original)
 
-    def method(*args: Any, **kwargs: Any) -> Any:
+    def method(*args: object, **kwargs: object) -> R:
         bound = signature.bind(*args, **kwargs)
         if bound.arguments.get("deterministic") is False and is_read_by_all():
             bound.arguments["deterministic"] = True
@@ -48,7 +51,7 @@ def is_read_by_all() -> bool:
 
 
 # The number of draws that maps have made so far from each `keras.random.SeedGenerator`.
-_drawn: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_drawn: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
 _maps = itertools.count(1)
 
 
@@ -88,15 +91,13 @@ class _Draws:
         self.repeated = True
 
     def _of_operation(self) -> tf.Tensor | None:
-        """Returns the seed of an operation's draw.
-
-        Operations with one seed of the script's draw the same numbers in TensorFlow too, e.g. for an image and its
-        mask.
-        """
+        """Returns the seed of an operation's draw."""
+        # By the script's seed alone: operations with one seed draw the same numbers in TensorFlow too, e.g. for an
+        # image and its mask.
         given, self._given = self._given, None
         return self._next(None if given is None else f"operation {given}")
 
-    def _of_generator(self, generator: Any) -> tf.Tensor | None:
+    def _of_generator(self, generator: SeedGenerator | tf.random.Generator) -> tf.Tensor | None:
         """Returns the seed of a generator's draw.
 
         Generators that began with one seed draw the same; one generator draws new numbers each time.
@@ -117,16 +118,16 @@ class _Draws:
         return None if self.seed is None else tf.stack([self.seed, tf.constant(word, tf.int64)])
 
 
-def drawn_by_record(original: Method) -> Method:
+def drawn_by_record(original: Callable[..., tf.data.Dataset]) -> Callable[..., tf.data.Dataset]:
     """Wraps `tf.data.Dataset.map`: its random numbers depend on the record and the epoch alone.
 
-    This is done for a `map` with ``num_parallel_calls``, where threads would decide the order of draws, and for one
-    without in a script that sets no seed: with the seed that syrtos sets, TensorFlow would draw the same numbers in
-    each epoch, where one process without it draws new ones.
+    This is done for a `map` with ``num_parallel_calls``, and for one without in a script that sets no seed.
     """
+    # Threads would decide the order of draws in the former. In the latter, with the seed that syrtos sets, TensorFlow
+    # would draw the same numbers in each epoch, where one process without it draws new ones.
     signature = inspect.signature(original)
 
-    def map_reproducibly(*args: Any, **kwargs: Any) -> Any:
+    def map_reproducibly(*args: object, **kwargs: object) -> tf.data.Dataset:
         bound = signature.bind(*args, **kwargs)
         draws = _Draws()
         with draws.noting_draws():
@@ -135,12 +136,14 @@ def drawn_by_record(original: Method) -> Method:
         if not draws.count or draws.repeated or not _is_ours(parallel, draws):
             return found
         dataset, function = bound.arguments["self"], bound.arguments["map_func"]
-        spread = type(dataset.element_spec) is tuple  # as TensorFlow decides whether a function gets parts or the whole
+        # So TensorFlow decides whether a function gets the parts of an element, or the whole.
+        spread = type(dataset.element_spec) is tuple
 
         @tf.autograph.experimental.do_not_convert
-        def from_seeds(seed: tf.Tensor, own_seed: tf.Tensor, element: Any) -> Any:
+        def from_seeds(seed: tf.Tensor, own_seed: tf.Tensor, element: Any) -> object:
+            # With names of arguments of its own: TensorFlow warns of Keras's `_`.
             @tf.function
-            def map_parts(*parts: Any) -> Any:  # with names of its own: TensorFlow warns of Keras's `_`
+            def map_parts(*parts: object) -> object:
                 return function(*parts)
 
             with _Draws(seed, own_seed).noting_draws():
@@ -163,11 +166,9 @@ def _is_ours(parallel: bool, draws: _Draws) -> bool:
 
 
 def is_seed_of_run(seed: int | None) -> bool:
-    """Returns whether a global seed is the one that syrtos sets for a script that sets none.
-
-    Where the script says what is exchanged, that of each worker is the common one plus its rank. Outside of a run
-    syrtos sets none.
-    """
+    """Returns whether a global seed is the one that syrtos sets for a script that sets none."""
+    # Outside of a run syrtos sets none.
     if settings.SEED_VARIABLE not in settings.environment():
         return False
+    # Where the script says what is exchanged, that of each worker is the common one plus its rank.
     return seed in (settings.common_seed(), (settings.common_seed() + world.current().world.rank) % 2**31)

@@ -5,10 +5,9 @@ The new values of all workers' parts are gathered.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol, cast, overload
 
-import numpy as np
 import tensorflow as tf
 
 from syrtos.comm import fusion, world
@@ -20,7 +19,23 @@ from syrtos.keras.files import saving
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import compiled_update, ops
+from syrtos.keras.tensorflow.types import Gradient
 from syrtos.keras.tensorflow.variables import tensor_of
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import NamedVariable, Variable
+    from syrtos.keras.tensorflow.compiled_update import Optimizer
+    from syrtos.keras.tensorflow.types import Number
+
+    class _Variable(Variable, Protocol):
+        @property
+        def dtype(self) -> str | tf.DType: ...
+
+        @property
+        def shape(self) -> tf.TensorShape: ...
+
+    # Gradients with their variables.
+    Pairs = list[tuple[Gradient, _Variable]]
 
 
 class _Slice:
@@ -29,7 +44,7 @@ class _Slice:
     Values that are assigned to it are kept as a tensor.
     """
 
-    def __init__(self, owner: Any, value: tf.Tensor) -> None:
+    def __init__(self, owner: NamedVariable, value: tf.Tensor) -> None:
         setattr(self, sharding.OWNER, owner)
         self.name, self.value = owner.name, value
 
@@ -41,16 +56,16 @@ class _Slice:
     def shape(self) -> tf.TensorShape:
         return self.value.shape
 
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+    def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
         return tf.convert_to_tensor(self.value, dtype=dtype, name=name)
 
-    def assign(self, value: Any) -> None:
+    def assign(self, value: tf.Tensor) -> None:
         self.value = tf.ensure_shape(value, self.shape)
 
-    def assign_add(self, value: Any) -> None:
+    def assign_add(self, value: tf.Tensor) -> None:
         self.assign(self.value + value)
 
-    def assign_sub(self, value: Any) -> None:
+    def assign_sub(self, value: tf.Tensor) -> None:
         self.assign(self.value - value)
 
     def scatter_update(self, rows: tf.IndexedSlices) -> None:
@@ -64,7 +79,9 @@ class _Slice:
 
 
 def _sharding(original: Method) -> Method:
-    def backend_update_step(self: Any, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:
+    def backend_update_step(
+        self: Optimizer, grads: Iterable[Gradient], trainable_variables: Iterable[_Variable], learning_rate: Number
+    ) -> None:
         found, variables = sharding.of(self), list(trainable_variables)
         if found is None:
             original(self, grads, variables, learning_rate)
@@ -73,25 +90,24 @@ def _sharding(original: Method) -> Method:
         dense = [g if isinstance(g, tf.IndexedSlices) else tf.convert_to_tensor(g) for g in grads]
         pairs = list(zip(dense, variables, strict=True))
         is_compiled = compiled_update.is_compiled(self, variables)
-        last: list[Any] = []
+        last: list[tf.Tensor] = []
         for bucket in _buckets(pairs):
-            with tf.control_dependencies(last):  # so that the new values of one bucket are there at a time
+            # So that the new values of one bucket are there at a time.
+            with tf.control_dependencies(last):
                 last = _update(found, self, bucket, learning_rate, decaying, is_compiled)
 
     return backend_update_step
 
 
-def _buckets(pairs: Sequence[tuple[Any, Any]]) -> list[list[tuple[Any, Any]]]:
-    """Groups gradients and variables that are updated and gathered together, all of one dtype.
-
-    Rows (`tf.IndexedSlices`) are apart from what XLA can compile: it compiles for one number of rows, and theirs is
-    another in each step.
-    """
+def _buckets(pairs: Pairs) -> list[Pairs]:
+    """Groups gradients and variables that are updated and gathered together, all of one dtype."""
     limit = int(world.current().options.bucket_mb * 1e6)
-    kinds: dict[Any, list[tuple[Any, Any]]] = {}
+    # Rows (`tf.IndexedSlices`) are apart from what XLA can compile: it compiles for one number of rows, and theirs is
+    # another in each step.
+    kinds: dict[tuple[object, bool], Pairs] = {}
     for gradient, variable in pairs:
         kinds.setdefault((variable.dtype, isinstance(gradient, tf.IndexedSlices)), []).append((gradient, variable))
-    found = []
+    found: list[Pairs] = []
     for alike in kinds.values():
         sizes = [v.shape.num_elements() * tf.as_dtype(v.dtype).size for _, v in alike]
         found += [[alike[i] for i in bucket] for bucket in fusion.plan(sizes, limit)]
@@ -99,33 +115,34 @@ def _buckets(pairs: Sequence[tuple[Any, Any]]) -> list[list[tuple[Any, Any]]]:
 
 
 def _update(
-    found: Sharding, optimizer: Any, bucket: list[tuple[Any, Any]], rate: Any, decaying: set[int], is_compiled: bool
+    found: Sharding, optimizer: Optimizer, bucket: Pairs, rate: Number, decaying: set[int], is_compiled: bool
 ) -> list[tf.Tensor]:
     """Updates the variables of a bucket, and returns their new values, flat."""
     grads, variables = [g for g, _ in bucket], [v for _, v in bucket]
     if is_compiled and not isinstance(grads[0], tf.IndexedSlices):
         world.current().ledger.say(update="compiled")
 
-        def update(optimizer: Any, grads: list[tf.Tensor], rate: tf.Tensor) -> list[tf.Tensor]:
+        def update(optimizer: Optimizer, grads: list[tf.Tensor], rate: tf.Tensor) -> list[tf.Tensor]:
             return _update_values(optimizer, grads, rate, variables, decaying)
 
         program = compiled_update.compiled_program(optimizer, variables, decaying, update)
-        wholes = list(program(grads, tf.convert_to_tensor(rate)))
+        padded = list(program([tf.convert_to_tensor(g) for g in grads], tf.convert_to_tensor(rate)))
     else:
-        wholes = _update_values(optimizer, grads, rate, variables, decaying)
-    values = _gather_values(found, variables, wholes)
+        padded = _update_values(optimizer, grads, rate, variables, decaying)
+    values = _gather_values(found, variables, padded)
     for variable, value in zip(variables, values, strict=True):
         variable.assign(tf.reshape(value, variable.shape))
     return values
 
 
 def _update_values(
-    optimizer: Any, grads: Sequence[Any], rate: Any, variables: Sequence[Any], decaying: set[int]
+    optimizer: Optimizer,
+    grads: Sequence[Gradient],
+    rate: Number,
+    variables: Sequence[_Variable],
+    decaying: set[int],
 ) -> list[tf.Tensor]:
-    """Returns the new values of variables, flat, with this worker's parts in them.
-
-    Weights decay before the update, as in Keras.
-    """
+    """Returns the new values of variables, flat, with this worker's parts in them."""
     found = sharding.of(optimizer)
     assert found is not None
     new = []
@@ -133,16 +150,19 @@ def _update_values(
         for gradient, variable in zip(grads, variables, strict=True):
             part = _Slice(variable, _cut(found, tensor_of(variable), variable))
             if part.shape.num_elements():
+                # Weights decay before the update, as in Keras.
                 if id(variable) in decaying and keras_internals.decays(optimizer, state.held_objects([variable])[0]):
                     part.assign_sub(
-                        part.value * tf.cast(optimizer.weight_decay, part.dtype) * tf.cast(rate, part.dtype)
+                        part.value
+                        * tf.cast(cast("float", optimizer.weight_decay), part.dtype)
+                        * tf.cast(rate, part.dtype)
                     )
                 optimizer.update_step(_cut(found, gradient, variable), part, rate)
-            new.append(_whole(found, part.value, variable))
+            new.append(_pad_part(found, part.value, variable))
     return new
 
 
-def _whole(found: Sharding, value: tf.Tensor, variable: Any) -> tf.Tensor:
+def _pad_part(found: Sharding, value: tf.Tensor, variable: _Variable) -> tf.Tensor:
     """Returns a flat tensor of a variable's size with this worker's part in it, in memory of its own.
 
     The rest of it is zeros.
@@ -151,7 +171,11 @@ def _whole(found: Sharding, value: tf.Tensor, variable: Any) -> tf.Tensor:
     return tf.pad(tf.reshape(value, [-1]), [[part.start, size - part.stop]])
 
 
-def _cut(found: Sharding, value: Any, variable: Any) -> Any:
+@overload
+def _cut(found: Sharding, value: tf.Tensor, variable: _Variable) -> tf.Tensor: ...
+@overload
+def _cut(found: Sharding, value: Gradient, variable: _Variable) -> Gradient: ...
+def _cut(found: Sharding, value: Gradient, variable: _Variable) -> Gradient:
     """Returns this worker's part of a variable's value, or of its gradient, which may be that part already."""
     part = found.part_of(variable)
     if not isinstance(value, tf.IndexedSlices):
@@ -160,8 +184,8 @@ def _cut(found: Sharding, value: Any, variable: Any) -> Any:
         return tf.reshape(tf.reshape(value, [-1])[part.start : part.stop], part.shape)
     if part.stop > part.start and part.shape[1:] == tuple(variable.shape[1:]):
         return _rows_of_part(value.indices, value.values, part.first_row(), part.shape)
-    # the variable is cut within its rows: each number of a row is a row of the part
-    width = int(np.prod(variable.shape[1:]))
+    # The variable is cut within its rows: each number of a row is a row of the part.
+    width = variable.shape[1:].num_elements()
     numbers = tf.cast(value.indices, tf.int64)[:, None] * width + tf.range(width, dtype=tf.int64)
     return _rows_of_part(tf.reshape(numbers, [-1]), tf.reshape(value.values, [-1]), part.start, part.shape)
 
@@ -173,10 +197,10 @@ def _rows_of_part(indices: tf.Tensor, values: tf.Tensor, start: int, shape: tupl
     return tf.IndexedSlices(tf.boolean_mask(values, here), tf.boolean_mask(indices, here) - first, tf.constant(shape))
 
 
-def _gather_values(found: Sharding, variables: list[Any], wholes: list[tf.Tensor]) -> list[tf.Tensor]:
+def _gather_values(found: Sharding, variables: list[_Variable], padded: list[tf.Tensor]) -> list[tf.Tensor]:
     """Gathers the flat values of variables, of which each worker gives its part.
 
-    The other parts are written into the memory of ``wholes``, which are used up.
+    The other parts are written into the memory of ``padded``, which are used up.
     """
     bounds = [found.bounds_of(variable) for variable in variables]
 
@@ -186,7 +210,7 @@ def _gather_values(found: Sharding, variables: list[Any], wholes: list[tf.Tensor
         found.comm.gather_parts(given, bounds)
         return given
 
-    return ops.exchange(run, wholes, [whole.dtype for whole in wholes], ops.telling_of_sum())
+    return ops.exchange(run, padded, [tensor.dtype for tensor in padded], ops.telling_of_sum())
 
 
 _OPTIMIZER = "keras.src.backend.tensorflow.optimizer:TFOptimizer"

@@ -15,172 +15,37 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
 import numpy as np
 import tensorflow as tf
 
-from syrtos.comm.communicator import Array, Communicator
+from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
 from syrtos.keras.features import local_steps
 from syrtos.keras.split import verdicts
 from syrtos.keras.split.plan import Rule, SplitPlan, Unproven
-from syrtos.keras.split.shares import Assignments
 from syrtos.keras.split.trial_step import StepOutcome
-from syrtos.keras.tensorflow import decisions, gathering, ops, tf_internals, tf_internals_graphs
-from syrtos.keras.tensorflow.input import Numbered, Share, count_rows, has_rows
-from syrtos.keras.trainer.timing import clock, computing
+from syrtos.keras.tensorflow import decisions, gathering, ops, tf_internals_graphs, tf_internals_iterators
+from syrtos.keras.tensorflow.assignments import (
+    Watcher,
+    is_sum,
+    private_read,
+    whole_batch,
+    within_step,
+)
+from syrtos.keras.tensorflow.input import Numbered, Share
+from syrtos.keras.tensorflow.rows import count_rows, has_rows
+from syrtos.keras.trainer.timing import clock
 
-_local = threading.local()
-# The variables that each of the script's own `tf.function`s assigned while it was traced inside `strategy.run`.
-_assigned_by: weakref.WeakKeyDictionary[Any, dict[int, tf.Variable]] = weakref.WeakKeyDictionary()
-
-
-def current_step() -> StepScope | None:
-    """Returns the step that is being traced or run on this thread."""
-    return getattr(_local, "step", None)
-
-
-def is_whole() -> bool:
-    """Returns whether this thread computes the whole batch, as every other worker does: see `whole_batch`."""
-    return getattr(_local, "whole", False)
-
-
-@contextlib.contextmanager
-def whole_batch() -> Iterator[None]:
-    """Makes code mean what it means in one process, within the context.
-
-    There is no step on a share, nothing is noted, and tf.distribute sees one replica.
-    """
-    before = {name: getattr(_local, name, None) for name in ("step", "run", "whole")}
-    _local.step, _local.run, _local.whole = None, None, True
-    try:
-        yield
-    finally:
-        _local.step, _local.run, _local.whole = before["step"], before["run"], bool(before["whole"])
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import FrameworkVariable
+    from syrtos.keras.tensorflow.tf_internals import TracedFunctions
+    from syrtos.keras.tensorflow.types import BatchStep, Gradient, Number, Tree
 
 
-def training_now() -> bool:
-    """Returns whether a step of `fit` is being traced or run on this thread, shared with others or not."""
-    return getattr(_local, "training", False)
-
-
-def _watching() -> StepScope | RunScope | None:
-    """Returns the record of assignments: that of the step of `fit`, or of the innermost `strategy.run`."""
-    return current_step() or getattr(_local, "run", None)
-
-
-def pausing_notes() -> contextlib.AbstractContextManager[Any]:
-    """Context manager: assignments inside are not noted; they are equal on all workers (an optimizer's update)."""
-    watching = _watching()
-    return watching.pausing_notes() if watching else contextlib.nullcontext()
-
-
-def functions_of_step() -> dict[int, Any] | None:
-    """Returns the script's `tf.function`s as traced for the current step, if there is one."""
-    step = current_step()
-    return step.functions if step else None
-
-
-@contextlib.contextmanager
-def calling(function: Any) -> Iterator[None]:
-    """Context manager for a call of one of the script's `tf.function`s.
-
-    Its time is counted. Inside `strategy.run` a later call, which traces nothing, counts as assigning what the first
-    did.
-    """
-    run = None if current_step() else getattr(_local, "run", None)
-    with computing(function), run.calling(function) if run else contextlib.nullcontext():
-        yield
-
-
-class _Watcher(Assignments):
-    """Notes variables that are assigned, with the values that they had before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._graph = tf_internals_graphs.graph()
-
-    def before_assign(self, variable: tf.Variable) -> None:
-        """Notes the value from before the first assignment."""
-        if self._paused or id(variable) in self._dirty:
-            return
-        with _in_graph(self._graph):
-            self._dirty[id(variable)] = (variable, tf.identity(private_read(variable)))
-
-    def before_read(self, variable: tf.Variable) -> None:
-        """Does nothing: inside `strategy.run` a worker sees what it has added itself."""
-
-
-class RunScope(_Watcher):
-    """The assignments of a function inside `strategy.run`, in a loop of the script's own, and how they become equal.
-
-    They become what `tf.distribute` reads of such variables outside of `run`: SUM (metric states) is the sum over the
-    workers of what each added, ONLY_FIRST_REPLICA is rank 0's value, MEAN and other floating ones (moving statistics)
-    are the mean.
-    """
-
-    def __init__(self, comm: Communicator) -> None:
-        super().__init__()
-        self._comm = comm
-
-    @contextlib.contextmanager
-    def noting_assignments(self) -> Iterator[RunScope]:
-        """Notes the assignments within the context, and makes the variables equal at its end."""
-        outer, _local.run = getattr(_local, "run", None), self
-        try:
-            yield self
-        finally:
-            _local.run = outer
-        self._make_equal()
-
-    @contextlib.contextmanager
-    def calling(self, function: Any) -> Iterator[None]:
-        """Counts a call of ``function`` as assigning what earlier calls assigned: see the function `calling`."""
-        known = _assigned_by.setdefault(function, {})
-        for variable in known.values():
-            self.before_assign(variable)
-        yield
-        known.update({key: variable for key, (variable, _) in self._dirty.items()})
-
-    def _make_equal(self) -> None:
-        """Makes the noted variables equal on all workers.
-
-        All but those of rank 0's value take one exchange, of a vector of float64, which holds counters and float32
-        states exactly.
-        """
-        for variable, _ in self._dirty.values():
-            if variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:  # of any dtype
-                variable.assign(ops.broadcast(self._comm, private_read(variable)))
-        found = [(variable, self._part(variable, base)) for variable, base in self._dirty.values()]
-        parts = [(variable, *part) for variable, part in found if part is not None]
-        if not parts:
-            return
-        vector = tf.concat([tf.reshape(mine, [-1]) for _, mine, _ in parts], axis=0)
-        summed = tf.ensure_shape(ops.allreduce(self._comm, vector), vector.shape)
-        totals = tf.split(summed, tf.stack([tf.size(mine) for _, mine, _ in parts]), num=len(parts))
-        for (variable, mine, before), total in zip(parts, totals, strict=True):
-            variable.assign(tf.cast(before + tf.reshape(total, tf.shape(mine)), variable.dtype))
-
-    def _part(self, variable: tf.Variable, base: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | float] | None:
-        """Returns what this worker adds to a sum over the workers, and what the sum is added to.
-
-        None for a number that changes alike on all of them (a random seed), or is rank 0's.
-        """
-        aggregation = variable.aggregation
-        if _is_sum(variable):
-            before = tf.cast(base, tf.float64)
-            return tf.cast(private_read(variable), tf.float64) - before, before
-        mean = variable.dtype.is_floating or aggregation == tf.VariableAggregation.MEAN
-        if not mean or aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
-            return None
-        return tf.cast(private_read(variable), tf.float64) / self._comm.size, 0.0
-
-
-class StepScope(_Watcher):
+class StepScope(Watcher):
     """The state of a step while it is traced (or run, eagerly).
 
     Attributes:
@@ -195,7 +60,7 @@ class StepScope(_Watcher):
     """
 
     def __init__(
-        self, session: Session, data: Any, training: bool, reduces_early: bool = False, plan: SplitPlan | None = None, outcome: StepOutcome | None = None
+        self, session: Session, data: object, training: bool, reduces_early: bool = False, plan: SplitPlan | None = None, outcome: StepOutcome | None = None
     ) -> None:  # fmt: skip
         """
         Args:
@@ -215,26 +80,23 @@ class StepScope(_Watcher):
         self.reduces_early = (reduces_early and not late) or (training and adds)
         self._outcome = outcome
         self.samples, self.data = _count_samples(data)
+        # Where each worker has a batch of its own nothing is split, and where it computes all rows neither.
         if isinstance(data, Share) and not self.plan.whole and self.splits_batch:
             _check_even(self.data)
         self._ready = _ready_at(self.data)
         self._sums_count = float(local_steps.sums_count(training))
         if self._graph is not None:
             clock.step_is_traced()
-        self.functions: dict[int, Any] = {}
+        self.functions: TracedFunctions = {}
         self._flushed = False
         self._totals: dict[tuple[str, int], tf.Tensor] = {}
 
     @contextlib.contextmanager
     def as_current_step(self) -> Iterator[Self]:
         """Makes this the current step, if it is shared with others, or would be but for `--sync-every`."""
-        outer, training = current_step(), training_now()
-        _local.step = self if self.session.comm.size > 1 or (self.training and local_steps.rounds()) else None
-        _local.training = self.training
-        try:
+        is_shared = self.session.comm.size > 1 or (self.training and local_steps.rounds())
+        with within_step(self if is_shared else None, self.training):
             yield self
-        finally:
-            _local.step, _local.training = outer, training
 
     @property
     def active(self) -> tf.Tensor:
@@ -243,10 +105,8 @@ class StepScope(_Watcher):
 
     def total(self, name: str, value: tf.Tensor) -> tf.Tensor:
         """Returns the sum of a scalar over the workers that have samples; exchanged once for each name and step."""
-        key = (
-            name,
-            id(tf_internals_graphs.graph()),
-        )  # a tensor made in a branch of tf.cond can't be used outside of it
+        # For each graph: a tensor made in a branch of tf.cond can't be used outside of it.
+        key = (name, id(tf_internals_graphs.graph()))
         if key not in self._totals:
             mine = tf.where(self.active, tf.cast(value, tf.float32), 0.0)
             self._totals[key] = ops.allreduce(self.session.comm, tf.stop_gradient(mine)) * self._sums_count
@@ -259,35 +119,36 @@ class StepScope(_Watcher):
 
     # -- around the exchange of gradients, for steps of graphs -----------------------------------------
 
-    def before_exchange(self, gradients: list[Any]) -> list[Any]:
+    def before_exchange(self, gradients: list[Gradient | None]) -> list[Gradient | None]:
         """Returns the gradients whose mean by samples is to be taken."""
         return gradients
 
-    def after_exchange(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def after_exchange(self, gradients: Sequence[Gradient | None], variables: Sequence[FrameworkVariable]) -> None:
         """Does nothing: gradients are compared where an optimizer takes them."""
 
     # -- numbers of the global batch, for losses and metrics ---------------------------------------
 
+    # Metrics are given anything that can be a tensor.
     def weight_of(self, values: Any) -> tf.Tensor | None:
         """Returns `fraction` where ``values`` is one number; None where it has rows."""
         return self.fraction() if tf.convert_to_tensor(values).shape.rank == 0 else None
 
-    def fraction_like(self, values: Any) -> tf.Tensor:
+    def fraction_like(self, values: tf.Tensor) -> tf.Tensor:
         """Returns `fraction` in the dtype of ``values``."""
         return tf.cast(self.fraction(), values.dtype)
 
-    def total_like(self, values: Any) -> tf.Tensor:
+    def total_like(self, values: tf.Tensor) -> tf.Tensor:
         """Returns the sum of all elements of all workers that have samples, without a gradient."""
         return tf.cast(self._sum_of(values), values.dtype)
 
-    def mask_factor(self, mask: Any, like: Any) -> tf.Tensor:
+    def mask_factor(self, mask: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
         """Turns mask weights normalized within the share into weights normalized within the global batch."""
         mask = tf.cast(mask, tf.float32)
         elements, valid = tf.cast(tf.size(mask), tf.float32), tf.reduce_sum(mask)
         everywhere = self._sum_of(elements) / tf.maximum(self._sum_of(valid), 1.0)
         return tf.cast(everywhere * tf.math.divide_no_nan(valid, elements), like.dtype)
 
-    def _sum_of(self, values: Any) -> tf.Tensor:
+    def _sum_of(self, values: tf.Tensor) -> tf.Tensor:
         mine = tf.where(self.active, tf.reduce_sum(tf.cast(values, tf.float32)), 0.0)
         return ops.allreduce(self.session.comm, tf.stop_gradient(mine)) * self._sums_count
 
@@ -307,7 +168,7 @@ class StepScope(_Watcher):
         """Context manager: code inside computes the whole batch, as the function `whole_batch` says."""
         return whole_batch()
 
-    def rows_of_all(self, tree: Any) -> Any:
+    def rows_of_all(self, tree: Tree) -> Tree:
         """Returns the structure with the rows of all workers: see `syrtos.keras.backend.Step`."""
         return gathering.rows_of_all(self, tree)
 
@@ -315,22 +176,24 @@ class StepScope(_Watcher):
 
     def before_read(self, variable: tf.Variable) -> None:
         """Makes a metric's state global before it is read again."""
-        if self._paused or id(variable) not in self._dirty or not _is_sum(variable):
+        if self._paused or id(variable) not in self._dirty or not is_sum(variable):
             return
+        # In a branch of tf.cond not all workers may exchange: there a worker sees what it has added itself.
         if tf_internals_graphs.always_runs_with(self._graph):
             self.flush()
 
     # -- making state equal --------------------------------------------------------------------
 
-    def run(self, step: Callable[[Any], Any], batch: Any = None) -> Any:
+    def run(self, step: BatchStep, batch: object = None) -> object:
         """Returns the outputs of a step on this worker's share or, if it is not split, on the rows of all workers.
 
-        Those have the static shapes of ``batch``, out of which the share was cut: a stateful layer of one row can't be
-        traced without. Its rows are not taken: where threads decide what a record is, another worker read others.
+        Those have the static shapes of ``batch``, out of which the share was cut.
         """
         if not self.plan.whole:
             return step(self.data)
+        # Not the rows of `batch`: where threads decide what a record is, another worker has read others.
         rows = self.rows_of_all(self.data)
+        # A stateful layer of one row can't be traced without static shapes.
         if isinstance(batch, Numbered) and self.splits_batch:
             for leaf, like in zip(tf.nest.flatten(rows), tf.nest.flatten(batch.data), strict=True):
                 if isinstance(like, tf.Tensor):
@@ -338,7 +201,7 @@ class StepScope(_Watcher):
         with whole_batch():
             return step(rows)
 
-    def finish(self, outputs: Any, logs_are_global: bool) -> Any:
+    def finish(self, outputs: Tree, logs_are_global: bool) -> Tree:
         """Makes the rest of the state equal and, unless they are global already, the logs.
 
         Floating scalars among the outputs of a custom `train_step` become their mean by samples, or what the plan says.
@@ -359,7 +222,7 @@ class StepScope(_Watcher):
         }
         return tf.nest.map_structure(lambda t: replace.get(id(t), t), outputs) if replace else outputs
 
-    def _combine(self, number: Any, rule: Rule) -> tf.Tensor:
+    def _combine(self, number: Number, rule: Rule) -> tf.Tensor:
         """Returns the sum, maximum or minimum over the workers that have samples."""
         value = tf.convert_to_tensor(number)
         if value.dtype == tf.bool:
@@ -375,13 +238,15 @@ class StepScope(_Watcher):
         """Makes all noted variables equal in one exchange; returns the means by samples of ``scalars``."""
         dirty, self._dirty = self._dirty, {}
         self._check_shown(dirty)
-        rules = {key: self._rule_of(v) for key, (v, _) in dirty.items()}
+        rules: dict[int, Rule] = {key: self._rule_of(v) for key, (v, _) in dirty.items()}
         if self._outcome is not None:
             self._outcome.own |= {key: private_read(variable).numpy() for key, (variable, _) in dirty.items()}
         sums, means = (
             [(v, base) for key, (v, base) in dirty.items() if rules[key] == rule] for rule in ("sum", "mean")
         )
-        extremes = [(v, base, rules[key]) for key, (v, base) in dirty.items() if rules[key] in ("max", "min")]
+        extremes: list[tuple[tf.Variable, tf.Tensor, Rule]] = [
+            (v, base, rules[key]) for key, (v, base) in dirty.items() if rules[key] in ("max", "min")
+        ]
         scalars = scalars or []
         if not (sums or means or extremes or scalars or always):
             return []
@@ -410,15 +275,20 @@ class StepScope(_Watcher):
         if self._outcome is not None or self._graph is None or self.plan.whole or not self.splits_batch:
             return
         for key, (variable, _) in dirty.items():
-            if not _is_sum(variable) and not self.plan.shows(key):
+            if not is_sum(variable) and not self.plan.shows(key):
                 self.plan.unproven = (
                     f"no comparison of rows has shown what becomes of `{variable.name}`, which it assigns in some steps"
                 )
                 raise Unproven(self.plan.unproven)
 
     def _exchange_state(
-        self, sums: list[Any], means: list[Any], extremes: list[Any], scalars: list[tf.Tensor]
+        self,
+        sums: list[tuple[tf.Variable, tf.Tensor]],
+        means: list[tuple[tf.Variable, tf.Tensor]],
+        extremes: list[tuple[tf.Variable, tf.Tensor, Rule]],
+        scalars: list[tf.Tensor],
     ) -> list[tf.Tensor]:
+        # All in one exchange, of changes and weighted values that are zeros on a worker without samples.
         changes = [tf.cast(private_read(v), tf.float64) - tf.cast(base, tf.float64) for v, base in sums]
         weight = tf.cast(self.samples, tf.float64)
         weighted = [tf.cast(x, tf.float64) * weight for x in [*(private_read(v) for v, _ in means), *scalars]]
@@ -439,7 +309,7 @@ class StepScope(_Watcher):
         """Returns the rule by which the workers' values of a variable become one."""
         if known := self.plan.variables.get(id(variable)):
             return known
-        return "sum" if _is_sum(variable) else "mean" if variable.dtype.is_floating else "equal"
+        return "sum" if is_sum(variable) else "mean" if variable.dtype.is_floating else "equal"
 
     def _in_own_row(self, variable: tf.Variable, base: tf.Tensor) -> tf.Tensor:
         """Returns a row for each worker, all zeros but this worker's: the sum over the workers has the values of all.
@@ -455,9 +325,9 @@ class StepScope(_Watcher):
     ) -> list[tf.Tensor]:
         """Returns the sums over the workers, first of ``samples``.
 
-        All travel as one vector of float64, which holds counters and float32 states exactly. ``tensors`` count as zeros
-        on a worker without samples.
+        ``tensors`` count as zeros on a worker without samples.
         """
+        # All travel as one vector of float64, which holds counters and float32 states exactly.
         sent = [*tensors, *of_all]
         exchange = functools.partial(self._on_host, len(tensors))
         found = ops.exchange(exchange, [self._ready, samples, *sent], [tf.float64] * (1 + len(sent)))
@@ -466,6 +336,7 @@ class StepScope(_Watcher):
     def _on_host(self, of_samples: int, when: Array, samples: Array, *values: Array) -> list[Array]:
         # In Python, for each operation of a graph takes longer to be traced than all of this.
         counted = [value if i >= of_samples or samples else np.zeros_like(value) for i, value in enumerate(values)]
+        # The number of samples is the first: the means are divided by its sum.
         arrays = [samples, *counted]
         summed = self.session.comm.allreduce(np.concatenate([array.reshape(-1) for array in arrays]))
         ends = np.cumsum([array.size for array in arrays])
@@ -478,85 +349,32 @@ class StepScope(_Watcher):
         return sums
 
 
-def track_variable(variable: tf.Variable) -> tf.Variable:
-    """Lets steps see when ``variable`` is assigned and read."""
-    variable.__class__ = _tracked_class(type(variable))
-    return variable
-
-
-_tracked_classes: dict[type, type] = {}
-
-
-def _tracked_class(base: type) -> type:
-    if base not in _tracked_classes:
-        changing = ["assign", "assign_add", "assign_sub", *(name for name in dir(base) if name.startswith("scatter_"))]
-        members = {name: _noting_assign(getattr(base, name)) for name in changing}
-        members |= {name: _noting_read(getattr(base, name)) for name in ("value", "read_value")}
-        _tracked_classes[base] = type(base.__name__, (base,), {**members, "_syrtos_base": base})
-    return _tracked_classes[base]
-
-
-def _noting_assign(method: Callable[..., Any]) -> Callable[..., Any]:
-    def assign(self: tf.Variable, *args: Any, **kwargs: Any) -> Any:
-        watching = _watching()
-        if watching:
-            watching.before_assign(self)
-        tf_internals.assigning(self)
-        return method(self, *args, **kwargs)
-
-    return assign
-
-
-def _noting_read(method: Callable[..., Any]) -> Callable[..., Any]:
-    def read(self: tf.Variable, *args: Any, **kwargs: Any) -> Any:
-        watching = _watching()
-        if watching:
-            watching.before_read(self)
-        return method(self, *args, **kwargs)
-
-    return read
-
-
-def private_read(variable: Any) -> tf.Tensor:
-    """Returns the value as it is, without telling the step."""
-    return variable._syrtos_base.read_value(variable)
-
-
-def _is_sum(variable: tf.Variable) -> bool:
-    return variable.aggregation == tf.VariableAggregation.SUM
-
-
-def numbers_of(outputs: Any) -> list[Any]:
+def numbers_of(outputs: object) -> list[Any]:
     """Returns the numbers, and tensors of numbers, among what a step returns, in order."""
     return [leaf for leaf in tf.nest.flatten(outputs) if _is_number(leaf)]
 
 
-def _is_number(leaf: Any) -> bool:
+def _is_number(leaf: object) -> TypeGuard[Number]:
     if isinstance(leaf, tf.Tensor | tf.Variable):
         return leaf.dtype.is_floating or leaf.dtype.is_integer or leaf.dtype.is_bool
     return isinstance(leaf, float | int | np.generic)
 
 
-def _is_log(value: Any) -> bool:
-    """Returns whether a number is a floating scalar tensor.
-
-    Some metrics give a variable as their result. It is none, and is read once all state is equal.
-    """
+def _is_log(value: object) -> TypeGuard[tf.Tensor]:
+    """Returns whether a number is a floating scalar tensor."""
+    # Some metrics give a variable as their result. It is no such number: it is read once all state is equal.
     return isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_floating
 
 
-def _in_graph(graph: Any) -> contextlib.AbstractContextManager[Any]:
-    return tf.init_scope() if graph is None else graph.as_default()
-
-
-def _ready_at(data: Any) -> tf.Tensor:
+def _ready_at(data: object) -> tf.Tensor:
     """Returns when the data was asked for and when it was there: float64 seconds since the epoch, shape (2,)."""
     tensors = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if isinstance(leaf, tf.Tensor)]
+    # The clock is read when the first tensor is there, not when the step begins.
     with tf.control_dependencies(tensors[:1]):
-        return tf.stack([tf_internals.asked_at(), tf.timestamp()])
+        return tf.stack([tf_internals_iterators.asked_at(), tf.timestamp()])
 
 
-def _count_samples(data: Any) -> tuple[tf.Tensor, Any]:
+def _count_samples(data: object) -> tuple[tf.Tensor, Any]:
     """Returns the number of samples, float32, and the rows of a share or of a whole batch."""
     if isinstance(data, Share):
         return tf.cast(data.samples, tf.float32), data.data
@@ -570,7 +388,7 @@ _UNEVEN = (
 )
 
 
-def _check_even(data: Any) -> None:
+def _check_even(data: object) -> None:
     """Refuses a share whose tensors have unequal numbers of rows: a later batch than the first may have them.
 
     Raises:
@@ -582,7 +400,8 @@ def _check_even(data: Any) -> None:
         return
     counts = tf.stack([tf.cast(count_rows(leaf), tf.int64) for leaf in leaves])
     are_equal = tf.reduce_all(tf.equal(counts, counts[0]))
-    tf.raw_ops.Assert(condition=are_equal, data=[tf.constant(_UNEVEN)])  # `tf.debugging` makes ten operations of it
+    # Not by `tf.debugging`, which makes ten operations of it.
+    tf.raw_ops.Assert(condition=are_equal, data=[tf.constant(_UNEVEN)])
 
 
 def rows_of(active: tf.Tensor, output: tf.Tensor) -> tf.Tensor:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import tensorflow as tf
 
@@ -19,9 +19,15 @@ from syrtos.comm.communicator import ReduceOp
 from syrtos.comm.world import Session
 from syrtos.keras.features import asynchronous
 from syrtos.keras.tensorflow import input as input_pipelines
-from syrtos.keras.tensorflow import ops, tf_internals
-from syrtos.keras.tensorflow.step import RunScope, current_step, is_whole, track_variable
+from syrtos.keras.tensorflow import input_policy, ops, tf_internals
+from syrtos.keras.tensorflow.assignments import RunScope, computes_whole_batch, current_step, track_variable
 from syrtos.keras.trainer import timing
+
+if TYPE_CHECKING:
+    from syrtos.keras.tensorflow.step import StepScope
+    from syrtos.keras.tensorflow.types import Gradient, Tree
+
+Result = TypeVar("Result")
 
 
 class Strategy(tf.distribute.Strategy):
@@ -43,10 +49,8 @@ class Strategy(tf.distribute.Strategy):
     chosen = False
 
     def __new__(cls) -> Strategy:
-        """Returns the one strategy of this process.
-
-        TensorFlow refuses to mix two, and `syrtos run` has made one already.
-        """
+        """Returns the one strategy of this process."""
+        # TensorFlow refuses to mix two, and `syrtos run` has made one already.
         only = Strategy._only or super().__new__(cls)
         Strategy._only = only
         return only
@@ -58,20 +62,34 @@ class Strategy(tf.distribute.Strategy):
     def _prepare(self) -> None:
         if "_extended" not in self.__dict__:
             world.init()
-            super().__init__(
-                _Extended(self, world.sharing() if asynchronous.asynchronous_servers() else world.current())
-            )
+            # Where workers train at their own pace, each is alone to the strategy.
+            workers = world.sharing() if asynchronous.asynchronous_servers() else world.current()
+            super().__init__(_Extended(self, workers))
+            # Not imported at the top: `activate` is a layer above this one.
             importlib.import_module("syrtos.keras.activate").for_strategy()
 
-    def experimental_run_v2(self, *args: Any, **kwargs: Any) -> Any:
+    def experimental_run_v2(
+        self,
+        fn: Callable[..., Result],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        options: object = None,
+    ) -> Result:
         """Calls `run`: its name in TensorFlow 2.0."""
-        return self.run(*args, **kwargs)
+        return self.run(fn, args, kwargs, options)
 
-    def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+    def run(
+        self,
+        fn: Callable[..., Result],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        options: object = None,
+    ) -> Result:
         """Calls ``fn`` here, in replica context; its result is this worker's."""
         del options
         session = world.current()
-        shared = current_step() is not None or is_whole()
+        # A step of `fit` notes its assignments itself.
+        shared = current_step() is not None or computes_whole_batch()
         alone = session.world.size == 1 or shared or world.sharing() is not session
         with (
             timing.computing(fn),
@@ -92,15 +110,15 @@ class _ReplicaContext(tf.distribute.ReplicaContext):
         return self.strategy.extended.worker_devices
 
     @property
-    def replica_id_in_sync_group(self) -> Any:
-        return 0 if is_whole() else super().replica_id_in_sync_group
+    def replica_id_in_sync_group(self) -> int:
+        return 0 if computes_whole_batch() else super().replica_id_in_sync_group
 
-    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+    def all_reduce(self, reduce_op: tf.distribute.ReduceOp | str, value: Tree, options: object = None) -> Tree:
         step = current_step()
         if step is None:
             return super().all_reduce(reduce_op, value, options)
         op = tf.distribute.ReduceOp[reduce_op.upper()] if isinstance(reduce_op, str) else reduce_op
-        return tf.nest.map_structure(lambda v: _reduced_over_samples(step, tf.convert_to_tensor(v), op), value)
+        return tf.nest.map_structure(lambda v: _reduce_over_samples(step, tf.convert_to_tensor(v), op), value)
 
 
 def not_chosen() -> Strategy:
@@ -128,11 +146,11 @@ class _Extended(tf_internals.OneDeviceExtended):
     @property
     def _session(self) -> Session:
         """The workers over which values are reduced: all, or this one alone where each computes the whole batch."""
-        return self._alone if is_whole() else self._workers
+        return self._alone if computes_whole_batch() else self._workers
 
     # -- variables -----------------------------------------------------------------------------
 
-    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    def _create_variable(self, next_creator: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
         variable = super()._create_variable(next_creator, **kwargs)
         if asynchronous.asynchronous_servers():
             asynchronous.remember(variable)
@@ -144,56 +162,67 @@ class _Extended(tf_internals.OneDeviceExtended):
 
     # -- running and reducing ------------------------------------------------------------------
 
-    def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _call_for_each_replica(
+        self, fn: Callable[..., Result], args: Sequence[object], kwargs: Mapping[str, object] | None
+    ) -> Result:
         with tf.device(self._device), _ReplicaContext(self._container_strategy(), self._session.world.rank):
             return fn(*args, **(kwargs or {}))
 
     def _use_merge_call(self) -> bool:
         return False  # one replica in this process: nothing to merge
 
-    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+    def _reduce_to(self, reduce_op: tf.distribute.ReduceOp, value: Tree, destinations: object, options: object) -> Tree:
         del destinations, options
         return tf.nest.map_structure(lambda v: self._reduce_value(reduce_op, v), value)
 
-    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+    def _replica_ctx_all_reduce(self, reduce_op: tf.distribute.ReduceOp, value: Tree, options: object = None) -> Tree:
         del options
         return tf.nest.map_structure(lambda v: self._reduce_value(reduce_op, v), value)
 
     def _replica_ctx_update(
-        self, var: Any, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, group: bool = True
-    ) -> Any:
+        self,
+        var: tf.Variable,
+        fn: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        group: bool = True,
+    ) -> object:
         return self._update(var, fn, args, kwargs or {}, group)
 
-    def _reduce_value(self, reduce_op: tf.distribute.ReduceOp, value: Any) -> Any:
+    def _reduce_value(self, reduce_op: tf.distribute.ReduceOp, value: Gradient) -> Gradient:
         comm = self._session.comm
         if isinstance(value, tf.IndexedSlices):
             scale = 1.0 if reduce_op == tf.distribute.ReduceOp.MEAN else float(comm.size)
             (mean,) = ops.weighted_mean(comm, [value], tf.constant(1.0))
+            assert isinstance(mean, tf.IndexedSlices)
             return tf.IndexedSlices(mean.values * tf.cast(scale, mean.dtype), mean.indices, mean.dense_shape)
-        value = tf.convert_to_tensor(value)
         op = ReduceOp.MEAN if reduce_op == tf.distribute.ReduceOp.MEAN else ReduceOp.SUM
-        return ops.allreduce(comm, value, op)
+        return ops.allreduce(comm, tf.convert_to_tensor(value), op)
 
-    def _gather_to_implementation(self, value: Any, destinations: Any, axis: Any, options: Any) -> tf.Tensor:
+    def _gather_to_implementation(
+        self, value: tf.Tensor, destinations: object, axis: int, options: object
+    ) -> tf.Tensor:
         del destinations, options
+        # Workers gather along the first axis: the other one takes its place meanwhile.
         order = list(range(value.shape.rank))
         order[0], order[axis] = order[axis], order[0]
         return tf.transpose(ops.allgather(self._session.comm, tf.transpose(value, order)), order)
 
     # -- input ---------------------------------------------------------------------------------
 
-    def _experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any) -> tf.data.Dataset:
+    def _experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: object) -> tf.data.Dataset:
         del options
-        alone = self._session.world.size == 1 or input_pipelines.are_whole()
+        alone = self._session.world.size == 1 or input_policy.gives_whole_batches()
         if alone or tf_internals.is_shared_out(dataset):
             return dataset
+        # A pipeline belongs to the graph in which it is made.
         if not tf.executing_eagerly():
             return self._shares(dataset)
-        how = self._session.input_comm, input_pipelines.is_own_shard(dataset), input_pipelines.are_cut_by_steps()
+        how = self._session.input_comm, input_policy.is_own_shard(dataset), input_policy.are_cut_by_steps()
         return tf_internals.kept_shares(dataset, how, lambda: self._shares(dataset))
 
     def _shares(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        if input_pipelines.is_own_shard(dataset):
+        if input_policy.is_own_shard(dataset):
             split = input_pipelines.split_batches(dataset, self._session.world.size)
             return tf_internals.shared_out(input_pipelines.worker_batches(split, self._session.input_comm))
         if self._session.options.batch == "per-worker":
@@ -202,12 +231,12 @@ class _Extended(tf_internals.OneDeviceExtended):
         self._session.ledger.say(input="sliced" if by_records is None else "records")
         if by_records is not None:
             return tf_internals.shared_out(by_records)
-        if input_pipelines.are_cut_by_steps():
+        if input_policy.are_cut_by_steps():
             return tf_internals.shared_out(input_pipelines.numbered_batches(dataset))
         return tf_internals.shared_out(input_pipelines.global_batches(dataset, self._session.input_comm))
 
     def _distribute_datasets_from_function(
-        self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset], options: Any
+        self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset], options: object
     ) -> tf.data.Dataset:
         del options
         place = self._session.world
@@ -216,7 +245,9 @@ class _Extended(tf_internals.OneDeviceExtended):
             return dataset
         return tf_internals.shared_out(input_pipelines.worker_batches(dataset, self._session.input_comm))
 
-    def _experimental_distribute_values_from_function(self, value_fn: Callable[..., Any]) -> Any:
+    def _experimental_distribute_values_from_function(
+        self, value_fn: Callable[[tf.distribute.experimental.ValueContext], Result]
+    ) -> Result:
         """Returns the function's value for this worker's rank: the value of the one replica in this process."""
         place = self._session.world
         return value_fn(tf.distribute.experimental.ValueContext(place.rank, place.size))
@@ -225,15 +256,13 @@ class _Extended(tf_internals.OneDeviceExtended):
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        """The number of workers inside `run`, and for a script that has asked for a strategy; else 1.
-
-        In a step of `fit` losses are weighted by samples, and in a loop without `run` each worker sees whole batches:
-        there nothing is to be divided by replicas.
-        """
+        """The number of workers inside `run`, and for a script that has asked for a strategy; else 1."""
+        # In a step of `fit` losses are weighted by samples, and in a loop without `run` each worker sees whole batches:
+        # there nothing is to be divided by replicas.
         asked = Strategy.chosen or not tf.distribute.in_cross_replica_context()
         return self._session.world.size if asked and not current_step() else 1
 
-    def _get_local_replica_id(self, replica_id_in_sync_group: Any) -> int:
+    def _get_local_replica_id(self, replica_id_in_sync_group: object) -> int:
         del replica_id_in_sync_group
         return 0
 
@@ -242,10 +271,9 @@ class _Extended(tf_internals.OneDeviceExtended):
 
     @property
     def _task_id(self) -> int:
-        """The rank, for Keras Tuner 1.4 and tf_keras 2.21, which look for it here as in MultiWorkerMirroredStrategy.
-
-        They use it to write beside rank 0's file.
-        """
+        """The rank."""
+        # Keras Tuner 1.4 and tf_keras 2.21 look for it here, as in MultiWorkerMirroredStrategy, to write beside rank
+        # 0's file.
         return self._cluster_resolver.task_id
 
     @property
@@ -276,18 +304,17 @@ class _Resolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
         return self._session.world.rank
 
 
-def _reduced_over_samples(step: Any, value: tf.Tensor, reduce_op: tf.distribute.ReduceOp) -> tf.Tensor:
-    """Reduces inside a step of `fit`, where every worker's loss will count by its samples.
-
-    The gradient of a sum over workers is the sum of their gradients. This worker's own will later be multiplied by its
-    part of the samples; so the others' are weighted by theirs, and the result is divided by this worker's part.
-    """
+def _reduce_over_samples(step: StepScope, value: tf.Tensor, reduce_op: tf.distribute.ReduceOp) -> tf.Tensor:
+    """Reduces inside a step of `fit`, where every worker's loss will count by its samples."""
 
     @tf_internals.custom_gradient
-    def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+    def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
         mine = tf.where(step.active, x, tf.zeros_like(x))
         total = ops.allreduce(step.session.comm, mine)
 
+        # The gradient of a sum over workers is the sum of their gradients. This worker's own will later be multiplied
+        # by its part of the samples; so the others' are weighted by theirs, and the result is divided by this worker's
+        # part.
         def backward(dy: tf.Tensor) -> tf.Tensor:
             part = tf.cast(step.fraction(), dy.dtype)
             weighted = tf.where(step.active, dy * part, tf.zeros_like(dy))

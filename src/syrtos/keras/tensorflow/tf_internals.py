@@ -1,9 +1,10 @@
 """The private symbols of TensorFlow that syrtos touches, with the reasons. Seen to work on TensorFlow 2.21.
 
 Some are in files of their own: `tf_internals_errors` has those through which errors pass, `tf_internals_pipelines`
-those of `tf.data` pipelines, `tf_internals_graphs` those of the graphs of functions, conditionals and loops,
-`tf_internals_random` those that draw random numbers. Keras's private symbols are in `keras3`, where each is replaced;
-the few that are only read are here. Seen on Keras 3.15.1 and tf_keras 2.21.
+those of `tf.data` pipelines, `tf_internals_iterators` those of their iterators, `tf_internals_graphs` those of the
+graphs of functions, conditionals and loops, `tf_internals_profiler` those of profiles, `tf_internals_random` those that
+draw random numbers. Keras's private symbols are in `keras3`, where each is replaced; the few that are only read are
+here. Seen on Keras 3.15.1 and tf_keras 2.21.
 """
 
 from __future__ import annotations
@@ -14,26 +15,46 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import tensorflow as tf
 from tensorflow.python.checkpoint import checkpoint_management
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
-from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.distribute import device_util, one_device_strategy
 from tensorflow.python.eager import context, record
 from tensorflow.python.eager.polymorphic_function import tracing_compilation
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import ops
-from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import gen_logging_ops
 from tensorflow.python.ops import summary_ops_v2 as summary_ops
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 from tensorflow.python.saved_model import load as saved_model_load
 from tensorflow.python.saved_model import save as saved_model_save
 
-from syrtos.errors import DataError
-from syrtos.keras.tensorflow import tf_internals_graphs
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Variable
+
+# A data set, or another structure of batches.
+Pipeline = TypeVar("Pipeline")
+Result = TypeVar("Result")
+# By the id of a `tf.function`: its copy for one step, and the function itself, or its id might be given to another.
+TracedFunctions = dict[int, tuple[Function, Function]]
+
+
+class AppliesGradients(Protocol):
+    """An optimizer of TensorFlow 1."""
+
+    def apply_gradients(self, grads_and_vars: object, global_step: object = None, name: str | None = None) -> object:
+        """Returns the operation that makes an update."""
+        ...
+
+
+class SyncReplicas(Protocol):
+    """A `SyncReplicasOptimizer` of TensorFlow 1."""
+
+    _opt: AppliesGradients
+
 
 # Untyped, because the original annotates its hooks with the constants it returns.
 _OneDeviceExtended: Any = one_device_strategy.OneDeviceExtended
@@ -43,13 +64,14 @@ class OneDeviceExtended(_OneDeviceExtended):
     """The base class of a strategy outside of TensorFlow, for which `tf.distribute` has no public one.
 
     The extended class of OneDeviceStrategy is the smallest one that is complete (variables, replica context, update).
-    The original resolves its device when it is made, which initializes TensorFlow's context: a script could then no
-    longer configure threads, memory growth or logical devices. Here the device is resolved when it is first used.
     """
 
+    # The original resolves its device when it is made, which initializes TensorFlow's context: a script could then no
+    # longer configure threads, memory growth or logical devices. Here the device is resolved when it is first used.
     def __init__(self, container: tf.distribute.Strategy) -> None:
         super(_OneDeviceExtended, self).__init__(container)
-        self._retrace_functions_for_each_device = False  # said here, or the container would count our devices
+        # Said here, or the container would count our devices.
+        self._retrace_functions_for_each_device = False
 
     @functools.cached_property
     def _device(self) -> str:
@@ -61,14 +83,23 @@ class OneDeviceExtended(_OneDeviceExtended):
 
 
 def may_be_recorded() -> bool:
-    """Returns whether a tape of this thread is recording, so that gradients made now may be differentiated again.
-
-    Seen in TensorFlow 2.21.
-    """
+    """Returns whether a tape of this thread is recording, so that gradients made now may be differentiated again."""
+    # Seen in TensorFlow 2.21.
     return bool(record.could_possibly_record())
 
 
-_watcher: Callable[[Any], None] | None = None
+class _Kept:
+    """The settings of this process.
+
+    Attributes:
+        watcher: is called with each variable that is about to be assigned.
+        default_strategy: what `keep_default_strategy` was given last.
+    """
+
+    watcher: Callable[[tf.Variable], None] | None = None
+    default_strategy: tf.distribute.Strategy | None = None
+
+
 _ASSIGNING = (
     "assign",
     "assign_add",
@@ -77,10 +108,10 @@ _ASSIGNING = (
 )
 
 
-def assigning(variable: Any) -> None:
+def assigning(variable: tf.Variable) -> None:
     """Tells the watcher, if there is one, that a variable is about to be assigned."""
-    if _watcher is not None:
-        _watcher(variable)
+    if _Kept.watcher is not None:
+        _Kept.watcher(variable)
 
 
 @contextmanager
@@ -106,40 +137,33 @@ def _kinds_of_variables() -> list[type]:
 
 
 @contextmanager
-def watching_assignments(watcher: Callable[[Any], None]) -> Iterator[None]:
+def watching_assignments(watcher: Callable[[tf.Variable], None]) -> Iterator[None]:
     """Calls ``watcher``, within the context, with each variable that is about to change.
 
     The states of `tf.random.Generator`s are among them. Afterwards TensorFlow's eager seeds go on as if nothing had
     been drawn.
     """
-    global _watcher
     # The derived class `ResourceVariable` has an `assign` of its own (TensorFlow 2.21: `weak_tensor_ops`).
     originals = [
         (kind, name, vars(kind)[name]) for kind in _kinds_of_variables() for name in _ASSIGNING if name in vars(kind)
     ]
-    generator: Any = tf.random.Generator
+    generator: Any = tf.random.Generator  # whose stub lacks what is private
     counter, eager = generator._prepare_key_counter, getattr(context.context(), "_rng", None)
     drawing = eager.getstate() if eager else None
 
-    def noting(original: Any) -> Any:
-        def assign(self: Any, *args: Any, **kwargs: Any) -> Any:
-            watcher(self)
-            return original(self, *args, **kwargs)
-
-        return assign
-
-    def prepare(self: Any, shape: Any) -> Any:
+    # A generator assigns its state by an operation of its own, not by a method of the variable.
+    def prepare(self: tf.random.Generator, shape: object) -> object:
         watcher(self.state)
         return counter(self, shape)
 
-    before, _watcher = _watcher, watcher
+    before, _Kept.watcher = _Kept.watcher, watcher
     try:
         for kind, name, original in originals:
-            setattr(kind, name, noting(original))
+            setattr(kind, name, _telling(watcher, original))
         generator._prepare_key_counter = prepare
         yield
     finally:
-        _watcher = before
+        _Kept.watcher = before
         generator._prepare_key_counter = counter
         for kind, name, original in originals:
             setattr(kind, name, original)
@@ -147,28 +171,35 @@ def watching_assignments(watcher: Callable[[Any], None]) -> Iterator[None]:
             eager.setstate(drawing)
 
 
-def without_optionals(tree: Any) -> Any:
-    """Returns the structure with each `tf.experimental.Optional` replaced by its value, or by None without one.
+def _telling(watcher: Callable[[tf.Variable], None], original: Callable[..., Result]) -> Callable[..., Result]:
+    def assign(self: tf.Variable, *args: object, **kwargs: object) -> Result:
+        watcher(self)
+        return original(self, *args, **kwargs)
 
-    Keras gives it to a step like that.
-    """
-
-    def of(leaf: Any) -> Any:
-        if not isinstance(leaf, tf.experimental.Optional):
-            return leaf
-        return leaf.get_value() if bool(leaf.has_value()) else None
-
-    return tf.nest.map_structure(of, tree)
+    return assign
 
 
-def value_of(variable: Any) -> tf.Tensor:
+def without_optionals(tree: object) -> object:
+    """Returns the structure with each `tf.experimental.Optional` replaced by its value, or by None without one."""
+    # Keras gives it to a step like that.
+    return tf.nest.map_structure(_value_of_optional, tree)
+
+
+def _value_of_optional(leaf: object) -> object:
+    if not isinstance(leaf, tf.experimental.Optional):
+        return leaf
+    return leaf.get_value() if bool(leaf.has_value()) else None
+
+
+def value_of(variable: tf.Variable) -> tf.Tensor:
     """Returns a variable's value, without telling a step that it is read."""
-    return BaseResourceVariable.read_value(variable)
+    # TensorFlow's stub does not say that this class is a base of its variables.
+    return BaseResourceVariable.read_value(cast("BaseResourceVariable", variable))
 
 
-def set_value(variable: Any, value: tf.Tensor) -> None:
+def set_value(variable: tf.Variable, value: tf.Tensor) -> None:
     """Assigns a value, without telling a step."""
-    BaseResourceVariable.assign(variable, value)
+    BaseResourceVariable.assign(cast("BaseResourceVariable", variable), value)
 
 
 # `tf.custom_gradient` without its annotation, which says that the function returns its gradient too.
@@ -178,24 +209,24 @@ custom_gradient: Any = tf.custom_gradient
 # class that writes a checkpoint's files: all names under which a script can save lead there.
 __all__ = ["TrackableSaver", "checkpoint_management", "saved_model_load", "saved_model_save", "summary_ops"]
 
-_default_strategy: tf.distribute.Strategy | None = None
-
 _SHARED = "_syrtos_shared"
 _KEPT = "_syrtos_kept_shares"
 _COUNTED = "_syrtos_counted"
 
 
 def watch_functions(
-    copies_for_now: Callable[[], dict[int, Any] | None], calling: Callable[[Any], AbstractContextManager[Any]]
+    copies_for_now: Callable[[], TracedFunctions | None],
+    calling: Callable[[Function], AbstractContextManager[None]],
 ) -> None:
     """Makes each `tf.function` that is called be traced once for the dictionary that ``copies_for_now()`` gives.
 
-    Such a dictionary belongs to a step: what an earlier trace took from the step around it (how many samples there are)
-    is gone, and what it assigns is not seen. Calls without a dictionary take place inside ``calling(function)``.
+    Calls without a dictionary take place inside ``calling(function)``.
     """
-    original: Any = Function.__call__
+    # Such a dictionary belongs to a step: what an earlier trace took from the step around it (how many samples there
+    # are) is gone, and what it assigns is not seen.
+    original: Callable[..., object] = Function.__call__
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Function, *args: object, **kwargs: object) -> object:
         copies = copies_for_now()
         with _compiling(bool(getattr(self, "_jit_compile", False))):
             if copies is None or type(self) is not Function:
@@ -228,9 +259,9 @@ def is_compiled() -> bool:
 
 def watch_tracing(tracing: Callable[[str, object], AbstractContextManager[None]]) -> None:
     """Makes each graph of a `tf.function` be built inside ``tracing(name, function)``."""
-    original: Any = tracing_compilation._create_concrete_function
+    original: Callable[..., object] = tracing_compilation._create_concrete_function
 
-    def create(*args: Any, **kwargs: Any) -> Any:
+    def create(*args: object, **kwargs: object) -> object:
         graph = kwargs.get("func_graph", args[2] if len(args) > 2 else None)
         options = kwargs.get("tracing_options", args[3] if len(args) > 3 else None)
         with tracing(str(getattr(graph, "name", "function")), getattr(options, "python_function", None)):
@@ -240,11 +271,9 @@ def watch_tracing(tracing: Callable[[str, object], AbstractContextManager[None]]
 
 
 def keep_compat_modules() -> None:
-    """Makes `import tensorflow.compat.v1` give `tf.compat.v1`.
-
-    TensorFlow's modules are those of ``tensorflow._api.v2``. Imported by their public names they would be made a second
-    time, without what was added to them, and take the first ones' place.
-    """
+    """Makes `import tensorflow.compat.v1` give `tf.compat.v1`."""
+    # TensorFlow's modules are those of ``tensorflow._api.v2``. Imported by their public names they would be made a
+    # second time, without what was added to them, and take the first ones' place.
     prefix = "tensorflow._api.v2."
     for name, module in list(sys.modules.items()):
         if not name.startswith(prefix + "compat"):
@@ -254,29 +283,27 @@ def keep_compat_modules() -> None:
             sys.modules.setdefault(f"tensorflow.{public}", module)
 
 
-def legacy_layers() -> Any:
-    """Returns `tf.compat.v1.layers` from Keras 2, where TensorFlow itself finds it.
-
-    TensorFlow hides it from scripts that use Keras 3.
-    """
+def legacy_layers() -> ModuleType:
+    """Returns `tf.compat.v1.layers` from Keras 2, where TensorFlow itself finds it."""
+    # TensorFlow hides it from scripts that use Keras 3.
     return importlib.import_module("tf_keras.api._v1.keras.__internal__.legacy.layers")
 
 
 @contextmanager
-def assignments_of_keras() -> Iterator[list[Any]]:
+def assignments_of_keras() -> Iterator[list[tf.Operation]]:
     """Collects the operations of a TensorFlow 1 graph by which Keras 3 assigns non-trainable variables.
 
-    These are moving statistics and states of random numbers. Keras 2 has a collection for them; Keras 3 counts on
-    functions, which run all they assign.
+    These are moving statistics and states of random numbers.
     """
-    found: list[Any] = []
+    # Keras 2 has a collection for them; Keras 3 counts on functions, which run all they assign.
+    found: list[tf.Operation] = []
     if "keras" not in sys.modules:
         yield found
         return
-    kind: Any = sys.modules["keras"].Variable
+    kind = sys.modules["keras"].Variable
     original = kind.assign
 
-    def assign(self: Any, value: Any) -> Any:
+    def assign(self: Variable, value: object) -> object:
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         result = original(self, value)
@@ -293,14 +320,12 @@ def assignments_of_keras() -> Iterator[list[Any]]:
 
 @contextmanager
 def names_of_a_new_graph() -> Iterator[None]:
-    """Makes Keras 3 number its layers from the start, within the context, as Keras 2 does in each graph.
-
-    A graph that is built again then has the same names.
-    """
+    """Makes Keras 3 number its layers from the start, within the context, as Keras 2 does in each graph."""
+    # A graph that is built again then has the same names.
     if "keras" not in sys.modules:
         yield
         return
-    global_state: Any = importlib.import_module("keras.src.backend.common.global_state")
+    global_state = importlib.import_module("keras.src.backend.common.global_state")
     before = global_state.get_global_attribute("object_name_uids")
     global_state.set_global_attribute("object_name_uids", None)
     try:
@@ -309,7 +334,7 @@ def names_of_a_new_graph() -> Iterator[None]:
         global_state.set_global_attribute("object_name_uids", before)
 
 
-def losses_are_sums(graph: Any) -> bool:
+def losses_are_sums(graph: tf.Graph) -> bool:
     """Returns whether the last of `tf.compat.v1.losses` in a graph of TensorFlow 1 was a sum over its samples."""
     return getattr(graph, "_last_loss_reduction", None) == tf.compat.v1.losses.Reduction.SUM
 
@@ -325,19 +350,19 @@ def shared_out(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset
 
 
-def is_shared_out(dataset: Any) -> bool:
+def is_shared_out(dataset: object) -> bool:
     """Returns whether `shared_out` has noted that a data set holds a share."""
     return getattr(dataset, _SHARED, False)
 
 
-def kept_shares(dataset: Any, how: object, build: Callable[[], Any]) -> Any:
+def kept_shares(dataset: tf.data.Dataset, how: object, build: Callable[[], Pipeline]) -> Pipeline:
     """Returns the pipeline that ``build`` makes of a data set, and keeps it for a data set that comes again.
 
-    Data sets come again in scripts with many calls of `fit`. The pipeline is built again where ``how`` is another. It
-    is not kept the first time: a data set that comes once, as that of arrays, must not be in a circle with the pipeline
-    that it is a part of, or the arrays would live until Python collects circles.
+    Data sets come again in scripts with many calls of `fit`. The pipeline is built again where ``how`` is another.
     """
     kept = getattr(dataset, _KEPT, None)
+    # It is not kept the first time: a data set that comes once, as that of arrays, must not be in a circle with the
+    # pipeline that it is a part of, or the arrays would live until Python collects circles.
     if kept is None:
         setattr(dataset, _KEPT, (None, None))
         return build()
@@ -353,7 +378,7 @@ def with_counts(dataset: tf.data.Dataset, shares: tf.data.Dataset) -> tf.data.Da
     return dataset
 
 
-def counted_pipeline(dataset: Any) -> Any:
+def counted_pipeline(dataset: Pipeline) -> Pipeline:
     """Returns the pipeline that `with_counts` has noted, or the data set itself."""
     return getattr(dataset, _COUNTED, dataset)
 
@@ -361,120 +386,33 @@ def counted_pipeline(dataset: Any) -> Any:
 def keep_default_strategy(strategy: tf.distribute.Strategy | None) -> None:
     """Makes ``strategy`` the process's default, also after `clear_session`.
 
-    That throws the default away with the graph. With None TensorFlow's own default is in force again.
+    With None TensorFlow's own default is in force again.
     """
-    global _default_strategy
-    _default_strategy = strategy
+    _Kept.default_strategy = strategy
+    # `clear_session` throws the default away with the graph.
     _survive_reset()
     tf.distribute.experimental_set_strategy(strategy)
 
 
 def keeps_default_strategy() -> bool:
     """Returns whether `keep_default_strategy` was given a strategy."""
-    return _default_strategy is not None
+    return _Kept.default_strategy is not None
 
 
 @functools.cache
 def _survive_reset() -> None:
     # Public functions that throw the default graph away exist under several names; all of them reset this stack.
-    stack: Any = ops._default_graph_stack
+    stack = ops._default_graph_stack
     original = stack.reset
 
     def reset() -> None:
         original()
-        tf.distribute.experimental_set_strategy(_default_strategy)
+        tf.distribute.experimental_set_strategy(_Kept.default_strategy)
 
     stack.reset = reset
 
 
-@functools.cache
-def _asked_handle() -> tf.Tensor:
-    """Returns the handle of the variable that holds when data was asked for.
-
-    The variable has no class of its own, so no strategy sees it.
-    """
-    with tf.init_scope(), tf.device("/cpu:0"):
-        handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[], shared_name="syrtos_asked")
-        tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(0.0, tf.float64))
-        return handle
-
-
-# The iterators that this thread has drawn from within `restoring_iterators`, each with its state before.
-_draws = threading.local()
-
-
-@contextmanager
-def restoring_iterators() -> Iterator[None]:
-    """Puts iterators of `tf.data` back where they were that this thread has drawn from eagerly, at the context's end.
-
-    Drawing from one whose state can't be saved, e.g. of a Python generator, is a `DataError`.
-    """
-    outer, _draws.states = getattr(_draws, "states", None), {}
-    try:
-        yield
-    finally:
-        states, _draws.states = _draws.states, outer
-        for iterator, serialized in states.values():
-            tf.raw_ops.DeserializeIterator(resource_handle=iterator._iterator_resource, serialized=serialized)
-
-
-def _note_draw(iterator: Any) -> None:
-    """Saves the state of an iterator before the first draw. Others are left alone: threads may be drawing from them."""
-    states = getattr(_draws, "states", None)
-    if states is None or id(iterator) in states:
-        return
-    ignore = 1  # of state outside of the pipeline, e.g. of random generators: draws of a trial are put back elsewhere
-    try:
-        serialized = tf.raw_ops.SerializeIterator(
-            resource_handle=iterator._iterator_resource, external_state_policy=ignore
-        )
-    except tf.errors.OpError as error:
-        raise DataError("it draws from an iterator of tf.data whose place can't be saved") from error
-    states[id(iterator)] = iterator, serialized
-
-
-@functools.cache
-def watch_iterators(waiting: Callable[[], AbstractContextManager[None]]) -> None:
-    """Makes graphs note when they ask an iterator for data; eagerly that takes place inside ``waiting()``.
-
-    Between a step's beginning and that moment is the call of its graph: half a millisecond that is no waiting for data.
-    """
-    original = iterator_ops.OwnedIterator._next_internal
-
-    def next_internal(self: Any) -> Any:
-        if tf_internals_graphs.graph() is None:
-            _note_draw(self)
-            with waiting():
-                return original(self)
-        if not isinstance(tf_internals_graphs.graph(), FuncGraph):
-            return original(self)
-        with tf.device("/cpu:0"):
-            noted = tf.raw_ops.AssignVariableOp(resource=_asked_handle(), value=tf.timestamp())
-        with tf.control_dependencies([noted]):
-            return original(self)
-
-    iterator_ops.OwnedIterator._next_internal = next_internal
-
-
-def asked_at() -> tf.Tensor:
-    """Returns the time when a graph last asked for data, float64 seconds since the epoch; 0 if never, or eagerly."""
-    if tf.executing_eagerly() or not isinstance(tf_internals_graphs.graph(), FuncGraph):
-        return tf.constant(0.0, tf.float64)
-    with tf.device("/cpu:0"):
-        return tf.raw_ops.ReadVariableOp(resource=_asked_handle(), dtype=tf.float64)
-
-
-def inner_of_sync_replicas(optimizer: Any) -> Any:
-    """Returns the optimizer that a `SyncReplicasOptimizer` was given; it has no public name for it."""
+def inner_of_sync_replicas(optimizer: SyncReplicas) -> AppliesGradients:
+    """Returns the optimizer that a `SyncReplicasOptimizer` was given."""
+    # It has no public name for it.
     return optimizer._opt
-
-
-def planes_of(data: bytes) -> Any:
-    """Returns what TensorFlow's profiler has written: planes of lines of events.
-
-    The format is that of tsl/profiler/protobuf/xplane.proto, which has no public reader. Seen on 2.21.
-    """
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2  # pyright: ignore[reportMissingImports]
-
-    space: Any = xplane_pb2
-    return space.XSpace.FromString(data).planes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import tensorflow as tf
 
@@ -17,25 +16,23 @@ _INNER_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGrap
 _CONTROL_FLOW = ("If", "While", "StatefulPartitionedCall")
 
 
-def graph() -> Any:
+def graph() -> tf.Graph | None:
     """Returns the graph that ops are added to now, or None when they run eagerly."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def is_of_dataset() -> bool:
-    """Returns whether ops are added to a function of a `tf.data` pipeline now.
-
-    TensorFlow names such a function after the data set's method.
-    """
+    """Returns whether ops are added to a function of a `tf.data` pipeline now."""
     current = graph()
     while current is not None:
+        # TensorFlow names such a function after the data set's method.
         if str(getattr(current, "name", "")).startswith("Dataset_"):
             return True
         current = getattr(current, "outer_graph", None)
     return False
 
 
-def always_runs_with(outer: Any) -> bool:
+def always_runs_with(outer: tf.Graph | None) -> bool:
     """Returns whether ops added now run whenever those of the graph ``outer`` do.
 
     They do if no conditional or loop lies between.
@@ -51,10 +48,10 @@ def always_runs_with(outer: Any) -> bool:
 def same_function() -> Callable[[], bool]:
     """Returns a function that tells later whether the same `tf.function` is being traced as now.
 
-    Conditionals and loops are parts of the function around them. Where none is traced now, it tells whether none is
-    then.
+    Where none is traced now, it tells whether none is then.
     """
     graph = _function_graph()
+    # Weakly: an optimizer that keeps the result must not keep the graph.
     reference = None if graph is None else weakref.ref(graph)
 
     def is_same() -> bool:
@@ -64,9 +61,10 @@ def same_function() -> Callable[[], bool]:
     return is_same
 
 
-def _function_graph() -> Any:
+def _function_graph() -> tf.Graph | None:
     current = graph()
-    while type(current).__name__ in _INNER_GRAPHS:
+    # Conditionals and loops are parts of the function around them.
+    while current is not None and type(current).__name__ in _INNER_GRAPHS:
         current = current.outer_graph
     return current
 
@@ -93,6 +91,7 @@ def set_last_token(token: tf.Tensor) -> None:
 def exchanges_of_their_own() -> Iterator[None]:
     """Makes exchanges that are added within the context depend on none before, and later ones not on them."""
     current = graph()
+    assert current is not None
     before = {name: getattr(current, name) for name in (_TOKEN, _SEEN) if hasattr(current, name)}
     with tf.control_dependencies(None):
         setattr(current, _TOKEN, tf.constant(0))
@@ -107,10 +106,8 @@ def exchanges_of_their_own() -> Iterator[None]:
 
 @contextmanager
 def after_pending_control_flow() -> Iterator[None]:
-    """Makes ops that are added within the context run after conditionals and loops added since the last exchange.
-
-    An exchange inside tf.cond leaves its token in the branch's graph, where nothing outside can reach it.
-    """
+    """Makes ops that are added within the context run after conditionals and loops added since the last exchange."""
+    # An exchange inside tf.cond leaves its token in the branch's graph, where nothing outside can reach it.
     current = graph()
     if current is None:
         yield
@@ -122,7 +119,7 @@ def after_pending_control_flow() -> Iterator[None]:
     setattr(current, _SEEN, len(current.get_operations()))
 
 
-def graph_of_call(operation: Any, attribute: str) -> Any:
+def graph_of_call(operation: tf.Operation, attribute: str) -> tf.Graph | None:
     """Returns the graph of a function that an operation calls, by the name of its attribute; None if it is not known."""
     try:
         called = operation.graph._get_function(operation.get_attr(attribute).name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -77,7 +78,7 @@ class MappedBatches(NamedTuple):
     """
 
     raw: tf.data.Dataset
-    maps: list[Any]
+    maps: list[Callable[[object], object]]
     batch_size: int
     drop_remainder: bool
     repeat: int
@@ -85,11 +86,9 @@ class MappedBatches(NamedTuple):
     seconds: float
 
 
-def mapped_batches(dataset: Any) -> MappedBatches | None:
-    """Returns the parts of a `tf.data` pipeline that ends like `MappedBatches`; None for another.
-
-    It knows classes and attributes of `tensorflow.python.data.ops`, and returns None for pipelines of others.
-    """
+def mapped_batches(dataset: tf.data.Dataset) -> MappedBatches | None:
+    """Returns the parts of a `tf.data` pipeline that ends like `MappedBatches`; None for another."""
+    # By names of classes and attributes of `tensorflow.python.data.ops`: pipelines of other classes are other ones.
     prefetch, repeat = None, 1
     while type(dataset).__name__ in ("_PrefetchDataset", "_OptionsDataset", "_RepeatDataset"):
         prefetch = int(dataset._buffer_size) if hasattr(dataset, "_buffer_size") else prefetch
@@ -103,7 +102,8 @@ def mapped_batches(dataset: Any) -> MappedBatches | None:
     seconds = 0.0
     while type(dataset).__name__ in ("_MapDataset", "_ParallelMapDataset"):
         if _is_stateful(dataset):
-            break  # e.g. random augmentation: each worker must draw the same numbers
+            # E.g. random augmentation: each worker must draw the same numbers.
+            break
         maps.insert(0, functools.partial(_call_map, dataset._map_func))
         seconds += size * _seconds_of_map(dataset)
         dataset = dataset._input_dataset
@@ -115,7 +115,7 @@ def mapped_batches(dataset: Any) -> MappedBatches | None:
     return MappedBatches(dataset, maps, size, drop, repeat, prefetch, seconds)
 
 
-def _seconds_of_map(mapped: Any) -> float:
+def _seconds_of_map(mapped: tf.data.Dataset) -> float:
     """Returns roughly how long mapping one record takes; infinity where an operation is not known to be quick."""
     operations = mapped._map_func.function.graph.get_operations()
     shapes = [output.shape for operation in operations for output in operation.outputs]
@@ -129,35 +129,38 @@ def _seconds_of_map(mapped: Any) -> float:
     return _CALL + _OPERATION * len(operations)
 
 
-def has_maps_to_parallelize(dataset: Any) -> bool:
+def has_maps_to_parallelize(dataset: tf.data.Dataset) -> bool:
     """Returns whether a pipeline has a `map` that TensorFlow's `map_parallelization` makes parallel, or one with state.
 
-    The former has no `num_parallel_calls` and no side effects. A map of one element, as Keras maps the number of an
-    epoch to an order of samples, does not count: there is nothing to make parallel. One that takes microseconds does
-    not count either.
+    The former has no `num_parallel_calls` and no side effects. One that takes microseconds does not count.
     """
+    # A map of one element, as Keras maps the number of an epoch to an order of samples, does not count: there is
+    # nothing to make parallel.
     one_by_one = type(dataset).__name__ == "_MapDataset" and not _is_stateful(dataset)
     if one_by_one and int(dataset._input_dataset.cardinality()) != 1 and _seconds_of_map(dataset) == math.inf:
         return True
     if type(dataset).__name__ == "_MapDataset" and _operations(dataset) & _STATE:
-        return True  # how far it is called ahead changes what the next iterator gets
+        # How far it is called ahead changes what the next iterator gets.
+        return True
     return any(has_maps_to_parallelize(each) for each in dataset._inputs())
 
 
-def is_left_to_threads(dataset: Any) -> bool:
+def is_left_to_threads(dataset: tf.data.Dataset) -> bool:
     """Returns whether threads decide which numbers records get, and nothing else.
 
-    The records themselves and their order are the same wherever the pipeline is read. Threads of a parallel `map` or
-    `interleave` draw random numbers, or call Python, in the order in which they come to it.
+    The records themselves and their order are the same wherever the pipeline is read.
     """
     if _numbers_differ(dataset):
         return True
+    # E.g. a filter may leave out others of those records.
     if type(dataset).__name__ not in _KEEP_RECORDS:
-        return False  # e.g. a filter, which may leave out others of those records
+        return False
     return any(is_left_to_threads(each) for each in dataset._inputs())
 
 
-def _numbers_differ(dataset: Any) -> bool:
+def _numbers_differ(dataset: tf.data.Dataset) -> bool:
+    # Threads of a parallel `map` or `interleave` draw random numbers, or call Python, in the order in which they come
+    # to it.
     kind = type(dataset).__name__
     if kind == "_ParallelMapDataset":
         calls = tf.get_static_value(dataset._num_parallel_calls)
@@ -168,7 +171,7 @@ def _numbers_differ(dataset: Any) -> bool:
     return False
 
 
-def _is_stateful(mapped: Any) -> bool:
+def _is_stateful(mapped: tf.data.Dataset) -> bool:
     """Returns whether the function of a `map`, or one that it calls, has side effects.
 
     Such are random draws, calls of Python, and others.
@@ -177,7 +180,7 @@ def _is_stateful(mapped: Any) -> bool:
     return any(op is not None and op.is_stateful for op in known)
 
 
-def _operations(dataset: Any) -> frozenset[str]:
+def _operations(dataset: tf.data.Dataset) -> frozenset[str]:
     """Returns the types of the operations in the function of a data set, and in those that it calls."""
     function = dataset._map_func.function
     if not hasattr(function, _KNOWN):
@@ -192,6 +195,7 @@ def _operations(dataset: Any) -> frozenset[str]:
     return getattr(function, _KNOWN)
 
 
-def _call_map(wrapper: Any, element: Any) -> Any:
+# The wrapper is a `StructuredFunctionWrapper`, of which pyright infers that it has no function.
+def _call_map(wrapper: Any, element: object) -> object:
     tensors = structure.to_tensor_list(wrapper._input_structure, element)
     return structure.from_compatible_tensor_list(wrapper.output_structure, wrapper.function(*tensors))

@@ -7,8 +7,8 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
@@ -21,12 +21,31 @@ from syrtos.keras.split.shares import SEED_STRIDE
 from syrtos.keras.tensorflow import tf_internals_graphs
 
 Original = Callable[..., Any]
-# Gives the seed of a draw, int64 of shape (2,), or None: then TensorFlow draws as it would.
-Source = Callable[..., "tf.Tensor | None"]
+# Gives the seed of a draw, int64 of shape (2,), or None: then TensorFlow draws as it would. It is given the object that
+# draws.
+Source = Callable[[Any], "tf.Tensor | None"]
+# The arguments of TensorFlow's functions by name.
 Arguments = Mapping[str, Any]
+# A seed of a stateless operation: integers of shape (2,).
+Seed = tf.Tensor | tuple[int, int]
+# Gives the global seed and that of an operation, from the one that the script has given the operation.
+GetSeed = Callable[[int | None], tuple[int | None, int | None]]
+# Makes a draw from a seed, given the arguments of the function in whose place it draws.
+Draw = Callable[[Seed, Arguments], object]
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import P, R
 
 
-def _shape_of_each(arguments: Arguments, name: str) -> Any:
+class SeedGenerator(Protocol):
+    """A generator of Keras 3."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what it was made with, its seed among it."""
+        ...
+
+
+def _shape_of_each(arguments: Arguments, name: str) -> tf.Tensor:
     """Returns the shape of gamma or Poisson numbers: the given shape for each parameter."""
     shape = tf.cast(arguments["shape"], tf.int32)
     return tf.concat([shape, tf.shape(arguments[name])], 0)
@@ -36,7 +55,7 @@ def _shape_of_each(arguments: Arguments, name: str) -> Any:
 _alone = threading.RLock()
 # Functions that draw the same distribution from a seed, given the arguments of the operation without one.
 _random: Any = tf.random  # whose annotations do not know all of it
-_OPERATIONS: Mapping[str, Callable[[Any, Arguments], Any]] = {
+_OPERATIONS: Mapping[str, Draw] = {
     "random_uniform": lambda seed, a: _random.stateless_uniform(a["shape"], seed, dtype=a["dtype"]),
     "random_uniform_int": lambda seed, a: _random.stateless_uniform(
         a["shape"], seed, a["minval"], a["maxval"], a["minval"].dtype
@@ -58,7 +77,7 @@ _OPERATIONS: Mapping[str, Callable[[Any, Arguments], Any]] = {
     ),
 }
 # Functions that draw likewise in the place of methods of `tf.random.Generator`.
-_METHODS: Mapping[str, Callable[[Any, Arguments], Any]] = {
+_METHODS: Mapping[str, Draw] = {
     "make_seeds": lambda seed, a: tf.pad(
         _random.stateless_uniform([1, a["count"]], seed, None, None, tf.int64), [[0, 1], [0, 0]]
     ),
@@ -71,14 +90,14 @@ _METHODS: Mapping[str, Callable[[Any, Arguments], Any]] = {
 }
 
 
-def _box(seed: Any, a: Arguments) -> Any:
+def _box(seed: Seed, a: Arguments) -> object:
     others = ("aspect_ratio_range", "area_range", "max_attempts", "use_image_if_no_bounding_boxes")
     return tf.image.stateless_sample_distorted_bounding_box(
         a["image_size"], a["bounding_boxes"], seed, a["min_object_covered"], **{name: a[name] for name in others}
     )
 
 
-def _seed_of_keras(seed: Any, a: Arguments) -> Any:
+def _seed_of_keras(seed: Seed, a: Arguments) -> tf.Tensor:
     return tf.cast(seed, a["self"].state.dtype)
 
 
@@ -93,9 +112,10 @@ _STATELESS = (
 def without_draws() -> Iterator[None]:
     """Makes all rows of eager random draws equal, on all workers and in any number, within the context.
 
-    So a mask, or noise, is part of no difference. Weights that a model makes meanwhile are drawn as ever.
+    Weights that a model makes meanwhile are drawn as ever.
     """
-    seed = [0, 0]
+    # So a mask, or noise, is part of no difference between two ways to compute a step.
+    seed = (0, 0)
     with contextlib.ExitStack() as stack:
         for name in _STATELESS:
             _replace(stack, gen_stateless_random_ops_v2, name, _of_one_row)
@@ -104,9 +124,8 @@ def without_draws() -> Iterator[None]:
         _replace(stack, gen_random_ops, "random_shuffle", lambda _: lambda value, **kwargs: value)
         for owner, name in ((gen_random_ops, "multinomial"), (gen_stateless_random_ops, "stateless_multinomial")):
             _replace(stack, owner, name, lambda _: _likeliest)
-        _replace(
-            stack, tf.random.Generator, "_preprocess_key", lambda _: lambda self, key: key
-        )  # which adds the replica's number
+        # The original adds the replica's number to the key.
+        _replace(stack, tf.random.Generator, "_preprocess_key", lambda _: lambda self, key: key)
         stack.enter_context(noting_weights())
         yield
 
@@ -128,34 +147,35 @@ def noting_weights() -> Iterator[None]:
         yield
 
 
-def _drawing(original: Original) -> Original:
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+def _drawing(original: Callable[P, R]) -> Callable[P, R]:
+    def init(*args: P.args, **kwargs: P.kwargs) -> R:
         outer, _drawn_for_weights.now = getattr(_drawn_for_weights, "now", False), True
         try:
-            original(self, *args, **kwargs)
+            return original(*args, **kwargs)
         finally:
             _drawn_for_weights.now = outer
 
     return init
 
 
-def _of_one_row(original: Original) -> Original:
-    def draw(shape: Any, *args: Any, **kwargs: Any) -> Any:
+def _of_one_row(original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    def draw(shape: tf.Tensor | Sequence[int], *args: object, **kwargs: object) -> tf.Tensor:
         if is_drawing_weights():
             return original(shape, *args, **kwargs)
-        shape = tf.cast(shape, tf.int32)
-        if not int(tf.size(shape)):
-            return original(shape, *args, **kwargs)
-        return tf.broadcast_to(original(tf.concat([[1], shape[1:]], 0), *args, **kwargs), shape)
+        sizes = tf.cast(shape, tf.int32)
+        # A scalar has no rows.
+        if not int(tf.size(sizes)):
+            return original(sizes, *args, **kwargs)
+        return tf.broadcast_to(original(tf.concat([[1], sizes[1:]], 0), *args, **kwargs), sizes)
 
     return draw
 
 
-def _from_seed(draw: Callable[[Any, Arguments], Any], seed: Any) -> Callable[[Original], Original]:
+def _from_seed(draw: Draw, seed: Seed) -> Callable[[Original], Original]:
     def wrapper(original: Original) -> Original:
         signature = inspect.signature(original)
 
-        def draw_seeded(*args: Any, **kwargs: Any) -> Any:
+        def draw_seeded(*args: object, **kwargs: object) -> object:
             if is_drawing_weights():
                 return original(*args, **kwargs)
             bound = signature.bind(*args, **kwargs)
@@ -167,13 +187,15 @@ def _from_seed(draw: Callable[[Any, Arguments], Any], seed: Any) -> Callable[[Or
     return wrapper
 
 
-def _likeliest(logits: Any, num_samples: Any, *args: Any, **kwargs: Any) -> Any:
+def _likeliest(logits: tf.Tensor, num_samples: tf.Tensor | int, *args: object, **kwargs: Any) -> tf.Tensor:
     dtype = kwargs.get("output_dtype", tf.int64)
     return tf.repeat(tf.argmax(logits, -1, dtype)[:, tf.newaxis], num_samples, 1)
 
 
 @contextlib.contextmanager
-def drawn_by(operations: Source, generators: Source, given_seed: Callable[[int | None], None]) -> Iterator[None]:
+def drawn_by(
+    operations: Callable[[], tf.Tensor | None], generators: Source, given_seed: Callable[[int | None], None]
+) -> Iterator[None]:
     """Makes graphs that are built within the context draw their random numbers from seeds.
 
     Args:
@@ -185,28 +207,29 @@ def drawn_by(operations: Source, generators: Source, given_seed: Callable[[int |
     """
     with _alone, contextlib.ExitStack() as stack:
         for name, draw in _OPERATIONS.items():
-            _replace(stack, gen_random_ops, name, _from(draw, lambda *_: operations()))
-        _replace(stack, gen_image_ops, "sample_distorted_bounding_box_v2", _from(_box, lambda *_: operations()))
+            _replace(stack, gen_random_ops, name, _drawing_from(draw, lambda _: operations()))
+        box = _drawing_from(_box, lambda _: operations())
+        _replace(stack, gen_image_ops, "sample_distorted_bounding_box_v2", box)
         for name, draw in _METHODS.items():
-            _replace(stack, tf.random.Generator, name, _from(draw, generators))
+            _replace(stack, tf.random.Generator, name, _drawing_from(draw, generators))
         if keras := sys.modules.get("keras"):
-            _replace(stack, keras.random.SeedGenerator, "next", _from(_seed_of_keras, generators))
+            _replace(stack, keras.random.SeedGenerator, "next", _drawing_from(_seed_of_keras, generators))
         _replace(stack, random_seed, "get_seed", _noting(given_seed))
         _replace(stack, Function, "__call__", _traced_here)
         yield
 
 
-def _replace(stack: contextlib.ExitStack, owner: Any, name: str, wrapper: Callable[[Original], Original]) -> None:
+def _replace(stack: contextlib.ExitStack, owner: object, name: str, wrapper: Callable[[Original], Original]) -> None:
     original = getattr(owner, name)
     stack.callback(setattr, owner, name, original)
     setattr(owner, name, wrapper(original))
 
 
-def _from(draw: Callable[[Any, Arguments], Any], source: Source) -> Callable[[Original], Original]:
+def _drawing_from(draw: Draw, source: Source) -> Callable[[Original], Original]:
     def wrapper(original: Original) -> Original:
         signature, here = inspect.signature(original), threading.get_ident()
 
-        def draw_seeded(*args: Any, **kwargs: Any) -> Any:
+        def draw_seeded(*args: object, **kwargs: object) -> object:
             # Weights that a function makes while it is traced are drawn eagerly.
             elsewhere = tf.executing_eagerly() or threading.get_ident() != here
             seed = None if elsewhere else source(args[0] if args else None)
@@ -221,9 +244,9 @@ def _from(draw: Callable[[Any, Arguments], Any], source: Source) -> Callable[[Or
     return wrapper
 
 
-def _noting(given_seed: Callable[[int | None], None]) -> Callable[[Original], Original]:
-    def wrapper(original: Original) -> Original:
-        def get_seed(op_seed: Any) -> Any:
+def _noting(given_seed: Callable[[int | None], None]) -> Callable[[GetSeed], GetSeed]:
+    def wrapper(original: GetSeed) -> GetSeed:
+        def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
             given_seed(op_seed)
             return original(op_seed)
 
@@ -234,26 +257,25 @@ def _noting(given_seed: Callable[[int | None], None]) -> Callable[[Original], Or
 
 @functools.cache
 def draw_by_rank(rank: Callable[[], int]) -> None:
-    """Makes operations and `tf.random.Generator` draw other numbers from the same seed where ``rank()`` is not 0.
+    """Makes operations and `tf.random.Generator` draw other numbers from the same seed where ``rank()`` is not 0."""
 
-    The hook of generators is the one at which TensorFlow adds the number of a replica.
-    """
-
-    def seeds_by_rank(original: Original) -> Original:
-        def get_seed(op_seed: Any) -> Any:
+    def seeds_by_rank(original: GetSeed) -> GetSeed:
+        def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
             seed, of_operation = original(op_seed)
-            return seed, of_operation if seed is None else of_operation + rank() * SEED_STRIDE
+            # Both are None, or none.
+            return seed, of_operation if seed is None or of_operation is None else of_operation + rank() * SEED_STRIDE
 
         return get_seed
 
-    def keys_by_rank(original: Original) -> Original:
-        def preprocess_key(self: Any, key: Any) -> Any:
+    def keys_by_rank(original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        def preprocess_key(self: tf.random.Generator, key: tf.Tensor) -> tf.Tensor:
             found = original(self, key)
             return found + tf.constant(rank() * SEED_STRIDE, found.dtype)
 
         return preprocess_key
 
     replace(random_seed, "get_seed", seeds_by_rank)
+    # This hook of generators is the one at which TensorFlow adds the number of a replica.
     replace(tf.random.Generator, "_preprocess_key", keys_by_rank)
 
 
@@ -261,12 +283,12 @@ def draw_by_rank(rank: Callable[[], int]) -> None:
 def draw_from_given_seeds(is_ours: Callable[[int], bool]) -> None:
     """Makes an operation that has a seed of the script's draw what it draws where no global seed is set.
 
-    Without this the global seed that syrtos sets would change what e.g. ``shuffle(n, seed=3)`` means. ``is_ours`` says
-    of a global seed whether it is one of those.
+    ``is_ours`` says of a global seed whether syrtos has set it.
     """
+    # Without this the global seed that syrtos sets would change what e.g. ``shuffle(n, seed=3)`` means.
 
-    def wrapper(original: Original) -> Original:
-        def get_seed(op_seed: Any) -> Any:
+    def wrapper(original: GetSeed) -> GetSeed:
+        def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
             seed, of_operation = original(op_seed)
             replaced = op_seed is not None and seed is not None and is_ours(seed)
             return random_seed.DEFAULT_GRAPH_SEED if replaced else seed, of_operation
@@ -276,18 +298,16 @@ def draw_from_given_seeds(is_ours: Callable[[int], bool]) -> None:
     replace(random_seed, "get_seed", wrapper)
 
 
-def seed_of(generator: Any) -> int | None:
+def seed_of(generator: SeedGenerator | tf.random.Generator) -> int | None:
     """Returns the seed with which a generator of Keras began; None for those of TensorFlow, which do not keep it."""
     return None if isinstance(generator, tf.random.Generator) else generator.get_config()["seed"]
 
 
-def _traced_here(original: Original) -> Original:
-    """Wraps the call of a `tf.function`: a copy of it is traced here.
+def _traced_here(original: Callable[..., R]) -> Callable[..., R]:
+    """Wraps the call of a `tf.function`: a copy of it is traced here."""
+    # The script's function may be a graph already, or be called elsewhere later: neither may be with a seed of here.
 
-    The script's function may be a graph already, or be called elsewhere later: neither may be with a seed of here.
-    """
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Function, *args: object, **kwargs: object) -> R:
         return original(self._clone(None), *args, **kwargs)
 
     return call
@@ -295,13 +315,11 @@ def _traced_here(original: Original) -> Original:
 
 @contextlib.contextmanager
 def noting_vectorized(seen: Callable[[], None]) -> Iterator[None]:
-    """Calls ``seen``, within the context, where `tf.vectorized_map` makes the operations of many elements from one.
+    """Calls ``seen``, within the context, where `tf.vectorized_map` makes the operations of many elements from one."""
 
-    A draw from one seed would give all of these elements one number.
-    """
-
-    def wrapper(original: Original) -> Original:
-        def pfor(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(original: Callable[P, R]) -> Callable[P, R]:
+        def pfor(*args: P.args, **kwargs: P.kwargs) -> R:
+            # A draw from one seed would give all of these elements one number.
             seen()
             return original(*args, **kwargs)
 
@@ -318,6 +336,7 @@ def is_in_loop() -> bool:
     while current is not None:
         datasets += str(getattr(current, "name", "")).startswith("Dataset_")
         if type(current).__name__ in ("WhileBodyFuncGraph", "WhileCondFuncGraph") or datasets > 1:
-            return True  # a data set inside of the function has elements of its own
+            # A data set inside of the function has elements of its own.
+            return True
         current = getattr(current, "outer_graph", None)
     return False

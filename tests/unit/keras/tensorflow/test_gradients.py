@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.keras.tensorflow.gradients import Reduction
+from syrtos.keras.tensorflow.reduction import Reduction
 
 _VALUES: Any = ((1.0, 2.0), (3.0, 4.0))
 _INDICES: Any = (0, 2)
@@ -29,6 +29,7 @@ def test_gradients_are_reduced_in_any_form_that_keras_takes(together: Any, form:
 
     def run(comm: Any) -> Any:
         (reduced,) = Reduction(comm).apply([FORMS[form]], [variable])
+        assert reduced is not None
         return reduced.dtype.name, tf.convert_to_tensor(reduced).numpy().tolist()
 
     assert together(2, run) == [("float32", [[1, 2], [0, 0], [3, 4]])] * 2

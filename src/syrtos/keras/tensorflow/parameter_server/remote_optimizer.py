@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, TypeGuard, cast
 
 import numpy as np
 import tensorflow as tf
@@ -18,18 +18,34 @@ from syrtos.keras.features import asynchronous, partition
 from syrtos.keras.features.partition import Part
 from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import gradients, ops
+from syrtos.keras.tensorflow.assignments import current_step
 from syrtos.keras.tensorflow.parameter_server.server import pack_arrays
-from syrtos.keras.tensorflow.step import current_step
+from syrtos.keras.tensorflow.reduction import times
+from syrtos.keras.tensorflow.types import Gradient
 from syrtos.keras.tensorflow.variables import tensor_of
+
+if TYPE_CHECKING:
+    from syrtos.comm.requests import Fields
+    from syrtos.keras.protocols import Optimizer, Variable
+    from syrtos.keras.tensorflow.parameter_server.server import Gradient as GivenGradient
+    from syrtos.keras.tensorflow.parameter_server.server import VariableFacts
+
+    class _Variable(Variable, Protocol):
+        constraint: object
+
+        @property
+        def dtype(self) -> str | tf.DType: ...
+
 
 _MARK = "_syrtos_served"
 _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
-def apply(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+def apply(optimizer: Optimizer, grads: Sequence[Gradient], variables: Sequence[Variable]) -> None:
     """Makes one step of ``optimizer`` on the servers, and assigns their weights to all its variables here."""
-    found = getattr(optimizer, _MARK, None)
+    found: Served | None = getattr(optimizer, _MARK, None)
     if found is None:
+        # Eagerly, so once, also where the step is being traced.
         with tf.init_scope():
             found = Served(optimizer, {state.identity(v) for v, g in zip(variables, grads, strict=True) if _is_rows(g)})
             object.__setattr__(optimizer, _MARK, found)
@@ -41,7 +57,7 @@ def apply(optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> Non
 class Served:
     """An optimizer whose weights servers hold, as its workers see it."""
 
-    def __init__(self, optimizer: Any, tables: set[int]) -> None:
+    def __init__(self, optimizer: Optimizer, tables: set[int]) -> None:
         """
         Args:
             optimizer: the Keras optimizer.
@@ -54,13 +70,13 @@ class Served:
         self._keras = keras_internals.keras_of(optimizer)
         self._key = ""
         self._begun = 0
-        self.variables: list[Any] = keras_internals.trained_by(optimizer)
+        self.variables = cast("list[_Variable]", keras_internals.trained_by(optimizer))
         self._paths = [keras_internals.path_of(v) for v in self.variables]
         names = ",".join([optimizer.name, *self._paths])
         self._number = asynchronous.number_of(str(zlib.crc32(names.encode())))
         self._index = {state.identity(v): i for i, v in enumerate(self.variables)}
         self._tables = {i for i, v in enumerate(self.variables) if state.identity(v) in tables}
-        # a variable can be cut anywhere
+        # Of an optimizer that treats each number by itself a variable can be cut anywhere.
         cut = type(optimizer).__name__ in keras_internals.ELEMENTWISE and type(optimizer).__module__.startswith(
             ("keras.", "tf_keras.")
         )
@@ -71,7 +87,7 @@ class Served:
 
     # -- a step ----------------------------------------------------------------------------------
 
-    def step(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+    def step(self, grads: Sequence[Gradient], variables: Sequence[Variable]) -> None:
         """Gives gradients to the servers, eagerly or in a graph, and takes their weights."""
         present = [self._index[state.identity(v)] for v in variables]
         weight, given = self._weigh([self._as_held(i, g) for i, g in zip(present, grads, strict=True)])
@@ -88,19 +104,20 @@ class Served:
         iterations, *values = ops.exchange(push, [weight, rate, *tf.nest.flatten(inputs)], dtypes)
         for variable, value in zip(self.variables, values, strict=True):
             variable.assign(tf.ensure_shape(value, variable.shape))
-        before = tf.ensure_shape(iterations, []) - 1  # Keras adds 1
+        # Keras adds 1 after this.
+        before = tf.ensure_shape(iterations, []) - 1
         counter = keras_internals.updates_of(self.optimizer)
         counter.assign(tf.cast(before, counter.dtype))
 
-    def _as_held(self, variable: int, gradient: Any) -> Any:
+    def _as_held(self, variable: int, gradient: Gradient) -> Gradient:
         """Returns the gradient as rows where its variable is cut by rows, else as a tensor of all of it."""
         if variable not in self._tables:
             return tf.convert_to_tensor(gradient)
-        if _is_rows(gradient):
+        if isinstance(gradient, tf.IndexedSlices):
             return gradient
         return tf.IndexedSlices(gradient, tf.range(tf.shape(gradient)[0]), tf.shape(gradient))
 
-    def _weigh(self, grads: list[Any]) -> tuple[tf.Tensor, list[Any]]:
+    def _weigh(self, grads: list[Gradient]) -> tuple[tf.Tensor, list[Gradient]]:
         """Returns this worker's weight in an update, and its gradients for the servers.
 
         Where workers update at their own pace, the weight is 1, and the worker clips the gradients itself. Where
@@ -112,10 +129,10 @@ class Served:
         step = current_step()
         if step is not None:
             return step.samples, grads
-        times = gradients.sum_of_means(world.current().comm.size)
-        return tf.constant(1.0), [gradients.times(g, times) for g in grads]
+        factor = gradients.sum_of_means(world.current().comm.size)
+        return tf.constant(1.0), [times(g, factor) for g in grads]
 
-    def _push(self, fields: dict[str, Any], given: dict[int, Any]) -> list[Array]:
+    def _push(self, fields: Fields, given: dict[int, GivenGradient]) -> list[Array]:
         """Pushes gradients to the servers; returns their number of updates and the new values of all variables.
 
         ``given`` has by variable its gradient, or the values and indices of some rows of it.
@@ -123,10 +140,9 @@ class Served:
         messages = []
         for parts in self._parts:
             mine = [(i, part) for i, part in enumerate(parts) if part.variable in given]
-            dense = [
-                given[part.variable].reshape(-1)[part.start : part.stop] for _, part in mine if not self._by_rows(part)
-            ]
-            rows = [part.rows_of(*given[part.variable]) for _, part in mine if self._by_rows(part)]
+            whole = [(given[part.variable], part) for _, part in mine]
+            dense = [g.reshape(-1)[part.start : part.stop] for g, part in whole if not isinstance(g, tuple)]
+            rows = [part.rows_of(*g) for g, part in whole if isinstance(g, tuple)]
             present = {"present": [i for i, _ in mine], "rows": [i for i, part in mine if self._by_rows(part)]}
             messages.append(({**fields, **present}, [pack_arrays(dense), *(array for pair in rows for array in pair)]))
         answers = self._servers.push(self._key, messages)
@@ -172,9 +188,10 @@ class Served:
         for variable, value in zip(self.variables, self._assemble([a[0] for _, a in answers]), strict=True):
             variable.assign(value)
 
-    def _describe_parts(self, parts: Sequence[Part]) -> tuple[dict[str, Any], list[Array]]:
+    def _describe_parts(self, parts: Sequence[Part]) -> tuple[Fields, list[Array]]:
         optimizer = self.optimizer
-        described: Any = self._keras.saving.serialize_keras_object(optimizer)
+        described = self._keras.saving.serialize_keras_object(optimizer)
+        # A server has parts of the gradients: what clips them by norms is done apart, over all servers.
         config = described["config"]
         clip = {name: config.get(name) for name in _CLIPS}
         config.update({name: None for name in (*_CLIPS, "loss_scale_factor") if name in config})
@@ -192,7 +209,7 @@ class Served:
         }
         return fields, [pack_arrays(pieces), *remembered.values()]
 
-    def _facts(self, part: Part) -> dict[str, Any]:
+    def _facts(self, part: Part) -> VariableFacts:
         variable = self.variables[part.variable]
         return {
             "place": part.variable,
@@ -202,7 +219,7 @@ class Served:
             "constraint": self._keras.constraints.serialize(variable.constraint) if variable.constraint else None,
         }
 
-    def _slots(self, parts: Sequence[Part]) -> list[tuple[str, Any, Part | None]]:
+    def _slots(self, parts: Sequence[Part]) -> list[tuple[str, Variable, Part | None]]:
         """Returns the variables of the optimizer's state that belong to a server.
 
         Each comes with its name at the server, and the part that it is of; None where it is of no variable of the
@@ -215,7 +232,7 @@ class Served:
             if path is None:
                 found.append((kind, slot, None))
                 continue
-            # several, if layers share a name: then in their order
+            # Several, if layers share a name: then in their order.
             owners = [i for i, known in enumerate(self._paths) if known == path]
             owner = owners[seen[f"{path} {kind}"] % len(owners)]
             seen[f"{path} {kind}"] += 1
@@ -236,7 +253,7 @@ class Served:
 
     def pull(self) -> None:
         """Takes the weights and the optimizer's state that the servers have now."""
-        values: dict[int, tuple[Any, Array]] = {}
+        values: dict[int, tuple[Variable, Array]] = {}
         answers = self._servers.state(self._key)
         for parts, (fields, arrays) in zip(self._parts, answers, strict=True):
             theirs = dict(zip(fields["names"], arrays[1:], strict=True))
@@ -251,5 +268,5 @@ class Served:
             variable.assign(value)
 
 
-def _is_rows(gradient: Any) -> bool:
+def _is_rows(gradient: object) -> TypeGuard[tf.IndexedSlices]:
     return isinstance(gradient, tf.IndexedSlices)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, cast
 
 import numpy as np
 import tensorflow as tf
@@ -26,6 +27,34 @@ from syrtos.errors import OutOfStepError
 from syrtos.keras import keras_internals
 from syrtos.keras.replica import state
 
+if TYPE_CHECKING:
+    from syrtos.comm.requests import Fields
+    from syrtos.keras.protocols import Optimizer, Variable
+
+    class _Optimizer(Optimizer, Protocol):
+        def apply_gradients(self, grads_and_vars: object) -> object: ...
+
+        def exclude_from_weight_decay(self, var_list: list[Variable]) -> None: ...
+
+
+class VariableFacts(TypedDict):
+    """The facts about a part of a variable that a worker tells a server.
+
+    Attributes:
+        place: the index of the variable in the model.
+        shape: of the part.
+        dtype: its name.
+        decays: whether the optimizer's weight decay takes it in.
+        constraint: as Keras serializes it; None without.
+    """
+
+    place: int
+    shape: list[int]
+    dtype: str
+    decays: bool
+    constraint: object
+
+
 # A whole gradient, or the values and indices of some of its rows.
 Gradient = Array | tuple[Array, Array]
 
@@ -34,7 +63,8 @@ def serve(gone: Callable[[], set[int]]) -> None:
     """Answers the workers' questions until all have left; ``gone`` gives the ranks that have died."""
     session = world.current()
     assert session.questions is not None
-    _ = tf.keras.optimizers  # most scripts use the Keras that TensorFlow chooses: it is imported while they begin
+    # Most scripts use the Keras that TensorFlow chooses: it is imported while they begin.
+    _ = tf.keras.optimizers
     workers = session.questions.Get_size() - session.world.size
     parameters = Parameters(workers, session.options.staleness, session.comm)
     queue = WorkQueue(workers)
@@ -173,7 +203,7 @@ class _Held:
         together: the questions from which an update of all workers is to be made, by worker.
     """
 
-    def __init__(self, fields: dict[str, Any], arrays: Sequence[Array]) -> None:
+    def __init__(self, fields: Fields, arrays: Sequence[Array]) -> None:
         self._shapes = [tuple(variable["shape"]) for variable in fields["variables"]]
         self._dtypes = [dtype_of(variable["dtype"]) for variable in fields["variables"]]
         self._clip = fields["clip"]
@@ -187,14 +217,15 @@ class _Held:
                 zip(_unpack_arrays(arrays[0], self._shapes, self._dtypes), fields["variables"], strict=True)
             )
         ]
-        self.optimizer = keras.saving.deserialize_keras_object(fields["optimizer"])
+        self.optimizer: _Optimizer = keras.saving.deserialize_keras_object(fields["optimizer"])
         kept = [v for v, facts in zip(self._variables, fields["variables"], strict=True) if not facts["decays"]]
         if kept:
             self.optimizer.exclude_from_weight_decay(var_list=kept)
         if self._variables:
             self.optimizer.build(self._variables)
         self._set_state(dict(zip(fields["names"], arrays[1:], strict=True)))
-        self._functions: dict[tuple[int, ...], Callable[..., Any]] = {}
+        # One for each set of variables that have gradients in a step: a function is traced for the variables it updates.
+        self._functions: dict[tuple[int, ...], Callable[[Sequence[object]], object]] = {}
 
     def _set_state(self, known: dict[str, Array]) -> None:
         """Takes over the state of an earlier optimizer, by name."""
@@ -203,7 +234,7 @@ class _Held:
             if value is not None:
                 variable.assign(value.reshape(tuple(variable.shape)))
 
-    def slots(self) -> list[tuple[str, Any]]:
+    def slots(self) -> list[tuple[str, Variable]]:
         """Returns the variables of the optimizer's state, with the names that workers know them by."""
         paths = [keras_internals.path_of(v) for v in self._variables]
         slots = [(keras_internals.slot_of(v, paths), v) for v in state.variables_of(self.optimizer)]
@@ -237,7 +268,7 @@ class _Held:
             ]
         return [_map_values(g, lambda v: np.clip(v, -value, value)) for g in gradients] if value else gradients
 
-    def apply(self, gradients: Sequence[Gradient], fields: dict[str, Any]) -> None:
+    def apply(self, gradients: Sequence[Gradient], fields: Fields) -> None:
         """Makes one step of the optimizer."""
         if fields["rate"] is not None:
             self.optimizer.learning_rate = fields["rate"]
@@ -285,7 +316,7 @@ def _map_values(gradient: Gradient, change: Callable[[Array], Array]) -> Gradien
     return (change(gradient[0]), gradient[1]) if isinstance(gradient, tuple) else change(gradient)
 
 
-def _tensor(gradient: Gradient, shape: tuple[int, ...]) -> Any:
+def _tensor(gradient: Gradient, shape: tuple[int, ...]) -> tf.Tensor | tf.IndexedSlices:
     if isinstance(gradient, tuple):
         values, indices = map(tf.convert_to_tensor, gradient)
         return tf.IndexedSlices(values, indices, tf.constant(shape))
@@ -304,11 +335,12 @@ def _unpack_arrays(data: Array, shapes: Sequence[tuple[int, ...]], dtypes: Seque
     return [part.view(dtype).reshape(shape) for part, shape, dtype in zip(parts, shapes, dtypes, strict=True)]
 
 
-def _variable(keras: Any, index: int, value: Array, facts: dict[str, Any]) -> Any:
+def _variable(keras: ModuleType, index: int, value: Array, facts: VariableFacts) -> Variable:
     """Makes a variable whose name tells which it is, so that the optimizer's state for it can be told too."""
     constraint = keras.constraints.deserialize(facts["constraint"]) if facts["constraint"] else None
-    if not hasattr(keras, "Variable"):  # Keras 2
-        return tf.Variable(tf.convert_to_tensor(value), name=f"v{index}", constraint=constraint)
+    if not hasattr(keras, "Variable"):  # Keras 2, whose variables are TensorFlow's own
+        # TensorFlow's stub leaves out most methods of its variables.
+        return cast("Variable", tf.Variable(tf.convert_to_tensor(value), name=f"v{index}", constraint=constraint))
     variable = keras.Variable(value, dtype=facts["dtype"], name=f"v{index}")
     variable.constraint = constraint
     return variable

@@ -1,0 +1,228 @@
+"""The variables that are assigned in a step, or inside `strategy.run`, and in which of the two this thread is."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from syrtos.comm.communicator import Communicator
+from syrtos.keras.split.shares import Assignments
+from syrtos.keras.tensorflow import ops, tf_internals, tf_internals_graphs
+from syrtos.keras.trainer.timing import computing
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import R
+    from syrtos.keras.tensorflow.step import StepScope
+    from syrtos.keras.tensorflow.tf_internals import TracedFunctions
+
+_local = threading.local()
+# The variables that each of the script's own `tf.function`s assigned while it was traced inside `strategy.run`.
+_assigned_by: weakref.WeakKeyDictionary[Callable[..., object], dict[int, tf.Variable]] = weakref.WeakKeyDictionary()
+
+
+def current_step() -> StepScope | None:
+    """Returns the step that is being traced or run on this thread."""
+    return getattr(_local, "step", None)
+
+
+def computes_whole_batch() -> bool:
+    """Returns whether this thread computes the whole batch, as every other worker does: see `whole_batch`."""
+    return getattr(_local, "whole", False)
+
+
+@contextlib.contextmanager
+def whole_batch() -> Iterator[None]:
+    """Makes code mean what it means in one process, within the context.
+
+    There is no step on a share, nothing is noted, and tf.distribute sees one replica.
+    """
+    before = {name: getattr(_local, name, None) for name in ("step", "run", "whole")}
+    _local.step, _local.run, _local.whole = None, None, True
+    try:
+        yield
+    finally:
+        _local.step, _local.run, _local.whole = before["step"], before["run"], bool(before["whole"])
+
+
+@contextlib.contextmanager
+def within_step(step: StepScope | None, training: bool) -> Iterator[None]:
+    """Makes ``step`` the current one of this thread, within the context; None: there is none."""
+    outer = current_step(), training_now()
+    _local.step, _local.training = step, training
+    try:
+        yield
+    finally:
+        _local.step, _local.training = outer
+
+
+def training_now() -> bool:
+    """Returns whether a step of `fit` is being traced or run on this thread, shared with others or not."""
+    return getattr(_local, "training", False)
+
+
+def _watching() -> StepScope | RunScope | None:
+    """Returns the record of assignments: that of the step of `fit`, or of the innermost `strategy.run`."""
+    return current_step() or getattr(_local, "run", None)
+
+
+def pausing_notes() -> contextlib.AbstractContextManager[None]:
+    """Context manager: assignments inside are not noted; they are equal on all workers (an optimizer's update)."""
+    watching = _watching()
+    return watching.pausing_notes() if watching else contextlib.nullcontext()
+
+
+def functions_of_step() -> TracedFunctions | None:
+    """Returns the script's `tf.function`s as traced for the current step, if there is one."""
+    step = current_step()
+    return step.functions if step else None
+
+
+@contextlib.contextmanager
+def calling(function: Callable[..., object]) -> Iterator[None]:
+    """Context manager for a call of one of the script's `tf.function`s: its time, and what it assigns, are counted."""
+    run = None if current_step() else getattr(_local, "run", None)
+    with computing(function), run.calling(function) if run else contextlib.nullcontext():
+        yield
+
+
+class Watcher(Assignments):
+    """Notes variables that are assigned, with the values that they had before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # None where it runs eagerly; an Estimator's step is in a graph always.
+        self._graph: Any = tf_internals_graphs.graph()
+
+    def before_assign(self, variable: tf.Variable) -> None:
+        """Notes the value from before the first assignment."""
+        if self._paused or id(variable) in self._dirty:
+            return
+        # In the graph of the step: one of a branch inside of it could not be used outside of the branch.
+        with _in_graph(self._graph):
+            self._dirty[id(variable)] = (variable, tf.identity(private_read(variable)))
+
+    def before_read(self, variable: tf.Variable) -> None:
+        """Does nothing: inside `strategy.run` a worker sees what it has added itself."""
+
+
+class RunScope(Watcher):
+    """The assignments of a function inside `strategy.run`, in a loop of the script's own, and how they become equal.
+
+    They become what `tf.distribute` reads of such variables outside of `run`: SUM (metric states) is the sum over the
+    workers of what each added, ONLY_FIRST_REPLICA is rank 0's value, MEAN and other floating ones (moving statistics)
+    are the mean.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__()
+        self._comm = comm
+
+    @contextlib.contextmanager
+    def noting_assignments(self) -> Iterator[RunScope]:
+        """Notes the assignments within the context, and makes the variables equal at its end."""
+        outer, _local.run = getattr(_local, "run", None), self
+        try:
+            yield self
+        finally:
+            _local.run = outer
+        self._make_equal()
+
+    @contextlib.contextmanager
+    def calling(self, function: Callable[..., object]) -> Iterator[None]:
+        """Counts a call of ``function`` as assigning what earlier calls assigned: see the function `calling`."""
+        # A later call traces nothing, so no assignment is seen in it.
+        known = _assigned_by.setdefault(function, {})
+        for variable in known.values():
+            self.before_assign(variable)
+        yield
+        known.update({key: variable for key, (variable, _) in self._dirty.items()})
+
+    def _make_equal(self) -> None:
+        """Makes the noted variables equal on all workers."""
+        for variable, _ in self._dirty.values():
+            # A broadcast of its own for each: these may be of any dtype, e.g. strings.
+            if variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+                variable.assign(ops.broadcast(self._comm, private_read(variable)))
+        found = [(variable, self._part(variable, base)) for variable, base in self._dirty.values()]
+        parts = [(variable, *part) for variable, part in found if part is not None]
+        if not parts:
+            return
+        # One exchange for all others, of float64, which holds counters and float32 states exactly.
+        vector = tf.concat([tf.reshape(mine, [-1]) for _, mine, _ in parts], axis=0)
+        summed = tf.ensure_shape(ops.allreduce(self._comm, vector), vector.shape)
+        totals = tf.split(summed, tf.stack([tf.size(mine) for _, mine, _ in parts]), num=len(parts))
+        for (variable, mine, before), total in zip(parts, totals, strict=True):
+            variable.assign(tf.cast(before + tf.reshape(total, tf.shape(mine)), variable.dtype))
+
+    def _part(self, variable: tf.Variable, base: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | float] | None:
+        """Returns what this worker adds to a sum over the workers, and what the sum is added to.
+
+        None for a number that changes alike on all of them (a random seed), or is rank 0's.
+        """
+        aggregation = variable.aggregation
+        if is_sum(variable):
+            before = tf.cast(base, tf.float64)
+            return tf.cast(private_read(variable), tf.float64) - before, before
+        mean = variable.dtype.is_floating or aggregation == tf.VariableAggregation.MEAN
+        if not mean or aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+            return None
+        return tf.cast(private_read(variable), tf.float64) / self._comm.size, 0.0
+
+
+def track_variable(variable: tf.Variable) -> tf.Variable:
+    """Lets steps see when ``variable`` is assigned and read."""
+    # The variable itself gets another class: TensorFlow has handed it out already.
+    variable.__class__ = _tracked_class(type(variable))
+    return variable
+
+
+_tracked_classes: dict[type, type] = {}
+
+
+def _tracked_class(base: type) -> type:
+    if base not in _tracked_classes:
+        changing = ["assign", "assign_add", "assign_sub", *(name for name in dir(base) if name.startswith("scatter_"))]
+        members = {name: _noting_assign(getattr(base, name)) for name in changing}
+        members |= {name: _noting_read(getattr(base, name)) for name in ("value", "read_value")}
+        _tracked_classes[base] = type(base.__name__, (base,), {**members, "_syrtos_base": base})
+    return _tracked_classes[base]
+
+
+def _noting_assign(method: Callable[..., R]) -> Callable[..., R]:
+    def assign(self: tf.Variable, *args: object, **kwargs: object) -> R:
+        watching = _watching()
+        if watching:
+            watching.before_assign(self)
+        tf_internals.assigning(self)
+        return method(self, *args, **kwargs)
+
+    return assign
+
+
+def _noting_read(method: Callable[..., R]) -> Callable[..., R]:
+    def read(self: tf.Variable, *args: object, **kwargs: object) -> R:
+        watching = _watching()
+        if watching:
+            watching.before_read(self)
+        return method(self, *args, **kwargs)
+
+    return read
+
+
+def private_read(variable: tf.Variable) -> tf.Tensor:
+    """Returns the value as it is, without telling the step."""
+    return variable._syrtos_base.read_value(variable)
+
+
+def is_sum(variable: tf.Variable) -> bool:
+    """Returns whether the changes that workers make to a variable are added up, as those of a metric's state are."""
+    return variable.aggregation == tf.VariableAggregation.SUM
+
+
+def _in_graph(graph: tf.Graph | None) -> contextlib.AbstractContextManager[object]:
+    return tf.init_scope() if graph is None else graph.as_default()

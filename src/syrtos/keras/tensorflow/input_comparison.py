@@ -1,0 +1,105 @@
+"""Comparisons of what the workers have read of a batch: data that was shuffled with unequal seeds would differ."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from syrtos.comm import world
+from syrtos.comm.communicator import Array, Communicator
+from syrtos.keras import fitting
+from syrtos.keras.tensorflow.rows import count_rows, has_rows
+
+# Global batches between two comparisons of what the workers read.
+_COMPARE_EVERY = 64
+# Bytes of each tensor that are compared.
+_COMPARED_BYTES = 1 << 16
+
+# The number of the first batch where threads decide which numbers records get, so that only rows are compared.
+LEFT_TO_THREADS = -(1 << 30)
+
+
+def compare_batches(index: tf.Tensor, data: object, comm: Communicator) -> tf.Tensor:
+    """Compares a checksum of the batch over the workers, with every `_COMPARE_EVERY`-th batch. Returns True."""
+
+    def compare(number: Array, *arrays: Array) -> Array:
+        return _agree(number, _checksum(*arrays), comm)
+
+    return _for_some(index, compare, [index, *_tensors(data)], True)
+
+
+def compare_numbered(index: tf.Tensor, data: object, comm: Communicator) -> tf.Tensor:
+    """Compares a checksum as `compare_batches` does; of the numbers of rows alone where threads decide. Returns True.
+
+    Args:
+        index: the number of the batch, int32 scalar; from `LEFT_TO_THREADS` on where threads decide which numbers
+            records get.
+        data: all rows of the batch.
+        comm: the workers.
+    """
+    tensors = _tensors(data)
+    leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf) and not isinstance(leaf, tf.Tensor)]
+
+    def compare(number: Array, *arrays: Array) -> Array:
+        dense, counts = arrays[: len(tensors)], arrays[len(tensors) :]
+        if number < 0:
+            rows = [np.asarray(len(array)) for array in dense if array.ndim]
+            return _agree(number - LEFT_TO_THREADS, _checksum(*rows, *counts), comm)
+        return _agree(number, _checksum(*dense), comm)
+
+    return _for_some(index, compare, [index, *tensors, *map(count_rows, leaves)], True)
+
+
+def sum_of(index: tf.Tensor, data: object) -> tf.Tensor:
+    """Returns a checksum of every `_COMPARE_EVERY`-th batch, float64; 0 for the others."""
+    return _for_some(index, _checksum, _tensors(data), np.float64(0.0))
+
+
+def compare_sums(index: tf.Tensor, checksum: tf.Tensor, comm: Communicator) -> tf.Tensor:
+    """Compares checksums over the workers as `compare_batches` does; ``checksum`` is that of `sum_of`."""
+    return _for_some(index, lambda number, mine: _agree(number, mine, comm), [index, checksum], True)
+
+
+def _for_some(
+    index: tf.Tensor, call: Callable[..., Array], inputs: list[tf.Tensor], otherwise: bool | np.float64
+) -> tf.Tensor:
+    """Returns the scalar that ``call`` gives, in Python, for every `_COMPARE_EVERY`-th batch.
+
+    For the others it is ``otherwise``, which has the same dtype.
+    """
+    # In a branch, so that most batches make no call of Python.
+
+    def rest() -> tf.Tensor:
+        return tf.constant(otherwise)
+
+    def some() -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(call, inputs, tf.as_dtype(np.asarray(otherwise).dtype)), [])
+
+    return tf.cond(tf.equal(tf.math.floormod(index, _COMPARE_EVERY), 0), some, rest)
+
+
+def _tensors(data: object) -> list[tf.Tensor]:
+    return [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor)]
+
+
+def _checksum(*arrays: Array) -> Array:
+    checksum = 0
+    for array in arrays:
+        checksum = zlib.crc32(_head_of(array), checksum)
+    return np.asarray(float(checksum))
+
+
+def _head_of(array: Array) -> bytes:
+    if array.dtype == object:
+        return b"".join(array.reshape(-1)[:_COMPARED_BYTES].tolist())[:_COMPARED_BYTES]
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)[:_COMPARED_BYTES].tobytes()
+
+
+def _agree(number: Array, mine: Array, comm: Communicator) -> Array:
+    # TensorFlow would show an error of its own about this one.
+    with world.remembering_errors():
+        fitting.check_same_data(comm.agree("compare input", float(mine)), int(number))
+    return np.asarray(True)

@@ -1,0 +1,101 @@
+"""Gradients that a step of the script's own computes, and looks at before an optimizer gets them."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from syrtos.comm.communicator import Communicator
+from syrtos.keras.replica import state
+from syrtos.keras.tensorflow import ops, tf_internals
+from syrtos.keras.tensorflow.assignments import current_step
+from syrtos.keras.tensorflow.reduction import Reduction, times
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import FrameworkVariable, P, R
+    from syrtos.keras.tensorflow.types import Gradient, Number
+
+
+def reduced_where_made(original: Callable[..., object]) -> Callable[..., object]:
+    """Wraps `GradientTape.gradient` and its like: gradients of variables become those of the global batch.
+
+    This is done in a training step of the script's own. Gradients by anything else than variables, e.g. inputs, stay
+    this worker's.
+    """
+    # What the script does with the gradients (clipping, norms, a second pass at other weights, an optimizer of its own)
+    # is then what it is in one process.
+
+    def gradient(first: object, second: object, *args: object, **kwargs: object) -> object:
+        step = current_step()
+        if step is None or not step.reduces_early or not _reduces_here():
+            return original(first, second, *args, **kwargs)
+        made = original(first, second, *args, **kwargs)
+        sources = _sources_of(first, second, args, kwargs)
+        variables = tf.nest.flatten(sources)
+        if not variables or not all(map(_is_variable, variables)):
+            return made
+        grads = tf.nest.flatten(made)
+        adds = step.plan.gradients == "sum"
+        weight = tf.cast(step.active, tf.float32) if adds else step.samples
+        apply = Reduction(step.session.comm).apply
+        # A script may differentiate the gradients again, e.g. for a penalty on their norm.
+        if tf_internals.may_be_recorded():
+            apply = functools.partial(_reduce_differentiably, step.session.comm)
+        reduced = apply(grads, () if step.is_tried else variables, weight)
+        if adds:  # a mean over the workers that have samples, times their number
+            workers = step.total("workers", tf.constant(1.0))
+            reduced = [g if g is None else times(g, tf.cast(workers, g.dtype)) for g in reduced]
+        return tf.nest.pack_sequence_as(made, reduced)
+
+    return gradient
+
+
+_local = threading.local()
+
+
+def of_own_rows(original: Callable[P, R]) -> Callable[P, R]:
+    """Wraps `GradientTape.jacobian` and its like: the gradients that they take row by row stay this worker's."""
+
+    def jacobian(*args: P.args, **kwargs: P.kwargs) -> R:
+        outer, _local.of_rows = getattr(_local, "of_rows", False), True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _local.of_rows = outer
+
+    return jacobian
+
+
+def _reduces_here() -> bool:
+    return not getattr(_local, "of_rows", False)
+
+
+def _sources_of(first: object, second: object, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+    """Returns the sources of `tape.gradient(target, sources)`, or of `tf.gradients(ys, xs)`."""
+    if isinstance(first, tf.GradientTape):
+        return args[0] if args else kwargs["sources"]
+    return second
+
+
+def _is_variable(source: FrameworkVariable) -> bool:
+    return isinstance(state.held_objects([source])[0], tf.Variable)
+
+
+def _reduce_differentiably(
+    comm: Communicator, grads: Sequence[Gradient | None], variables: Sequence[FrameworkVariable], weight: Number
+) -> list[Gradient | None]:
+    """Returns the mean by ``weight`` of dense gradients, whose own gradient is reduced in the same way."""
+    shared = {i: gradient for i, gradient in enumerate(grads) if gradient is not None}
+    dense = [tf.convert_to_tensor(gradient) for gradient in shared.values()]
+
+    @tf_internals.custom_gradient
+    def mean(*tensors: tf.Tensor) -> tuple[list[Gradient], Callable[..., list[Gradient]]]:
+        reduced = ops.weighted_mean(comm, list(tensors), tf.cast(weight, tf.float32))
+        return reduced, lambda *dys: ops.weighted_mean(comm, list(dys), tf.cast(weight, tf.float32))
+
+    found = dict(zip(shared, tf.nest.flatten(mean(*dense)), strict=True))
+    return [found.get(i) for i in range(len(grads))]
