@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
@@ -56,8 +56,10 @@ class _Accumulation:
         # Outside of any graph, and once: a `tf.function` may create variables in its first trace alone.
         if self._calls is None:
             with tf.init_scope():
-                self._sums = [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in variables]
+                self._sums = [
+                    tf.Variable(tf.zeros(v.shape, cast("tf.DType", v.dtype)), trainable=False) for v in variables
+                ]
                 self._calls = tf.Variable(tf.zeros([], tf.int64), trainable=False)
                 if hasattr(self._optimizer, "build"):
-                    self._optimizer.build(variables)
+                    self._optimizer.build(list(variables))
         return self._calls

@@ -8,7 +8,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +21,8 @@ from syrtos.keras.patching import Method, replace
 from syrtos.launch.worker.import_hook import after_import
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from syrtos.dialects.protocols import GradientAndVariable, Loss, Model, Optimizer, Variable
 
 Variables: TypeAlias = "Iterable[Variable] | Callable[[], Iterable[Variable]]"
@@ -81,13 +83,13 @@ def accumulate(optimizer: Optimizer, steps: int) -> None:
     optimizer.gradient_accumulation_steps = steps
 
 
-def velocities(optimizer: Optimizer, model: Model) -> list[Variable]:
+def velocities(optimizer: Optimizer, model: Model) -> Sequence[Variable]:
     """Returns the variables in which an optimizer with momentum adds up its updates; none before its first step."""
     # Of old Keras 2, where `get_slot` fails before the first step.
     if hasattr(optimizer, "get_slot"):
         known = set(optimizer.get_slot_names())
         return [optimizer.get_slot(v, "momentum") for v in model.trainable_variables] if "momentum" in known else []
-    return keras_internals.momentums_of(optimizer)
+    return cast("list[Variable]", keras_internals.momentums_of(optimizer))
 
 
 def build(optimizer: Optimizer | None, model: Model) -> None:
@@ -95,7 +97,7 @@ def build(optimizer: Optimizer | None, model: Model) -> None:
     # `_built` is what Keras 2 calls it. Old Keras 2 has neither it nor `build`.
     built = getattr(optimizer, "built", getattr(optimizer, "_built", False))
     if optimizer is not None and model.trainable_variables and not built and hasattr(optimizer, "build"):
-        optimizer.build(model.trainable_variables)
+        optimizer.build(list(model.trainable_variables))
 
 
 @functools.cache

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from syrtos.keras import protocols as keras_protocols
+
 if TYPE_CHECKING:
     import tensorflow as tf
 
@@ -19,48 +21,18 @@ GradientAndVariable: TypeAlias = "tuple[Gradient | None, Variable]"
 Loss: TypeAlias = "tf.Tensor | Callable[[], tf.Tensor]"
 
 
-class Variable(Protocol):
+class Variable(keras_protocols.Variable, Protocol):
     """A variable of TensorFlow, of Keras 2 or of Keras 3."""
 
-    @property
-    def name(self) -> str:
-        """The variable's name."""
-        ...
-
-    @property
-    def shape(self) -> Any:
-        """`tf.TensorShape`, or a tuple in Keras 3."""
-        ...
-
-    @property
-    def dtype(self) -> Any:
-        """`tf.DType`, or its name in Keras 3."""
-        ...
-
-    def assign(self, value: object) -> object:
-        """Sets the value."""
-        ...
-
-    def __mul__(self, factor: float, /) -> object:
+    def __mul__(self, factor: float, /) -> Any:
         """Returns the product with a number."""
         ...
 
 
-class Counter(Variable, Protocol):
-    """A variable that counts."""
+class Optimizer(keras_protocols.Optimizer, Protocol):
+    """An optimizer of Keras, as old APIs use it."""
 
-    def assign_add(self, delta: int) -> object:
-        """Adds to the value."""
-        ...
-
-
-class Optimizer(Protocol):
-    """An optimizer of Keras."""
-
-    learning_rate: Any  # takes numbers and schedules, and gives variables
-    built: bool  # of Keras 3 and new Keras 2
     gradient_accumulation_steps: int | None  # of Keras 3
-    iterations: Counter
     register_local_var: Callable[[Variable], None]  # of an optimizer that Horovod's dialect has made distributed
 
     def minimize(self, loss: Loss, var_list: Sequence[Variable], *args: object, **kwargs: object) -> object:
@@ -73,10 +45,6 @@ class Optimizer(Protocol):
 
     def apply_gradients(self, grads_and_vars: Iterable[GradientAndVariable]) -> object:
         """Makes an update."""
-        ...
-
-    def build(self, var_list: Sequence[Variable]) -> object:
-        """Makes the optimizer's variables; of Keras 3 and new Keras 2."""
         ...
 
     def get_slot_names(self) -> Sequence[str]:

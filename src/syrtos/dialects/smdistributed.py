@@ -20,12 +20,13 @@ from syrtos.dialects.horovod.compression import Compression
 from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import gradients
 from syrtos.keras.tensorflow import ops as core
-from syrtos.keras.tensorflow.gradients import Reduction
+from syrtos.keras.tensorflow.reduction import Reduction
 
 if TYPE_CHECKING:
     from tensorflow._aliases import TensorCompatible
 
     from syrtos.dialects.protocols import Optimizer, Variable
+    from syrtos.keras.tensorflow import reduction
 
 OptimizerT = TypeVar("OptimizerT", bound="Optimizer")
 Value = TypeVar("Value")
@@ -98,7 +99,7 @@ def allreduce(
     tensor: TensorCompatible | tf.IndexedSlices,
     param_index: int,
     num_params: int,
-    compression: gradients.Compression = Compression.none,
+    compression: reduction.Compression = Compression.none,
     op: ReduceOp = ReduceOp.AVERAGE,
 ) -> tf.Tensor:
     """Reduces one gradient of ``num_params``.
@@ -121,7 +122,7 @@ def allreduce(
 @unconverted
 def oob_allreduce(
     tensor: TensorCompatible | tf.IndexedSlices,
-    compression: gradients.Compression = Compression.none,
+    compression: reduction.Compression = Compression.none,
     op: ReduceOp = ReduceOp.AVERAGE,
 ) -> tf.Tensor:
     """Averages a value that is no gradient, e.g. a loss to print.
@@ -171,7 +172,7 @@ def DistributedOptimizer(
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: gradients.Compression = Compression.none,
+    compression: reduction.Compression = Compression.none,
     sparse_as_dense: bool = False,
     op: ReduceOp = ReduceOp.AVERAGE,
     bucket_cap_mb: int = 25,
@@ -201,7 +202,7 @@ class DistributedGradientTape(gradients.ReducingTape):
         gradtape: tf.GradientTape,
         device_dense: str = "",
         device_sparse: str = "",
-        compression: gradients.Compression = Compression.none,
+        compression: reduction.Compression = Compression.none,
         sparse_as_dense: bool = True,
         op: ReduceOp = ReduceOp.AVERAGE,
     ) -> None:
@@ -214,7 +215,7 @@ class DistributedGradientTape(gradients.ReducingTape):
 
 
 def _reduction(
-    device_dense: str, device_sparse: str, compression: gradients.Compression, sparse_as_dense: bool, op: ReduceOp
+    device_dense: str, device_sparse: str, compression: reduction.Compression, sparse_as_dense: bool, op: ReduceOp
 ) -> Reduction:
     comm = _session().comm
     if op is not ReduceOp.AVERAGE:

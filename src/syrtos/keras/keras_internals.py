@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     from syrtos.keras.datasets.planned import Stream
-    from syrtos.keras.protocols import CallbackList, Counter, EpochIterator, Layer, Model, Optimizer, Variable
+    from syrtos.keras.protocols import (
+        CallbackList,
+        Counter,
+        EpochIterator,
+        FrameworkVariable,
+        Layer,
+        Model,
+        Optimizer,
+        Variable,
+    )
 
     class _TensorFlowVariable(Variable, Protocol):
         _shared_name: str
@@ -192,7 +201,7 @@ def give_fixed_rate(optimizer: Optimizer, rate: float) -> None:
     optimizer._learning_rate = variable
 
 
-def decays(optimizer: Optimizer, variable: Variable) -> bool:
+def decays(optimizer: Optimizer, variable: FrameworkVariable) -> bool:
     """Returns whether an optimizer's weight decay takes in this variable."""
     # Keras has a public method that sets this, and none that tells it.
     return optimizer._use_weight_decay(variable)

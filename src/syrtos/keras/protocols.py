@@ -8,7 +8,7 @@ that they are derived from.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ParamSpec, Protocol, SupportsInt, TypedDict, TypeVar
+from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar
 
 import numpy.typing as npt
 
@@ -70,6 +70,10 @@ class Variable(NamedVariable, Protocol):
 
 class Counter(Variable, Protocol):
     """A variable that counts the updates of an optimizer."""
+
+    def assign_add(self, value: npt.ArrayLike, /) -> object:
+        """Adds to its value."""
+        ...
 
     def assign_sub(self, value: npt.ArrayLike, /) -> object:
         """Subtracts from it."""
@@ -180,7 +184,7 @@ class Optimizer(Protocol):
     _learning_rate: object
 
     @property
-    def iterations(self) -> SupportsInt:
+    def iterations(self) -> Counter:
         """The number of its updates."""
         ...
 

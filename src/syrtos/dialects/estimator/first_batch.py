@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from syrtos.dialects.estimator.protocols import Feed, RunContext
     from syrtos.dialects.estimator.protocols import Session as TensorFlowSession
     from syrtos.dialects.protocols import Gradient
+    from syrtos.keras.tensorflow.types import BatchLeaf
 
 v1 = tf.compat.v1
 
@@ -79,7 +80,7 @@ def of_any_rows(data: object) -> object:
     return tf.nest.map_structure(forget_row_count, data)
 
 
-def _with_rows(data: object) -> list[tf.Tensor]:
+def _with_rows(data: object) -> list[BatchLeaf]:
     return [leaf for leaf in tf.nest.flatten(data) if pipelines.has_rows(leaf)]
 
 

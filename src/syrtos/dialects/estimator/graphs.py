@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from syrtos.dialects.estimator.protocols import MetricOfKeras2, MonitoredSession
     from syrtos.dialects.estimator.protocols import Session as TensorFlowSession
-    from syrtos.dialects.protocols import Gradient, Variable
+    from syrtos.dialects.protocols import Gradient
+    from syrtos.keras.protocols import FrameworkVariable, NamedVariable
 
 v1 = tf.compat.v1
 
@@ -68,7 +69,7 @@ class GraphScope(StepScope):
         factor = tf.where(self.adds("gradients"), 1.0 / self.fraction(), 1.0)
         return [None if g is None else times(g, tf.cast(factor, g.dtype)) for g in gradients]
 
-    def after_exchange(self, gradients: Sequence[Gradient | None], variables: Sequence[Variable]) -> None:
+    def after_exchange(self, gradients: Sequence[Gradient | None], variables: Sequence[FrameworkVariable]) -> None:
         """Notes the gradients of the whole batch, but for those that a branch of a condition makes."""
         for gradient, variable in zip(gradients, variables, strict=False):
             if gradient is None:
@@ -76,7 +77,7 @@ class GraphScope(StepScope):
             values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
             # No session can fetch a tensor of a branch.
             if values.graph is self._graph and self._graph.is_fetchable(values):
-                self.reduced.append((getattr(variable, "op", variable).name, gradient))
+                self.reduced.append((cast("NamedVariable", getattr(variable, "op", variable)).name, gradient))
 
     def ways(self, plan: SplitPlan) -> dict[object, bool]:
         """Returns what the step is fed with so that it follows a plan."""

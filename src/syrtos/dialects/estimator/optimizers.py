@@ -130,7 +130,7 @@ def _applying_at_once(_original: object) -> Callable[..., object]:
     """Replaces `apply_gradients`: the inner optimizer applies gradients, without replicas to wait for."""
 
     def apply_gradients(
-        self: object,
+        self: tf_internals.SyncReplicas,
         grads_and_vars: Iterable[GradientAndVariable],
         global_step: tf.Variable | None = None,
         name: str | None = None,

@@ -12,7 +12,7 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,7 @@ class State:
 
     # -- what is part of the state -------------------------------------------------------------
 
-    def _variables(self) -> list[Variable]:
+    def _variables(self) -> Sequence[Variable]:
         """Returns the Keras or TensorFlow variables that belong to the state."""
         return []
 
@@ -101,7 +101,7 @@ class State:
         for variable, array in zip(variables, self._saved_arrays, strict=True):
             variable.assign(array)
 
-    def _check_shapes(self, variables: list[Variable]) -> None:
+    def _check_shapes(self, variables: Sequence[Variable]) -> None:
         saved, now = [a.shape for a in self._saved_arrays], [tuple(v.shape) for v in variables]
         if saved != now:
             raise ConfigurationError(
@@ -186,7 +186,7 @@ class TensorFlowState(State):
         self.variables = list(variables or [])
         super().__init__(**kwargs)
 
-    def _variables(self) -> list[Variable]:
+    def _variables(self) -> Sequence[Variable]:
         return self.variables
 
 
@@ -201,11 +201,11 @@ class TensorFlowKerasState(State):
         self.optimizer: Optimizer | None = optimizer or getattr(model, "optimizer", None)
         super().__init__(**kwargs)
 
-    def _variables(self) -> list[Variable]:
+    def _variables(self) -> Sequence[Variable]:
         # Else a state that is made before the first step would have no variables of the optimizer to go back to.
         keras2.build(self.optimizer, self.model)
         own = variables_state.variables_of(self.optimizer) if self.optimizer is not None else []
-        return variables_state.unique([*self.model.variables, *own])
+        return variables_state.unique([*self.model.variables, *cast("list[Variable]", own)])
 
 
 KerasState = TensorFlowKerasState

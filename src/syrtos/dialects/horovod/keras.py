@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from syrtos.comm.communicator import ReduceOp
     from syrtos.dialects.protocols import Gradient, Layer, Optimizer
-    from syrtos.keras.tensorflow import gradients
+    from syrtos.keras.tensorflow import reduction
 
 OptimizerT = TypeVar("OptimizerT", bound="Optimizer")
 
@@ -70,7 +70,7 @@ def DistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: gradients.Compression = Compression.none,
+    compression: reduction.Compression = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: ReduceOp = Average,
@@ -105,7 +105,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     op: ReduceOp | None = None,
-    compression: gradients.Compression = Compression.none,
+    compression: reduction.Compression = Compression.none,
 ) -> Gradient:
     """Returns the reduced value."""
     return ops.allreduce(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from syrtos.comm.communicator import Array
     from syrtos.dialects.protocols import Gradient, Variable
-    from syrtos.keras.tensorflow import gradients
+    from syrtos.keras.tensorflow import reduction
 
     # A result, and the function from its gradient to that of the argument, as `tf.custom_gradient` takes them.
     Differentiable = tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]
@@ -40,7 +40,7 @@ def allreduce(
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: gradients.Compression = Compression.none,
+    compression: reduction.Compression = Compression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -83,7 +83,7 @@ def grouped_allreduce(
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: gradients.Compression = Compression.none,
+    compression: reduction.Compression = Compression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -179,7 +179,7 @@ def broadcast_(
 @unconverted
 def alltoall(
     tensor: TensorCompatible,
-    splits: TensorCompatible | None = None,
+    splits: tf.Tensor | Sequence[int] | None = None,
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
@@ -202,7 +202,7 @@ def alltoall(
 def reducescatter(
     tensor: TensorCompatible,
     device_dense: str = "",
-    compression: gradients.Compression = Compression.none,
+    compression: reduction.Compression = Compression.none,
     op: ReduceOp = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
@@ -240,7 +240,7 @@ def reducescatter(
 def grouped_reducescatter(
     tensors: Sequence[TensorCompatible],
     device_dense: str = "",
-    compression: gradients.Compression = Compression.none,
+    compression: reduction.Compression = Compression.none,
     op: ReduceOp = Average,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,

@@ -19,12 +19,13 @@ from syrtos.dialects.horovod.ops import Adasum, Average, Sum
 from syrtos.errors import ConfigurationError
 from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import gradients
-from syrtos.keras.tensorflow.gradients import Reduction
+from syrtos.keras.tensorflow.reduction import Reduction
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
     from syrtos.dialects.protocols import Gradient, Layer, Optimizer, Variable
+    from syrtos.keras.tensorflow import reduction
 
 OptimizerT = TypeVar("OptimizerT", bound="Optimizer")
 # Variables that travel together, or their number of groups.
@@ -37,7 +38,7 @@ def DistributedOptimizer(
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: gradients.Compression = Compression.none,
+    compression: reduction.Compression = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
@@ -91,7 +92,7 @@ class DistributedGradientTape(gradients.ReducingTape):
         gradtape: tf.GradientTape,
         device_dense: str = "",
         device_sparse: str = "",
-        compression: gradients.Compression = Compression.none,
+        compression: reduction.Compression = Compression.none,
         sparse_as_dense: bool = False,
         op: ReduceOp = Average,
         gradient_predivide_factor: float = 1.0,
@@ -164,7 +165,7 @@ def load_model(
     filepath: str | os.PathLike[str],
     custom_optimizers: Sequence[type] | None = None,
     custom_objects: Mapping[str, object] | None = None,
-    compression: gradients.Compression = Compression.none,
+    compression: reduction.Compression = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
     """Loads a Keras model whose optimizer, if it has one, reduces its gradients."""
@@ -178,7 +179,7 @@ def load_model(
 
 def _reduction(
     op: ReduceOp,
-    compression: gradients.Compression,
+    compression: reduction.Compression,
     sparse_as_dense: bool,
     gradient_predivide_factor: float,
     num_groups: int,

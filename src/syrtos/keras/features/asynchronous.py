@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -30,7 +30,11 @@ class Held(Protocol):
     """An optimizer whose weights are held by parameter servers."""
 
     optimizer: Optimizer
-    variables: list[Variable]
+
+    @property
+    def variables(self) -> Sequence[Variable]:
+        """The variables of the model that it updates."""
+        ...
 
     def begin(self) -> None:
         """Sends worker 0's state to the servers, in place of theirs, and takes the weights from them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import keras
 from keras.src.backend.jax import trainer as jax_trainer
@@ -91,7 +91,8 @@ def _batches(original: Method) -> Method:
         stream = keras_internals.stream_of(self)
         if world.current().world.size == 1:
             if stream:
-                self.data_adapter.get_jax_iterator = lambda: (data for _, data in stream.shares())
+                adapter: Any = self.data_adapter  # each class of adapters has a type of batches of its own
+                adapter.get_jax_iterator = lambda: (data for _, data in stream.shares())
             return original(self)
         if stream:
             return batches.timed_batches(_planned_batches(stream))

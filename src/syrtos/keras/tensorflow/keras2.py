@@ -35,7 +35,7 @@ from syrtos.keras.trainer import interrupts, timing
 from syrtos.keras.trainer.callbacks import within as enclosing_callbacks
 
 if TYPE_CHECKING:
-    from syrtos.keras.protocols import Counter, Model, Optimizer, P, R, Variable
+    from syrtos.keras.protocols import CallbackList, Counter, Model, Optimizer, P, R, Variable
     from syrtos.keras.tensorflow.types import BatchStep, Gradient
 
     Pairs = Iterable[tuple[Gradient | None, Variable]]
@@ -43,19 +43,16 @@ if TYPE_CHECKING:
     class _Loss(Protocol):
         reduction: str
 
-    class _Iterations(Counter, Protocol):
-        def assign_add(self, value: int, /) -> object: ...
-
     class _Optimizer(Optimizer, Protocol):
         @property
-        def iterations(self) -> _Iterations: ...
+        def iterations(self) -> Counter: ...
 
         def _compute_current_learning_rate(self) -> object: ...
 
     class _Keras2Model(Model, Protocol):
         _steps_per_execution: tf.Variable | None
 
-    class _CallbackList(Protocol):
+    class _CallbackList(CallbackList, Protocol):
         _should_call_train_batch_hooks: bool
         _should_call_test_batch_hooks: bool
         _should_call_predict_batch_hooks: bool

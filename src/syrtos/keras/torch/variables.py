@@ -19,15 +19,14 @@ from syrtos.observe.trace import ProfiledEvent
 if TYPE_CHECKING:
     import keras
 
-    from syrtos.keras.protocols import FrameworkVariable, Model, Optimizer
+    from syrtos.keras.protocols import Model, Optimizer
     from syrtos.keras.torch.step import Buffer
 
     # What `syrtos.keras.replica` takes for a variable, on this backend.
     AnyVariable = keras.Variable | Buffer | torch.Tensor
 
 
-
-class Torch(Backend["FrameworkVariable", torch.Tensor]):
+class Torch(Backend["AnyVariable", torch.Tensor]):
     """Keras 3 on torch."""
 
     name = "torch"
@@ -84,15 +83,18 @@ class Torch(Backend["FrameworkVariable", torch.Tensor]):
         """Does nothing: Keras calls a step on torch with a list of batches, which have been drawn."""
 
     def current_step(self) -> Step[torch.Tensor] | None:
-        return step.current_step()
+        # A weight is a float there, which torch multiplies by as by a tensor.
+        return cast("Step[torch.Tensor] | None", step.current_step())
 
     def rank_to_seed(self) -> int:
         # Outside of training steps, e.g. where weights are made, all workers must draw the same.
         found = step.current_step()
         return found.session.world.rank if found and found.training else 0
 
-    def reduce_gradients(self, optimizer: Optimizer, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return gradients.reduce_gradients(optimizer, grads)
+    def reduce_gradients(
+        self, optimizer: Optimizer, grads: Sequence[torch.Tensor | None]
+    ) -> Sequence[torch.Tensor | None]:
+        return gradients.reduce_gradients(optimizer, cast("Sequence[torch.Tensor]", grads))  # Keras has left out None
 
     def average(self, optimizer: Optimizer, comm: Communicator) -> None:
         gradients.average(optimizer, comm)

@@ -107,7 +107,7 @@ class Served:
         # Keras adds 1 after this.
         before = tf.ensure_shape(iterations, []) - 1
         counter = keras_internals.updates_of(self.optimizer)
-        counter.assign(tf.cast(before, counter.dtype))
+        counter.assign(tf.cast(before, cast("tf.DType", counter.dtype)))
 
     def _as_held(self, variable: int, gradient: Gradient) -> Gradient:
         """Returns the gradient as rows where its variable is cut by rows, else as a tensor of all of it."""
