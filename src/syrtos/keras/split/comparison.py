@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from syrtos.comm.communicator import Communicator
+from syrtos.comm.communicator import Array, Communicator
 from syrtos.keras.split.plan import Row, SplitPlan
-from syrtos.keras.split.trial_step import Array, StepOutcome
+from syrtos.keras.split.trial_step import StepOutcome
 
 # The largest relative difference that rounding explains, by the bytes of the least precise dtype that a model
 # computes with.

@@ -47,7 +47,7 @@ class SplitPlan:
         left_out: the rows of the first batch that were compared, such as ``64 of its 512 rows``, where all of them would
             have cost too much; empty elsewhere.
         unproven: what `Unproven` said while the step was traced; autograph may raise it as another error.
-        known: ids of variables of which no comparison is needed: of metrics, and of Keras's own layers.
+        known_variables: ids of variables of which no comparison is needed: of metrics, and of Keras's own layers.
         shown: ids of variables whose change was compared.
         scale: the norm of all gradients in the first comparison, and the size of each log: later ones may be near
             zero, where rounding is all that differs.
@@ -64,7 +64,7 @@ class SplitPlan:
     shows_all_rows: bool = False
     left_out: str = ""
     unproven: str = ""
-    known: set[int] = dataclasses.field(default_factory=set)
+    known_variables: set[int] = dataclasses.field(default_factory=set)
     shown: set[int] = dataclasses.field(default_factory=set)
     scale: float = 0.0
     log_scales: list[float] = dataclasses.field(default_factory=list)
@@ -75,13 +75,13 @@ class SplitPlan:
 
     def shows_now(self, key: int) -> bool:
         """Returns the same while the comparison that makes the plan is going on."""
-        return key in self.known or key in self.shown or key in self.variables
+        return key in self.known_variables or key in self.shown or key in self.variables
 
-    def renewed(self) -> SplitPlan:
+    def for_next_comparison(self) -> SplitPlan:
         """Returns an empty plan for a later comparison, which knows and measures by what this one does."""
         return SplitPlan(
             decided=True,
-            known=self.known,
+            known_variables=self.known_variables,
             scale=self.scale,
             log_scales=self.log_scales,
             shows_all_rows=self.shows_all_rows,

@@ -152,7 +152,7 @@ class Function:
         if trial is not None and needs_build:
             trial.build()
         if trial is not None and self._is_compared:
-            began, self.plan.known = time.monotonic(), _known_variables(self._model)
+            began, self.plan.known_variables = time.monotonic(), _known_variables(self._model)
             few = trial.has_few_rows()
             if not few:
                 self._by(trial, self.plan)
@@ -188,7 +188,7 @@ class Function:
                 self._make_anew()
             verdicts.tell(self.plan, self._session, self._what())
         elif not few and not first_batch.confirm(self.plan, trial, self._session):
-            other = self.plan.renewed()
+            other = self.plan.for_next_comparison()
             self._by(trial, other)
             self._change(other)
         self.checks.note_check(self._session.comm, time.monotonic() - began, few)
@@ -272,10 +272,10 @@ class _Trial(TrialOfRows):
         first = Share(first.samples, tf_internals.without_optionals(first.data))
         super().__init__(model, session, step, first, _some_rows(first, session, amount), amount)
 
-    def _again(self, amount: Amount) -> Self:
+    def _with_amount(self, amount: Amount) -> Self:
         return type(self)(self._model, self._session, self._step, self._all, amount)
 
-    def whole(self, all_rows: bool) -> StepOutcome:
+    def compute_as_one_process(self, all_rows: bool) -> StepOutcome:
         if all_rows:
             self._some = self._all
         scope = StepScope(self._session, self._some, False)
@@ -287,7 +287,7 @@ class _Trial(TrialOfRows):
 
         return self._outcome(run)
 
-    def split(self, plan: SplitPlan) -> StepOutcome:
+    def compute_split(self, plan: SplitPlan) -> StepOutcome:
         def run(outcome: StepOutcome) -> Any:
             early = plan.gradients != "late"
             scope = StepScope(self._session, self._some, False, reduces_early=early, plan=plan, outcome=outcome)
@@ -355,7 +355,7 @@ class _Trial(TrialOfRows):
 class _PredictingTrial(_Trial):
     """A trial of a `predict_step`, whose outputs have rows."""
 
-    def split(self, plan: SplitPlan) -> StepOutcome:
+    def compute_split(self, plan: SplitPlan) -> StepOutcome:
         def run(outcome: StepOutcome) -> Any:
             scope = StepScope(self._session, self._some, False, plan=plan, outcome=outcome)
             with scope.as_current_step():

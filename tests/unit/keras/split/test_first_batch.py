@@ -35,7 +35,7 @@ class Trial:
     rows: np.ndarray[Any, Any] = dataclasses.field(default_factory=lambda: ROWS)
     left_out: str = ""
 
-    def whole(self, all_rows: bool) -> StepOutcome:
+    def compute_as_one_process(self, all_rows: bool) -> StepOutcome:
         return self._outcome(self.rows)
 
     def with_more_rows(self) -> Trial | None:
@@ -50,7 +50,7 @@ class Trial:
     def precision(self) -> int:
         return 4
 
-    def split(self, plan: SplitPlan) -> StepOutcome:
+    def compute_split(self, plan: SplitPlan) -> StepOutcome:
         try:
             return self._together(plan, (self.rows[:2], self.rows[2:])[self.comm.rank])
         except (ValueError, OutOfStepError) as error:
