@@ -73,11 +73,9 @@ def decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
 def _look_at_more_rows(
     plan: SplitPlan, trial: StepTrial, session: Session, decide_by: Callable[[SplitPlan, StepTrial, Session], None]
 ) -> None:
-    """Looks once more at more rows, if a few have shown no reason not to split.
-
-    Few rows show best what means over parts have not in common with a mean, and many what takes the largest of a
-    number. All of them show what a step does by how many there are.
-    """
+    """Compares ever more rows, as long as nothing has shown that the step can't be split."""
+    # Few rows show best what means over parts have not in common with a mean, and many what takes the largest of a
+    # number. All of them show what a step does by how many there are.
     while plan.tried and not plan.whole:
         more = trial.with_more_rows()
         if more is None:
@@ -126,7 +124,9 @@ def _decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
 
 
 def confirm(plan: SplitPlan, trial: StepTrial, session: Session) -> bool:
-    """Returns whether a later batch agrees with the plan; all workers call this together. A plan that it does not agree with is to be made anew.
+    """Returns whether a later batch agrees with the plan; where it does not, a new plan is to be made.
+
+    All workers call this together.
 
     Args:
         plan: of the function.
@@ -176,7 +176,8 @@ def _note_shown(plan: SplitPlan, whole: StepOutcome, split: StepOutcome) -> None
 
 
 def _describe_unchanged(plan: SplitPlan, comm: Communicator, whole: StepOutcome, split: StepOutcome) -> str:
-    """Says that a variable is assigned and stays as it was: then any rule fits, and nothing is shown. Empty where there is none."""
+    """Says which assigned variable has stayed as it was on all workers; empty where there is none."""
+    # Any rule fits such a variable, so nothing is shown of it.
     names = [
         one.name
         for key, one in split.assigned.items()
@@ -196,10 +197,8 @@ def _is_same(one: Assigned) -> bool:
 
 
 def _check_backwards(plan: SplitPlan, trial: StepTrial, comm: Communicator, bound: float) -> None:
-    """Tries the plan once more with the rows in another order, and gives up the split if both ways differ then.
-
-    A maximum or minimum may fit by chance: of two workers a value of the first row is always the largest or the least.
-    """
+    """Tries the plan once more with the rows in another order, and gives up the split if both ways differ then."""
+    # A maximum or minimum may fit by chance: of two workers a value of the first row is always the largest or the least.
     other = trial.backwards()
     whole, split = other.compute_as_one_process(False), other.compute_split(plan)
     failed = _any_failed(comm, whole) or _any_failed(comm, split)
@@ -211,8 +210,9 @@ def _check_backwards(plan: SplitPlan, trial: StepTrial, comm: Communicator, boun
 def _any_failed(comm: Communicator, outcome: StepOutcome) -> str:
     """Returns the error of the first worker whose step did not come to its end; empty if all did.
 
-    Workers that failed alone have left the others in an exchange, which fails then.
+    All workers call it together.
     """
+    # Workers that failed alone have left the others in an exchange, which fails then, and with it the first call here.
     for _ in range(3):
         try:
             comm.agree("the first batch was computed")
@@ -220,6 +220,7 @@ def _any_failed(comm: Communicator, outcome: StepOutcome) -> str:
         except OutOfStepError as error:
             outcome.error = outcome.error or str(error)
     errors = comm.allgather_object(outcome.error)
+    # The cause, and not what has followed from it on the other workers.
     own = [error for error in errors if error and "OutOfStepError" not in error]
     return next(iter(own or filter(None, errors)), "")
 
@@ -234,6 +235,14 @@ def _find_rule(
     plan: SplitPlan, comm: Communicator, whole: StepOutcome, split: StepOutcome, place: tuple[str, int], bound: float
 ) -> bool:
     """Finds a rule that makes the workers' values those of one process, and adds it to the plan.
+
+    Args:
+        plan: gets the rule, and shows it in its rows.
+        comm: the workers, which all call this together.
+        whole: what each worker has computed as one process.
+        split: what they have computed together.
+        place: the kind and index of what differs, as `compare_outcomes` gives it.
+        bound: the largest relative difference that counts as none.
 
     Returns:
         Whether there is one.
@@ -259,6 +268,7 @@ def _find_rule(
     def far(value: Array) -> float:
         return distance(wanted, value) if what == "log" else distance_of_changes(before, wanted, value)
 
+    # Each worker by its own rounding; the first rule, in the order of `_RULES`, that fits on all of them.
     fits = comm.allgather_object([rule for rule, value in made.items() if far(value) <= bound])
     chosen: Rule | None = next((rule for rule in fits[0] if all(rule in of_each for of_each in fits)), None)
     if chosen is None:

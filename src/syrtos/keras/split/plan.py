@@ -12,6 +12,8 @@ Rule = Literal["equal", "sum", "mean", "max", "min"]
 class Row:
     """A number, gradient or variable of the first batch, computed both ways.
 
+    `syrtos verify` shows it as a row of its table.
+
     Attributes:
         kind: ``gradient``, ``log``, ``output`` or ``variable``.
         name: a name for a person.
@@ -70,7 +72,10 @@ class SplitPlan:
     log_scales: list[float] = dataclasses.field(default_factory=list)
 
     def shows(self, key: int) -> bool:
-        """Returns whether it is known what the workers' values of a variable become."""
+        """Returns whether it is known what the workers' values of a variable become.
+
+        ``key``: the variable's id, as in `variables`. Where no comparison was made, all is Keras's own, and known.
+        """
         return not self.tried or self.shows_now(key)
 
     def shows_now(self, key: int) -> bool:
@@ -78,7 +83,7 @@ class SplitPlan:
         return key in self.known_variables or key in self.shown or key in self.variables
 
     def for_next_comparison(self) -> SplitPlan:
-        """Returns an empty plan for a later comparison, which knows and measures by what this one does."""
+        """Returns an empty plan for a later comparison, with this one's known variables and scales."""
         return SplitPlan(
             decided=True,
             known_variables=self.known_variables,
@@ -89,6 +94,7 @@ class SplitPlan:
 
     def adopt(self, other: SplitPlan) -> None:
         """Takes over what a later comparison has shown; the functions that use this plan must be made anew."""
+        # What was shown before stays shown: a variable may be assigned in some steps alone.
         self.whole, self.gradients = other.whole, other.gradients
         self.variables, self.logs, self.rows = other.variables, other.logs, other.rows
         self.shown |= other.shown

@@ -30,7 +30,11 @@ class _Gradient(Protocol):
     @property
     def dtype(self) -> object: ...
 
-    def __mul__(self, factor: object, /) -> Self: ...
+    # A factor that the backend takes: a tensor, or a number.
+    def __mul__(self, factor: Any, /) -> Self: ...
+
+
+GradientT = TypeVar("GradientT", bound=_Gradient)
 
 
 class _Seed(Protocol):
@@ -62,7 +66,7 @@ def _reduce_then_clip(
     return clip_gradients
 
 
-def _clip_in_parts(optimizer: Optimizer, grads: list[_Gradient], comm: Communicator) -> list[_Gradient]:
+def _clip_in_parts(optimizer: Optimizer, grads: list[GradientT], comm: Communicator) -> list[GradientT]:
     """Returns parts of gradients, clipped by the norms of the whole, with the formulas of Keras (3.15.1)."""
     squares = ops.stack([ops.cast(ops.sum(ops.square(gradient)), "float32") for gradient in grads])
     squares = backend.active().on_host(comm.allreduce, squares, (len(grads),))

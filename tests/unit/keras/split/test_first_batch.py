@@ -162,8 +162,8 @@ def test_a_step_that_fails_on_one_worker_alone_leaves_nobody_waiting(together: C
 def test_stateful_layers() -> None:
     layer = SimpleNamespace(name="lstm", stateful=True, reset_state=lambda: None)
     model = SimpleNamespace(_flatten_layers=lambda: [layer], inputs=[])
-    assert "`lstm` is stateful" in known_parts.fixed_batch(model)
-    assert known_parts.fixed_batch(SimpleNamespace(_flatten_layers=list)) == ""
+    assert "`lstm` is stateful" in known_parts.fixed_batch(model)  # type: ignore[arg-type]
+    assert known_parts.fixed_batch(SimpleNamespace(_flatten_layers=list)) == ""  # type: ignore[arg-type]
 
 
 def test_errors_of_a_step_say_that_its_batch_is_split() -> None:
