@@ -1,7 +1,8 @@
 """The members of objects of Keras that syrtos uses.
 
 Keras 3 and Keras 2 have no common base class, so these are protocols: both have the members, on every backend. What
-only some objects have is read by `getattr`, and is not listed.
+only some objects have is read by `getattr`, and is not listed. They stand in the order of the alphabet, after those
+that they are derived from.
 """
 
 from __future__ import annotations
@@ -13,19 +14,11 @@ import numpy.typing as npt
 
 from syrtos.comm.communicator import Array
 
-# For wrappers of functions: the parameters, the result, and the object that a method belongs to.
+# The parameters and the result of a function, for its wrappers.
 P = ParamSpec("P")
 R = TypeVar("R")
-OwnerT = TypeVar("OwnerT")
 # The logs that Keras gives to callbacks: numbers by name, or None. A step of a script's own may log other things.
 Logs = Mapping[str, object] | None
-
-
-class TrainingParams(TypedDict, total=False):
-    """What Keras tells callbacks of a training."""
-
-    epochs: int
-    steps: int | None
 
 
 class CallbackList(Protocol):
@@ -67,7 +60,12 @@ class Variable(NamedVariable, Protocol):
 
     @property
     def trainable(self) -> bool:
-        """Whether gradients may change it."""
+        """Says whether gradients may change it."""
+        ...
+
+    @property
+    def value(self) -> Any:
+        """The tensor of the framework; torch's buffers in the form of variables lack it."""
         ...
 
     def assign(self, value: npt.ArrayLike, /) -> object:
@@ -77,6 +75,11 @@ class Variable(NamedVariable, Protocol):
 
 class Counter(Variable, Protocol):
     """A variable that counts the updates of an optimizer."""
+
+    @property
+    def dtype(self) -> Any:
+        """The framework's own dtype, to which numbers are cast."""
+        ...
 
     def assign_sub(self, value: npt.ArrayLike, /) -> object:
         """Subtracts from it."""
@@ -121,7 +124,7 @@ class Layer(Protocol):
 
     @property
     def variables(self) -> Sequence[Variable]:
-        """All variables; Keras 2 raises ValueError before the layer is built."""
+        """The variables, trained or not; Keras 2 raises ValueError before the layer is built."""
         ...
 
 
@@ -217,3 +220,10 @@ class Shape(Protocol):
     def __iter__(self) -> Iterator[Any]: ...
 
     def __len__(self) -> int: ...
+
+
+class TrainingParams(TypedDict, total=False):
+    """The facts about a training that Keras gives to callbacks."""
+
+    epochs: int
+    steps: int | None

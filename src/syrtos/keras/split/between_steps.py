@@ -17,8 +17,8 @@ from syrtos.keras.split.tensors import EagerTensor
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model
 
-# Changes that are looked into. A script may count its steps or epochs in such a number, which would make a comparison due
-# each time, so there is a limit.
+# Changes that are looked into. A script may count its epochs in such a number, which would make comparisons due without
+# end, so there is a limit.
 _MOST_CHANGES = 8
 # Elements of a variable that is taken for a number: larger ones are states or data.
 _MOST_ELEMENTS = 16

@@ -17,7 +17,7 @@ Container = (
 
 
 def plain_copy(container: Container) -> Container:
-    """Returns a copy of Python's or NumPy's own class, without the tracking that Keras's lists and dictionaries have."""
+    """Returns a copy of Python's or NumPy's own class, without the tracking that those of Keras have."""
     return _kind_of(container)(container)
 
 

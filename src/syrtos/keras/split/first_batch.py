@@ -198,7 +198,8 @@ def _is_same(one: Assigned) -> bool:
 
 def _check_backwards(plan: SplitPlan, trial: StepTrial, comm: Communicator, bound: float) -> None:
     """Tries the plan once more with the rows in another order, and gives up the split if both ways differ then."""
-    # A maximum or minimum may fit by chance: of two workers a value of the first row is always the largest or the least.
+    # A maximum or minimum may fit by chance: of two workers a value of the first row is always the largest or the
+    # least.
     other = trial.backwards()
     whole, split = other.compute_as_one_process(False), other.compute_split(plan)
     failed = _any_failed(comm, whole) or _any_failed(comm, split)

@@ -46,8 +46,8 @@ class SplitPlan:
         rows: everything that was compared.
         tried: whether it was made by a comparison, and shows what becomes of every variable that the step assigns.
         shows_all_rows: whether whole batches are small enough to be compared, and the first one was.
-        left_out: the rows of the first batch that were compared, such as ``64 of its 512 rows``, where all of them would
-            have cost too much; empty elsewhere.
+        left_out: the rows of the first batch that were compared, such as ``64 of its 512 rows``, where all of them
+            would have cost too much; empty elsewhere.
         unproven: what `Unproven` said while the step was traced; autograph may raise it as another error.
         known_variables: ids of variables of which no comparison is needed: of metrics, and of Keras's own layers.
         shown: ids of variables whose change was compared.

@@ -59,7 +59,8 @@ def _reduce_then_clip(
     original: Callable[[OptimizerT, list[_Gradient]], list[_Gradient]],
 ) -> Callable[[OptimizerT, list[_Gradient]], list[_Gradient]]:
     def clip_gradients(self: OptimizerT, grads: list[_Gradient]) -> list[_Gradient]:
-        reduced = list(backend.active().reduce_gradients(self, grads))
+        # Keras has left out the variables without a gradient.
+        reduced = cast("list[_Gradient]", list(backend.active().reduce_gradients(self, grads)))
         workers = sharding.clips_parts(self)
         return original(self, reduced) if workers is None else _clip_in_parts(self, reduced, workers)
 

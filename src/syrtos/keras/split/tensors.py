@@ -112,7 +112,7 @@ _CLASSES = frozenset({("torch", "Tensor"), ("torch", "Parameter"), ("tensorflow"
 
 
 def is_tensor(value: object) -> TypeGuard[EagerTensor]:
-    """Returns whether a value is a tensor or a parameter of torch, or an eager tensor of TensorFlow, and no variable."""
+    """Returns whether a value is a tensor or a parameter of torch, or an eager tensor (no variable) of TensorFlow."""
     return (type(value).__module__.partition(".")[0], type(value).__name__) in _CLASSES
 
 

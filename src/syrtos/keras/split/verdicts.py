@@ -1,4 +1,4 @@
-"""What a user is told about how a step is split: lines, notes on errors, the record of the run and of `syrtos verify`."""
+"""Tells a user how a step is split: lines on the terminal, notes on errors, the records of runs and `syrtos verify`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ _SPLIT = (
 
 
 def describe_decision(where: str) -> str:
-    """Says why a step that decides by a number of its rows is not split, e.g. ``where`` it is ``Greater in train.py, line 7``."""
+    """Says why a step that decides by a number of its rows is not split.
+
+    ``where``: the operation and its place, such as ``Greater in train.py, line 7``.
+    """
     return f"it decides by a number of its rows ({where}), and parts of them have others"
 
 

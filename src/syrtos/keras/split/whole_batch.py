@@ -10,13 +10,16 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Concatenate, Protocol
+from typing import TYPE_CHECKING, Concatenate, Protocol, TypeVar
 
 from syrtos.comm import world
 from syrtos.keras import backend
 
 if TYPE_CHECKING:
-    from syrtos.keras.protocols import OwnerT, P, R
+    from syrtos.keras.protocols import P, R
+
+# The metric or loss that a wrapped method belongs to.
+OwnerT = TypeVar("OwnerT")
 
 # Keras's own functions that mix rows: they sum over the batch before they divide, or compare each row with all others
 # (seen in 3.15.1).
