@@ -146,7 +146,12 @@ class Model(Layer, Protocol):
     optimizer: Optimizer | None
     # A script's own model may lack it.
     steps_per_execution: int
+    # The flags by which callbacks end `fit`, `evaluate` and `predict`.
     stop_training: bool
+    stop_evaluating: bool
+    stop_predicting: bool
+    # Whether XLA compiles its steps; a name or None where Keras chooses.
+    jit_compile: Any
     # None until Keras makes them, which it leaves out where they are there.
     test_function: Callable[..., Any] | None
     train_function: Callable[..., Any] | None

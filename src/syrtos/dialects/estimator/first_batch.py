@@ -208,7 +208,7 @@ class Comparing(v1.train.SessionRunHook):
         if is_first:
             first_batch.decide(self.plan, trial, workers)
         elif not first_batch.confirm(self.plan, trial, workers):
-            other = self.plan.renewed()
+            other = self.plan.for_next_comparison()
             first_batch.decide(other, trial, workers)
             self.plan.adopt(other)
             verdicts.tell_change(self.plan, workers, self._what, self.checks.steps + 1, _COMPUTES)
@@ -282,7 +282,7 @@ class _Trial:
     def is_repeatable(self) -> bool:
         """Returns whether a step computes the same twice; draws in loops and conditions are not switched off."""
         comm = self._scope.session.comm
-        one, other = (self.split(SplitPlan()) for _ in range(2))
+        one, other = (self.compute_split(SplitPlan()) for _ in range(2))
         if one.error or other.error:
             return True  # the comparison says more
         return not comparison.compare_outcomes(comm, one, other, 1e-6, SplitPlan())[0]
@@ -291,11 +291,11 @@ class _Trial:
 
     left_out = ""
 
-    def whole(self, all_rows: bool) -> StepOutcome:
+    def compute_as_one_process(self, all_rows: bool) -> StepOutcome:
         del all_rows  # they always are
         return self._outcome(self._batch, {}, is_whole=True)
 
-    def split(self, plan: SplitPlan) -> StepOutcome:
+    def compute_split(self, plan: SplitPlan) -> StepOutcome:
         return self._outcome(self._share, self._scope.ways(plan))
 
     def with_more_rows(self) -> None:

@@ -41,7 +41,7 @@ class Checks:
         self._epoch_now, self._epoch_began, self._counted = Checks.epochs, 0, 0
         self._steps, self._due = 0, 0
         self._gaps = 1, 1
-        self._few = 0
+        self._checks_with_few_rows = 0
         self._over = False
         self._epoch = self._first_epoch = Checks.epochs
         self._spent = self._cost = self._step_seconds = 0.0
@@ -99,8 +99,8 @@ class Checks:
         self._step_seconds = max(comm.agree("seconds of a step", since))
         self._spent += self._cost
         self._last, self._last_steps, self._epoch = now, self._steps, Checks.epochs
-        if few_rows and self._few < _WITH_FEW_ROWS:
-            self._few += 1
+        if few_rows and self._checks_with_few_rows < _WITH_FEW_ROWS:
+            self._checks_with_few_rows += 1
             self._due = self._steps + 1
             return
         gap, following = self._gaps

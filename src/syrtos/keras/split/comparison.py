@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from syrtos.comm.communicator import Communicator
+from syrtos.comm.communicator import Array, Communicator
 from syrtos.keras.split.plan import Row, SplitPlan
-from syrtos.keras.split.trial_step import Array, StepOutcome
+from syrtos.keras.split.trial_step import StepOutcome
 
 # The largest relative difference that rounding explains, by the bytes of the least precise dtype that a model
 # computes with.
@@ -30,6 +30,7 @@ def bound_of(precision: int) -> float:
 
 
 def norm_of(gradients: Sequence[Array]) -> float:
+    """Returns the norm of all gradients together, computed in float64."""
     return float(np.sqrt(sum(float(np.square(g, dtype=np.float64).sum()) for g in gradients)))
 
 
@@ -64,7 +65,19 @@ def size_of(value: Array) -> float:
 def compare_outcomes(
     comm: Communicator, whole: StepOutcome, split: StepOutcome, bound: float, plan: SplitPlan
 ) -> tuple[list[tuple[str, int]], float]:
-    """Returns where both ways differ by more than the bound on any worker, and the largest difference of the rest."""
+    """Returns where both ways differ by more than the bound on any worker, and the largest difference of the rest.
+
+    Args:
+        comm: the workers, which all call this together and get the same.
+        whole: what this worker has computed as one process.
+        split: what the workers have computed together.
+        bound: the largest relative difference that counts as none.
+        plan: has the scales of an earlier comparison, if there was one.
+
+    Returns:
+        Places as pairs: ``gradient``, ``log`` or ``variable`` with the index among these, or ``form`` with -1, where
+        the two differ in what they have computed.
+    """
     shape = [len(outcome.gradients) for outcome in (whole, split)] + [len(outcome.logs) for outcome in (whole, split)]
     shape += [each.name for outcome in (whole, split) for each in outcome.assigned.values()]
     everyone = comm.allgather_object(shape)
@@ -77,9 +90,11 @@ def compare_outcomes(
         for i, (a, b) in enumerate(zip(whole.gradients, split.gradients, strict=True))
     }
     logs = zip(whole.logs, split.logs, itertools.chain(allowed, itertools.repeat(1e-7)), strict=False)
+    # The lengths of logs are equal; only the allowances may be fewer, of an earlier step with other logs.
     found |= {("log", i): distance(a, b, least) for i, (a, b, least) in enumerate(logs)}
     keys = list(whole.assigned)
     for key in {**whole.assigned, **split.assigned}:
+        # A step may assign a variable one way alone, which is no difference if it stays as it was.
         one, other = whole.assigned.get(key), split.assigned.get(key)
         if one is None or other is None:
             left = one or other

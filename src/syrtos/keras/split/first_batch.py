@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
-from syrtos.comm.communicator import Communicator
+from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.world import Session
 from syrtos.errors import OutOfStepError
 from syrtos.keras.split.comparison import (
@@ -30,7 +29,7 @@ from syrtos.keras.split.comparison import (
     size_of,
 )
 from syrtos.keras.split.plan import Rule, SplitPlan
-from syrtos.keras.split.trial_step import Array, Assigned, StepOutcome, StepTrial
+from syrtos.keras.split.trial_step import Assigned, StepOutcome, StepTrial
 
 
 def decide_outputs(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
@@ -44,10 +43,10 @@ def decide_outputs(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
 
 def _decide_outputs(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
     comm = session.comm
-    whole = _whole(plan, trial, comm)
+    whole = _compute_as_one_process(plan, trial, comm)
     if whole is None:
         return
-    split = trial.split(plan)
+    split = trial.compute_split(plan)
     if failed := _any_failed(comm, split):
         plan.whole = _describe_failure(failed)
         return
@@ -74,18 +73,16 @@ def decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
 def _look_at_more_rows(
     plan: SplitPlan, trial: StepTrial, session: Session, decide_by: Callable[[SplitPlan, StepTrial, Session], None]
 ) -> None:
-    """Looks once more at more rows, if a few have shown no reason not to split.
-
-    Few rows show best what means over parts have not in common with a mean, and many what takes the largest of a
-    number. All of them show what a step does by how many there are.
-    """
+    """Compares ever more rows, as long as nothing has shown that the step can't be split."""
+    # Few rows show best what means over parts have not in common with a mean, and many what takes the largest of a
+    # number. All of them show what a step does by how many there are.
     while plan.tried and not plan.whole:
         more = trial.with_more_rows()
         if more is None:
             plan.left_out = trial.left_out
             return
         if not confirm(plan, more, session):
-            other = plan.renewed()
+            other = plan.for_next_comparison()
             decide_by(other, more, session)
             plan.adopt(other)
         plan.shows_all_rows |= more.has_all_rows()
@@ -94,7 +91,7 @@ def _look_at_more_rows(
 
 def _decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
     comm = session.comm
-    whole = _whole(plan, trial, comm)
+    whole = _compute_as_one_process(plan, trial, comm)
     if whole is None:
         return
     bound = bound_of(trial.precision())
@@ -102,7 +99,7 @@ def _decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
     split = StepOutcome()
     for gradients in ("mean", "sum", "late"):
         plan.gradients = gradients
-        split = trial.split(plan)
+        split = trial.compute_split(plan)
         if failed := _any_failed(comm, split):
             plan.whole = _describe_failure(failed)
             return
@@ -117,15 +114,19 @@ def _decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
         plan.whole = describe_difference(comm, whole, split, differs)
         return
     rest = [place for place in differs if not _find_rule(plan, comm, whole, split, place, bound)]
-    plan.whole = describe_difference(comm, whole, split, rest) if rest else _ambiguous(plan, comm, whole, split)
+    plan.whole = (
+        describe_difference(comm, whole, split, rest) if rest else _describe_unchanged(plan, comm, whole, split)
+    )
     if not plan.whole and {"max", "min"} & {*plan.variables.values(), *plan.logs.values()}:
-        _try_again(plan, trial, comm, bound)
+        _check_backwards(plan, trial, comm, bound)
     if not plan.whole:
         _note_shown(plan, whole, split)
 
 
 def confirm(plan: SplitPlan, trial: StepTrial, session: Session) -> bool:
-    """Returns whether a later batch agrees with the plan; all workers call this together. A plan that it does not agree with is to be made anew.
+    """Returns whether a later batch agrees with the plan; where it does not, a new plan is to be made.
+
+    All workers call this together.
 
     Args:
         plan: of the function.
@@ -133,27 +134,27 @@ def confirm(plan: SplitPlan, trial: StepTrial, session: Session) -> bool:
         session: the workers.
     """
     comm = session.comm
-    whole = trial.whole(False)
+    whole = trial.compute_as_one_process(False)
     if _any_failed(comm, whole):
-        whole = trial.whole(True)
+        whole = trial.compute_as_one_process(True)
         if _any_failed(comm, whole):
             return True  # an error of the script, which the step itself will raise
-    split = trial.split(plan)
+    split = trial.compute_split(plan)
     if _any_failed(comm, split):
         return False
     differs, far = compare_outcomes(comm, whole, split, bound_of(trial.precision()), plan)
-    if not differs and not _ambiguous(plan, comm, whole, split):
+    if not differs and not _describe_unchanged(plan, comm, whole, split):
         plan.difference = max(plan.difference or 0.0, far)
         plan.shown |= {key for key, one in split.assigned.items() if not _is_same(one)}
         return True
     return False
 
 
-def _whole(plan: SplitPlan, trial: StepTrial, comm: Communicator) -> StepOutcome | None:
+def _compute_as_one_process(plan: SplitPlan, trial: StepTrial, comm: Communicator) -> StepOutcome | None:
     """Returns what one process computes; None where it fails, which the plan says then."""
-    whole = trial.whole(False)
+    whole = trial.compute_as_one_process(False)
     if _any_failed(comm, whole):  # a function may need as many rows as the script gives it
-        whole = trial.whole(True)
+        whole = trial.compute_as_one_process(True)
         if failed := _any_failed(comm, whole):  # an error of the script its first step will raise
             plan.whole = f"it could not be tried: {failed}"
             return None
@@ -174,8 +175,9 @@ def _note_shown(plan: SplitPlan, whole: StepOutcome, split: StepOutcome) -> None
             plan.logs[index] = "max" if kind == "b" else "sum"
 
 
-def _ambiguous(plan: SplitPlan, comm: Communicator, whole: StepOutcome, split: StepOutcome) -> str:
-    """Says that a variable is assigned and stays as it was: then any rule fits, and nothing is shown. Empty where there is none."""
+def _describe_unchanged(plan: SplitPlan, comm: Communicator, whole: StepOutcome, split: StepOutcome) -> str:
+    """Says which assigned variable has stayed as it was on all workers; empty where there is none."""
+    # Any rule fits such a variable, so nothing is shown of it.
     names = [
         one.name
         for key, one in split.assigned.items()
@@ -194,13 +196,12 @@ def _is_same(one: Assigned) -> bool:
     return bool(np.array_equal(one.before, one.after, equal_nan=one.before.dtype.kind == "f"))
 
 
-def _try_again(plan: SplitPlan, trial: StepTrial, comm: Communicator, bound: float) -> None:
-    """Tries the plan once more with the rows in another order, and gives up the split if both ways differ then.
-
-    A maximum or minimum may fit by chance: of two workers a value of the first row is always the largest or the least.
-    """
+def _check_backwards(plan: SplitPlan, trial: StepTrial, comm: Communicator, bound: float) -> None:
+    """Tries the plan once more with the rows in another order, and gives up the split if both ways differ then."""
+    # A maximum or minimum may fit by chance: of two workers a value of the first row is always the largest or the
+    # least.
     other = trial.backwards()
-    whole, split = other.whole(False), other.split(plan)
+    whole, split = other.compute_as_one_process(False), other.compute_split(plan)
     failed = _any_failed(comm, whole) or _any_failed(comm, split)
     differs = [] if failed else compare_outcomes(comm, whole, split, bound, plan)[0]
     if failed or differs:
@@ -210,8 +211,9 @@ def _try_again(plan: SplitPlan, trial: StepTrial, comm: Communicator, bound: flo
 def _any_failed(comm: Communicator, outcome: StepOutcome) -> str:
     """Returns the error of the first worker whose step did not come to its end; empty if all did.
 
-    Workers that failed alone have left the others in an exchange, which fails then.
+    All workers call it together.
     """
+    # Workers that failed alone have left the others in an exchange, which fails then, and with it the first call here.
     for _ in range(3):
         try:
             comm.agree("the first batch was computed")
@@ -219,6 +221,7 @@ def _any_failed(comm: Communicator, outcome: StepOutcome) -> str:
         except OutOfStepError as error:
             outcome.error = outcome.error or str(error)
     errors = comm.allgather_object(outcome.error)
+    # The cause, and not what has followed from it on the other workers.
     own = [error for error in errors if error and "OutOfStepError" not in error]
     return next(iter(own or filter(None, errors)), "")
 
@@ -233,6 +236,14 @@ def _find_rule(
     plan: SplitPlan, comm: Communicator, whole: StepOutcome, split: StepOutcome, place: tuple[str, int], bound: float
 ) -> bool:
     """Finds a rule that makes the workers' values those of one process, and adds it to the plan.
+
+    Args:
+        plan: gets the rule, and shows it in its rows.
+        comm: the workers, which all call this together.
+        whole: what each worker has computed as one process.
+        split: what they have computed together.
+        place: the kind and index of what differs, as `compare_outcomes` gives it.
+        bound: the largest relative difference that counts as none.
 
     Returns:
         Whether there is one.
@@ -258,8 +269,9 @@ def _find_rule(
     def far(value: Array) -> float:
         return distance(wanted, value) if what == "log" else distance_of_changes(before, wanted, value)
 
+    # Each worker by its own rounding; the first rule, in the order of `_RULES`, that fits on all of them.
     fits = comm.allgather_object([rule for rule, value in made.items() if far(value) <= bound])
-    chosen: Any = next((rule for rule in fits[0] if all(rule in of_each for of_each in fits)), None)
+    chosen: Rule | None = next((rule for rule in fits[0] if all(rule in of_each for of_each in fits)), None)
     if chosen is None:
         return False
     rules[key] = chosen

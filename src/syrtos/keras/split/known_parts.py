@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 from syrtos.keras import keras_internals
 from syrtos.keras.split import whole_batch
 
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Model, Variable
 
-def fixed_batch(model: Any) -> str:
+
+def fixed_batch(model: Model) -> str:
     """Returns why a model's batches can't be split: it keeps a state for each row. Empty where they can."""
     for layer in keras_internals.layers_of(model):
         if getattr(layer, "stateful", False) and hasattr(layer, "reset_state") | hasattr(layer, "reset_states"):
@@ -19,19 +22,24 @@ def fixed_batch(model: Any) -> str:
     return ""
 
 
-def unknown_parts(model: Any, stock: bool, name: str) -> list[str]:
+def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
     """Returns the parts of a step that are not Keras's own, by names for a person.
 
-    ``stock``: whether the step itself is Keras's own.
+    Args:
+        model: whose step it is.
+        stock: whether the step itself is Keras's own.
+        name: ``train_step``, ``test_step`` or ``predict_step``.
     """
     parts = [] if stock else [f"{type(model).__name__}.{name}"]
     own = (method for method in _METHODS if not whole_batch.is_of_keras(owner_of(type(model), method)))
     parts += [f"{type(model).__name__}.{method}" for method in own]
+    # A model of a fixed number of rows may use that number, e.g. to reshape.
     inputs = () if model in _built_from_data else getattr(model, "inputs", None) or ()
     shapes = [getattr(tensor, "shape", (None,)) for tensor in inputs]
     parts += [f"the input of {shape[0]} rows" for shape in shapes if len(shape) and shape[0] is not None]
     layers = [layer for layer in keras_internals.layers_of(model) if layer is not model]
     parts += [f"the layer `{x.name}`" for x in layers if not is_known_layer(x)]
+    # Those of a functional model of Keras 3, such as `keras.ops.sum`, among which its layers stand too.
     operations = getattr(model, "operations", None) or ()
     known = {id(layer) for layer in layers}
     parts += [f"the operation `{x.name}`" for x in operations if id(x) not in known and not _is_known_operation(x)]
@@ -44,11 +52,11 @@ def unknown_parts(model: Any, stock: bool, name: str) -> list[str]:
 
 
 # Models whose inputs have the number of rows of the first batch, because the script gave none: it means nothing.
-_built_from_data: weakref.WeakSet[Any] = weakref.WeakSet()
+_built_from_data: weakref.WeakSet[Model] = weakref.WeakSet()
 
 
 @contextlib.contextmanager
-def noting_build(model: Any) -> Iterator[None]:
+def noting_build(model: Model) -> Iterator[None]:
     """Notes whether a model is built inside of the block, from the shapes of a batch."""
     was_built = getattr(model, "built", True)
     yield
@@ -65,21 +73,24 @@ def owner_of(kind: type, name: str) -> type:
     return next((base for base in kind.__mro__ if name in vars(base)), kind)
 
 
-def copies_of_weights(model: Any) -> list[Any]:
-    """Returns variables that nothing trains and that have the shape of weights, as averages of them have: zeros among these may stay as they are."""
+def copies_of_weights(model: Model) -> list[Variable]:
+    """Returns variables that nothing trains and that have the shape of weights, as averages of weights have."""
+    # That they stay as they are on the first batch shows nothing amiss: an average of weights of zeros is zero.
     shapes = {tuple(variable.shape) for variable in model.trainable_variables}
     return [v for v in model.non_trainable_variables if len(v.shape) and tuple(v.shape) in shapes]
 
 
-def is_known_layer(layer: Any) -> bool:
+def is_known_layer(layer: object) -> bool:
     """Returns whether a layer is Keras's own, with nothing of the script's in it."""
     kind = type(layer)
     if not whole_batch.is_of_keras(kind) or kind.__name__ in _OTHERS:
         return False
     if kind.__name__ == "TextVectorization" and getattr(layer, "_output_sequence_length", None) is None:
         return False  # it pads to the longest text of the rows that it gets
+    # E.g. a softmax over the rows.
     if whole_batch.may_be_rows(getattr(layer, "axis", None)):
         return False
+    # Private attributes are Keras's own bookkeeping.
     return all(map(_is_known_value, (value for name, value in vars(layer).items() if not name.startswith("_"))))
 
 
@@ -87,12 +98,24 @@ def is_known_layer(layer: Any) -> bool:
 _OTHERS = frozenset({"Lambda", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "MelSpectrogram"})
 
 
-def _has_no_reduction(part: Any) -> bool:
-    """Returns whether a part is a loss that gives a number for each row: its gradient is a sum, not a mean."""
-    return hasattr(part, "reduction") and not hasattr(part, "update_state") and part.reduction in (None, "none")
+def _has_no_reduction(part: object) -> bool:
+    """Returns whether a part is a loss that gives a number for each row."""
+    # The gradient of such numbers is that of their sum, where Keras's own way takes a mean.
+    return _is_loss(part) and part.reduction in (None, "none")
 
 
-def _is_known_value(value: Any) -> bool:
+class _Loss(Protocol):
+    """A loss of Keras."""
+
+    @property
+    def reduction(self) -> str | None: ...
+
+
+def _is_loss(part: object) -> TypeGuard[_Loss]:
+    return hasattr(part, "reduction") and not hasattr(part, "update_state")  # which a metric has
+
+
+def _is_known_value(value: object) -> bool:
     """Returns whether an attribute of a layer is known: no function or object of the script's own.
 
     Such an attribute may be e.g. an activation or a regularizer.
@@ -102,7 +125,7 @@ def _is_known_value(value: Any) -> bool:
     return whole_batch.is_of_keras(value) or whole_batch.is_of_keras(type(value))
 
 
-def _is_known_operation(operation: Any) -> bool:
+def _is_known_operation(operation: object) -> bool:
     return hasattr(operation, "stateful") or type(operation).__name__ in _BY_ELEMENT
 
 

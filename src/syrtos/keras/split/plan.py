@@ -12,6 +12,8 @@ Rule = Literal["equal", "sum", "mean", "max", "min"]
 class Row:
     """A number, gradient or variable of the first batch, computed both ways.
 
+    `syrtos verify` shows it as a row of its table.
+
     Attributes:
         kind: ``gradient``, ``log``, ``output`` or ``variable``.
         name: a name for a person.
@@ -44,10 +46,10 @@ class SplitPlan:
         rows: everything that was compared.
         tried: whether it was made by a comparison, and shows what becomes of every variable that the step assigns.
         shows_all_rows: whether whole batches are small enough to be compared, and the first one was.
-        left_out: the rows of the first batch that were compared, such as ``64 of its 512 rows``, where all of them would
-            have cost too much; empty elsewhere.
+        left_out: the rows of the first batch that were compared, such as ``64 of its 512 rows``, where all of them
+            would have cost too much; empty elsewhere.
         unproven: what `Unproven` said while the step was traced; autograph may raise it as another error.
-        known: ids of variables of which no comparison is needed: of metrics, and of Keras's own layers.
+        known_variables: ids of variables of which no comparison is needed: of metrics, and of Keras's own layers.
         shown: ids of variables whose change was compared.
         scale: the norm of all gradients in the first comparison, and the size of each log: later ones may be near
             zero, where rounding is all that differs.
@@ -64,24 +66,27 @@ class SplitPlan:
     shows_all_rows: bool = False
     left_out: str = ""
     unproven: str = ""
-    known: set[int] = dataclasses.field(default_factory=set)
+    known_variables: set[int] = dataclasses.field(default_factory=set)
     shown: set[int] = dataclasses.field(default_factory=set)
     scale: float = 0.0
     log_scales: list[float] = dataclasses.field(default_factory=list)
 
     def shows(self, key: int) -> bool:
-        """Returns whether it is known what the workers' values of a variable become."""
+        """Returns whether it is known what the workers' values of a variable become.
+
+        ``key``: the variable's id, as in `variables`. Where no comparison was made, all is Keras's own, and known.
+        """
         return not self.tried or self.shows_now(key)
 
     def shows_now(self, key: int) -> bool:
         """Returns the same while the comparison that makes the plan is going on."""
-        return key in self.known or key in self.shown or key in self.variables
+        return key in self.known_variables or key in self.shown or key in self.variables
 
-    def renewed(self) -> SplitPlan:
-        """Returns an empty plan for a later comparison, which knows and measures by what this one does."""
+    def for_next_comparison(self) -> SplitPlan:
+        """Returns an empty plan for a later comparison, with this one's known variables and scales."""
         return SplitPlan(
             decided=True,
-            known=self.known,
+            known_variables=self.known_variables,
             scale=self.scale,
             log_scales=self.log_scales,
             shows_all_rows=self.shows_all_rows,
@@ -89,6 +94,7 @@ class SplitPlan:
 
     def adopt(self, other: SplitPlan) -> None:
         """Takes over what a later comparison has shown; the functions that use this plan must be made anew."""
+        # What was shown before stays shown: a variable may be assigned in some steps alone.
         self.whole, self.gradients = other.whole, other.gradients
         self.variables, self.logs, self.rows = other.variables, other.logs, other.rows
         self.shown |= other.shown

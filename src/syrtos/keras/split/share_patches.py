@@ -6,7 +6,7 @@ A share's loss counts by its samples, so that plain means are right as they are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
 import keras
 from keras import ops
@@ -17,33 +17,77 @@ from syrtos.keras.features import sharding
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.split import shares, whole_batch
 
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Optimizer
+    from syrtos.keras.split.tensors import Tensor
+
+OptimizerT = TypeVar("OptimizerT", bound="Optimizer")
+
+
+class _Gradient(Protocol):
+    """A tensor of a backend, as a gradient that is scaled."""
+
+    @property
+    def dtype(self) -> object: ...
+
+    # A factor that the backend takes: a tensor, or a number.
+    def __mul__(self, factor: Any, /) -> Self: ...
+
+
+GradientT = TypeVar("GradientT", bound=_Gradient)
+
+
+class _Seed(Protocol):
+    """A tensor of a backend, of the two unsigned integers that a random operation takes."""
+
+    @property
+    def dtype(self) -> object: ...
+
+    def __add__(self, offset: object, /) -> Self: ...
+
+
+class _LossScaleOptimizer(Protocol):
+    """`keras.optimizers.LossScaleOptimizer`, around the optimizer that makes the updates."""
+
+    inner_optimizer: Optimizer
+
+
 # -- optimizers: reduce, then clip, then check ---------------------------------------------------------
 
 
-def _reduce_then_clip(original: Method) -> Method:
-    def clip_gradients(self: Any, grads: list[Any]) -> list[Any]:
-        reduced = list(backend.active().reduce_gradients(self, grads))
+def _reduce_then_clip(
+    original: Callable[[OptimizerT, list[_Gradient]], list[_Gradient]],
+) -> Callable[[OptimizerT, list[_Gradient]], list[_Gradient]]:
+    def clip_gradients(self: OptimizerT, grads: list[_Gradient]) -> list[_Gradient]:
+        # Keras has left out the variables without a gradient.
+        reduced = cast("list[_Gradient]", list(backend.active().reduce_gradients(self, grads)))
         workers = sharding.clips_parts(self)
-        return original(self, reduced) if workers is None else _clipped_in_parts(self, reduced, workers)
+        return original(self, reduced) if workers is None else _clip_in_parts(self, reduced, workers)
 
     return clip_gradients
 
 
-def _clipped_in_parts(optimizer: Any, grads: list[Any], comm: Communicator) -> list[Any]:
-    """Clips parts of gradients by the norms of the whole, with the formulas of Keras (3.15.1)."""
+def _clip_in_parts(optimizer: Optimizer, grads: list[GradientT], comm: Communicator) -> list[GradientT]:
+    """Returns parts of gradients, clipped by the norms of the whole, with the formulas of Keras (3.15.1)."""
     squares = ops.stack([ops.cast(ops.sum(ops.square(gradient)), "float32") for gradient in grads])
     squares = backend.active().on_host(comm.allreduce, squares, (len(grads),))
+    # Any: of Keras's functions pyright infers a union of all backends' results, None among them.
     if optimizer.clipnorm:
-        factors = optimizer.clipnorm / ops.maximum(ops.sqrt(squares), optimizer.clipnorm)
+        bounds: Any = ops.maximum(ops.sqrt(squares), optimizer.clipnorm)
+        factors = optimizer.clipnorm / bounds
         return [gradient * ops.cast(factors[index], gradient.dtype) for index, gradient in enumerate(grads)]
     norm: Any = ops.sqrt(ops.sum(squares))
-    factor = optimizer.global_clipnorm * ops.minimum(1.0 / norm, 1.0 / optimizer.global_clipnorm)
+    limit = cast("float", optimizer.global_clipnorm)  # `sharding.clips_parts` has seen that there is one
+    inverse: Any = ops.minimum(1.0 / norm, 1.0 / limit)
+    factor = limit * inverse
     factor += norm - norm  # NaN where the norm is NaN or infinite, as in Keras
     return [gradient * ops.cast(factor, gradient.dtype) for gradient in grads]
 
 
-def _check_finite_everywhere(original: Method) -> Method:
-    def check_finite(self: Any, grads: list[Any]) -> Any:
+def _check_finite_everywhere(
+    original: Callable[[_LossScaleOptimizer, list[_Gradient]], Tensor],
+) -> Callable[[_LossScaleOptimizer, list[_Gradient]], Tensor]:
+    def check_finite(self: _LossScaleOptimizer, grads: list[_Gradient]) -> Tensor:
         return backend.active().finite_everywhere(self.inner_optimizer, original(self, grads))
 
     return check_finite
@@ -52,30 +96,37 @@ def _check_finite_everywhere(original: Method) -> Method:
 # -- losses and seeds ----------------------------------------------------------------------------------
 
 
-def _reduce_values(original: Method) -> Method:
-    def reduce_values(values: Any, sample_weight: Any = None, reduction: str | None = "sum_over_batch_size") -> Any:
+def _reduce_values(original: Method) -> Callable[..., Tensor]:
+    def reduce_values(
+        values: Tensor, sample_weight: Tensor | None = None, reduction: str | None = "sum_over_batch_size"
+    ) -> Tensor:
         step = backend.active().current_step()
         if step is None or not len(values.shape):
             return original(values, sample_weight, reduction)
+        # A share's loss counts by its part of the samples, and a sum is not to.
         if reduction == "sum":
             return original(values, sample_weight, reduction) / step.fraction_like(values)
         if reduction == "mean_with_sample_weight" and sample_weight is not None:
             total = step.total_like(ops.cast(sample_weight, values.dtype))
-            return ops.divide_no_nan(ops.sum(values), total * step.fraction_like(values))
+            return cast("Tensor", ops.divide_no_nan(ops.sum(values), total * step.fraction_like(values)))
         return original(values, sample_weight, reduction)
 
     return reduce_values
 
 
-def _apply_mask(original: Method) -> Method:
-    def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: str | None) -> Any:
+def _apply_mask(
+    original: Callable[[Tensor | None, Tensor | None, object, str | None], Tensor],
+) -> Callable[[Tensor | None, Tensor | None, object, str | None], Tensor]:
+    def apply_mask(sample_weight: Tensor | None, mask: Tensor | None, dtype: object, reduction: str | None) -> Tensor:
         return shares.masked_globally(original(sample_weight, mask, dtype, reduction), mask, reduction)
 
     return apply_mask
 
 
-def _seed_by_rank(original: Method) -> Method:
-    def next_seed(self: Any, ordered: bool = True) -> Any:
+def _seed_by_rank(
+    original: Callable[[keras.random.SeedGenerator, bool], _Seed],
+) -> Callable[[keras.random.SeedGenerator, bool], _Seed]:
+    def next_seed(self: keras.random.SeedGenerator, ordered: bool = True) -> _Seed:
         seed, rank = original(self, ordered), backend.active().rank_to_seed()
         if rank == 0:
             return seed

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, SupportsInt, TypeVar
 
 from syrtos.comm import world
 from syrtos.keras import backend
 from syrtos.keras.features import finite
-from syrtos.keras.patching import Method
 from syrtos.keras.split import trial_step
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Model, Optimizer, P, R
+
+# The variables and tensors of a backend.
+VariableT = TypeVar("VariableT")
+TensorT = TypeVar("TensorT")
+OptimizerT = TypeVar("OptimizerT", bound="Optimizer")
 
 # Far apart, so that counters that seeds are mixed with don't meet.
 SEED_STRIDE = 0x9E3779
 
 
-class Assignments:
-    """The variables that a step assigns, by identity, with the values that they had before."""
+class Assignments(Generic[VariableT, TensorT]):
+    """The variables that a step assigns, by identity, with the values that they had before.
+
+    It is generic in the backend's variables and in its tensors.
+    """
 
     def __init__(self) -> None:
-        self._dirty: dict[int, tuple[Any, Any]] = {}
+        # The variables too: an identity is that of another object once its own is gone.
+        self._dirty: dict[int, tuple[VariableT, TensorT]] = {}
         self._paused = False
 
     @contextlib.contextmanager
@@ -34,15 +45,15 @@ class Assignments:
             self._paused = before
 
 
-def without_compilation(model: Any) -> None:
-    """Turns off compiled steps of a model where they can't work, before its functions are made.
+def without_compilation(model: Model) -> None:
+    """Turns off compiled steps of a model where they can't work, before its functions are made, and says so on rank 0.
 
-    A compiled step may have been asked for by `compile`, by ``model.jit_compile = True``, or by Keras itself, which
-    chooses it on a GPU. It can't contain the exchange between workers, or the check that `--on-nan` asks for.
+    They can't contain the exchange between workers, or the check that `--on-nan` asks for.
     """
     place = world.current().world
     if place.size == 1 and not finite.is_asked():
         return
+    # Asked for by `compile`, by `model.jit_compile = True`, or by Keras itself, which chooses it on a GPU.
     if model.jit_compile:
         if place.rank == 0:
             checks = f"the check that `--on-nan {world.current().options.on_nan}` asks for"
@@ -58,7 +69,7 @@ def without_compilation(model: Any) -> None:
 _MEANS = ("mean", "sum_over_batch_size", "auto")
 
 
-def masked_globally(weights: Any, mask: Any, reduction: str | None) -> Any:
+def masked_globally(weights: TensorT, mask: TensorT | None, reduction: str | None) -> TensorT:
     """Turns mask weights normalized within the share into ones normalized within the global batch.
 
     It does so where ``reduction`` is a mean; elsewhere they stay as they are.
@@ -69,13 +80,11 @@ def masked_globally(weights: Any, mask: Any, reduction: str | None) -> Any:
     return weights * step.mask_factor(mask, weights)
 
 
-def counting_share(original: Method) -> Method:
-    """Wraps `update_state` of a mean or a sum: a scalar is weighted by this worker's part of the samples.
+def counting_share(original: Callable[..., R]) -> Callable[..., R]:
+    """Wraps `update_state` of a mean or a sum: a scalar is weighted by this worker's part of the samples."""
 
-    Keras counts a scalar as one value of one batch.
-    """
-
-    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+    def update_state(self: object, values: object, sample_weight: object = None) -> R:
+        # Keras counts a scalar as one value of one batch, and without a weight each worker's would count as one.
         step = backend.active().current_step()
         if step is None or sample_weight is not None:
             return original(self, values, sample_weight=sample_weight)
@@ -84,16 +93,21 @@ def counting_share(original: Method) -> Method:
     return update_state
 
 
-def updating(original: Method) -> Method:
+def updating(
+    original: Callable[Concatenate[OptimizerT, P], R],
+) -> Callable[Concatenate[OptimizerT, P], R | SupportsInt]:
     """Wraps an optimizer's method: what it assigns is equal on all workers already.
 
-    Where gradients are noted (see `trial_step.noting_gradients`), it makes no update.
+    Where gradients are noted (see `trial_step.noting_gradients`), it makes no update, and returns the number of those
+    made before.
     """
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: OptimizerT, *args: P.args, **kwargs: P.kwargs) -> R | SupportsInt:
         note = trial_step.noting()
         if note is not None:
-            given, *rest = [*args, *kwargs.values()]
+            # `apply` takes gradients and, unless the optimizer is built, variables; `apply_gradients` takes pairs.
+            arguments: list[Any] = [*args, *kwargs.values()]
+            given, *rest = arguments
             pairs = list(given)
             if pairs and isinstance(pairs[0], tuple):
                 note(self, [gradient for gradient, _ in pairs], [variable for _, variable in pairs])

@@ -12,21 +12,20 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Generic, Protocol, Self, SupportsFloat, SupportsInt, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from syrtos.comm.communicator import Communicator
+from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.world import Session
 from syrtos.keras import backend
 from syrtos.keras.patching import Method
 from syrtos.keras.split.plan import SplitPlan
-from syrtos.keras.split.python_state import Change, bytes_of
+from syrtos.keras.split.python_state import Change
+from syrtos.keras.split.tensors import bytes_of, has_dtype
 
-Array = npt.NDArray[Any]
-# Takes an optimizer, the gradients that it is given, and their variables.
-Note = Callable[[Any, Sequence[Any], Sequence[Any]], None]
+# Takes an optimizer, the gradients that it is given, and their variables, of the classes of the backend.
+Note = Callable[..., None]
 # Rows of all workers that are computed both ways, and at least so many of each worker.
 ROWS, ROWS_OF_EACH = 8, 2
 # As many as have so many bytes are taken, but no more than these.
@@ -35,6 +34,24 @@ _BYTES, _MOST_ROWS = 1 << 16, 64
 # such a part of the memory that is free, or so many bytes of an accelerator, and not too many seconds.
 _ROWS_OF_ALL, _BYTES_OF_ALL = 1024, 1 << 24
 _PART_OF_MEMORY, _BYTES_OF_DEVICE, _SECONDS_OF_ALL = 0.25, 1 << 30, 10.0
+
+
+class Batch(Protocol):
+    """What a worker has of a batch, in the form that its backend gives it."""
+
+    @property
+    def samples(self) -> SamplesCount:
+        """The number of its rows, a scalar."""
+        ...
+
+
+class SamplesCount(SupportsInt, SupportsFloat, Protocol):
+    """A whole number of Python, or a scalar tensor of one."""
+
+
+# The models and batches of a backend.
+ModelT = TypeVar("ModelT")
+BatchT = TypeVar("BatchT", bound=Batch)
 
 
 class Amount(enum.IntEnum):
@@ -91,11 +108,11 @@ class StepTrial(Protocol):
 
     left_out: str
 
-    def whole(self, all_rows: bool) -> StepOutcome:
+    def compute_as_one_process(self, all_rows: bool) -> StepOutcome:
         """Computes the step on each worker as one process does, on some rows, or on ``all_rows`` of the batch."""
         ...
 
-    def split(self, plan: SplitPlan) -> StepOutcome:
+    def compute_split(self, plan: SplitPlan) -> StepOutcome:
         """Computes the step as the workers do together."""
         ...
 
@@ -117,11 +134,11 @@ class StepTrial(Protocol):
 
 
 def add_python_changes(outcome: StepOutcome, changes: Sequence[Change]) -> None:
-    """Counts numbers that Python code has changed as variables that were assigned, for which there is no rule but to be equal."""
+    """Counts numbers that Python code has changed as variables that were assigned."""
+    # Since the outcome has no `own` values of them, no rule is found for them: they must be equal.
     for index, change in enumerate(changes):
-        key = (
-            -1 - zlib.crc32(change.name.encode()) - (index << 32)
-        )  # no identity of an object, and the same on all workers
+        # Negative, as no identity of an object is, and the same on all workers.
+        key = -1 - zlib.crc32(change.name.encode()) - (index << 32)
         outcome.assigned[key] = Assigned(change.name, change.before, change.after)
 
 
@@ -138,16 +155,14 @@ def describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[1 if called else 0]}"[:300].rstrip(".")
 
 
-def bytes_of_batch(leaves: Sequence[Any]) -> int:
-    """Returns the bytes of the leaves of a batch that have one shape, which ragged tensors have not."""
-    shaped = (leaf for leaf in leaves if getattr(leaf, "dtype", None) is not None)
-    return sum(bytes_of(leaf) for leaf in shaped if None not in tuple(leaf.shape))
+def bytes_of_batch(leaves: Sequence[object]) -> int:
+    """Returns the bytes of the arrays and tensors among the leaves of a batch, without those of unknown shape."""
+    # Ragged tensors have None among their sizes.
+    return sum(bytes_of(leaf) for leaf in leaves if has_dtype(leaf) and None not in tuple(leaf.shape))
 
 
 def rows_to_take(comm: Communicator, count: int, size: int, amount: Amount) -> int:
-    """Returns how many rows of this worker are computed both ways.
-
-    Of a part of the rows not equally many are taken on all workers, where a sum and a mean look alike.
+    """Returns how many rows of this worker are computed both ways. All workers call it together.
 
     Args:
         comm: the workers.
@@ -157,6 +172,7 @@ def rows_to_take(comm: Communicator, count: int, size: int, amount: Amount) -> i
     """
     rows = ROWS
     if amount != Amount.FEW:
+        # A worker may have no rows, or smaller ones, and all must take the same number.
         row = max(comm.agree("bytes of a row", size / max(count, 1)))
         rows = min(max(ROWS, int(_BYTES // max(row, 1.0))), _MOST_ROWS)
     if amount == Amount.ALL:
@@ -166,39 +182,50 @@ def rows_to_take(comm: Communicator, count: int, size: int, amount: Amount) -> i
     each = max(rows // comm.size, ROWS_OF_EACH)
     counts = comm.agree("rows of each worker", float(count))
     taken = [int(min(have, each + (rank == 0))) for rank, have in enumerate(counts)]
+    # Of equally many rows on all workers a mean of the workers' means looks like the mean of all rows.
     if len(set(taken)) == 1 and taken[0] > 1:
         taken[-1] -= 1
     return taken[comm.rank]
 
 
-class TrialOfRows:
-    """The part of a `StepTrial` that takes ever more rows of a batch."""
+class TrialOfRows(Generic[ModelT, BatchT]):
+    """The part of a `StepTrial` that takes ever more rows of a batch.
 
-    def __init__(self, model: Any, session: Session, step: Method, batch: Any, some: Any, amount: Amount) -> None:
+    It is generic in the backend's models, and in what a worker has of a batch.
+    """
+
+    def __init__(
+        self, model: ModelT, session: Session, step: Method, batch: BatchT, some: BatchT, amount: Amount
+    ) -> None:
         """
         Args:
             model: whose step it is.
             session: the workers.
             step: computes the values.
-            batch: what this worker has of the batch: an object with ``samples``, the number of its rows.
+            batch: what this worker has of the batch.
             some: the rows of it that are computed, likewise.
             amount: how many rows were wanted.
         """
         self._model, self._session, self._step = model, session, step
         self._all, self._some, self._amount = batch, some, amount
+        # Subclasses compute between now and `with_more_rows`, which asks what that has cost.
         self._began, self._used = time.monotonic(), _memory()
         self.left_out = ""
 
-    def _again(self, amount: Amount) -> Self:
+    def _with_amount(self, amount: Amount) -> Self:
         """Returns a trial of the same step with another amount of rows."""
         raise NotImplementedError
 
     def with_more_rows(self) -> Self | None:
-        """Returns the same step on more rows, if there are more and they do not cost too much. All workers call it together."""
+        """Returns the same step on more rows, if there are more and they do not cost too much.
+
+        All workers call it together.
+        """
         seconds, own = time.monotonic() - self._began, self._rows()
         for amount in range(self._amount + 1, Amount.ALL + 1):
-            more = self._again(Amount(amount))
+            more = self._with_amount(Amount(amount))
             rows = more._rows()
+            # The batch, or the bytes of its rows, may allow no more than this trial has.
             if rows > own:
                 return more if amount != Amount.ALL or self._allows(own, rows, seconds) else None
         return None
@@ -219,7 +246,11 @@ class TrialOfRows:
         return int(sum(self._rows_of_each()))
 
     def _allows(self, own: int, rows: int, seconds: float) -> bool:
-        """Returns whether a trial of so many rows is cheap enough, by what this one of ``own`` has taken; else says what was left out."""
+        """Returns whether a trial of ``rows`` rows is cheap enough, by what this one of ``own`` rows has taken.
+
+        Where it is not, `left_out` says so from now on. All workers call it together.
+        """
+        # All workers of a host compute at the same time.
         workers = self._session.world.local_size
         device, host = (peak - before for peak, before in zip(_peak_memory(), self._used, strict=True))
         is_too_much = (
@@ -264,25 +295,29 @@ def in_own_row(value: Array, rank: int, size: int) -> Array:
 class _Noting:
     """The function that notes the gradients given to optimizers, in place of an update; None: they make updates."""
 
-    to: Note | None = None
+    note: Note | None = None
 
 
 @contextlib.contextmanager
 def noting_gradients(note: Note) -> Iterator[None]:
-    """Context manager: optimizers make no update; ``note`` is called in the place of each."""
-    _Noting.to = note
+    """Context manager: optimizers make no update; ``note`` is called in the place of each.
+
+    ``note`` takes the optimizer, its gradients (None for a variable without one), and the variables.
+    """
+    _Noting.note = note
     try:
         yield
     finally:
-        _Noting.to = None
+        _Noting.note = None
 
 
 def noting() -> Note | None:
     """Returns the function that notes the gradients that optimizers are given; None if they make updates."""
-    return _Noting.to
+    return _Noting.note
 
 
-def names_of(logs: Any, numbers: Sequence[Any]) -> list[str]:
+def names_of(logs: object, numbers: Sequence[object]) -> list[str]:
     """Returns the keys under which a step returns its numbers; others are numbered from 1."""
+    # By identity: tensors can't be compared by `==`, and equal numbers have names of their own.
     keys = {id(value): str(name) for name, value in logs.items()} if isinstance(logs, dict) else {}
     return [keys.get(id(number), str(index + 1)) for index, number in enumerate(numbers)]

@@ -1,4 +1,4 @@
-"""What a user is told about how a step is split: lines, notes on errors, the record of the run and of `syrtos verify`."""
+"""Tells a user how a step is split: lines on the terminal, notes on errors, the records of runs and `syrtos verify`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from syrtos.comm.world import Session
 from syrtos.errors import SyrtosError
 from syrtos.keras import keras_internals
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.observe.ledger import verified_path
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Model, P, R
 
 
 def is_split(session: Session) -> bool:
@@ -24,24 +27,25 @@ def is_split(session: Session) -> bool:
     return session.world.size > 1 and session.options.batch != "per-worker"
 
 
-def naming_split(plan: SplitPlan, session: Session, function: Callable[..., Any]) -> Callable[..., Any]:
+def naming_split(plan: SplitPlan, session: Session, function: Callable[P, R]) -> Callable[P, R]:
     """Wraps a function of steps: where batches are split, its errors say so.
 
     A later batch than the first may have a form that the step refuses.
     """
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
         except (StopIteration, SyrtosError):
             raise
         except Exception as error:
-            told = getattr(error, "__notes__", [])
+            notes = getattr(error, "__notes__", [])
             if (
                 is_split(session)
                 and not plan.whole
+                # TensorFlow's word for the end of the data, by name: this room knows no framework.
                 and type(error).__name__ != "OutOfRangeError"
-                and not any(map(_names_split, told))
+                and not any(map(_names_split, notes))
             ):
                 error.add_note(_SPLIT.format(workers=session.world.size))
             raise
@@ -56,7 +60,10 @@ _SPLIT = (
 
 
 def describe_decision(where: str) -> str:
-    """Says why a step that decides by a number of its rows is not split, e.g. ``where`` it is ``Greater in train.py, line 7``."""
+    """Says why a step that decides by a number of its rows is not split.
+
+    ``where``: the operation and its place, such as ``Greater in train.py, line 7``.
+    """
     return f"it decides by a number of its rows ({where}), and parts of them have others"
 
 
@@ -75,7 +82,7 @@ class Verifying:
 
     CALLS = 2  # of each function; then its data counts as at its end
 
-    def __init__(self, model: Any, session: Session) -> None:
+    def __init__(self, model: Model, session: Session) -> None:
         """
         Args:
             model: whose function's calls are counted.
@@ -134,7 +141,7 @@ def tell_change(
         )
 
 
-def tell_own_statistics(plan: SplitPlan, model: Any, session: Session) -> None:
+def tell_own_statistics(plan: SplitPlan, model: Model, session: Session) -> None:
     """Says once that BatchNormalization normalizes by the shares of workers, where a training step is split."""
     if (
         plan.whole
@@ -156,10 +163,10 @@ def tell_own_statistics(plan: SplitPlan, model: Any, session: Session) -> None:
         )
 
 
-def _normalizes_by_share(layer: Any) -> bool:
-    return (
-        type(layer).__name__ == "BatchNormalization" and layer.trainable and not getattr(layer, "synchronized", False)
-    )
+def _normalizes_by_share(layer: object) -> bool:
+    # By name, since it may be Keras 3's or Keras 2's. A layer that is not trained uses its moving statistics.
+    is_trained = type(layer).__name__ == "BatchNormalization" and getattr(layer, "trainable", True)
+    return is_trained and not getattr(layer, "synchronized", False)
 
 
 def tell(plan: SplitPlan, session: Session, what: str, computes: str = "Each worker computes") -> None:

@@ -10,33 +10,47 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Concatenate, Protocol, TypeVar
 
 from syrtos.comm import world
 from syrtos.keras import backend
-from syrtos.keras.patching import Method
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import P, R
+
+# The metric or loss that a wrapped method belongs to.
+OwnerT = TypeVar("OwnerT")
 
 # Keras's own functions that mix rows: they sum over the batch before they divide, or compare each row with all others
 # (seen in 3.15.1).
 _MIXING = frozenset({"dice", "tversky", "circle", "Dice", "Tversky", "Circle"})
 _OF_KERAS = ("keras", "tf_keras")
+# The metrics of the script that `_tell_where_workers_train_alone` has warned of.
 _told: set[type] = set()
+# Set on methods that `_adapt` has wrapped.
 _ADAPTED = "_syrtos_of_all_rows"
 
 
-def is_of_keras(kind: Any) -> bool:
+class _MeanMetricWrapper(Protocol):
+    """A metric of Keras around a function: `keras.metrics.MeanMetricWrapper`."""
+
+    _fn: Callable[..., object]
+
+
+def is_of_keras(kind: object) -> bool:
     """Returns whether a class or a function is Keras's own."""
     return (getattr(kind, "__module__", None) or "").partition(".")[0] in _OF_KERAS
 
 
-def reduces_late(model: Any) -> bool:
+def reduces_late(model: object) -> bool:
     """Returns whether nothing of the script's own sees gradients from Keras's `train_step` to the end of the update."""
     optimizer = getattr(model, "optimizer", None)
+    # A `LossScaleOptimizer` of Keras's may hold one of the script's own.
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return is_of_keras(type(optimizer)) and is_of_keras(type(inner))
 
 
-def is_row_by_row(function: Any) -> bool:
+def is_row_by_row(function: object) -> bool:
     """Returns whether a loss function is known to compute each row's value from that row alone."""
     if isinstance(function, functools.partial):
         return is_row_by_row(function.func)
@@ -45,7 +59,7 @@ def is_row_by_row(function: Any) -> bool:
     return is_of_keras(function) and getattr(function, "__name__", "") not in _MIXING
 
 
-def loss_is_row_by_row(loss: Any) -> bool:
+def loss_is_row_by_row(loss: object) -> bool:
     """Returns whether a `Loss` is known to be row by row: of Keras's own class, around such a function of Keras's."""
     if not is_of_keras(type(loss)) or type(loss).__name__ in _MIXING:
         return False
@@ -55,53 +69,57 @@ def loss_is_row_by_row(loss: Any) -> bool:
     return function is None or is_row_by_row(function)
 
 
-def _is_along_rows(wrapper: Any) -> bool:
+def _is_along_rows(wrapper: object) -> bool:
     """Returns whether a function of Keras's was asked to work along an axis that may be that of the rows."""
     return may_be_rows(getattr(wrapper, "_fn_kwargs", {}).get("axis"))
 
 
-def may_be_rows(axis: Any) -> bool:
-    """Returns whether an axis, or one of several, may be that of the rows: 0, or -2 and below, which are so in tensors of that rank."""
+def may_be_rows(axis: object) -> bool:
+    """Returns whether an axis, or one of several, may be that of the rows; False for None."""
+    # Besides 0, those of -2 and below: of a tensor of two dimensions -2 is the axis of its rows.
     axes = axis if isinstance(axis, list | tuple) else [axis]
     return any(isinstance(one, int) and (one == 0 or one < -1) for one in axes)
 
 
-def of_all_rows(original: Method) -> Method:
+def of_all_rows(original: Callable[Concatenate[OwnerT, P], R]) -> Callable[Concatenate[OwnerT, P], R]:
     """Wraps `Loss.__call__`: it is given the rows of all workers where the loss may mix them."""
     return _on_all_rows(original, loss_is_row_by_row)
 
 
-def mean_of_all_rows(original: Method) -> Method:
+def mean_of_all_rows(
+    original: Callable[Concatenate[_MeanMetricWrapper, P], R],
+) -> Callable[Concatenate[_MeanMetricWrapper, P], R]:
     """Wraps `MeanMetricWrapper.update_state`: it is given the rows of all workers where its function may mix them."""
     return _on_all_rows(original, lambda metric: is_row_by_row(metric._fn) and not _is_along_rows(metric))
 
 
-def adapting_class(original: Method) -> Method:
+def adapting_class(original: Callable[Concatenate[OwnerT, P], None]) -> Callable[Concatenate[OwnerT, P], None]:
     """Wraps `Metric.__init__`: an `update_state` of a script's own class is given the rows of all workers."""
 
     @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: OwnerT, *args: P.args, **kwargs: P.kwargs) -> None:
         _adapt_metric(type(self))
         original(self, *args, **kwargs)
 
     return init
 
 
-def adapting_loss(original: Method) -> Method:
-    """Wraps `Loss.__init__`: a `__call__` of a script's own class, which `of_all_rows` does not wrap, is given the rows of all workers."""
+def adapting_loss(original: Callable[Concatenate[OwnerT, P], None]) -> Callable[Concatenate[OwnerT, P], None]:
+    """Wraps `Loss.__init__`: a `__call__` of a script's own class is given the rows of all workers."""
+    # It takes the place of Keras's own, which `of_all_rows` wraps.
 
     @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: OwnerT, *args: P.args, **kwargs: P.kwargs) -> None:
         _adapt(type(self), "__call__")
         original(self, *args, **kwargs)
 
     return init
 
 
-def adapting_new(original: Method) -> Method:
+def adapting_new(original: Callable[Concatenate[type, P], R]) -> Callable[Concatenate[type, P], R]:
     """Wraps `Metric.__new__` of Keras 2: an `update_state` of a script's own class is given the rows of all workers."""
 
-    def new(kind: type, *args: Any, **kwargs: Any) -> Any:
+    def new(kind: type, *args: P.args, **kwargs: P.kwargs) -> R:
         _adapt_metric(kind)
         return original(kind, *args, **kwargs)
 
@@ -115,6 +133,7 @@ def _adapt_metric(kind: type) -> None:
 
 def _adapt(kind: type, method: str) -> None:
     """Wraps the method of each of the script's own classes that ``kind`` is made of, once."""
+    # Each class by itself, since a method may call that of the class above by `super`.
     for owner in kind.__mro__:
         own = vars(owner).get(method)
         if callable(own) and not is_of_keras(owner) and not hasattr(own, _ADAPTED):
@@ -124,10 +143,8 @@ def _adapt(kind: type, method: str) -> None:
 
 
 def _tell_where_workers_train_alone(kind: type) -> None:
-    """Warns of a script's own metric where nothing is exchanged in a step.
-
-    There its states are added up, which is right for sums alone.
-    """
+    """Warns of a script's own metric where nothing is exchanged in a step."""
+    # There the states of metrics are added up, which is right for sums alone.
     session = world.current()
     alone = session.options.sync_every or session.options.asynchronous
     if not alone or is_of_keras(kind) or kind in _told or session.world.rank or session.world.size == 1:
@@ -140,15 +157,18 @@ def _tell_where_workers_train_alone(kind: type) -> None:
     )
 
 
-def _on_all_rows(original: Method, is_known: Callable[[Any], bool] = lambda _: False) -> Method:
+def _on_all_rows(
+    original: Callable[Concatenate[OwnerT, P], R], is_known: Callable[[OwnerT], bool] = lambda _: False
+) -> Callable[Concatenate[OwnerT, P], R]:
     """Wraps a method: it is given the rows of all workers, unless ``is_known`` says that its object is row by row."""
 
     @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: OwnerT, *args: P.args, **kwargs: P.kwargs) -> R:
         step = backend.active().current_step()
         if step is None or not step.splits_batch or is_known(self):
             return original(self, *args, **kwargs)
         args, kwargs = step.rows_of_all((args, kwargs))
+        # Or what it computes would be weighted by this worker's part of the samples once more.
         with step.whole_batch():
             return original(self, *args, **kwargs)
 

@@ -167,7 +167,7 @@ class Function:
         if trial is not None and needs_build:
             trial.build()
         if trial is not None and self._is_compared:
-            began, self.plan.known = time.monotonic(), _known_variables(self._model)
+            began, self.plan.known_variables = time.monotonic(), _known_variables(self._model)
             few = trial.has_few_rows()
             if not few:
                 self._decide_by(trial, self.plan)
@@ -203,7 +203,7 @@ class Function:
                 self._make_anew()
             verdicts.tell(self.plan, self._session, self._what())
         elif not few and not first_batch.confirm(self.plan, trial, self._session):
-            other = self.plan.renewed()
+            other = self.plan.for_next_comparison()
             self._decide_by(trial, other)
             self._change(other)
         self.checks.note_check(self._session.comm, time.monotonic() - began, few)

@@ -38,10 +38,10 @@ class Trial(TrialOfRows):
         first = Share(first.samples, tf_internals.without_optionals(first.data))
         super().__init__(model, session, step, first, _some_rows(first, session, amount), amount)
 
-    def _again(self, amount: Amount) -> Self:
+    def _with_amount(self, amount: Amount) -> Self:
         return type(self)(self._model, self._session, self._step, self._all, amount)
 
-    def whole(self, all_rows: bool) -> StepOutcome:
+    def compute_as_one_process(self, all_rows: bool) -> StepOutcome:
         if all_rows:
             self._some = self._all
         scope = StepScope(self._session, self._some, False)
@@ -53,7 +53,7 @@ class Trial(TrialOfRows):
 
         return self._outcome(run)
 
-    def split(self, plan: SplitPlan) -> StepOutcome:
+    def compute_split(self, plan: SplitPlan) -> StepOutcome:
         def run(outcome: StepOutcome) -> object:
             early = plan.gradients != "late"
             scope = StepScope(self._session, self._some, False, reduces_early=early, plan=plan, outcome=outcome)
@@ -121,7 +121,7 @@ class Trial(TrialOfRows):
 class PredictingTrial(Trial):
     """A trial of a `predict_step`, whose outputs have rows."""
 
-    def split(self, plan: SplitPlan) -> StepOutcome:
+    def compute_split(self, plan: SplitPlan) -> StepOutcome:
         def run(outcome: StepOutcome) -> object:
             scope = StepScope(self._session, self._some, False, plan=plan, outcome=outcome)
             with scope.as_current_step():

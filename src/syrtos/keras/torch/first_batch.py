@@ -95,7 +95,7 @@ class Function:
         # Hooks may differ between workers, and a trial needs all of them.
         is_compared = any(self._session.comm.agree("compare the first batch?", float(is_compared)))
         if is_compared:
-            began, self.plan.known = time.monotonic(), _known_variables(self.model)
+            began, self.plan.known_variables = time.monotonic(), _known_variables(self.model)
             trial = self._trial(first)
             few = trial.has_few_rows()
             if not few:
@@ -121,7 +121,7 @@ class Function:
             self._decide_by_trial(trial, self.plan)
             verdicts.tell(self.plan, self._session, self._describe_step())
         elif not few and (not first_batch.confirm(self.plan, trial, self._session) or self._find_decision(trial)):
-            other = self.plan.renewed()
+            other = self.plan.for_next_comparison()
             self._decide_by_trial(trial, other)
             if not other.is_like(self.plan):
                 self.plan.adopt(other)
@@ -194,10 +194,10 @@ class _Trial(TrialOfRows):
         # By which the step decides by a number of its rows, once it was split; of trials with more rows too.
         self.decisions: list[str] = [] if before is None else before.decisions
 
-    def _again(self, amount: Amount) -> Self:
+    def _with_amount(self, amount: Amount) -> Self:
         return type(self)(self._model, self._session, self._step, self._all, amount, self)
 
-    def whole(self, all_rows: bool) -> StepOutcome:
+    def compute_as_one_process(self, all_rows: bool) -> StepOutcome:
         if all_rows:
             self._some = self._all
         rows = gathering.rows_of_all(StepScope(self._session, self._some.samples, False), self._some.data)
@@ -208,7 +208,7 @@ class _Trial(TrialOfRows):
 
         return self._run_without_trace(run)
 
-    def split(self, plan: SplitPlan) -> StepOutcome:
+    def compute_split(self, plan: SplitPlan) -> StepOutcome:
         def run(outcome: StepOutcome) -> object:
             early = plan.gradients != "late"
             scope = StepScope(self._session, self._some.samples, False, early, plan, outcome)
@@ -266,7 +266,7 @@ class _Trial(TrialOfRows):
 class _PredictingTrial(_Trial):
     """A trial of a `predict_step`, whose outputs have rows."""
 
-    def split(self, plan: SplitPlan) -> StepOutcome:
+    def compute_split(self, plan: SplitPlan) -> StepOutcome:
         def run(outcome: StepOutcome) -> object:
             scope = StepScope(self._session, self._some.samples, False, plan=plan, outcome=outcome)
             scope.model = self._model

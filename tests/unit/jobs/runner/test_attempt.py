@@ -65,9 +65,7 @@ def test_a_job_that_is_stopped_before_its_runner_begins(home: Home) -> None:
 
 def test_a_job_that_is_stopped_just_before_it_trains(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     store, attempt = prepared(home, record("later"))
-    monkeypatch.setattr(
-        attempt, "_say_notices", lambda: store.change("later", lambda r: r.with_transition("Stopping"))
-    )
+    monkeypatch.setattr(attempt, "_say_notices", lambda: store.change("later", lambda r: r.with_transition("Stopping")))
     attempt.run()
     found = end_of(store, "later")
     assert (found.state.secondary, found.failure) == ("Stopped", "")

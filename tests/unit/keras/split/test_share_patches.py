@@ -33,7 +33,7 @@ def test_parts_are_clipped_by_the_norm_of_the_whole(clip: dict[str, Any], dtypes
     optimizer = keras.optimizers.SGD(**clip)
     expected: Any = optimizer._clip_gradients([tf.constant(whole) for whole in WHOLE])
     parts = [tf.cast(whole[: len(whole) // 2], dtype) for whole, dtype in zip(WHOLE, dtypes, strict=True)]
-    found = share_patches._clipped_in_parts(optimizer, parts, TwoWorkers())
+    found = share_patches._clip_in_parts(optimizer, parts, TwoWorkers())
     for part, whole, dtype in zip(found, expected, dtypes, strict=True):
         assert part.dtype == dtype
         tolerance = 1e-2 if "bfloat16" in dtypes else 1e-6
@@ -44,5 +44,5 @@ def test_a_norm_that_is_not_finite_makes_all_of_them_nan() -> None:
     world.init()
     activate.variables_only()
     optimizer = keras.optimizers.SGD(global_clipnorm=1.0)
-    found = share_patches._clipped_in_parts(optimizer, [tf.constant([np.inf]), tf.constant([1.0])], TwoWorkers())
+    found = share_patches._clip_in_parts(optimizer, [tf.constant([np.inf]), tf.constant([1.0])], TwoWorkers())
     assert all(np.isnan(part.numpy()).all() for part in found)

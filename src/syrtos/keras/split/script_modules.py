@@ -1,0 +1,42 @@
+"""The modules of the script: its own file, and those beside it, without what is installed."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+import types
+
+# Folders in which Python and packages are installed.
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
+
+
+def modules_of_script() -> list[types.ModuleType]:
+    """Returns the script and the imported modules in its folder, or in folders of that, each once."""
+    script = sys.modules["__main__"]
+    folder = os.path.dirname(os.path.abspath(getattr(script, "__file__", None) or "."))
+    found = [script]
+    # A copy: a module that loads lazily may import others when it is asked for its file.
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if os.path.abspath(file).startswith(folder + os.sep) and _is_name_of_script(name) and module not in found:
+            found.append(module)
+    return found
+
+
+def is_of_script(kind: object) -> bool:
+    """Returns whether a class or function stands in the script or in another module that is not installed."""
+    return _is_name_of_script(str(getattr(kind, "__module__", None) or ""))
+
+
+def _is_name_of_script(name: str) -> bool:
+    # syrtos itself may be run from its source, which is no installed package.
+    return name.partition(".")[0] not in ("syrtos", "builtins") and _is_file_of_script(name)
+
+
+# Asked of each class that a model or the script holds, at each comparison.
+@functools.lru_cache(maxsize=4096)
+def _is_file_of_script(name: str) -> bool:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name == "__main__" or bool(file and not file.startswith(_INSTALLED))
