@@ -1,4 +1,4 @@
-"""What is exchanged: arrays, the reductions over them, and how they are divided between workers."""
+"""Arrays that are exchanged, the reductions over them, and how they are divided between workers."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class Session:
 
 @dataclasses.dataclass
 class _Joined:
-    """What this process has joined.
+    """The world that this process has joined.
 
     Attributes:
         session: the session of the world; None before `init`.

@@ -1,1 +1,1 @@
-"""What a job prints and measures: its logs, metrics and their series."""
+"""The logs and metrics of a job, and their series."""

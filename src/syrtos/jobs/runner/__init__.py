@@ -1,1 +1,1 @@
-"""One attempt at a job: its instances, code, environment and workers."""
+"""An attempt at a job: its instances, code, environment and workers."""

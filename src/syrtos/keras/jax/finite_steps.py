@@ -28,7 +28,7 @@ _Tree = TypeVar("_Tree")
 
 
 class _Finding(NamedTuple):
-    """What was found of the gradients of one update.
+    """The finding about the gradients of one update.
 
     Attributes:
         flags: for each gradient whether all its numbers are finite.

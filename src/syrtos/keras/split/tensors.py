@@ -47,7 +47,7 @@ class TorchTensor(EagerTensor, Protocol):
 
     @property
     def is_leaf(self) -> bool:
-        """Whether no operation has made it; only leaves keep gradients."""
+        """True if no operation has made it; only leaves keep gradients."""
         ...
 
     def clone(self) -> Self:

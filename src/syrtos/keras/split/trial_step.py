@@ -37,7 +37,7 @@ _PART_OF_MEMORY, _BYTES_OF_DEVICE, _SECONDS_OF_ALL = 0.25, 1 << 30, 10.0
 
 
 class Batch(Protocol):
-    """What a worker has of a batch, in the form that its backend gives it."""
+    """The part of a batch that a worker has, in the form that its backend gives it."""
 
     @property
     def samples(self) -> SamplesCount:
@@ -55,7 +55,7 @@ BatchT = TypeVar("BatchT", bound=Batch)
 
 
 class Amount(enum.IntEnum):
-    """How many rows of a batch are computed both ways."""
+    """The number of rows of a batch that are computed both ways."""
 
     FEW = 0
     MORE = 1

@@ -19,7 +19,7 @@ class _Normalization(Protocol):
 
 
 class _TotalContext(Protocol):
-    """What `_Total` keeps between its two passes."""
+    """The tensors that `_Total` keeps between its two passes."""
 
     current: step.StepScope
 

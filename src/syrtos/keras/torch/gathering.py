@@ -20,7 +20,7 @@ _MASK = "_keras_mask"
 
 
 class _GatheredContext(Protocol):
-    """What `_Gathered` keeps between its two passes: where this worker's rows are among those of all."""
+    """The place of this worker's rows among those of all, which `_Gathered` keeps between its two passes."""
 
     fraction: float
     start: int

@@ -20,7 +20,7 @@ from syrtos.keras.torch import collectives
 
 
 class _ExchangeContext(Protocol):
-    """What `_Exchange` keeps between its two passes."""
+    """The facts that `_Exchange` keeps between its two passes."""
 
     exchange_gradient: Callable[..., torch.Tensor]
 

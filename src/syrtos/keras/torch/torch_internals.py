@@ -36,7 +36,7 @@ class CollectiveGroup(Protocol):
 
 
 class _MakingWeights(threading.local):
-    """Whether this thread makes a variable of Keras."""
+    """The mark that this thread makes a variable of Keras."""
 
     now = False
 
