@@ -282,3 +282,18 @@ def test_estimators_by_import_statements_and_no_tpus(tmp_path: Path) -> None:
     done = forking.run(forking.syrtos_run(tmp_path / "run", 2, script))
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "2"
+
+
+@pytest.mark.needs("tf_keras")
+def test_graphs_of_keras_2_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    script = tmp_path / "graphs.py"
+    script.write_text(
+        "import tensorflow as tf\n"
+        "tf.compat.v1.disable_eager_execution()\n"
+        "import tf_keras\n"
+        "model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(2,))])\n"
+        "model.compile('sgd', 'mse')\n"
+    )
+    done = forking.run(forking.syrtos_run(tmp_path / "run", 2, script), {"TF_USE_LEGACY_KERAS": "1"})
+    assert done.returncode != 0
+    assert "Remove `tf.compat.v1.disable_eager_execution()`" in done.stderr

@@ -286,6 +286,16 @@ def _stateful_too(original: Callable[P, R]) -> Callable[P, R]:
     return init
 
 
+def _refuse_sessions(_original: Method) -> Method:
+    def compile(self: Model, *args: object, **kwargs: object) -> None:
+        raise ConfigurationError(
+            "Without eager execution Keras 2 trains in sessions of TensorFlow 1, whose batches syrtos does not split. "
+            "Remove `tf.compat.v1.disable_eager_execution()` (or `disable_v2_behavior()`) from the script, or start it by plain `python`."
+        )
+
+    return compile
+
+
 def _callback_list(original: Method) -> Method:
     wrapped = enclosing_callbacks(original)
 
@@ -388,6 +398,7 @@ MODEL = [
         keras2_data.single_batch,
         "A batch given by hand must know its number of samples.",
     ),
+    Patch("tf_keras.src.engine.training_v1:Model", "compile", _refuse_sessions, "The model of TensorFlow 1's graphs."),
     Patch(
         "tf_keras.src.layers.rnn.base_rnn:RNN", "__init__", _stateful_too, "A stateful layer is not split, and right."
     ),
