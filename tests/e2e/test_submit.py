@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 import tarfile
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,7 @@ def model_of(folder: Path) -> Path:
 
 DIES = """
 import os, signal
+from collections.abc import Callable
 from pathlib import Path
 import keras, numpy as np, syrtos
 class Dies(keras.callbacks.Callback):
@@ -279,21 +282,44 @@ def test_mistakes_are_explained(tmp_path: Path, words: tuple[str, ...], said: st
 DOCUMENTS = Path(__file__).parent / "scripts" / "documents.py"
 
 
+# The checks of the documents, by the job that runs them one after the other.
+JOBS = {
+    "fits": ("plain_fit", "mirrored_fit", "estimator_of_keras"),
+    "Horovod": ("horovod_fit", "horovod_records", "horovod_loop"),
+    "strategies": ("multi_gpu_model", "steps_of_a_strategy", "distributed_data_into_fit"),
+    "TF_CONFIG": ("workers_of_tf_config", "no_tpu"),
+}
+LONG_JOBS = ("strategies", "TF_CONFIG")
+
+
+@pytest.fixture(scope="module")
+def run_job(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """Runs one of `JOBS`, when it is first asked for."""
+
+    @functools.cache
+    def run(job: str) -> subprocess.CompletedProcess[str]:
+        folder = tmp_path_factory.mktemp("job")
+        (folder / "documents.py").write_text(DOCUMENTS.read_text())
+        return submit(folder, "documents.py", "--instances", "2", "--hp", f"checks={','.join(JOBS[job])}")
+
+    return run
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "checks",
+    ("job", "name"),
     [
-        "plain_fit,mirrored_fit,estimator_of_keras",
-        "horovod_fit,horovod_records,horovod_loop",
-        pytest.param("multi_gpu_model,steps_of_a_strategy,distributed_data_into_fit", marks=pytest.mark.long),
-        pytest.param("workers_of_tf_config,no_tpu", marks=pytest.mark.long),
+        pytest.param(job, name, marks=[pytest.mark.long] if job in LONG_JOBS else [])
+        for job, names in JOBS.items()
+        for name in names
     ],
 )
-def test_what_the_documents_describe_runs_as_a_job(tmp_path: Path, checks: str) -> None:
-    (tmp_path / "documents.py").write_text(DOCUMENTS.read_text())
-    done = submit(tmp_path, "documents.py", "--instances", "2", "--hp", f"checks={checks}")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+def test_what_the_documents_describe_runs_as_a_job(
+    run_job: Callable[[str], subprocess.CompletedProcess[str]], job: str, name: str
+) -> None:
+    done = run_job(job)
+    lines = done.stdout.splitlines()
     for instance in ("algo-1", "algo-2"):
-        assert [line for line in done.stdout.splitlines() if line.startswith(f"{instance} | ok")] == [
-            f"{instance} | ok {name}" for name in checks.split(",")
-        ]
+        assert f"{instance} | ok {name}" in lines, done.stdout[-3000:] + done.stderr[-3000:]
+    if name == JOBS[job][-1]:
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
