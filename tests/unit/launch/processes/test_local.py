@@ -68,11 +68,12 @@ def test_others_that_wait_for_it_have_no_grace() -> None:
     assert time.monotonic() - began < LONG
 
 
-def test_what_others_report_after_a_call_of_exit_is_not_the_reason() -> None:
+def test_what_others_report_after_a_call_of_exit_is_not_the_reason(tmp_path: Path) -> None:
     """They see a broken connection before they are ended."""
+    left = tmp_path / "left"
     outcome = run(
-        "if rank: send(2, 'left', rank, code=0); os._exit(0)\n"
-        "time.sleep(1); send(2, 'failed', rank, text='ConnectionError', code=1); sys.exit(1)",
+        f"if rank: send(2, 'left', rank, code=0); Path('{left}').touch(); os._exit(0)\n"
+        f"until('{left}'); time.sleep(2); send(2, 'failed', rank, text='ConnectionError', code=1); sys.exit(1)",
         ranks=2,
         grace=LONG,
     )
