@@ -20,7 +20,8 @@ COMPARED = [
     "everything", "data_loaders", "own_step", "own_loop", "synchronized_statistics", "hooks_and_buffers", "optimizers_elsewhere",
 ]  # fmt: skip
 CHECKS = [
-    "torch_modules", "predicted_arrays", "compiled_steps", "native_api", "added_sum", "refused", "generators_and_steps", "planned_data", "different_weights", "different_data",
+    "torch_modules", "predicted_arrays",
+    "compiled_steps", "native_api", "added_sum", "refused", "generators_and_steps", "planned_data", "different_weights", "different_data",
     "resumed_with_accumulation", "early_gradients", "errors_in_backward", "frozen_parameters", "files", "learning_rate_and_early_stopping",
 ]  # fmt: skip
 

@@ -34,7 +34,8 @@ def run(code: str, ranks: int = 3, grace: float = 5.0) -> Outcome:
 
 
 def test_it_is_a_success_when_all_have_said_so(capfd: pytest.CaptureFixture[str]) -> None:
-    outcome = run("print(f'from {rank}'); finish()")
+    # In one piece: an unbuffered `print` writes the end of its line by itself, and another worker may come between.
+    outcome = run("sys.stdout.write(f'from {rank}\\n'); finish()")
     assert (outcome.end, outcome.code, sorted(outcome.workers)) == (End.FINISHED, 0, [0, 1, 2])
     assert sorted(capfd.readouterr().out.splitlines()) == ["from 0", "from 1", "from 2"]
 
