@@ -65,11 +65,13 @@ class Cache:
             return path
         with self._threads:
             mine = self._making.setdefault(digest, threading.Lock())
-        with mine, self._file_lock(kind, digest):
-            if not _touch(path):  # another process has made it while this one waited
-                self._make(path, make)
-        with self._threads:
-            self._making.pop(digest, None)
+        try:
+            with mine, self._file_lock(kind, digest):
+                if not _touch(path):  # another process has made it while this one waited
+                    self._make(path, make)
+        finally:
+            with self._threads:
+                self._making.pop(digest, None)
         return path
 
     def drop(self, kind: Kind, name: str) -> None:

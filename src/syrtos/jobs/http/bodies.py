@@ -33,7 +33,7 @@ async def pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
 
     Raises:
         TooLarge: it is longer than ``limit`` bytes, or its header says so.
-        Refused: the next piece did not come in time.
+        UnsignedRequest: the next piece did not come in time.
     """
     # refused before the first byte is read; a client may also lie, or not say
     announced = request.headers.get("content-length", "0")
@@ -59,7 +59,7 @@ async def read_short(request: Request, limit: int = _LARGEST_JSON) -> bytes:
 
     Raises:
         TooLarge: it is longer than ``limit`` bytes.
-        Refused: it did not come in time.
+        UnsignedRequest: it did not come in time.
     """
     try:
         # in all: a body that comes byte by byte would never end
@@ -73,7 +73,7 @@ async def read_checked(request: Request, signed: Signed) -> bytes:
     """Returns a short body of a request to S3, after a check that it is the one that was signed.
 
     Raises:
-        Refused: it is not.
+        UnsignedRequest: it is not.
     """
     body = await read_short(request)
     if signed.payload not in (signing.UNSIGNED, hashlib.sha256(body).hexdigest()):
@@ -115,7 +115,7 @@ async def save(request: Request, signed: Signed, path: Path) -> tuple[str, dict[
         The MD5 of the bytes in hex, and the checksum headers that they were sent with.
 
     Raises:
-        Refused: they don't match the signature, a checksum or ``Content-MD5``.
+        UnsignedRequest: they don't match the signature, a checksum or ``Content-MD5``.
         TooLarge: there are too many.
     """
     headers = dict(request.headers)

@@ -75,7 +75,7 @@ class Chunks:
         """Checks the signature of the next piece.
 
         Raises:
-            Refused: the piece was not sent by the sender of the headers.
+            UnsignedRequest: the piece was not sent by the sender of the headers.
         """
         # botocore's signer wants a request, of which only the time counts here
         request = AWSRequest(method="PUT", url="http://chunk/")
@@ -123,7 +123,7 @@ def check(
         who: finds the owner of an access key.
 
     Raises:
-        Refused: the signature is missing, wrong or too old, or its key has no owner.
+        UnsignedRequest: the signature is missing, wrong or too old, or its key has no owner.
     """
     path, _, query = url.partition("?")
     asked = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
