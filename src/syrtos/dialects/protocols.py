@@ -14,7 +14,8 @@ from syrtos.keras import protocols as keras_protocols
 if TYPE_CHECKING:
     import tensorflow as tf
 
-Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
+    from syrtos.keras.tensorflow.types import Gradient
+
 # A variable of the model has no gradient where the loss does not depend on it.
 GradientAndVariable: TypeAlias = "tuple[Gradient | None, Variable]"
 # A loss that a tape has recorded, or a function that computes it.

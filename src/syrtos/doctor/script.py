@@ -117,6 +117,12 @@ class Script:
                 found.setdefault(target, []).append(value)
         return found
 
+    def texts_with_values(self, node: ast.AST) -> list[str]:
+        """Returns the text of an expression, and those of the values that the names in it are given."""
+        names = (inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name))
+        values = (value for name in names for value in self.assigned_values.get(name, []))
+        return [ast.unparse(each) for each in (node, *values)]
+
     @functools.cached_property
     def functions(self) -> Mapping[str, ast.FunctionDef]:
         """The functions and methods of the file, by name."""

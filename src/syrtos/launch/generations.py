@@ -78,7 +78,6 @@ def run(
             over.
         say: gets a line for each incident.
     """
-    kept = run_dir / "snapshots"
     first = next_generation(run_dir, resume)
     if not resume:
         forget(run_dir)
@@ -86,12 +85,12 @@ def run(
     with (
         signalling.answering_signals(series.came.append),
         closing(snapshots),
-        _durable(snapshots, kept, resume) if durable else nullcontext(),
+        _durable(snapshots, series.kept, resume) if durable else nullcontext(),
     ):
         series.run()
         progress = _describe_progress(snapshots)
     if series.outcome.end is End.FINISHED or not durable:
-        folders.forget(kept)
+        folders.forget(series.kept)
     before = str(series.attempts[-2].outcome) if len(series.attempts) > 1 else ""
     return RunEnd(series.outcome, series.folder, series.decision.reason, progress, before)
 
@@ -123,9 +122,13 @@ class _Series:
     decision: Decision = dataclasses.field(default_factory=lambda: Decision(False))
     outcome: Outcome = dataclasses.field(default_factory=Outcome)
 
+    @property
+    def kept(self) -> Path:
+        """The folder of snapshots that outlive the workers."""
+        return self.run_dir / "snapshots"
+
     def run(self) -> None:
         """Runs generations until one has finished, the policy ends the run, or a signal comes between two."""
-        kept = self.run_dir / "snapshots"
         while True:
             self.gather(lambda: bool(self.came))
             # No worker was there to take the signal.
@@ -135,7 +138,7 @@ class _Series:
             number = self.first + len(self.attempts)
             self.folder = generation_folder(self.run_dir, number)
             self.outcome = self.start(self.folder, self._variables)
-            self.attempts.append(Attempt(self.outcome, _settle(self.snapshots, kept if self.durable else None)))
+            self.attempts.append(Attempt(self.outcome, _settle(self.snapshots, self.kept if self.durable else None)))
             self.decision = decide(self.policy, self.attempts)
             if not self.decision.again:
                 return
@@ -146,7 +149,7 @@ class _Series:
 
     def _variables(self, workers: int) -> dict[str, str]:
         """Returns the variables by which so many workers find the memory of snapshots, and their common seed."""
-        described = {**self.snapshots.facts_for_writers(workers), "folder": str(self.run_dir / "snapshots")}
+        described = {**self.snapshots.facts_for_writers(workers), "folder": str(self.kept)}
         return {SNAPSHOTS_VARIABLE: json.dumps(described), SEED_VARIABLE: str(self.seed)}
 
 

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
     from syrtos.dialects.estimator.protocols import Feed, RunContext
     from syrtos.dialects.estimator.protocols import Session as TensorFlowSession
-    from syrtos.dialects.protocols import Gradient
-    from syrtos.keras.tensorflow.types import BatchLeaf
+    from syrtos.keras.tensorflow.types import BatchLeaf, Gradient
 
 v1 = tf.compat.v1
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from syrtos.dialects.estimator.protocols import MetricOfKeras2, MonitoredSession
     from syrtos.dialects.estimator.protocols import Session as TensorFlowSession
-    from syrtos.dialects.protocols import Gradient
     from syrtos.keras.protocols import FrameworkVariable, NamedVariable
+    from syrtos.keras.tensorflow.types import Gradient
 
 v1 = tf.compat.v1
 

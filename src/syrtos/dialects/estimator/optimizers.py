@@ -13,7 +13,8 @@ from syrtos.keras.tensorflow import gradients, tf_internals
 from syrtos.keras.tensorflow.assignments import current_step
 
 if TYPE_CHECKING:
-    from syrtos.dialects.protocols import Gradient, GradientAndVariable
+    from syrtos.dialects.protocols import GradientAndVariable
+    from syrtos.keras.tensorflow.types import Gradient
 
 Options = ParamSpec("Options")
 Result = TypeVar("Result")

@@ -50,8 +50,9 @@ if TYPE_CHECKING:
     from tensorflow._aliases import TensorCompatible
 
     from syrtos.comm.communicator import ReduceOp
-    from syrtos.dialects.protocols import Gradient, Layer, Optimizer
+    from syrtos.dialects.protocols import Layer, Optimizer
     from syrtos.keras.tensorflow import reduction
+    from syrtos.keras.tensorflow.types import Gradient
 
 OptimizerT = TypeVar("OptimizerT", bound="Optimizer")
 

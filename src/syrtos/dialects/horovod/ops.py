@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from tensorflow._aliases import TensorCompatible
 
     from syrtos.comm.communicator import Array
-    from syrtos.dialects.protocols import Gradient, Variable
+    from syrtos.dialects.protocols import Variable
     from syrtos.keras.tensorflow import reduction
+    from syrtos.keras.tensorflow.types import Gradient
 
     # A result, and the function from its gradient to that of the argument, as `tf.custom_gradient` takes them.
     Differentiable = tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]

@@ -24,8 +24,9 @@ from syrtos.keras.tensorflow.reduction import Reduction
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-    from syrtos.dialects.protocols import Gradient, Layer, Optimizer, Variable
+    from syrtos.dialects.protocols import Layer, Optimizer, Variable
     from syrtos.keras.tensorflow import reduction
+    from syrtos.keras.tensorflow.types import Gradient
 
 OptimizerT = TypeVar("OptimizerT", bound="Optimizer")
 # Variables that travel together, or their number of groups.

@@ -77,13 +77,7 @@ def own_randomness(program: ScriptProgram) -> Iterator[Finding]:
 
 
 def _from_clock(script: Script, node: ast.AST) -> bool:
-    named = [
-        value
-        for inner in ast.walk(node)
-        if isinstance(inner, ast.Name)
-        for value in script.assigned_values.get(inner.id, [])
-    ]
-    return any(_CLOCKS.search(ast.unparse(each)) for each in (node, *named))
+    return any(map(_CLOCKS.search, script.texts_with_values(node)))
 
 
 def seeded_by_rank(program: ScriptProgram) -> Iterator[Finding]:

@@ -126,7 +126,7 @@ def _check_weights(script: Script, call: ast.Call, name: str) -> Iterator[Findin
 def _check_save(script: Script, call: ast.Call) -> Iterator[Finding]:
     given = argument(call, "filepath", 0)
     path = _known_end(script, given)
-    if given is None or _MODEL_DIR.search(_with_values(script, given)):
+    if given is None or any(map(_MODEL_DIR.search, script.texts_with_values(given))):
         # In a training job such a folder gets a SavedModel.
         return
     if path and not path.endswith((".keras", ".h5", ".hdf5")):
@@ -138,14 +138,3 @@ def _check_save(script: Script, call: ast.Call) -> Iterator[Finding]:
             "`model.save` writes files that end in `.keras` (or `.h5`), no folders",
             "write `model.save('model.keras')`, or `model.export(folder)` for a SavedModel",
         )
-
-
-def _with_values(script: Script, node: ast.expr) -> str:
-    """Returns the text of an expression, and the texts of the values of the names in it."""
-    named = [
-        value
-        for inner in ast.walk(node)
-        if isinstance(inner, ast.Name)
-        for value in script.assigned_values.get(inner.id, [])
-    ]
-    return " ".join(ast.unparse(each) for each in (node, *named))

@@ -320,11 +320,15 @@ def _csv_log_length(callback: CSVLogger) -> int | None:
 
 # By the names of classes: they may be those of Keras 3 or of Keras 2, which need not be installed.
 def _is_csv_log(callback: object) -> TypeGuard[CSVLogger]:
-    return any(base.__name__ == "CSVLogger" for base in type(callback).__mro__)
+    return _has_base(callback, "CSVLogger")
 
 
 def _is_progress_bar(callback: object) -> TypeGuard[ProgbarLogger]:
-    return any(base.__name__ == "ProgbarLogger" for base in type(callback).__mro__)
+    return _has_base(callback, "ProgbarLogger")
+
+
+def _has_base(callback: object, name: str) -> bool:
+    return any(base.__name__ == name for base in type(callback).__mro__)
 
 
 def show_epoch(chosen: Sequence[object], epoch: int) -> None:

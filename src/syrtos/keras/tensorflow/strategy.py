@@ -68,16 +68,6 @@ class Strategy(tf.distribute.Strategy):
             # Not imported at the top: `activate` is a layer above this one.
             importlib.import_module("syrtos.keras.activate").for_strategy()
 
-    def experimental_run_v2(
-        self,
-        fn: Callable[..., Result],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-        options: object = None,
-    ) -> Result:
-        """Calls `run`: its name in TensorFlow 2.0."""
-        return self.run(fn, args, kwargs, options)
-
     def run(
         self,
         fn: Callable[..., Result],
@@ -97,6 +87,9 @@ class Strategy(tf.distribute.Strategy):
             contextlib.nullcontext() if alone else RunScope(session.comm).noting_assignments(),
         ):
             return self.extended.call_for_each_replica(fn, args=args, kwargs=kwargs)
+
+    # Its name in TensorFlow 2.0.
+    experimental_run_v2 = run
 
 
 class _ReplicaContext(tf.distribute.ReplicaContext):

@@ -68,9 +68,11 @@ class Zygote:
             home: a folder for its socket, which it removes at its end; else one is made.
             life: a stream with whose end it ends, in place of the end of this process.
         """
-        self._folder = None if home else tempfile.TemporaryDirectory(prefix="syrtos-")
-        folder = home or Path(self._folder.name if self._folder else "")
-        self.path, self._log = str(folder / self.SOCKET), folder / "log"
+        self._folder = None
+        if home is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="syrtos-")
+            home = Path(self._folder.name)
+        self.path, self._log = str(home / self.SOCKET), home / "log"
         order = {"modules": dict(modules), "libraries": list(libraries), "compare": compare, "idle": idle}
         command = [sys.executable, zygote.__file__, self.path, json.dumps(order)]
         with self._log.open("wb") as said:
