@@ -76,20 +76,29 @@ def words_for_launcher(words: Sequence[str], script: Sequence[str]) -> tuple[str
     return (*kept, *script)
 
 
+def values_of(texts: Sequence[str]) -> dict[str, str]:
+    """Returns the values of `--with NAME=VALUE`, by name.
+
+    Raises:
+        ConfigurationError: one is not written so.
+    """
+    if wrong := [text for text in texts if "=" not in text]:
+        raise ConfigurationError(f"`--with` is written NAME=VALUE. Received: {wrong[0]!r}.")
+    return dict(text.split("=", 1) for text in texts)
+
+
 def wanted_of(chosen: argparse.Namespace, run_dir: Path) -> Wanted:
     """Returns the run as it was asked for.
 
     Raises:
         ConfigurationError: `--with` is not NAME=VALUE.
     """
-    if wrong := [text for text in chosen.engine_values if "=" not in text]:
-        raise ConfigurationError(f"`--with` is written NAME=VALUE. Received: {wrong[0]!r}.")
     return Wanted(
         workers=chosen.workers,
         gpus=chosen.gpus_per_worker,
         run_dir=run_dir,
         words=words_for_launcher(chosen.words, chosen.script),
-        values=dict(text.split("=", 1) for text in chosen.engine_values),
+        values=values_of(chosen.engine_values),
         python=sys.executable,
         folder=Path.cwd(),
         script=tuple(chosen.script),

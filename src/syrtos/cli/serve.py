@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from syrtos.cli.placing import values_of
 from syrtos.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from syrtos.cli.parsing import Commands
     from syrtos.jobs.http.server import Server
+    from syrtos.jobs.placement import Placement
     from syrtos.jobs.store.home import Home
 
 PORT = 9470
@@ -23,8 +25,8 @@ def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "serve",
-        help="run training jobs for SageMaker's SDKs, on this machine",
-        description="Answers SageMaker's training API, S3 and CloudWatch Logs at one port; jobs run as processes of this machine.",
+        help="run training jobs for SageMaker's SDKs, on this machine or a cluster",
+        description="Answers SageMaker's training API, S3 and CloudWatch Logs at one port; jobs run as processes of this machine, or on nodes of a cluster.",
     )
     parser.set_defaults(main=main)
     parser.add_argument(
@@ -32,7 +34,21 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("--port", type=int, default=PORT, help="port to listen on (default: %(default)s)")
     parser.add_argument(
-        "--capacity", type=int, metavar="N", help="workers that may run at once (default: number of cores)"
+        "--capacity",
+        type=int,
+        metavar="N",
+        help="workers that may run at once (default: number of cores; with --on as many as the engine has places for)",
+    )
+    parser.add_argument(
+        "--on",
+        metavar="ENGINE",
+        help="what holds a node for each instance of a job: slurm or ray (default: instances are processes of this machine). The service's folder "
+        "(SYRTOS_HOME) must be at the same path on all nodes",
+    )
+    parser.add_argument("--with", action="append", default=[], metavar="NAME=VALUE", dest="engine_values",
+                        help="with --on: what only that engine has, e.g. partition=gpu or time=2:00:00; may be repeated")  # fmt: skip
+    parser.add_argument(
+        "--gpus-per-instance", type=int, metavar="G", help="with --on: GPUs of each instance (default: 0)"
     )
     parser.add_argument(
         "--restore", action="store_true", help="put the last good copy in the place of a damaged database, and end"
@@ -46,6 +62,7 @@ def add_to(commands: Commands) -> None:
 def main(chosen: argparse.Namespace) -> int:
     """Serves until a signal ends it."""
     from syrtos.jobs.http.server import Server
+    from syrtos.jobs.placement import UNLIMITED
     from syrtos.jobs.runner.training import cores
     from syrtos.jobs.store.home import Home
 
@@ -56,7 +73,9 @@ def main(chosen: argparse.Namespace) -> int:
         return _restore(home)
     tls = (chosen.tls_cert, chosen.tls_key) if chosen.tls_cert and chosen.tls_key else None
     files = [path.resolve() for path in chosen.files] if chosen.files else None
-    server = Server(home, chosen.capacity or cores(), chosen.host, chosen.port, tls, files)
+    placement = _placement(chosen)
+    capacity = chosen.capacity or (UNLIMITED if placement.engine else cores())
+    server = Server(home, capacity, chosen.host, chosen.port, tls, files, placement)
     out = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         _serve(server, home, out)
@@ -69,12 +88,34 @@ def main(chosen: argparse.Namespace) -> int:
     return code
 
 
+def _placement(chosen: argparse.Namespace) -> Placement:
+    """Returns where jobs are to run.
+
+    Raises:
+        ConfigurationError: there is no such engine, it can't hold nodes, or options contradict each other.
+    """
+    from syrtos.engines.registry import engine_of
+    from syrtos.jobs.placement import Placement
+
+    values = values_of(chosen.engine_values)
+    if chosen.on is None:
+        if values or chosen.gpus_per_instance is not None:
+            raise ConfigurationError(
+                "`--with` and `--gpus-per-instance` say what an engine is asked for: name it with --on."
+            )
+        return Placement()
+    engine_of(chosen.on).check_jobs(values)
+    return Placement(chosen.on, values, chosen.gpus_per_instance or 0)
+
+
 def _serve(server: Server, home: Home, out: Console) -> None:
     from syrtos.jobs.http.page import token
+    from syrtos.jobs.placement import UNLIMITED
 
-    out.print(
-        f"syrtos: serving training jobs at {server.url}, {server.service.capacity} workers at once, in {home.path}"
-    )
+    service = server.service
+    workers = "workers" if service.capacity == UNLIMITED else f"{service.capacity} workers at once"
+    where = f" on nodes of {service.placement.engine}" * bool(service.placement.engine)
+    out.print(f"syrtos: serving training jobs at {server.url}, {workers}{where}, in {home.path}")
     out.print('  SDKs of this shell:  eval "$(syrtos aws-env)"')
     out.print(f"  page:                {server.url}/?token={token(home)}")
     sys.stderr.flush()

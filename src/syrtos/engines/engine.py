@@ -7,6 +7,8 @@ An engine is reached, or a run is submitted to it, or both:
 - **submitted**: the engine runs `syrtos run` itself, on machines of its own (`Engine.files`, `Engine.submit`). This
   process only follows what becomes of it (`Submitted`), and may end before.
 
+For the jobs of `syrtos serve --on` it holds nodes (`Engine.reserve`).
+
 To add an engine: a package whose module has ``ENGINE``, an instance of a subclass, in a folder here or named by an
 entry point of the group ``syrtos.engines``.
 """
@@ -23,6 +25,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from syrtos.engines.reservation import Holder, Reservation, WantedNodes
 from syrtos.errors import ConfigurationError
 from syrtos.launch.outcome import End
 from syrtos.launch.spec import Host
@@ -32,6 +35,20 @@ Phase = Literal["waiting", "running", "finished", "failed", "stopped"]
 # (EX_TEMPFAIL of sysexits.h).
 STOPPED = 75
 _EVERY = 0.5  # seconds between two looks at a file that grows
+
+
+def check_values(values: Mapping[str, str], known: Mapping[str, str], engine: str) -> None:
+    """Refuses values of `--with` that an engine does not know.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    if wrong := [name for name in values if name not in known]:
+        close = difflib.get_close_matches(wrong[0], known, 1)
+        meant = f" Did you mean `{close[0]}`?" if close else ""
+        raise ConfigurationError(
+            f"`--with {wrong[0]}=...` means nothing to {engine}.{meant} It knows: {', '.join(known) or 'no values'}."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +81,7 @@ class Wanted:
         Raises:
             ConfigurationError: there is one.
         """
-        if wrong := [name for name in self.values if name not in known]:
-            close = difflib.get_close_matches(wrong[0], known, 1)
-            meant = f" Did you mean `{close[0]}`?" if close else ""
-            raise ConfigurationError(
-                f"`--with {wrong[0]}=...` means nothing to {engine}.{meant} It knows: {', '.join(known) or 'no values'}."
-            )
+        check_values(self.values, known, engine)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +152,24 @@ class Engine(ABC):
     def reach(self, wanted: Wanted) -> AbstractContextManager[Reached] | None:
         """Returns a context in which agents can be started on the hosts; None where a run is to be submitted."""
         return None
+
+    def check_jobs(self, values: Mapping[str, str]) -> None:
+        """Checks what `syrtos serve --on` was given, before there is any job.
+
+        Raises:
+            ConfigurationError: the engine can't hold nodes for jobs, or a value of `--with` is unknown or wrong.
+        """
+        raise ConfigurationError(
+            f"`syrtos serve --on {self.name}`: {self.name} can't hold nodes for jobs of a service."
+        )
+
+    def reserve(self, wanted: WantedNodes, holder: Holder) -> AbstractContextManager[Reservation]:
+        """Returns a context in which nodes are held for a job of `syrtos serve`; it waits for them at its beginning.
+
+        Raises:
+            LaunchError: the engine refuses, there are no such nodes, or ``holder`` is over.
+        """
+        raise NotImplementedError
 
     def files(self, wanted: Wanted) -> dict[str, str]:
         """Returns the text of each file that a submission consists of, by its name. It is a pure function, which `--dry-run` prints.

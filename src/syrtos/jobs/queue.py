@@ -22,7 +22,6 @@ from syrtos.jobs.store.job_store import Brief, Record
 
 _LOOK = 0.2
 _KEEP_EVERY = 60.0  # seconds
-_RESTARTS = 3
 _WAITING = frozenset({"Starting", "Pending", "Interrupted", "Restarting"})
 
 
@@ -171,7 +170,7 @@ class Queue(Looking):
         # its scripts may have outlived it
         processes.end(attempt.mark(home, name))
         home.forget_snapshots(name)
-        retries = (current.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", _RESTARTS)
+        retries = (current.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", states.RESTARTS)
         restarts = states.restarts(current.state.transitions)
         if current.state.status == "Stopping":
             self._service.store.change(name, lambda r: r.with_end("Stopped"))

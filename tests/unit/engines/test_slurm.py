@@ -26,7 +26,7 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_
 
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocation, "_names", lambda nodes: ["n1", "n2", "n3"])
+    monkeypatch.setattr(allocation, "names_of", lambda nodes: ["n1", "n2", "n3"])
 
 
 def counts(env: dict[str, str], workers: int | None = None) -> list[int]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 from syrtos import settings
 from syrtos.engines.engine import Engine, Reached, Wanted
-from syrtos.engines.ray.asked import SETTINGS, asked_of
+from syrtos.engines.ray.asked import SETTINGS, asked_of, check_values_of_jobs
 from syrtos.engines.ray.door import VARIABLE
-from syrtos.engines.ray.reached import at_door, reach_cluster
+from syrtos.engines.ray.reached import at_door, hold_nodes, reach_cluster
+from syrtos.engines.reservation import Holder, Reservation, WantedNodes
 from syrtos.errors import ConfigurationError
 
 
@@ -21,10 +23,21 @@ class Ray(Engine):
 
     def reach(self, wanted: Wanted) -> AbstractContextManager[Reached] | None:
         asked = asked_of(wanted)
-        if importlib.util.find_spec("ray") is None:
-            raise ConfigurationError("`--on ray` needs the package ray: `pip install 'syrtos[ray]'`.")
+        _require_ray()
         opened = settings.environment().get(VARIABLE)
         return at_door(opened) if opened else reach_cluster(asked, wanted.run_dir)
+
+    def check_jobs(self, values: Mapping[str, str]) -> None:
+        _require_ray()
+        check_values_of_jobs(values)
+
+    def reserve(self, wanted: WantedNodes, holder: Holder) -> AbstractContextManager[Reservation]:
+        return hold_nodes(wanted, holder)
+
+
+def _require_ray() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigurationError("`--on ray` needs the package ray: `pip install 'syrtos[ray]'`.")
 
 
 ENGINE = Ray()

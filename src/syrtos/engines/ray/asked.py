@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from syrtos.engines.engine import Wanted
+from syrtos.engines.engine import Wanted, check_values
+from syrtos.engines.reservation import WantedNodes
 from syrtos.errors import ConfigurationError, LaunchError
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_SPREAD", "STRICT_PACK")
@@ -29,7 +32,7 @@ class Asked:
         gpus: GPUs of each.
         strategy: one of Ray's strategies for placement groups.
         address: the cluster's address; None: RAY_ADDRESS, or the cluster of this machine.
-        wait: seconds to wait for the places.
+        wait: seconds to wait for the places; infinite: until they are there.
         python: the interpreter that agents and workers run.
         folder: the folder in which workers begin.
     """
@@ -70,6 +73,36 @@ def asked_of(wanted: Wanted) -> Asked:
         strategy=_strategy(values.get("strategy", "PACK")),
         address=_address(values.get("address")),
         wait=_positive("wait", values.get("wait", str(_WAIT))),
+        python=wanted.python,
+        folder=str(wanted.folder),
+    )
+
+
+def check_values_of_jobs(values: Mapping[str, str]) -> None:
+    """Refuses values of `syrtos serve --with` that mean nothing.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    check_values(values, {name: text for name, text in SETTINGS.items() if name != "strategy"}, "ray")
+    asked_by_job(WantedNodes("", 1, 1, 0, values, "", Path()))
+
+
+def asked_by_job(wanted: WantedNodes) -> Asked:
+    """Returns the request of a job of a service: a place on each of so many nodes.
+
+    Raises:
+        ConfigurationError: a value is none that Ray has.
+    """
+    values = wanted.values
+    return Asked(
+        workers=wanted.count,
+        cpus=wanted.workers * _positive("cpus-per-worker", values.get("cpus-per-worker", "1")),
+        gpus=wanted.gpus,
+        strategy="STRICT_SPREAD",
+        address=_address(values.get("address")),
+        # jobs wait in Ray's queue, until their own time is over
+        wait=_positive("wait", values["wait"]) if "wait" in values else math.inf,
         python=wanted.python,
         folder=str(wanted.folder),
     )

@@ -29,6 +29,15 @@ class Starts(Protocol):
         """Returns the hosts of the moment."""
         ...
 
+    @property
+    def cpus(self) -> int:
+        """The number of processors of each place."""
+        ...
+
+    def addresses(self) -> tuple[tuple[str, str], ...]:
+        """Returns the names of the hosts of the moment, each with its IP address."""
+        ...
+
     def start(self, host: str, command: Sequence[str]) -> tuple[int, int]:
         """Starts a command, and returns descriptors of its standard input and output, and of its errors.
 
@@ -76,6 +85,8 @@ class Door:
     def _answer_to(self, question: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
         if "host" in question:
             return "", self._starts.start(question["host"], question["command"])
+        if "addresses" in question:
+            return " ".join(f"{name}={address}={self._starts.cpus}" for name, address in self._starts.addresses()), ()
         return " ".join(f"{host.name}:{host.slots}" for host in self._starts.hosts()), ()
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The one process of a run that is connected to Ray: `python -m syrtos.engines.ray.driver DOOR`.
 
 It is not the launcher: Ray ends a process whose head node is lost, and a process with Ray's threads can't be forked at
-ease. The request comes as a line of JSON on standard input, whose end is the end of the run; an answer of one line goes
-to standard output.
+ease. The request comes as a line of JSON on standard input, whose end is the end of the run; answers go to standard
+output, a line of JSON each: what it waits for, and then the hosts, or an error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from syrtos.engines.ray.asked import Asked
 from syrtos.engines.ray.door import Door
@@ -30,7 +30,7 @@ def main(path: str) -> int:
     over = threading.Event()
     threading.Thread(target=_watch, args=(0, over), name="syrtos-launcher", daemon=True).start()
     try:
-        with _reserve_places(asked, path, over) as hosts:
+        with _reserve_places(asked, path, over, lambda why: _tell(answers, waits=why)) as hosts:
             _tell(answers, hosts=hosts)
             over.wait()
     except SyrtosError as error:
@@ -40,13 +40,15 @@ def main(path: str) -> int:
 
 
 @contextlib.contextmanager
-def _reserve_places(asked: Asked, path: str, over: threading.Event) -> Iterator[list[tuple[str, int]]]:
+def _reserve_places(
+    asked: Asked, path: str, over: threading.Event, tell: Callable[[str], None]
+) -> Iterator[list[tuple[str, int]]]:
     """Context manager: yields the hosts, on which agents can be started at the door."""
     # only here: it takes a second to import, and the launcher may be gone
     from syrtos.engines.ray.places import WorkerPlaces
 
     with (
-        contextlib.closing(WorkerPlaces(asked, over.is_set)) as places,
+        contextlib.closing(WorkerPlaces(asked, over.is_set, tell=tell)) as places,
         contextlib.closing(Door(path, places)),
     ):
         yield [(host.name, host.slots) for host in places.hosts()]

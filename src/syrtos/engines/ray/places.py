@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import math
 import socket
 import threading
 import time
@@ -42,18 +43,25 @@ class WorkerPlaces:
     group of its own, which Ray removes when this process ends.
     """
 
-    def __init__(self, asked: Asked, is_over: Callable[[], bool] = lambda: False, parcel: bytes = b"") -> None:
+    def __init__(
+        self,
+        asked: Asked,
+        is_over: Callable[[], bool] = lambda: False,
+        parcel: bytes = b"",
+        tell: Callable[[str], None] = output.say,
+    ) -> None:
         """Connects to the cluster, and waits for the places.
 
         Args:
             asked: the request.
             is_over: whether to give up waiting, as nobody wants them any more.
             parcel: a function that workers are to call, as `syrtos.notebook.parcel` packs it; empty: there is none.
+            tell: gets a sentence that says what it waits for.
 
         Raises:
             LaunchError: there is no cluster, it has not what was asked for, or nodes lack what workers need.
         """
-        self._asked, self._is_over = asked, is_over
+        self._asked, self._is_over, self._tell = asked, is_over, tell
         self._stack = contextlib.ExitStack()
         self._looking = threading.Lock()
         self._nodes, self._spots = Nodes(), list[Spot | None]()
@@ -102,7 +110,8 @@ class WorkerPlaces:
                 raise LaunchError(why_never(asked, why))
             if waited > _QUIET and why.rpartition(": ")[2] != told:
                 told = why.rpartition(": ")[2]
-                output.say(f"waits for Ray, at most {asked.wait:.0f} s: {why}")
+                longest = "" if math.isinf(asked.wait) else f", at most {asked.wait:.0f} s"
+                self._tell(f"waits for Ray{longest}: {why}")
         return group, range(asked.workers)
 
     def _actor(self, group: Any, bundle: int) -> Any:
@@ -157,6 +166,23 @@ class WorkerPlaces:
         with self._looking:
             self._look()
             return self._nodes.hosts(self._spots)
+
+    def addresses(self) -> tuple[tuple[str, str], ...]:
+        """Returns the names of the hosts of the moment, each with its IP address."""
+        with self._looking:
+            self._look()
+            hosts = self._nodes.hosts(self._spots)
+            return tuple((host.name, self._address(self._nodes.places(host.name)[0])) for host in hosts)
+
+    def _address(self, place: int) -> str:
+        spot = self._spots[place]
+        assert spot is not None
+        return spot.address
+
+    @property
+    def cpus(self) -> int:
+        """The number of processors of a place, at least one."""
+        return max(1, int(self._asked.cpus))
 
     def start(self, host: str, command: Sequence[str]) -> tuple[int, int]:
         """Starts an agent where the places of a host are, and returns descriptors of its connection and of its errors.

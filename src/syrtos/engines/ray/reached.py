@@ -11,13 +11,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from syrtos import settings
 from syrtos.engines.engine import Reached
-from syrtos.engines.ray.asked import Asked
+from syrtos.engines.ray.asked import Asked, asked_by_job
 from syrtos.engines.ray.door import VARIABLE, ask
+from syrtos.engines.reservation import Holder, Node, Reservation, WantedNodes
 from syrtos.errors import LaunchError
 from syrtos.launch.processes import signalling
 from syrtos.launch.spec import Host, parse_hosts
@@ -25,6 +27,7 @@ from syrtos.launch.terminal import output
 
 _COMMAND = shlex.join([sys.executable, "-P", "-m", "syrtos.engines.ray.reach"])
 _LONGEST_END = 15.0  # seconds
+_LOST = "the connection to the Ray cluster is lost, as when its head node is"
 
 
 @contextlib.contextmanager
@@ -37,8 +40,71 @@ def reach_cluster(asked: Asked, run_dir: Path) -> Iterator[Reached]:
         LaunchError: Ray gives no places.
         SystemExit: a signal has come meanwhile.
     """
+
+    def stop_run() -> None:
+        output.say(
+            f"{_LOST}: the run stops. Once there is a cluster again, the same command with --run-dir {shlex.quote(str(run_dir))} goes on from the last snapshot"
+        )
+        signalling.terminate()
+
     # this process's own: workers would get it in the place of what Ray gives them
     settings.take("CUDA_VISIBLE_DEVICES")
+    came: list[int] = []
+    with contextlib.ExitStack() as stack:
+        with signalling.answering_signals(came.append):
+            connected = _connected(asked, lambda: bool(came), output.say, stop_run)
+            try:
+                door, hosts = stack.enter_context(connected)
+            except _GivenUpError:
+                output.say("stopped while it waited for Ray")
+                raise SystemExit(128 + came[0]) from None
+        settings.set_environment({VARIABLE: door})
+        yield Reached(hosts, _COMMAND, discover=_COMMAND, is_for_all=True)
+
+
+@contextlib.contextmanager
+def hold_nodes(wanted: WantedNodes, holder: Holder) -> Iterator[Reservation]:
+    """Context manager: waits for a place on each of as many nodes as the job has instances, yields them, and gives them back.
+
+    Raises:
+        ConfigurationError: a value of `--with` is wrong.
+        LaunchError: Ray gives no places, or ``holder`` was over before it did.
+    """
+    lost = lambda: holder.note_loss(_LOST)  # noqa: E731 - a function of one expression
+    try:
+        with _connected(asked_by_job(wanted), holder.is_over, holder.tell, lost) as (door, _):
+            yield _HeldNodes(door)
+    except _GivenUpError as error:
+        raise LaunchError("The job was to end while it waited for Ray.") from error
+
+
+class _HeldNodes(Reservation):
+    command = _COMMAND
+
+    def __init__(self, door: str) -> None:
+        self.variables = {VARIABLE: door}
+
+    def nodes(self) -> tuple[Node, ...]:
+        found = [text.split("=") for text in ask(self.variables[VARIABLE], addresses=True)[0].split()]
+        return tuple(Node(name, address, int(cpus)) for name, address, cpus in found)
+
+
+class _GivenUpError(Exception):
+    """The process that waits for places is to end."""
+
+
+@contextlib.contextmanager
+def _connected(
+    asked: Asked, is_over: Callable[[], bool], tell: Callable[[str], None], on_loss: Callable[[], None]
+) -> Iterator[tuple[str, tuple[Host, ...]]]:
+    """Context manager: starts the process that is connected to Ray; yields its door, and the hosts of the places.
+
+    Args:
+        asked: the request.
+        is_over: whether to give up waiting.
+        tell: gets a sentence that says what it waits for.
+        on_loss: called, in another thread, when the connection to the cluster is lost.
+    """
     with tempfile.TemporaryDirectory(prefix="syrtos-ray-") as folder:
         door = str(Path(folder) / "door")
         process = subprocess.Popen(
@@ -51,10 +117,9 @@ def reach_cluster(asked: Asked, run_dir: Path) -> Iterator[Reached]:
         )
         over = threading.Event()
         with process, _ending_process(process, over):
-            hosts = _hosts(process, asked)
-            threading.Thread(target=_watch, args=(process, over, run_dir), name="syrtos-ray", daemon=True).start()
-            settings.set_environment({VARIABLE: door})
-            yield Reached(hosts, _COMMAND, discover=_COMMAND, is_for_all=True)
+            hosts = _hosts(process, asked, is_over, tell)
+            threading.Thread(target=_watch, args=(process, over, on_loss), name="syrtos-ray", daemon=True).start()
+            yield door, hosts
 
 
 @contextlib.contextmanager
@@ -82,39 +147,42 @@ def _ending_process(process: subprocess.Popen[bytes], over: threading.Event) -> 
             process.kill()
 
 
-def _hosts(process: subprocess.Popen[bytes], asked: Asked) -> tuple[Host, ...]:
-    """Asks for the places, and waits for them or for a signal."""
+def _hosts(
+    process: subprocess.Popen[bytes], asked: Asked, is_over: Callable[[], bool], tell: Callable[[str], None]
+) -> tuple[Host, ...]:
+    """Asks for the places, and waits for them."""
     assert process.stdin is not None
+    # The process may have ended, and said why.
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(dataclasses.asdict(asked)).encode() + b"\n")
+    while True:
+        facts = _answer(process, is_over)
+        if "error" in facts:
+            raise LaunchError(facts["error"])
+        if "hosts" in facts:
+            return tuple(Host(name, slots) for name, slots in facts["hosts"])
+        tell(facts["waits"])
+
+
+def _answer(process: subprocess.Popen[bytes], is_over: Callable[[], bool]) -> dict[str, Any]:
+    """Returns the next line of the process that is connected to Ray."""
     assert process.stdout is not None
-    came: list[int] = []
-    with signalling.answering_signals(came.append):
-        # The process may have ended, and said why.
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(dataclasses.asdict(asked)).encode() + b"\n")
-        while not came and not select.select([process.stdout], [], [], 0.1)[0]:
-            pass
-    if came:
-        output.say("stopped while it waited for Ray")
-        raise SystemExit(128 + came[0])
-    answer = b""
-    while not answer.endswith(b"\n") and (piece := process.stdout.read(1 << 16)):
-        answer += piece
-    if not answer.endswith(b"\n"):
-        raise LaunchError(
-            f"The process that connects to Ray has ended with exit code {process.wait()}; the lines above say why."
-        )
-    facts = json.loads(answer)
-    if "error" in facts:
-        raise LaunchError(facts["error"])
-    return tuple(Host(name, slots) for name, slots in facts["hosts"])
+    line = b""
+    while not line.endswith(b"\n"):
+        while not select.select([process.stdout], [], [], 0.1)[0]:
+            if is_over():
+                raise _GivenUpError
+        # A byte at a time: what follows the line is for the next call.
+        if not (piece := process.stdout.read(1)):
+            raise LaunchError(
+                f"The process that connects to Ray has ended with exit code {process.wait()}; the lines above say why."
+            )
+        line += piece
+    return json.loads(line)
 
 
-def _watch(process: subprocess.Popen[bytes], over: threading.Event, run_dir: Path) -> None:
-    """Stops the run when the connection to Ray is lost: Ray then ends what it has started."""
+def _watch(process: subprocess.Popen[bytes], over: threading.Event, on_loss: Callable[[], None]) -> None:
+    """Waits for the end of the process that is connected to Ray: Ray then ends what it has started."""
     process.wait()
     if not over.is_set():
-        output.say(
-            "the connection to the Ray cluster is lost, as when its head node is: the run stops. Once there is a cluster again, the same command with "
-            f"--run-dir {shlex.quote(str(run_dir))} goes on from the last snapshot"
-        )
-        signalling.terminate()
+        on_loss()

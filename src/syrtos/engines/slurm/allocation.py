@@ -37,7 +37,7 @@ def hosts_of(env: Mapping[str, str], workers: int | None) -> tuple[Host, ...] | 
     nodes = env.get("SLURM_JOB_NODELIST")
     if not nodes or not env.get("SLURM_JOB_ID"):
         return None
-    names = _names(nodes)
+    names = names_of(nodes)
     cpus = _expand_counts(env.get("SLURM_JOB_CPUS_PER_NODE", ""), len(names))
     slots = _slots(env, len(names))
     if workers is not None and workers > sum(slots):
@@ -50,7 +50,12 @@ def is_one_node_here(hosts: tuple[Host, ...]) -> bool:
     return len(hosts) == 1 and is_here(hosts[0].name)
 
 
-def _names(nodes: str) -> list[str]:
+def names_of(nodes: str) -> list[str]:
+    """Returns the names in Slurm's short form of a list of nodes, as ``n[1-3]``.
+
+    Raises:
+        LaunchError: `scontrol` does not say.
+    """
     try:
         done = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:

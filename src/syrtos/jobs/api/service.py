@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 from syrtos.errors import ConfigurationError, DataError
 from syrtos.jobs.credentials import new_access_key
 from syrtos.jobs.observation import logs, metrics
+from syrtos.jobs.placement import Placement
 from syrtos.jobs.requests import states
 from syrtos.jobs.requests.hyperparameters import source_of
 from syrtos.jobs.requests.request import InputChannel, Job, read
 from syrtos.jobs.requests.secrecy import redact
-from syrtos.jobs.runner import enter, training
+from syrtos.jobs.runner import enter
 from syrtos.jobs.runner.programs import drivers_of
 from syrtos.jobs.storage.objects import ObjectStore
 from syrtos.jobs.storage.places import Places
@@ -55,10 +56,14 @@ class Service:
     Args:
         capacity: the number of workers that may run at the same time.
         places: the URIs that requests may name.
+        placement: where the jobs run; None: on this machine.
     """
 
-    def __init__(self, home: Home, store: Store, places: Places, capacity: int) -> None:
+    def __init__(
+        self, home: Home, store: Store, places: Places, capacity: int, placement: Placement | None = None
+    ) -> None:
         self.home, self.store, self.places, self.capacity = home, store, places, capacity
+        self.placement = placement or Placement()
         self.tunings = Tunings(home.database, home.place)
 
     @property
@@ -108,11 +113,13 @@ class Service:
             )
         try:
             self._check_uris(request)
-            job = read(request, drivers_of(request, self.places), training.gpus())
+            job = read(request, drivers_of(request, self.places), self.placement.gpus)
             # made only to find out whether the regular expressions can be read
             metrics.Metrics((request.get("AlgorithmSpecification") or {}).get("MetricDefinitions") or ())
             self._check_folders(job.channels)
             _check_network(job)
+            if self.placement.engine:
+                _check_for_nodes(job, self.placement.engine)
         except (ConfigurationError, DataError) as error:
             raise ApiError("ValidationException", str(error)) from error
         if job.slots > self.capacity:
@@ -251,6 +258,23 @@ def _check_network(job: Job) -> None:
         raise ConfigurationError(
             "EnableNetworkIsolation can't be enforced here: the kernel lets this user make no network namespaces (user_namespaces(7)). "
             "Allow them, run the service as root, or leave it out."
+        )
+
+
+def _check_for_nodes(job: Job, engine: str) -> None:
+    """Refuses what instances on nodes of their own can't have.
+
+    Raises:
+        ConfigurationError: the job asks for it.
+    """
+    if piped := [channel.name for channel in job.channels if channel.mode == "Pipe"]:
+        raise ConfigurationError(
+            f"Channel {piped[0]} asks for Pipe mode, and jobs of this service run on nodes of {engine}, to which no pipe leads. Use FastFile or File."
+        )
+    if job.is_offline and len(job.hosts) > 1:
+        raise ConfigurationError(
+            f"EnableNetworkIsolation would take from the {len(job.hosts)} instances, which are on nodes of {engine}, the network by which they train "
+            "together. Use one instance, or leave it out."
         )
 
 

@@ -25,7 +25,8 @@ _PATIENCE = 10.0  # seconds that scripts have to end after Ctrl-C
 
 def service_of(home: Home, capacity: int | None = None) -> Service:
     """Returns the service of a folder, whether or not a process serves it."""
-    return Service(home, Store(home.database, home.place), Places(store_of(home)), capacity or cores())
+    places = Places(store_of(home))
+    return Service(home, Store(home.database, home.place), places, capacity or cores(), home.placement())
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from syrtos.jobs.http.listing import glimpse, script_of
 from syrtos.jobs.observation import logs, metrics
 from syrtos.jobs.requests.request import read
 from syrtos.jobs.requests.secrecy import redact
-from syrtos.jobs.runner import training
 from syrtos.jobs.runner.programs import drivers_of
 from syrtos.jobs.storage.places import JobFile
 from syrtos.jobs.store import runs
@@ -71,7 +70,9 @@ class Details:
     def _describe_request(self, record: Record) -> Mapping[str, Any]:
         request = redact(record.request)
         try:
-            return runs.describe_program(read(request, drivers_of(request, self._service.places), training.gpus()))
+            return runs.describe_program(
+                read(request, drivers_of(request, self._service.places), self._service.placement.gpus)
+            )
         except SyrtosError:
             # files that the request names, such as SDK v3's drivers, are gone
             return {}

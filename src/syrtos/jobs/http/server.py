@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.api.service import Service
 from syrtos.jobs.http.app import App
+from syrtos.jobs.placement import Placement
 from syrtos.jobs.queue import Queue
 from syrtos.jobs.storage.objects import FolderStore, store_of
 from syrtos.jobs.storage.places import Places
@@ -102,6 +103,7 @@ class Server:
         host, port: the address; port 0: any free port.
         tls: certificate and key, in PEM; needed beyond loopback.
         files: folders that ``file://`` may name; None: all on loopback, none beyond it.
+        placement: where the jobs run; None: on this machine.
 
     Raises:
         ConfigurationError: another service has the folder or the port, the address needs TLS, or the database is
@@ -116,6 +118,7 @@ class Server:
         port: int = 0,
         tls: tuple[Path, Path] | None = None,
         files: list[Path] | None = None,
+        placement: Placement | None = None,
     ) -> None:
         if host not in _LOOPBACK and tls is None:
             raise ConfigurationError(
@@ -135,13 +138,13 @@ class Server:
         if isinstance(objects, FolderStore):
             objects.sweep()
         allowed = files if files is not None else (None if host in _LOOPBACK else [])
-        self.service = Service(home, Store(home.database, home.place), Places(objects, allowed), capacity)
+        self.service = Service(home, Store(home.database, home.place), Places(objects, allowed), capacity, placement)
         self.queue = Queue(self.service)
         self.tuning = Driver(self.service, self.queue.wake)
         self._socket = _listening(host, port)
         scheme = "https" if tls else "http"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}"
-        home.announce(self.url, str(tls[0].resolve()) if tls else None, allowed, capacity)
+        home.announce(self.url, str(tls[0].resolve()) if tls else None, allowed, capacity, placement)
         self._server = uvicorn.Server(_configuration(App(self.service, self._wake), tls))
         self._thread: threading.Thread | None = None
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -145,3 +145,20 @@ def progress(found: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         "MaxEpoch": last.get("epochs"),
     }
     return {name: int(value) for name, value in facts.items() if value is not None}
+
+
+def logged_objective(epochs: Sequence[EpochFacts], name: str, diverged: Collection[str]) -> dict[str, list[float]]:
+    """Returns the last value and its time of a tuning job's objective from Keras's logs, for scripts that do not print it.
+
+    Args:
+        epochs: the ends of epochs.
+        name: the objective.
+        diverged: metrics that are no numbers any more.
+    """
+    last: EpochFacts = epochs[-1] if epochs else {}
+    value = (last.get("logs") or {}).get(name)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return {}
+    if name in diverged or "time" not in last:
+        return {}
+    return {name: [float(value), last["time"]]}

@@ -27,14 +27,17 @@ FINAL = {
 }
 
 _ENDS = frozenset({"Failed", "Stopped", "MaxRuntimeExceeded", "MaxWaitTimeExceeded"})
-_AGAIN = frozenset({"Interrupted", "Restarting"})
+# Those in which a job ends to begin again.
+AGAIN = frozenset({"Interrupted", "Restarting"})
+# How often it does where its request does not say.
+RESTARTS = 3
 NEXT: dict[str, frozenset[str]] = {
-    "Starting": frozenset({"Pending", "Downloading", "Stopping"}) | _AGAIN | _ENDS,
+    "Starting": frozenset({"Pending", "Downloading", "Stopping"}) | AGAIN | _ENDS,
     "Pending": frozenset({"Starting", "Stopping"}) | _ENDS,
-    "Downloading": frozenset({"Training", "Stopping"}) | _AGAIN | _ENDS,
-    "Training": frozenset({"Uploading", "Stopping"}) | _AGAIN | _ENDS,
+    "Downloading": frozenset({"Training", "Stopping"}) | AGAIN | _ENDS,
+    "Training": frozenset({"Uploading", "Stopping"}) | AGAIN | _ENDS,
     "Stopping": frozenset({"Uploading", "Stopping"}) | _ENDS,
-    "Uploading": frozenset({"Completed"}) | _AGAIN | _ENDS,
+    "Uploading": frozenset({"Completed"}) | AGAIN | _ENDS,
     "Interrupted": frozenset({"Starting", "Pending", "Stopping"}) | _ENDS,
     "Restarting": frozenset({"Starting", "Pending", "Stopping"}) | _ENDS,
 }

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import errno
 import json
-import math
 import os
 import random
 import shutil
@@ -24,12 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from syrtos import settings
-from syrtos.errors import DataError, SyrtosError
+from syrtos.errors import DataError, LaunchError, SyrtosError
 from syrtos.jobs.credentials import job_secret, variables
 from syrtos.jobs.observation import logs, metrics, series
 from syrtos.jobs.requests import secrecy, states
 from syrtos.jobs.requests.request import read
 from syrtos.jobs.runner import contract, enter, notices, processes, programs, training, versions
+from syrtos.jobs.runner.failure_reason import failure_reason
+from syrtos.jobs.runner.reserved_nodes import ReservedNodes, Waiter, reserved_nodes
 from syrtos.jobs.runner.workers import Workers
 from syrtos.jobs.storage import artifacts, channels
 from syrtos.jobs.storage.artifacts import Checkpoints
@@ -41,7 +42,7 @@ from syrtos.jobs.store.job_store import Record, Store
 from syrtos.launch import generations
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.policy import RestartPolicy
-from syrtos.launch.snapshots import Here
+from syrtos.launch.snapshots import Here, OnHosts
 from syrtos.launch.terminal.noise import is_noise
 
 LOCK = "runner.lock"
@@ -96,7 +97,8 @@ class Runner:
         self._folders = training.Folders(home.job(name), enter.can_isolate())
         record = store.get(name)
         assert record is not None
-        self._job = read(record.request, programs.drivers_of(record.request, self._places), training.gpus())
+        self._placement = home.placement()
+        self._job = read(record.request, programs.drivers_of(record.request, self._places), self._placement.gpus)
         self._run_dir = self._folders.run_dir(record.attempts)
         self._restarts_before = states.restarts(record.state.transitions)
         self._streams = logs.of(home.job(name) / "logs")
@@ -110,8 +112,11 @@ class Runner:
         self._over = threading.Event()
         # the secondary status in which the job is to end; empty: nothing has asked for its end
         self._why = ""
+        # the sentence that says why it is started again
+        self._why_again = ""
         self._trained = self._told = self._failed_inside = self._finished = False
         self._workers: Workers | None = None
+        self._waiter = Waiter(store, name, lambda: bool(self._why), self._lose_nodes)
 
     def run(self) -> None:
         """Downloads, trains and uploads; every outcome is written down."""
@@ -148,6 +153,17 @@ class Runner:
                 leave_nothing(self._home, self._name)
 
     def _attempt(self) -> None:
+        try:
+            with reserved_nodes(self._job, self._placement, self._home.job(self._name), self._waiter) as nodes:
+                self._train_on(nodes)
+        except LaunchError:
+            if self._why:
+                raise _Ended from None
+            if not (self._placement.engine and self._waiter.is_late()):
+                raise
+            self._fail(f"CapacityError: {self._placement.engine} had no nodes for the job for MaxPendingTimeInSeconds.")
+
+    def _train_on(self, nodes: ReservedNodes | None) -> None:
         self._move("Downloading")
         # files of an attempt whose process died
         leave_nothing(self._home, self._name)
@@ -161,23 +177,23 @@ class Runner:
         self._say_notices()
         self._describe(python)
         self._move("Training")
-        outcome = self._train(python, kept)
+        outcome = self._train(python, kept, nodes)
         self._finished = outcome.end is End.FINISHED
         if self._home.reserve.is_needed() and not self._finished and not self._why:
             self._fail_for_room(self._reason(outcome))
             return
         # nothing is uploaded: it goes on later from its checkpoints
-        if self._why == "Interrupted":
-            self._finish("Interrupted")
+        if self._why in states.AGAIN:
+            self._finish(self._why)
             return
         self._upload(outcome)
 
     # -- before training -----------------------------------------------------------------------
 
     def _write_contract(self) -> None:
-        (self._folders.job / "instances" / "hosts").write_text(training.hosts_file(self._job))
+        training.write_hosts_file(self._job, self._folders)
         for host in range(len(self._job.hosts)):
-            place = self._folders.instance_facts(self._job, host, training.gpus())
+            place = self._folders.instance_facts(self._job, host, self._placement.gpus)
             for name, facts in contract.files(self._job, host, place).items():
                 (self._folders.ml(host) / "input" / "config" / name).write_text(json.dumps(facts))
 
@@ -217,7 +233,7 @@ class Runner:
     def _describe(self, python: Path) -> None:
         """Leaves the attempt's command and versions in its run directory, without secrets."""
         request = secrecy.redact(self._job.request)
-        shown = read(request, programs.drivers_of(request, self._places), training.gpus())
+        shown = read(request, programs.drivers_of(request, self._places), self._placement.gpus)
         env = training.base_environment(settings.environment(), mark(self._home, self._name))
         runs.write(self._run_dir, shown, versions.of(python, env))
 
@@ -242,14 +258,26 @@ class Runner:
 
     # -- training ------------------------------------------------------------------------------
 
-    def _train(self, python: Path, kept: Sequence[Checkpoints]) -> Outcome:
+    def _train(self, python: Path, kept: Sequence[Checkpoints], nodes: ReservedNodes | None) -> Outcome:
         variables = training.base_environment(settings.environment(), mark(self._home, self._name))
         takers = [self._taker(stream) for stream in self._streams]
-        self._workers = Workers(self._job, self._folders, self._places, python, variables, self._credentials, takers)
+        self._workers = Workers(
+            self._job,
+            self._folders,
+            self._places,
+            python,
+            variables,
+            self._credentials,
+            takers,
+            self._placement.gpus,
+            nodes,
+        )
         for each in kept:
             each.start()
         try:
-            outcome = self._generations(self._workers)
+            outcome = self._generations(self._workers, nodes)
+            if nodes and not self._why and nodes.is_to_move(outcome):
+                self._move_to_other_nodes(outcome)
         finally:
             # what is asked for from now on does not change how the job ends: its results are uploaded
             self._trained = True
@@ -272,7 +300,7 @@ class Runner:
                     self._folders.driven_run_dir(self._job), self._run_dir, ignore=left_out, dirs_exist_ok=True
                 )
 
-    def _generations(self, workers: Workers) -> Outcome:
+    def _generations(self, workers: Workers, nodes: ReservedNodes | None) -> Outcome:
         """Trains once, or in several generations of workers if the job asks for retries and workers die."""
         restarts = training.restarts(self._job, self._folders) - self._restarts_before
         if restarts <= 0:
@@ -287,7 +315,7 @@ class Runner:
             return ends[-1]
 
         seed = random.SystemRandom().randrange(2**31)
-        snapshots = Here(self._home.new_snapshot_memory(self._name))
+        snapshots = OnHosts(nodes.agents) if nodes else Here(self._home.new_snapshot_memory(self._name))
         ended = generations.run(
             start, snapshots, self._run_dir, RestartPolicy(restarts), seed, durable=False,
             say=lambda text: self._say(f"syrtos: {text}"),
@@ -295,6 +323,20 @@ class Runner:
         if ended.reason:
             self._say(f"syrtos: no restart: {ended.reason}.")
         return ended.outcome
+
+    def _move_to_other_nodes(self, outcome: Outcome) -> None:
+        """Has the job started again on other nodes, from its checkpoints, unless that was done too often already."""
+        asked = (self._job.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", states.RESTARTS)
+        if self._why or self._restarts_before >= asked:
+            return
+        self._say(f"syrtos: {outcome} The job is started again on other nodes, from its checkpoints.")
+        self._why, self._why_again = "Restarting", str(outcome)
+
+    def _lose_nodes(self, why: str) -> None:
+        """Has the job started again, once the engine that has taken its nodes back gives it others."""
+        self._say(f"syrtos: {why}. The job waits for others, and then goes on from its checkpoints.")
+        if not self._why:
+            self._why, self._why_again = "Interrupted", why
 
     def _may_restart(self, last: Outcome) -> bool:
         """Records that workers are started again after ``last``; False if the job is to end."""
@@ -351,25 +393,7 @@ class Runner:
             self._say(str(outcome))
 
     def _reason(self, outcome: Outcome) -> str:
-        """Returns the text that the script has written as its failure, or the end of its first failing process."""
-        for host in range(len(self._job.hosts)):
-            path = self._folders.failure(host)
-            if path.is_file() and (text := path.read_text(errors="replace").strip()):
-                return f"AlgorithmError: {text}"
-        each = self._job.distribution.processes
-        # a server is on the instance of its number
-        slot = None if outcome.rank is None else outcome.rank % (len(self._job.hosts) * each)
-        where = "" if slot is None else f" on algo-{slot // each + 1}"
-        command = f'Command "{self._job.program.entry if self._job.program else " ".join(self._job.command)}"'
-        words = outcome.failures[0]["text"].strip().splitlines() if outcome.failures else []
-        text = words[-1] if words else str(outcome) if outcome.status == 0 else self._last_words()
-        extra = ', ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"' if outcome.code == 137 else ""
-        return f'AlgorithmError: ExecuteUserScriptError:\nExitCode {outcome.code}\nErrorMessage "{text}"{where}{extra}\n{command}'
-
-    def _last_words(self) -> str:
-        stream = self._streams[0]
-        events = [event.text for event in stream.before(stream.size, 100) if event.text.strip()]
-        return events[-1] if events else ""
+        return failure_reason(self._job, self._folders, outcome, self._streams[0])
 
     # -- requests from outside ------------------------------------------------------------------
 
@@ -438,8 +462,9 @@ class Runner:
         self._save()
 
         def mark_finished(record: Record) -> Record | None:
-            stopped = record.state.status == "Stopping" and secondary == "Interrupted"
-            return record.with_end("Stopped" if stopped else secondary, yields=False)
+            stopped = record.state.status == "Stopping" and secondary in states.AGAIN
+            message = self._why_again if secondary in states.AGAIN else None
+            return record.with_end("Stopped" if stopped else secondary, message or None, yields=False)
 
         self._store.change(self._name, mark_finished)
 
@@ -466,7 +491,7 @@ class Runner:
     def _save(self) -> None:
         driven = self._job.program is not None and self._job.program.driven and not self._trained
         epochs = metrics.epochs(self._folders.driven_run_dir(self._job) if driven else self._run_dir)
-        found, values = metrics.progress(epochs), {**self._logged_objective(epochs), **self._metrics.values}
+        found, values = metrics.progress(epochs), {**self._objective_in(epochs), **self._metrics.values}
 
         def change_record(record: Record) -> Record | None:
             after = dataclasses.replace(record, metrics=values, progress=found or record.progress, modified=time.time())
@@ -475,19 +500,10 @@ class Runner:
 
         self._store.change(self._name, change_record)
 
-    def _logged_objective(self, epochs: Sequence[metrics.EpochFacts]) -> dict[str, list[float]]:
-        """Returns a tuning job's objective from Keras's logs if the script does not print it."""
-        name = self._job.hyperparameters.get("_tuning_objective_metric", "")
-        last: metrics.EpochFacts = epochs[-1] if epochs else {}
-        value = (last.get("logs") or {}).get(name)
-        if (
-            not isinstance(value, int | float)
-            or not math.isfinite(value)
-            or name in self._metrics.diverged
-            or "time" not in last
-        ):
-            return {}
-        return {name: [float(value), last["time"]]}
+    def _objective_in(self, epochs: Sequence[metrics.EpochFacts]) -> dict[str, list[float]]:
+        return metrics.logged_objective(
+            epochs, self._job.hyperparameters.get("_tuning_objective_metric", ""), self._metrics.diverged
+        )
 
     def _say(self, text: str) -> None:
         self._streams[0].write([self._redact(line) for line in text.splitlines()])

@@ -17,7 +17,6 @@ from syrtos.jobs.requests.request import Job, JobProgram
 from syrtos.jobs.requests.shapes import InstanceGroup
 
 ML = "/opt/ml"
-INTERFACE = "lo"  # instances are of one machine
 _MASTER_PORT = 7777
 
 
@@ -29,12 +28,14 @@ class InstanceFacts:
         root: the path that ``/opt/ml`` has on the instances.
         names: the names by which instances reach each other, or their addresses where names can't be given.
         cpus, gpus: the numbers of processors and GPUs of each instance.
+        interface: the network interface by which instances reach each other.
     """
 
     root: str
     names: tuple[str, ...]
     cpus: int
     gpus: int
+    interface: str = "lo"
 
     def instance_path(self, path: str) -> str:
         """Returns the path that a path below ``/opt/ml`` has on the instance; other paths are unchanged."""
@@ -74,12 +75,12 @@ def files(job: Job, host: int, place: InstanceFacts) -> ConfigFiles:
     """Returns the JSON files of ``input/config`` by name."""
     return {
         "hyperparameters.json": dict(job.hyperparameters),
-        "resourceconfig.json": _resources(job, host),
+        "resourceconfig.json": _resources(job, host, place),
         "inputdataconfig.json": {channel.name: dict(channel.config) for channel in job.channels},
     }
 
 
-def _resources(job: Job, host: int) -> ResourceFacts:
+def _resources(job: Job, host: int, place: InstanceFacts) -> ResourceFacts:
     groups = _groups(job)
     mine = next(group for group in groups if job.hosts[host] in group["hosts"])
     return {
@@ -88,7 +89,7 @@ def _resources(job: Job, host: int) -> ResourceFacts:
         "current_group_name": mine["instance_group_name"],
         "hosts": list(job.hosts),
         "instance_groups": groups,
-        "network_interface_name": INTERFACE,
+        "network_interface_name": place.interface,
     }
 
 
@@ -163,7 +164,7 @@ _OF_TOOLKIT = (
 
 def _facts(job: Job, host: int, place: InstanceFacts) -> dict[str, object]:
     """Returns an instance's properties as the toolkit names them (environment.Environment)."""
-    resources, root = _resources(job, host), place.root
+    resources, root = _resources(job, host, place), place.root
     groups = {group["instance_group_name"]: group for group in resources["instance_groups"]}
     mine = groups[resources["current_group_name"]]
     distributed = _distribution_groups(job, mine["instance_group_name"])
@@ -180,7 +181,7 @@ def _facts(job: Job, host: int, place: InstanceFacts) -> dict[str, object]:
         "is_hetero": len(groups) > 1,
         "is_master": host == 0,
         "master_hostname": job.hosts[0],
-        "network_interface_name": INTERFACE,
+        "network_interface_name": place.interface,
         "num_cpus": place.cpus,
         "num_gpus": place.gpus,
         "num_neurons": 0,

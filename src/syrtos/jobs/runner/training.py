@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import sys
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from syrtos import settings
+from syrtos.engines.reservation import Node
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.requests.request import Job
 from syrtos.jobs.runner import contract, processes
@@ -24,6 +26,8 @@ from syrtos.settings import OPTIONS_VARIABLE, Options
 
 _SHARED = ("model", "output/data", "checkpoints")
 _KEPT = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "LD_LIBRARY_PATH", "USER", "TZ")
+# That of SageMaker's instances: no engine says which its nodes have.
+_INTERFACE_OF_NODES = "eth0"
 _OURS = ("SYRTOS_HOME", "SYRTOS_S3_ENDPOINT")
 
 
@@ -34,10 +38,17 @@ class Folders:
     Attributes:
         job: the job's folder.
         isolated: whether instances have mounts of their own.
+        nodes: the nodes on which the instances are, which see the folders at the same paths; empty: they are on this
+            machine.
     """
 
     job: Path
     isolated: bool
+    nodes: tuple[Node, ...] = ()
+
+    def address(self, job: Job, host: int) -> str:
+        """Returns the address at which the other instances reach one."""
+        return self.nodes[host].address if self.nodes else local_address(job.name, host)
 
     def ml(self, host: int) -> Path:
         """Returns the folder that an instance sees as ``/opt/ml``."""
@@ -98,21 +109,26 @@ class Folders:
     def instance_facts(self, job: Job, host: int, gpus: int) -> InstanceFacts:
         """Returns the facts about an instance from its script's point of view."""
         root = ML if self.isolated else str(self.ml(host))
-        names = job.hosts if self.isolated else tuple(address(job.name, k) for k in range(len(job.hosts)))
+        names = job.hosts if self.isolated else tuple(self.address(job, k) for k in range(len(job.hosts)))
+        if self.nodes:
+            return InstanceFacts(root, names, self.nodes[host].cpus, gpus, _INTERFACE_OF_NODES)
         return InstanceFacts(root, names, cores(), gpus)
 
 
-def address(job: str, host: int) -> str:
+def local_address(job: str, host: int) -> str:
     """Returns an instance's address on this machine."""
     # the addresses of 127/8 all belong to this machine, so that two jobs need not share ports
     number = zlib.crc32(job.encode())
     return f"127.{64 + number % 64}.{number // 64 % 256}.{host + 1}"
 
 
-def hosts_file(job: Job) -> str:
-    """Returns the text of ``/etc/hosts`` of each instance."""
-    lines = ["127.0.0.1 localhost", "::1 localhost", *(f"{address(job.name, k)} {h}" for k, h in enumerate(job.hosts))]
-    return "\n".join(lines) + "\n"
+def write_hosts_file(job: Job, folders: Folders) -> None:
+    """Writes what is to be ``/etc/hosts`` of each instance."""
+    lines = ["127.0.0.1 localhost", "::1 localhost"]
+    lines += [f"{folders.address(job, host)} {name}" for host, name in enumerate(job.hosts)]
+    # nodes may know each other, and this machine, by no other name service
+    rest = Path("/etc/hosts").read_text() if folders.nodes else ""
+    (folders.job / "instances" / "hosts").write_text("\n".join(lines) + "\n" + rest)
 
 
 def base_environment(env: Mapping[str, str], mark: str) -> dict[str, str]:
@@ -126,7 +142,14 @@ def base_environment(env: Mapping[str, str], mark: str) -> dict[str, str]:
 
 
 def make_plan(
-    job: Job, folders: Folders, run_dir: Path, python: Path, env: Mapping[str, str], credentials: Mapping[str, str]
+    job: Job,
+    folders: Folders,
+    run_dir: Path,
+    python: Path,
+    env: Mapping[str, str],
+    credentials: Mapping[str, str],
+    gpus: int = 0,
+    reach: str = "",
 ) -> Plan:
     """Returns the commands that train; each instance gets a file that says how to enter it.
 
@@ -135,6 +158,8 @@ def make_plan(
         python: the interpreter of the job's scripts.
         env: this process's environment.
         credentials: environment variables with which a script reaches the service.
+        gpus: GPUs of each instance.
+        reach: the words before a node's name and a command that runs there; empty: the instances are on this machine.
     """
     if not folders.isolated:
         _check_without_namespaces(job)
@@ -146,28 +171,30 @@ def make_plan(
     for host in [*range(len(job.hosts)), *range(servers)]:
         first = groups[-1].ranks.stop if groups else 0
         count = job.distribution.processes if len(groups) < len(job.hosts) else 1
-        command = _command(job, folders, host, python, {"PATH": path, **credentials}, run_dir)
-        groups.append(Group(command, range(first, first + count)))
-    environment = {OPTIONS_VARIABLE: options.to_json(), "UCX_NET_DEVICES": "lo", "PATH": path}
+        spec = _spec(job, folders, host, {"PATH": path, **credentials}, run_dir, gpus)
+        node = folders.nodes[host].name if folders.nodes else ""
+        groups.append(Group(_command(job, folders, host, python, spec), range(first, first + count), node))
+    environment = {OPTIONS_VARIABLE: options.to_json(), "PATH": path}
+    if not folders.nodes:
+        environment["UCX_NET_DEVICES"] = "lo"
     # mpi4py looks for MPI in the environment that it runs in, and the job's own has none
     if python != here:
         environment["MPI4PY_LIBMPI"] = str(Path(sys.prefix) / "lib" / "libmpi.so.12")
     spared = frozenset(range(1, job.slots)) if options.asynchronous else frozenset[int]()
-    # all instances are in one namespace of users, so that their processes may share memory: an agent in it starts them
-    network = ("--no-network",) if job.is_offline else ()
-    inside = (
-        str(here),
-        "-m",
-        "syrtos.jobs.runner.enter",
-        "--as-root",
-        *network,
-        str(here),
-        "-P",
-        "-m",
-        "syrtos.launch.remote.agent",
-    )
-    agents = {"": inside} if folders.isolated else {}
+    agents = _agents(job, folders, here, reach)
     return Plan(tuple(groups), environment, spared, agents, reports=job.distribution.kind != "copies")
+
+
+def _agents(job: Job, folders: Folders, python: Path, reach: str) -> dict[str, tuple[str, ...]]:
+    """Returns the commands that start agents, by node; without isolation none is needed on this machine."""
+    agent = (str(python), "-P", "-m", "syrtos.launch.remote.agent")
+    if folders.isolated:
+        # all instances of a machine are in one namespace of users, so that their processes may share memory
+        network = ("--no-network",) if job.is_offline else ()
+        agent = (str(python), "-P", "-m", "syrtos.jobs.runner.enter", "--as-root", *network, *agent)
+    if folders.nodes:
+        return {node.name: (*shlex.split(reach), node.name, *map(shlex.quote, agent)) for node in folders.nodes}
+    return {"": agent} if folders.isolated else {}
 
 
 def _check_without_namespaces(job: Job) -> None:
@@ -193,13 +220,10 @@ def _check_without_namespaces(job: Job) -> None:
         )
 
 
-def _command(
-    job: Job, folders: Folders, host: int, python: Path, variables: Mapping[str, str], run_dir: Path
-) -> tuple[str, ...]:
+def _command(job: Job, folders: Folders, host: int, python: Path, spec: InstanceSpec) -> tuple[str, ...]:
     """Writes an instance's file, and returns the command line of the instance's processes."""
     copies = job.distribution.kind == "copies"
     command = _copy(job, folders, host, python) if copies else _worker(job, folders, host, python)
-    spec = _spec(job, folders, host, variables, run_dir if copies else None)
     file = folders.job / "instances" / f"{job.hosts[host]}.json"
     # made for its owner alone before anything is in it: it holds the job's keys
     file.touch(mode=0o600)
@@ -207,13 +231,16 @@ def _command(
     return (sys.executable, "-m", "syrtos.jobs.runner.enter", str(file), *command)
 
 
-def _spec(job: Job, folders: Folders, host: int, variables: Mapping[str, str], output: Path | None) -> InstanceSpec:
-    place = folders.instance_facts(job, host, gpus())
+def _spec(
+    job: Job, folders: Folders, host: int, variables: Mapping[str, str], run_dir: Path, gpus: int
+) -> InstanceSpec:
+    place = folders.instance_facts(job, host, gpus)
+    copies = job.distribution.kind == "copies"
     mounts = {}
     if folders.isolated:
-        if job.distribution.kind != "copies":
+        if not copies:
             mounts = {f"{ML}/{name}": str(folders.shared_folder(name)) for name in _SHARED}
-        kept = folders.outputs(job, "checkpoints")[host if job.distribution.kind == "copies" else 0]
+        kept = folders.outputs(job, "checkpoints")[host if copies else 0]
         mounts |= {job.checkpoints[1].rstrip("/"): str(kept)} if job.checkpoints else {}
         if job.tensorboard and not job.tensorboard[1].startswith(f"{ML}/"):
             mounts[job.tensorboard[1]] = str(folders.seen(job, host, job.tensorboard[1]))
@@ -230,8 +257,8 @@ def _spec(job: Job, folders: Folders, host: int, variables: Mapping[str, str], o
         mounts=mounts,
         fixed=tuple(fixed) if folders.isolated else (),
         variables={**variables, **own, **contract.environment(job, host, place)},
-        rank=None if output is None else host,
-        output="" if output is None else str(output / "logs" / f"{job.hosts[host]}.log"),
+        rank=host if copies else None,
+        output=str(run_dir / "logs" / f"{job.hosts[host]}.log") if copies else "",
     )
 
 
@@ -257,11 +284,6 @@ def arguments(job: Job, place: InstanceFacts) -> list[str]:
     """Returns the script's arguments, in which paths below ``/opt/ml`` are replaced by those on this machine."""
     assert job.program is not None
     return [place.instance_path(word) for word in job.program.arguments]
-
-
-def gpus() -> int:
-    """Returns the number of GPUs of this machine."""
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
 def cores() -> int:

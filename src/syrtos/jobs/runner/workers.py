@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
 from syrtos import settings
 from syrtos.jobs.observation import logs
 from syrtos.jobs.requests.request import Job
 from syrtos.jobs.runner import processes, training
+from syrtos.jobs.runner.reserved_nodes import ReservedNodes
 from syrtos.jobs.storage import channels
 from syrtos.jobs.storage.places import Places
 from syrtos.launch.outcome import Outcome
@@ -33,6 +35,8 @@ class Workers:
         python: the interpreter of its scripts.
         variables: the environment of all its processes; the mark in it finds those that a script leaves behind.
         credentials: environment variables with which a script reaches the service.
+        gpus: GPUs of each instance.
+        reserved: the nodes of the instances, and their agents; None: the instances are on this machine.
         takers: for each instance, the function that gets the lines of its output.
 
     Attributes:
@@ -48,9 +52,12 @@ class Workers:
         variables: Mapping[str, str],
         credentials: Mapping[str, str],
         takers: Sequence[Take],
+        gpus: int,
+        reserved: ReservedNodes | None,
     ) -> None:
         self._job, self._folders, self._places, self._python = job, folders, places, python
         self._variables, self._credentials, self._takers = variables, credentials, takers
+        self._gpus, self._reserved = gpus, reserved
         self._pipes: list[channels.Pipe] = []
         self.running = False
 
@@ -62,26 +69,40 @@ class Workers:
     def run(self, folder: Path, variables: Mapping[str, str]) -> Outcome:
         """Trains with a generation of workers, recorded in ``folder``, with variables added to their environment."""
         (folder / "logs").mkdir(parents=True, exist_ok=True)
+        variables, reserved = {**self._variables, **variables}, self._reserved
+        if reserved:
+            self._folders = reserved.place_instances(self._job, self._folders)
+            variables |= reserved.variables
+        reach = reserved.command if reserved else ""
         plan = training.make_plan(
-            self._job, self._folders, folder, self._python, settings.environment(), self._credentials
+            self._job, self._folders, folder, self._python, settings.environment(), self._credentials, self._gpus, reach
         )
+        if reserved:
+            plan = dataclasses.replace(plan, forward=tuple(variables))
+            reserved.start_agents(plan.agents, {**variables, "PATH": plan.environment["PATH"]})
         self._pipes = self._open_pipes()
         tail = logs.LogTail(self._outputs(folder))
         self.running = True
         try:
-            agents = Agents() if plan.agents else None
-            with launching(folder, began=time.time()) as facts, closing(agents) if agents else nullcontext():
-                outcome = supervise(plan, {**self._variables, **variables}, _GRACE, agents=agents)
+            with launching(folder, began=time.time()) as facts, self._agents(bool(plan.agents)) as agents:
+                outcome = supervise(plan, variables, _GRACE, agents=agents)
                 facts |= outcome.facts()
                 return outcome
         finally:
             self.running = False
             # before the pipes: a script that reads one would wait for more
-            processes.end(self._variables[processes.MARK])
+            if not self._reserved:
+                processes.end(self._variables[processes.MARK])
             for pipe in self._pipes:
                 pipe.close()
             # last of all, to read what they have written
             tail.close()
+
+    def _agents(self, are_needed: bool) -> AbstractContextManager[Agents | None]:
+        """Returns a context with the agents of a generation: those of this machine end with it, those of nodes stay."""
+        if self._reserved:
+            return nullcontext(self._reserved.agents)
+        return closing(Agents()) if are_needed else nullcontext()
 
     def _open_pipes(self) -> list[channels.Pipe]:
         hosts = len(self._job.hosts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import functools
 import hashlib
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from syrtos import settings
+from syrtos.jobs.placement import Placement
 from syrtos.jobs.store.backups import Backups
 from syrtos.jobs.store.reserve import Reserve
 
@@ -120,10 +122,23 @@ class Home:
         except FileNotFoundError:
             return {}
 
-    def announce(self, url: str, certificate: str | None, files: list[Path] | None, capacity: int) -> None:
+    def placement(self) -> Placement:
+        """Returns where the running service, or the last one, has its jobs run."""
+        found = self._read_announcement().get("placement")
+        return Placement(**found) if found else Placement()
+
+    def announce(
+        self,
+        url: str,
+        certificate: str | None,
+        files: list[Path] | None,
+        capacity: int,
+        placement: Placement | None = None,
+    ) -> None:
         """Writes the service's address for other processes of this user, and its limits for its runners."""
         folders = None if files is None else [str(path) for path in files]
-        facts = {"url": url, "certificate": certificate, "files": folders, "capacity": capacity}
+        facts: dict[str, object] = {"url": url, "certificate": certificate, "files": folders, "capacity": capacity}
+        facts["placement"] = dataclasses.asdict(placement or Placement())
         write(self.path / "endpoint.json", json.dumps(facts))
 
 

@@ -1,0 +1,67 @@
+"""Slurm's commands, and what its controller says of a job."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from syrtos.errors import ConfigurationError
+
+# Reasons for which a job never starts (squeue(1), "JOB REASON CODES"), with what to do.
+_NEVER = {
+    "PartitionNodeLimit": "the partition has fewer nodes than it asks for: `sinfo` lists them.",
+    "PartitionTimeLimit": "it asks for more time than the partition allows: `--with time=...`.",
+    "PartitionDown": "the partition is down.",
+    "BadConstraints": "no node has what it asks for.",
+    "QOSMaxJobsPerUserLimit": "the limit of jobs of this user is reached.",
+    "AssocGrpCPULimit": "the limit of processors of this account is reached.",
+    "ReqNodeNotAvail": "nodes that it needs are down or reserved.",
+}
+
+
+def facts_of(job: str) -> dict[str, str] | None:
+    """Returns what Slurm keeps of a job until some minutes after its end (scontrol(1), MinJobAge of slurm.conf(5)).
+
+    None if Slurm does not answer; empty if it does not know the job any more.
+    """
+    done = run_command(["scontrol", "show", "job", "--oneliner", job])
+    if done.returncode:
+        return {} if "Invalid job id" in done.stderr else None
+    return dict(re.findall(r"(\w+)=(\S*)", done.stdout.splitlines()[0]))
+
+
+def why_waiting(job: str, reason: str) -> str:
+    """Returns why a job waits, by Slurm's word for the reason, with what to do; empty if there is none."""
+    if reason in ("None", ""):
+        return ""
+    why = _NEVER.get(reason, "")
+    return f"job {job} waits: {reason}" + (f": {why}" if why else "")
+
+
+def without_allocation() -> dict[str, str]:
+    """Returns the environment without the variables of an allocation around this process."""
+    # They would count as options of a new job (sbatch(1), "INPUT ENVIRONMENT VARIABLES").
+    return {name: value for name, value in os.environ.items() if not name.startswith("SLURM_JOB")}
+
+
+def missing_command(command: str) -> ConfigurationError:
+    """Returns the error of a machine that has no such command of Slurm."""
+    return ConfigurationError(
+        f"`--on slurm` needs Slurm's command `{command}`, which this machine does not have. Give the command on a login node."
+    )
+
+
+def run_command(command: list[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a command of Slurm.
+
+    Raises:
+        ConfigurationError: this machine has no Slurm.
+    """
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=folder, env=without_allocation(), check=False
+        )
+    except FileNotFoundError as error:
+        raise missing_command(command[0]) from error

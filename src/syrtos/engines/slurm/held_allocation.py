@@ -1,0 +1,164 @@
+"""An allocation of Slurm that is held from outside, for a job of `syrtos serve`.
+
+`salloc` runs a command on this machine for as long as the allocation lasts. That command reads a pipe of this process:
+it ends with this process, however that ends, and Slurm then has the nodes back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from typing import IO
+
+from syrtos.engines.reservation import Holder, Node, Reservation, WantedNodes
+from syrtos.engines.slurm import allocation, batch, controller
+from syrtos.errors import LaunchError
+from syrtos.settings import environment
+
+# Says which allocation it is, and then waits for the end of its input.
+_HOLD = 'echo "$SLURM_JOB_ID" "$SLURM_JOB_NODELIST"; exec cat > /dev/null'
+# Values of --with that mean nothing here: batch jobs alone have them, or a job's instances say the same.
+_OF_BATCH_JOBS = ("array", "nodes", "ntasks-per-node", "signal", "setup", "job-name", "mail-type", "mail-user")
+SETTINGS = {name: text for name, text in batch.SETTINGS.items() if name not in _OF_BATCH_JOBS}
+_EVERY = 3.0  # seconds between two questions about a job that waits
+_LONGEST_END = 15.0  # seconds
+
+
+class _Allocation(Reservation):
+    def __init__(self, job: str, nodes: tuple[Node, ...]) -> None:
+        self._nodes = nodes
+        # `srun` takes the allocation from an option, since this process is in none.
+        self.command = allocation.SRUN.removesuffix(" -w") + f" --jobid={job} -w"
+        self.variables = {name: value for name, value in environment().items() if name == "SLURM_CONF"}
+
+    def nodes(self) -> tuple[Node, ...]:
+        return self._nodes
+
+
+@contextlib.contextmanager
+def hold_allocation(wanted: WantedNodes, holder: Holder) -> Iterator[Reservation]:
+    """Context manager: waits for an allocation, yields its nodes, and gives it back.
+
+    Raises:
+        ConfigurationError: this machine has no Slurm.
+        LaunchError: Slurm refuses the job, or ``holder`` was over before it began.
+    """
+    try:
+        process = subprocess.Popen(
+            ["salloc", *_options(wanted), "sh", "-c", _HOLD],
+            env=controller.without_allocation(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # Ctrl-C in a terminal is not for the job.
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise controller.missing_command("salloc") from error
+    over = threading.Event()
+    with process, _ending(process, over):
+        said = _Said(process.stderr)
+        job, nodes = _await_grant(process, said, holder)
+        threading.Thread(target=_watch, args=(process, over, holder, job), name="syrtos-salloc", daemon=True).start()
+        yield _Allocation(job, nodes)
+
+
+def _options(wanted: WantedNodes) -> list[str]:
+    asked = {
+        "job-name": wanted.job,
+        "chdir": str(wanted.folder),
+        "nodes": str(wanted.count),
+        "ntasks": str(wanted.count),
+        "ntasks-per-node": "1",
+        "cpus-per-task": str(wanted.workers),
+        **({"gpus-per-node": str(wanted.gpus)} if wanted.gpus else {}),
+        **wanted.values,
+    }
+    return [f"--{name}={value}" if value else f"--{name}" for name, value in asked.items()]
+
+
+class _Said:
+    """What `salloc` says, which a thread reads.
+
+    Attributes:
+        job: the number of the job, once it is known.
+    """
+
+    def __init__(self, lines: IO[str] | None) -> None:
+        self.job, self._errors = "", list[str]()
+        self._thread = threading.Thread(target=self._read, args=(lines,), daemon=True)
+        self._thread.start()
+
+    def _read(self, lines: IO[str] | None) -> None:
+        for line in lines or ():
+            if found := re.search(r"Pending job allocation (\d+)", line):
+                self.job = found[1]
+            if found := re.match(r"salloc: error: (.*)", line):
+                self._errors.append(found[1].strip())
+
+    def errors(self) -> str:
+        """Returns the errors, after the end of the process."""
+        self._thread.join(1.0)
+        return " ".join(self._errors)
+
+
+def _await_grant(process: subprocess.Popen[str], said: _Said, holder: Holder) -> tuple[str, tuple[Node, ...]]:
+    """Waits for the allocation, and returns its number and its nodes."""
+    assert process.stdout is not None
+    asked, told = time.monotonic(), ""
+    while not select.select([process.stdout], [], [], 0.2)[0]:
+        if holder.is_over():
+            raise LaunchError("The job was to end while it waited for Slurm.")
+        if said.job and time.monotonic() - asked > _EVERY:
+            asked = time.monotonic()
+            why = controller.why_waiting(said.job, (controller.facts_of(said.job) or {}).get("Reason", ""))
+            if why and why != told:
+                holder.tell(f"Slurm: {why}")
+                told = why
+    words = process.stdout.readline().split()
+    if len(words) != 2:
+        process.wait()
+        raise LaunchError(f"Slurm refuses the job: {said.errors() or 'salloc has ended without a word'}")
+    return words[0], tuple(_node(name) for name in allocation.names_of(words[1]))
+
+
+def _node(name: str) -> Node:
+    done = controller.run_command(["scontrol", "show", "node", "--oneliner", name])
+    facts = dict(re.findall(r"(\w+)=(\S*)", done.stdout))
+    address = facts.get("NodeAddr", name)
+    # Where the name service does not know it, the nodes may: they get the name.
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(address)
+    return Node(name, address, int(facts.get("CPUTot", "1")))
+
+
+@contextlib.contextmanager
+def _ending(process: subprocess.Popen[str], over: threading.Event) -> Iterator[None]:
+    """Context manager: at its end the allocation is given back, or the request for one withdrawn."""
+    try:
+        yield
+    finally:
+        over.set()
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        # One that waits does not read: it takes the signal as the withdrawal.
+        process.terminate()
+        try:
+            process.wait(_LONGEST_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _watch(process: subprocess.Popen[str], over: threading.Event, holder: Holder, job: str) -> None:
+    process.wait()
+    if not over.is_set():
+        state = (controller.facts_of(job) or {}).get("JobState", "")
+        holder.note_loss(f"Slurm has taken the nodes of its job {job} back" + f" ({state})" * bool(state))

@@ -1,0 +1,30 @@
+"""The place of a service's jobs: this machine, or nodes that an engine holds for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+# The capacity of a service whose engine decides how many jobs run at once.
+UNLIMITED = 2**31 - 1
+
+
+def gpus_here() -> int:
+    """Returns the number of GPUs of this machine."""
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where the instances of a service's jobs run.
+
+    Attributes:
+        engine: the name of the engine that holds a node for each of them; empty: they are processes of this machine.
+        values: what `--with NAME=VALUE` has given for that engine.
+        gpus: GPUs of each instance.
+    """
+
+    engine: str = ""
+    values: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    gpus: int = dataclasses.field(default_factory=gpus_here)

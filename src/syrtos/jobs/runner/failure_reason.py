@@ -1,0 +1,34 @@
+"""The reason of a job's failure, as Describe gives it."""
+
+from __future__ import annotations
+
+from syrtos.jobs.observation.logs import LogStream
+from syrtos.jobs.requests.request import Job
+from syrtos.jobs.runner.training import Folders
+from syrtos.launch.outcome import Outcome
+
+
+def failure_reason(job: Job, folders: Folders, outcome: Outcome, stream: LogStream) -> str:
+    """Returns the text that the script has written as its failure, or the end of its first failing process.
+
+    Args:
+        stream: the log of the first instance, whose last line says why where nothing else does.
+    """
+    for host in range(len(job.hosts)):
+        path = folders.failure(host)
+        if path.is_file() and (text := path.read_text(errors="replace").strip()):
+            return f"AlgorithmError: {text}"
+    each = job.distribution.processes
+    # a server is on the instance of its number
+    slot = None if outcome.rank is None else outcome.rank % (len(job.hosts) * each)
+    where = "" if slot is None else f" on algo-{slot // each + 1}"
+    command = f'Command "{job.program.entry if job.program else " ".join(job.command)}"'
+    words = outcome.failures[0]["text"].strip().splitlines() if outcome.failures else []
+    text = words[-1] if words else str(outcome) if outcome.status == 0 else _last_words(stream)
+    extra = ', ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"' if outcome.code == 137 else ""
+    return f'AlgorithmError: ExecuteUserScriptError:\nExitCode {outcome.code}\nErrorMessage "{text}"{where}{extra}\n{command}'
+
+
+def _last_words(stream: LogStream) -> str:
+    events = [event.text for event in stream.before(stream.size, 100) if event.text.strip()]
+    return events[-1] if events else ""

@@ -1,0 +1,159 @@
+"""The nodes that an engine holds for an attempt at a job: how the attempt waits for them, and what their loss means."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from syrtos.engines.registry import engine_of
+from syrtos.engines.reservation import Node, Reservation, WantedNodes
+from syrtos.errors import LaunchError
+from syrtos.jobs.placement import Placement
+from syrtos.jobs.requests.request import Job
+from syrtos.jobs.runner import processes, training
+from syrtos.jobs.store.job_store import Record, Store
+from syrtos.launch.outcome import End, Outcome
+from syrtos.launch.remote.agents import Agents
+
+# Seconds in which an engine finds another node for one that was lost, as an autoscaler starts it.
+_REPLACED_IN = 600.0
+_LOOK = 1.0
+# Seconds between the end of agents and the engine's word that it has taken their nodes back.
+_WORD_IN = 5.0
+
+
+class ReservedNodes:
+    """The nodes of an attempt, and the agents on them, which serve all of its generations.
+
+    Attributes:
+        agents: the agents.
+    """
+
+    def __init__(self, reservation: Reservation, agents: Agents, waiter: Waiter) -> None:
+        self._reservation, self.agents, self._waiter = reservation, agents, waiter
+
+    @property
+    def command(self) -> str:
+        """The words before a node's name and a command that runs there."""
+        return self._reservation.command
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Environment variables that the command needs."""
+        return self._reservation.variables
+
+    def place_instances(self, job: Job, folders: training.Folders) -> training.Folders:
+        """Returns the folders of the instances with the nodes of the moment, once there are enough.
+
+        Raises:
+            LaunchError: the engine has found no other node for one that was lost, or the job is to end.
+        """
+        folders = dataclasses.replace(folders, nodes=self._await_nodes(len(job.hosts)))
+        training.write_hosts_file(job, folders)
+        return folders
+
+    def start_agents(self, commands: Mapping[str, tuple[str, ...]], env: Mapping[str, str]) -> None:
+        """Starts agents on nodes that have none."""
+        # without the mark of the job's processes: by it those are ended that scripts have left behind
+        self.agents.for_hosts(commands, {name: value for name, value in env.items() if name != processes.MARK})
+
+    def _await_nodes(self, count: int) -> tuple[Node, ...]:
+        deadline = time.monotonic() + _REPLACED_IN
+        while len(nodes := self._reservation.nodes()) < count:
+            if self._waiter.is_over():
+                raise LaunchError("The job was to end while it waited for a node.")
+            if time.monotonic() > deadline:
+                raise LaunchError(
+                    f"A node was lost, and no other was found in {_REPLACED_IN:.0f} s: the job has {len(nodes)} of the {count} nodes that it needs."
+                )
+            time.sleep(_LOOK)
+        return nodes
+
+    def is_to_move(self, outcome: Outcome) -> bool:
+        """Returns whether workers have ended because nodes were lost: then the job runs again on others."""
+        if outcome.end not in (End.LOST, End.NOT_STARTED, End.CRASHED) or outcome.status is not None:
+            return False
+        # the agents are gone first, and then it is known that the engine wants all of the nodes back
+        self._waiter.lost.wait(_WORD_IN)
+        return True
+
+
+class Waiter:
+    """The attempt as an engine sees it: see `syrtos.engines.reservation.Holder`.
+
+    Args:
+        store: the record of the jobs.
+        name: the job.
+        is_ending: returns whether the job is to end.
+        on_loss: gets a sentence when the engine has taken the nodes back.
+
+    Attributes:
+        lost: set once the engine has taken the nodes back.
+    """
+
+    def __init__(self, store: Store, name: str, is_ending: Callable[[], bool], on_loss: Callable[[str], None]) -> None:
+        self._store, self._name, self._is_ending, self._on_loss = store, name, is_ending, on_loss
+        self.lost = threading.Event()
+
+    def is_over(self) -> bool:
+        """Returns whether the job is to end, or has waited for longer than it may."""
+        return self._is_ending() or self.is_late()
+
+    def is_late(self) -> bool:
+        """Returns whether the job has waited for MaxPendingTimeInSeconds without having begun."""
+        record = self._store.get(self._name)
+        late = record is not None and record.begin_until is not None and time.time() > record.begin_until
+        return late and record is not None and record.state.secondary in ("Starting", "Pending")
+
+    def tell(self, why: str) -> None:
+        """Writes down what the job waits for."""
+        self._store.change(self._name, lambda record: _pending(record, why))
+
+    def note_loss(self, why: str) -> None:
+        """Passes on that the engine has taken the nodes back."""
+        self._on_loss(why)
+        self.lost.set()
+
+    def end_waiting(self) -> None:
+        """Writes down that the job has its nodes."""
+        self._store.change(
+            self._name, lambda r: r.with_transition("Starting") if r.state.secondary == "Pending" else None
+        )
+
+
+def _pending(record: Record, why: str) -> Record | None:
+    if record.state.secondary == "Pending" and record.state.transitions[-1]["StatusMessage"] != why:
+        record = record.with_transition("Starting")
+    return record.with_transition("Pending", why) if record.state.secondary == "Starting" else None
+
+
+@contextlib.contextmanager
+def reserved_nodes(job: Job, placement: Placement, folder: Path, waiter: Waiter) -> Iterator[ReservedNodes | None]:
+    """Context manager: waits for the nodes of a job's instances, and yields them; None where they are on this machine.
+
+    Raises:
+        SyrtosError: the engine refuses, has no such nodes, or the job has waited for too long.
+    """
+    if not placement.engine:
+        yield None
+        return
+    wanted = WantedNodes(
+        job=job.name,
+        count=len(job.hosts),
+        workers=job.distribution.per_host,
+        gpus=placement.gpus,
+        values=placement.values,
+        python=sys.executable,
+        folder=folder,
+    )
+    with contextlib.ExitStack() as stack:
+        reservation = stack.enter_context(engine_of(placement.engine).reserve(wanted, waiter))
+        waiter.end_waiting()
+        agents = Agents()
+        stack.callback(agents.close)
+        yield ReservedNodes(reservation, agents, waiter)
