@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +103,22 @@ class Service:
 
 
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[Service]:
-    """A service with two workers, from `syrtos serve` to its end; jobs that a failed test has left end with it."""
+def serving(
+    folder: Path, words: Sequence[str] = ("--capacity", "2"), variables: Mapping[str, str] | None = None
+) -> Iterator[Service]:
+    """A service with two workers, from `syrtos serve` to its end; jobs that a failed test has left end with it.
+
+    Args:
+        words: options of `syrtos serve`.
+        variables: added to its environment.
+    """
     home, user = folder / "syrtos", folder / "user"
     user.mkdir()
     bare = {"PATH": os.environ["PATH"], "HOME": str(user)}
-    own = {**bare, "SYRTOS_HOME": str(home)}
+    own = {**bare, "SYRTOS_HOME": str(home), **(variables or {})}
     said = folder / "serve.log"
     with said.open("w") as file:
-        command = [sys.executable, "-m", "syrtos", "serve", "--port", "0", "--capacity", "2"]
+        command = [sys.executable, "-m", "syrtos", "serve", "--port", "0", *words]
         process = subprocess.Popen(command, env=own, stderr=file)
     try:
         deadline = time.monotonic() + 30

@@ -80,3 +80,7 @@ class Reservation(ABC):
     @abstractmethod
     def nodes(self) -> tuple[Node, ...]:
         """Returns the nodes of the moment: fewer than the job needs while the engine replaces one that was lost."""
+
+    def why_taken_back(self) -> str:
+        """Returns a sentence that says why the engine takes the nodes back, if it does; else an empty text."""
+        return ""

@@ -32,13 +32,24 @@ _LONGEST_END = 15.0  # seconds
 
 class _Allocation(Reservation):
     def __init__(self, job: str, nodes: tuple[Node, ...]) -> None:
-        self._nodes = nodes
+        self._job, self._nodes = job, nodes
         # `srun` takes the allocation from an option, since this process is in none.
         self.command = allocation.SRUN.removesuffix(" -w") + f" --jobid={job} -w"
         self.variables = {name: value for name, value in environment().items() if name == "SLURM_CONF"}
 
     def nodes(self) -> tuple[Node, ...]:
         return self._nodes
+
+    def why_taken_back(self) -> str:
+        facts = controller.facts_of(self._job) or {}
+        # in the grace time of a preemption the job runs, and its steps have ended
+        preempted = facts.get("PreemptTime", "None") not in ("None", "Unknown")
+        state = "PREEMPTED" if preempted else facts.get("JobState", "")
+        return (
+            ""
+            if state == "RUNNING"
+            else f"Slurm has taken the nodes of its job {self._job} back ({state or 'unknown'})"
+        )
 
 
 @contextlib.contextmanager
@@ -51,7 +62,8 @@ def hold_allocation(wanted: WantedNodes, holder: Holder) -> Iterator[Reservation
     """
     try:
         process = subprocess.Popen(
-            ["salloc", *_options(wanted), "sh", "-c", _HOLD],
+            # without an option it would let the command run on when Slurm takes the nodes back
+            ["salloc", "--kill-command=TERM", *_options(wanted), "sh", "-c", _HOLD],
             env=controller.without_allocation(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -66,8 +78,9 @@ def hold_allocation(wanted: WantedNodes, holder: Holder) -> Iterator[Reservation
     with process, _ending(process, over):
         said = _Said(process.stderr)
         job, nodes = _await_grant(process, said, holder)
-        threading.Thread(target=_watch, args=(process, over, holder, job), name="syrtos-salloc", daemon=True).start()
-        yield _Allocation(job, nodes)
+        held = _Allocation(job, nodes)
+        threading.Thread(target=_watch, args=(process, over, holder, held), name="syrtos-salloc", daemon=True).start()
+        yield held
 
 
 def _options(wanted: WantedNodes) -> list[str]:
@@ -157,8 +170,7 @@ def _ending(process: subprocess.Popen[str], over: threading.Event) -> Iterator[N
             process.kill()
 
 
-def _watch(process: subprocess.Popen[str], over: threading.Event, holder: Holder, job: str) -> None:
+def _watch(process: subprocess.Popen[str], over: threading.Event, holder: Holder, held: _Allocation) -> None:
     process.wait()
     if not over.is_set():
-        state = (controller.facts_of(job) or {}).get("JobState", "")
-        holder.note_loss(f"Slurm has taken the nodes of its job {job} back" + f" ({state})" * bool(state))
+        holder.note_loss(held.why_taken_back() or "salloc, which held the nodes, has ended")

@@ -168,6 +168,8 @@ class Runner:
         # files of an attempt whose process died
         leave_nothing(self._home, self._name)
         self._folders.make(self._job)
+        if nodes:
+            self._folders = nodes.place_instances(self._job, self._folders)
         self._write_contract()
         self._fill_channels()
         python = self._fetch_program()

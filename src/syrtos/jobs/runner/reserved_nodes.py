@@ -78,8 +78,11 @@ class ReservedNodes:
         """Returns whether workers have ended because nodes were lost: then the job runs again on others."""
         if outcome.end not in (End.LOST, End.NOT_STARTED, End.CRASHED) or outcome.status is not None:
             return False
-        # the agents are gone first, and then it is known that the engine wants all of the nodes back
-        self._waiter.lost.wait(_WORD_IN)
+        # the agents are gone first, and then it is known that the engine takes all of the nodes back
+        deadline = time.monotonic() + _WORD_IN
+        while not self._waiter.lost.wait(_LOOK) and time.monotonic() < deadline:
+            if why := self._reservation.why_taken_back():
+                self._waiter.note_loss(why)
         return True
 
 
