@@ -22,10 +22,11 @@ from syrtos.jobs.store.home import Home
 ROLE = "arn:aws:iam::000000000000:role/syrtos"
 
 
-def serve(home: Path, capacity: int = 1) -> tuple[subprocess.Popen[bytes], str]:
-    """A service that answers, and its address."""
-    command = [sys.executable, "-m", "syrtos", "serve", "--port", "0", "--capacity", str(capacity)]
-    process = subprocess.Popen(command, env={**os.environ, "SYRTOS_HOME": str(home)}, stderr=subprocess.PIPE)
+def serve(home: Path, capacity: int = 1, *words: str, **variables: str) -> tuple[subprocess.Popen[bytes], str]:
+    """A service that answers, with further options and variables, and its address."""
+    command = [sys.executable, "-m", "syrtos", "serve", "--port", "0", "--capacity", str(capacity), *words]
+    env = {**os.environ, **variables, "SYRTOS_HOME": str(home)}
+    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE)
     assert process.stderr is not None
     said = process.stderr.readline().decode()
     found = re.search(r"at (http://\S+),", said)
@@ -42,9 +43,9 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def served(home: Path, capacity: int = 1) -> Iterator[Callable[[str], Any]]:
+def served(home: Path, capacity: int = 1, *words: str, **variables: str) -> Iterator[Callable[[str], Any]]:
     """Clients of a service that ends with the block; no job outlives it."""
-    process, url = serve(home, capacity)
+    process, url = serve(home, capacity, *words, **variables)
     try:
         yield lambda name: client(home, url, name)
     finally:
@@ -79,6 +80,14 @@ def request(name: str, command: str, **more: Any) -> dict[str, Any]:
         "StoppingCondition": {"MaxRuntimeInSeconds": 600},
         **more,
     }
+
+
+def wait_until(happens: Callable[[], bool], seconds: float = 60) -> None:
+    """Waits until something has happened."""
+    deadline = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def final(sagemaker: Any, name: str, seconds: float = 60) -> dict[str, Any]:
