@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 import threading
 import time
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from syrtos.jobs.api.service import Service
 from syrtos.jobs.http.page import token
+from syrtos.jobs.placement import UNLIMITED
 from syrtos.jobs.store import runs
 from syrtos.jobs.store.job_store import Brief
 from syrtos.report.figures import Figures
@@ -69,7 +71,8 @@ class Exposition:
         waiting = [job for job in active if not _occupies(job)]
         used = sum(job.slots for job in active if _occupies(job))
         yield jobs
-        yield GaugeMetricFamily("syrtos_slots", "Workers that may run at the same time.", self._service.capacity)
+        slots = math.inf if self._service.capacity == UNLIMITED else self._service.capacity
+        yield GaugeMetricFamily("syrtos_slots", "Workers that may run at the same time.", slots)
         yield GaugeMetricFamily("syrtos_slots_used", "Workers that jobs occupy.", used)
         yield GaugeMetricFamily("syrtos_queue_length", "Jobs that wait for workers.", len(waiting))
         oldest = max((self._seconds_waited(job.name) for job in waiting), default=0.0)

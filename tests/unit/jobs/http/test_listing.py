@@ -12,6 +12,7 @@ import pytest
 from syrtos.jobs.api.service import Service
 from syrtos.jobs.http import listing
 from syrtos.jobs.http.listing import Listing
+from syrtos.jobs.placement import UNLIMITED
 from syrtos.jobs.requests import states
 from syrtos.jobs.storage.objects import store_of
 from syrtos.jobs.storage.places import Places
@@ -71,6 +72,8 @@ def test_kinds_and_counts(service: Service) -> None:
     assert names(page.answer("", "running")) == ["leaving", "going"]
     assert page.answer("", "failed")["jobs"][0]["reason"] == "ClientError: no data"
     assert len(names(page.answer("", "nonsense"))) == 7
+    service.capacity = UNLIMITED
+    assert page.answer("", "")["capacity"] is None
 
 
 def test_words(service: Service) -> None:

@@ -44,8 +44,9 @@ function drawList(jobs) {
 }
 
 function drawUsage({ used, capacity, waiting }) {
-  const words = `${used} of ${plural(capacity, "worker")} in use`;
-  const bar = el("progress", { value: Math.min(used, capacity), max: capacity, "aria-label": words });
+  // on the nodes of an engine there is no capacity of the service's own
+  const words = capacity ? `${used} of ${plural(capacity, "worker")} in use` : `${plural(used, "worker")} in use`;
+  const bar = capacity && el("progress", { value: Math.min(used, capacity), max: capacity, "aria-label": words });
   const queue = waiting ? el("span", { class: "waiting" }, `${plural(waiting, "job")} waiting`) : null;
   return [bar, el("span", {}, words), queue].filter(Boolean);
 }
