@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -58,25 +58,23 @@ def train(service: Service, digits: Path, folder: Path, script: str, name: str) 
 def train_paced(service: Service, digits: Path, folder: Path, name: str, happens: Callable[[], None]) -> Ran:
     """Trains slowly until something has happened in the middle, and then to the end."""
 
-    def act() -> None:
-        until(lambda: any(service.home.glob(f"jobs/{name}-*/attempt-1/ledger/epochs.jsonl")))
+    # Ray starts nodes in the main thread only: so the SDK is in another
+    with ThreadPoolExecutor(1) as executor:
+        training = executor.submit(train, service, digits, folder, "paced.py", name)
+        until(lambda: any(service.home.glob(f"jobs/{name}-*/attempt-1/ledger/epochs.jsonl")), training)
         happens()
-        until(lambda: any(service.home.glob(f"jobs/{name}-*/attempt-2/ledger/epochs.jsonl")))
+        until(lambda: any(service.home.glob(f"jobs/{name}-*/attempt-2/ledger/epochs.jsonl")), training)
         for data in service.home.glob(f"jobs/{name}-*/instances/*/ml/input/data/train"):
             (data / "go").touch()
-
-    acting = threading.Thread(target=act, daemon=True)
-    acting.start()
-    ran = train(service, digits, folder, "paced.py", name)
-    acting.join(1.0)
-    assert not acting.is_alive()
+        ran = training.result()
     assert "has trained 600 steps" in ran.output
     return ran
 
 
-def until(happens: Callable[[], bool]) -> None:
+def until(happens: Callable[[], bool], training: Future[Ran]) -> None:
     deadline = time.monotonic() + 200
     while not happens():
+        assert not training.done(), training.result()
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
@@ -92,6 +90,7 @@ def test_two_nodes_of_slurm_train_as_one_world(
     nodes_of_slurm.wait(lambda: not nodes_of_slurm.jobs(), 20)
 
 
+@pytest.mark.long  # the next test has a job that begins again too
 def test_a_job_whose_nodes_slurm_gives_to_another_runs_again(
     on_slurm: Service, nodes_of_slurm: slurm.Slurm, digits: Path, tmp_path: Path
 ) -> None:

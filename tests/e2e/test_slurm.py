@@ -115,6 +115,19 @@ def test_detached(cluster: slurm.Slurm, tmp_path: Path) -> None:
     assert state.returncode == 75
 
 
+@pytest.mark.long  # `test_detached` follows a job, unit tests the logs of several
+def test_an_array_is_followed(cluster: slurm.Slurm, tmp_path: Path) -> None:
+    script = tmp_path / "task.py"
+    script.write_text('import os, syrtos\nsyrtos.init()\nprint("task", os.environ["SLURM_ARRAY_TASK_ID"])\n')
+    words = ("--on", "slurm", "-n", "2", "--with", "array=0-2", "--run-dir", "run", str(script))
+    run = start(cluster, tmp_path, *RUN, *words)
+    said = output_of(run)
+    assert run.returncode == 0, said
+    for task in range(3):
+        assert f"{task} | task {task}\n" in said
+        assert (tmp_path / "run" / str(task) / "run.json").is_file()
+
+
 def test_what_slurm_refuses(cluster: slurm.Slurm, tmp_path: Path) -> None:
     refused = on_slurm(cluster, tmp_path, "--with", "partition=nowhere")
     assert "Slurm refuses the job: " in output_of(refused)

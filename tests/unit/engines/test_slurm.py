@@ -1,4 +1,4 @@
-"""The nodes of an allocation, and the batch script of a run."""
+"""The nodes of an allocation, the batch script of a run, and what becomes of its job."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from syrtos.engines.engine import Wanted
-from syrtos.engines.slurm import allocation, batch
+from syrtos.engines.engine import RunState, Wanted
+from syrtos.engines.slurm import allocation, batch, submitted_job
 from syrtos.errors import ConfigurationError
 from syrtos.launch.spec import Host
 
@@ -63,3 +63,26 @@ def test_an_array_has_a_run_directory_for_each_task() -> None:
 def test_unknown_values_are_named() -> None:
     with pytest.raises(ConfigurationError, match=r"`--with tme=\.\.\.` means nothing to slurm\. Did you mean `time`\?"):
         batch.script(dataclasses.replace(WANTED, values={"tme": "1"}))
+
+
+RUNS, WAITS, FAILS = RunState("running"), RunState("waiting"), RunState("failed", "job 1_2 ended", 3)
+
+
+@pytest.mark.parametrize(
+    ("states", "together"),
+    [
+        ([RunState("finished", code=0), RUNS, FAILS], RUNS),
+        ([WAITS, FAILS], WAITS),
+        ([RunState("finished", code=0), RunState("stopped", code=75), FAILS], FAILS),
+        ([RunState("finished", code=0)] * 2, RunState("finished", code=0)),
+    ],
+)
+def test_the_state_of_an_array(states: list[RunState], together: RunState) -> None:
+    assert submitted_job.combine(states) == together
+
+
+def test_the_output_of_an_array(tmp_path: Path) -> None:
+    for task, text in ((0, "a\nb\n"), (10, "d\nhalf"), (2, "c\n")):
+        (tmp_path / f"slurm-7_{task}.log").write_text(text)
+    job = submitted_job.SubmittedJob("7", tmp_path, is_array=True)
+    assert b"".join(job.output(follow=False)) == b"0 | a\n0 | b\n2 | c\n10 | d\n10 | half\n"

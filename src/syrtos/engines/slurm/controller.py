@@ -21,15 +21,21 @@ _NEVER = {
 }
 
 
-def facts_of(job: str) -> dict[str, str] | None:
+def facts_of(job: str) -> dict[str, str]:
+    """Returns what Slurm keeps of a job; empty if it does not answer, or does not know the job any more."""
+    return (tasks_of(job) or [{}])[0]
+
+
+def tasks_of(job: str) -> list[dict[str, str]] | None:
     """Returns what Slurm keeps of a job until some minutes after its end (scontrol(1), MinJobAge of slurm.conf(5)).
 
-    None if Slurm does not answer; empty if it does not know the job any more.
+    There are several tasks where it is an array, none if Slurm does not know the job any more, and None if it does not
+    answer.
     """
     done = run_command(["scontrol", "show", "job", "--oneliner", job])
     if done.returncode:
-        return {} if "Invalid job id" in done.stderr else None
-    return dict(re.findall(r"(\w+)=(\S*)", done.stdout.splitlines()[0]))
+        return [] if "Invalid job id" in done.stderr else None
+    return [dict(re.findall(r"(\w+)=(\S*)", line)) for line in done.stdout.splitlines() if line]
 
 
 def why_waiting(job: str, reason: str) -> str:

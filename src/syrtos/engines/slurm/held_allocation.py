@@ -41,7 +41,7 @@ class _Allocation(Reservation):
         return self._nodes
 
     def why_taken_back(self) -> str:
-        facts = controller.facts_of(self._job) or {}
+        facts = controller.facts_of(self._job)
         # in the grace time of a preemption the job runs, and its steps have ended
         preempted = facts.get("PreemptTime", "None") not in ("None", "Unknown")
         state = "PREEMPTED" if preempted else facts.get("JobState", "")
@@ -131,7 +131,7 @@ def _await_grant(process: subprocess.Popen[str], said: _Said, holder: Holder) ->
             raise LaunchError("The job was to end while it waited for Slurm.")
         if said.job and time.monotonic() - asked > _EVERY:
             asked = time.monotonic()
-            why = controller.why_waiting(said.job, (controller.facts_of(said.job) or {}).get("Reason", ""))
+            why = controller.why_waiting(said.job, controller.facts_of(said.job).get("Reason", ""))
             if why and why != told:
                 holder.tell(f"Slurm: {why}")
                 told = why
