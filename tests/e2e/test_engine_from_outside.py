@@ -31,8 +31,8 @@ class Toy(Engine):
         check_values(values, self.settings, self.name)
 
     @contextlib.contextmanager
-    def reserve(self, wanted, holder):
-        holder.tell("toy: the hosts are asleep")
+    def reserve(self, wanted, requester):
+        requester.tell("toy: the hosts are asleep")
         yield Held(wanted)
 
 class Held(Reservation):

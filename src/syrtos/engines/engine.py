@@ -7,7 +7,7 @@ An engine is reached, or a run is submitted to it, or both:
 - **submitted**: the engine runs `syrtos run` itself, on machines of its own (`Engine.files`, `Engine.submit`). This
   process only follows what becomes of it (`Submitted`), and may end before.
 
-For the jobs of `syrtos serve --on` it holds nodes (`Engine.reserve`).
+For the jobs of `syrtos serve --on` it reserves nodes (`Engine.reserve`).
 
 To add an engine: a package whose module has ``ENGINE``, an instance of a subclass, in a folder here or named by an
 entry point of the group ``syrtos.engines``.
@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from syrtos.engines.reservation import Holder, Reservation, WantedNodes
+from syrtos.engines.reservation import NodeRequest, Requester, Reservation
 from syrtos.errors import ConfigurationError
 from syrtos.launch.outcome import End
 from syrtos.launch.spec import Host
@@ -90,7 +90,7 @@ class Reached:
 
     Attributes:
         hosts: the hosts, and the number of workers that each takes.
-        command: the words before a host's name and a command that is to run there, as `--ssh` has them.
+        command: a prefix of commands: `COMMAND HOST WORDS` runs WORDS on HOST, as with `--ssh`.
         discover: a command that prints the hosts of the moment, for runs that follow them (`--min-workers`); empty:
             they stay as they are.
         is_for_all: whether the command also starts the agent of a host that is this machine.
@@ -157,17 +157,17 @@ class Engine(ABC):
         """Checks what `syrtos serve --on` was given, before there is any job.
 
         Raises:
-            ConfigurationError: the engine can't hold nodes for jobs, or a value of `--with` is unknown or wrong.
+            ConfigurationError: the engine can't reserve nodes for jobs, or a value of `--with` is unknown or wrong.
         """
         raise ConfigurationError(
-            f"`syrtos serve --on {self.name}`: {self.name} can't hold nodes for jobs of a service."
+            f"`syrtos serve --on {self.name}`: {self.name} can't reserve nodes for jobs of a service."
         )
 
-    def reserve(self, wanted: WantedNodes, holder: Holder) -> AbstractContextManager[Reservation]:
-        """Returns a context in which nodes are held for a job of `syrtos serve`; it waits for them at its beginning.
+    def reserve(self, wanted: NodeRequest, requester: Requester) -> AbstractContextManager[Reservation]:
+        """Returns a context in which nodes are reserved for a job of `syrtos serve`; it waits for them at its beginning.
 
         Raises:
-            LaunchError: the engine refuses, there are no such nodes, or ``holder`` is over.
+            LaunchError: the engine refuses, there are no such nodes, or ``requester`` is over.
         """
         raise NotImplementedError
 

@@ -1,6 +1,7 @@
-"""The interface by which a service has an engine hold nodes for its jobs: one node for each instance of a job.
+"""The interface by which a job of `syrtos serve` reserves nodes from an engine: one for each instance.
 
-The service's process on this machine launches the job. The engine only holds the nodes, and starts an agent on each.
+The job's runner (`syrtos.jobs.runner.attempt`), a process of the service's machine, launches the workers and starts an
+agent on each node by `Reservation.command`. The engine only reserves the nodes.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Protocol
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A machine that is held for one instance.
+    """A machine that is reserved for one instance.
 
     Attributes:
         name: the name by which `Reservation.command` reaches it.
         address: the IP address at which the other nodes reach it.
-        cpus: the number of processors that the instance has there.
+        cpus: the number of processors that the engine has given to the instance there.
     """
 
     name: str
@@ -28,7 +29,7 @@ class Node:
 
 
 @dataclasses.dataclass(frozen=True)
-class WantedNodes:
+class NodeRequest:
     """The nodes that a job needs.
 
     Attributes:
@@ -50,11 +51,11 @@ class WantedNodes:
     folder: Path
 
 
-class Holder(Protocol):
-    """The process for which nodes are held."""
+class Requester(Protocol):
+    """The process that asks for nodes."""
 
     def is_over(self) -> bool:
-        """Returns whether to give up waiting, as the job is to end."""
+        """Returns whether the engine should stop waiting: the job was stopped, or has waited for too long."""
         ...
 
     def tell(self, why: str) -> None:
@@ -62,15 +63,15 @@ class Holder(Protocol):
         ...
 
     def note_loss(self, why: str) -> None:
-        """Takes a sentence that says why the nodes are held no longer; called in another thread."""
+        """Is told why the nodes are gone; called in a thread that watches."""
         ...
 
 
 class Reservation(ABC):
-    """Nodes that an engine holds for a job.
+    """Nodes that an engine has reserved for a job.
 
     Attributes:
-        command: the words before a node's name and a command that is to run there, as `syrtos run --ssh` has them.
+        command: a prefix of commands: `COMMAND NODE WORDS` runs WORDS on NODE, as with `syrtos run --ssh`.
         variables: environment variables that the command needs.
     """
 
@@ -79,7 +80,7 @@ class Reservation(ABC):
 
     @abstractmethod
     def nodes(self) -> tuple[Node, ...]:
-        """Returns the nodes of the moment: fewer than the job needs while the engine replaces one that was lost."""
+        """Returns the nodes that are reserved now: fewer than the job needs while a lost one is being replaced."""
 
     def why_taken_back(self) -> str:
         """Returns a sentence that says why the engine takes the nodes back, if it does; else an empty text."""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-# The capacity of a service whose engine decides how many jobs run at once.
+# The capacity of a service whose engine alone limits the jobs that run at once.
 UNLIMITED = 2**31 - 1
 
 
@@ -22,7 +22,7 @@ class Placement:
     Attributes:
         engine: the name of the engine that holds a node for each of them; empty: they are processes of this machine.
         values: what `--with NAME=VALUE` has given for that engine.
-        gpus: GPUs of each instance.
+        gpus: GPUs of each instance (default: all of this machine).
     """
 
     engine: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from syrtos.launch.engine import Vitals
+from syrtos.launch.process_engine import Vitals
 from syrtos.launch.waits import Waits
 from syrtos.launch.worker import heartbeat
 

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from syrtos.launch.engine import ProcessEnd
+from syrtos.launch.process_engine import ProcessEnd
 
 
 class End(enum.Enum):

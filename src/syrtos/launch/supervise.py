@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from syrtos.launch.engine import ProcessEnd, ProcessEngine
 from syrtos.launch.hangs import STOPPED, TRACED, Hangs
 from syrtos.launch.outcome import Facts, Outcome, describe_exit, judge
 from syrtos.launch.plan import Plan
+from syrtos.launch.process_engine import ProcessEnd, ProcessEngine
 from syrtos.launch.processes import local, signalling
 from syrtos.launch.processes.standard_input import copying_input, is_pipe_with_data
 from syrtos.launch.processes.standby import Imports, Standby

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from syrtos.launch import hangs
-from syrtos.launch.engine import look
 from syrtos.launch.hangs import Hangs
+from syrtos.launch.process_engine import look
 from syrtos.launch.waits import Waits
 
 _SLEEPS = "import time; print(flush=True); time.sleep(600)"

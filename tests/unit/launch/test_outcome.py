@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from syrtos.launch.engine import ProcessEnd
 from syrtos.launch.outcome import End, Facts, Outcome, judge
+from syrtos.launch.process_engine import ProcessEnd
 
 WORKERS = {rank: {"rank": rank, "host": "a", "pid": 100 + rank} for rank in range(3)}
 

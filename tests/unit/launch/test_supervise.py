@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from syrtos.launch.engine import ProcessEnd
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.plan import Group, Plan
+from syrtos.launch.process_engine import ProcessEnd
 from syrtos.launch.supervise import supervise
 from syrtos.settings import OPTIONS_VARIABLE, Options
 

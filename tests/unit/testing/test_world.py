@@ -100,7 +100,7 @@ def _nested() -> Callable[[], None]:
     return inner
 
 
-class Holder:
+class Requester:
     """Of a function that is no function of a module."""
 
     def method(self) -> None:
@@ -112,7 +112,7 @@ class Holder:
     [
         (lambda: None, r"<lambda>, which is a lambda\."),
         (_nested(), r"inner, which is defined inside of another function\."),
-        (Holder().method, r"Holder\.method, which is no function of a file\."),
+        (Requester().method, r"Requester\.method, which is no function of a file\."),
         (len, r"len, which is no function of a file\."),
     ],
 )

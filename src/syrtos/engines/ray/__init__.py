@@ -10,8 +10,8 @@ from syrtos import settings
 from syrtos.engines.engine import Engine, Reached, Wanted
 from syrtos.engines.ray.asked import SETTINGS, asked_of, check_values_of_jobs
 from syrtos.engines.ray.door import VARIABLE
-from syrtos.engines.ray.reached import at_door, hold_nodes, reach_cluster
-from syrtos.engines.reservation import Holder, Reservation, WantedNodes
+from syrtos.engines.ray.reached import at_door, reach_cluster, reserve_nodes
+from syrtos.engines.reservation import NodeRequest, Requester, Reservation
 from syrtos.errors import ConfigurationError
 
 
@@ -31,8 +31,8 @@ class Ray(Engine):
         _require_ray()
         check_values_of_jobs(values)
 
-    def reserve(self, wanted: WantedNodes, holder: Holder) -> AbstractContextManager[Reservation]:
-        return hold_nodes(wanted, holder)
+    def reserve(self, wanted: NodeRequest, requester: Requester) -> AbstractContextManager[Reservation]:
+        return reserve_nodes(wanted, requester)
 
 
 def _require_ray() -> None:

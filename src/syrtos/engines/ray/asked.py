@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.engines.engine import Wanted, check_values
-from syrtos.engines.reservation import WantedNodes
+from syrtos.engines.reservation import NodeRequest
 from syrtos.errors import ConfigurationError, LaunchError
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_SPREAD", "STRICT_PACK")
@@ -85,10 +85,10 @@ def check_values_of_jobs(values: Mapping[str, str]) -> None:
         ConfigurationError: there is one.
     """
     check_values(values, {name: text for name, text in SETTINGS.items() if name != "strategy"}, "ray")
-    asked_by_job(WantedNodes("", 1, 1, 0, values, "", Path()))
+    asked_by_job(NodeRequest("", 1, 1, 0, values, "", Path()))
 
 
-def asked_by_job(wanted: WantedNodes) -> Asked:
+def asked_by_job(wanted: NodeRequest) -> Asked:
     """Returns the request of a job of a service: a place on each of so many nodes.
 
     Raises:

@@ -1,4 +1,7 @@
-"""The launcher's side of a run on Ray: it starts the process that is connected to the cluster, and ends with it."""
+"""The launcher's side of a run on Ray: it starts `driver.py`, the one process that is connected to the cluster.
+
+The driver ends when this process does.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from syrtos import settings
 from syrtos.engines.engine import Reached
 from syrtos.engines.ray.asked import Asked, asked_by_job
 from syrtos.engines.ray.door import VARIABLE, ask
-from syrtos.engines.reservation import Holder, Node, Reservation, WantedNodes
+from syrtos.engines.reservation import Node, NodeRequest, Requester, Reservation
 from syrtos.errors import LaunchError
 from syrtos.launch.processes import signalling
 from syrtos.launch.spec import Host, parse_hosts
@@ -27,7 +30,7 @@ from syrtos.launch.terminal import output
 
 _COMMAND = shlex.join([sys.executable, "-P", "-m", "syrtos.engines.ray.reach"])
 _LONGEST_END = 15.0  # seconds
-_LOST = "the connection to the Ray cluster is lost, as when its head node is"
+_LOST = "the connection to the Ray cluster is lost, for example because its head node is gone"
 
 
 @contextlib.contextmanager
@@ -38,7 +41,7 @@ def reach_cluster(asked: Asked, run_dir: Path) -> Iterator[Reached]:
 
     Raises:
         LaunchError: Ray gives no places.
-        SystemExit: a signal has come meanwhile.
+        SystemExit: a signal has come while it waited for places.
     """
 
     def stop_run() -> None:
@@ -47,7 +50,7 @@ def reach_cluster(asked: Asked, run_dir: Path) -> Iterator[Reached]:
         )
         signalling.terminate()
 
-    # this process's own: workers would get it in the place of what Ray gives them
+    # Workers would inherit this process's own in the place of what Ray gives them.
     settings.take("CUDA_VISIBLE_DEVICES")
     came: list[int] = []
     with contextlib.ExitStack() as stack:
@@ -63,29 +66,35 @@ def reach_cluster(asked: Asked, run_dir: Path) -> Iterator[Reached]:
 
 
 @contextlib.contextmanager
-def hold_nodes(wanted: WantedNodes, holder: Holder) -> Iterator[Reservation]:
-    """Context manager: waits for a place on each of as many nodes as the job has instances, yields them, and gives them back.
+def reserve_nodes(wanted: NodeRequest, requester: Requester) -> Iterator[Reservation]:
+    """Context manager: waits until Ray has a place on as many nodes as the job has instances, yields them, releases them.
 
     Raises:
         ConfigurationError: a value of `--with` is wrong.
-        LaunchError: Ray gives no places, or ``holder`` was over before it did.
+        LaunchError: Ray gives no places, or ``requester`` was over before it did.
     """
-    lost = lambda: holder.note_loss(_LOST)  # noqa: E731 - a function of one expression
+    lost = lambda: requester.note_loss(_LOST)  # noqa: E731 - a function of one expression
     try:
-        with _connected(asked_by_job(wanted), holder.is_over, holder.tell, lost) as (door, _):
-            yield _HeldNodes(door)
+        with _connected(asked_by_job(wanted), requester.is_over, requester.tell, lost) as (door, _):
+            yield _ReservedPlaces(door)
     except _GivenUpError as error:
-        raise LaunchError("The job was to end while it waited for Ray.") from error
+        raise LaunchError(
+            "Gave up waiting for nodes of Ray: the job was stopped, or has waited for too long."
+        ) from error
 
 
-class _HeldNodes(Reservation):
+class _ReservedPlaces(Reservation):
     command = _COMMAND
 
     def __init__(self, door: str) -> None:
         self.variables = {VARIABLE: door}
 
     def nodes(self) -> tuple[Node, ...]:
-        found = [text.split("=") for text in ask(self.variables[VARIABLE], addresses=True)[0].split()]
+        try:
+            found = [text.split("=") for text in ask(self.variables[VARIABLE], addresses=True)[0].split()]
+        except OSError:
+            # The driver is gone, which `on_loss` is told.
+            return ()
         return tuple(Node(name, address, int(cpus)) for name, address, cpus in found)
 
 
@@ -97,7 +106,7 @@ class _GivenUpError(Exception):
 def _connected(
     asked: Asked, is_over: Callable[[], bool], tell: Callable[[str], None], on_loss: Callable[[], None]
 ) -> Iterator[tuple[str, tuple[Host, ...]]]:
-    """Context manager: starts the process that is connected to Ray; yields its door, and the hosts of the places.
+    """Context manager: starts the process that is connected to Ray; yields the path of its socket (`door.py`), and the hosts of the places.
 
     Args:
         asked: the request.
@@ -175,14 +184,14 @@ def _answer(process: subprocess.Popen[bytes], is_over: Callable[[], bool]) -> di
         # A byte at a time: what follows the line is for the next call.
         if not (piece := process.stdout.read(1)):
             raise LaunchError(
-                f"The process that connects to Ray has ended with exit code {process.wait()}; the lines above say why."
+                f"The process that connects to Ray has ended with exit code {process.wait()}; it has said why (of a job, in its runner.log)."
             )
         line += piece
     return json.loads(line)
 
 
 def _watch(process: subprocess.Popen[bytes], over: threading.Event, on_loss: Callable[[], None]) -> None:
-    """Waits for the end of the process that is connected to Ray: Ray then ends what it has started."""
+    """Waits for the end of the driver, after which Ray ends its actors; calls ``on_loss`` unless this process has ended it."""
     process.wait()
     if not over.is_set():
         on_loss()

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from syrtos.engines.engine import Engine, Reached, Submitted, Wanted, check_values
-from syrtos.engines.reservation import Holder, Reservation, WantedNodes
-from syrtos.engines.slurm import allocation, batch, controller, held_allocation
+from syrtos.engines.reservation import NodeRequest, Requester, Reservation
+from syrtos.engines.slurm import allocation, batch, controller, reserved_allocation
 from syrtos.engines.slurm.submitted_job import SubmittedJob
 from syrtos.errors import LaunchError
 from syrtos.settings import environment
@@ -46,12 +46,12 @@ class Slurm(Engine):
         return {"job": job, "run_dir": str(wanted.run_dir), "array": wanted.values.get("array", "")}
 
     def check_jobs(self, values: Mapping[str, str]) -> None:
-        check_values(values, held_allocation.SETTINGS, "slurm")
+        check_values(values, reserved_allocation.SETTINGS, "slurm")
         if shutil.which("salloc") is None:
             raise controller.missing_command("salloc")
 
-    def reserve(self, wanted: WantedNodes, holder: Holder) -> AbstractContextManager[Reservation]:
-        return held_allocation.hold_allocation(wanted, holder)
+    def reserve(self, wanted: NodeRequest, requester: Requester) -> AbstractContextManager[Reservation]:
+        return reserved_allocation.reserve_allocation(wanted, requester)
 
     def submitted_run(self, facts: Mapping[str, str]) -> Submitted:
         return SubmittedJob(facts["job"], Path(facts["run_dir"]), is_array=bool(facts.get("array")))

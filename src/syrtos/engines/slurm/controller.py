@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
 
 from syrtos.errors import ConfigurationError
+from syrtos.settings import environment
 
 # Reasons for which a job never starts (squeue(1), "JOB REASON CODES"), with what to do.
 _NEVER = {
@@ -49,7 +49,7 @@ def why_waiting(job: str, reason: str) -> str:
 def without_allocation() -> dict[str, str]:
     """Returns the environment without the variables of an allocation around this process."""
     # They would count as options of a new job (sbatch(1), "INPUT ENVIRONMENT VARIABLES").
-    return {name: value for name, value in os.environ.items() if not name.startswith("SLURM_JOB")}
+    return {name: value for name, value in environment().items() if not name.startswith("SLURM_JOB")}
 
 
 def missing_command(command: str) -> ConfigurationError:

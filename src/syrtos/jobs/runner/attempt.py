@@ -30,7 +30,7 @@ from syrtos.jobs.requests import secrecy, states
 from syrtos.jobs.requests.request import read
 from syrtos.jobs.runner import contract, enter, notices, processes, programs, training, versions
 from syrtos.jobs.runner.failure_reason import failure_reason
-from syrtos.jobs.runner.reserved_nodes import ReservedNodes, Waiter, reserved_nodes
+from syrtos.jobs.runner.reserved_nodes import JobRequester, ReservedNodes, reserved_nodes
 from syrtos.jobs.runner.workers import Workers
 from syrtos.jobs.storage import artifacts, channels
 from syrtos.jobs.storage.artifacts import Checkpoints
@@ -116,7 +116,7 @@ class Runner:
         self._why_again = ""
         self._trained = self._told = self._failed_inside = self._finished = False
         self._workers: Workers | None = None
-        self._waiter = Waiter(store, name, lambda: bool(self._why), self._lose_nodes)
+        self._requester = JobRequester(store, name, lambda: bool(self._why), self._lose_nodes)
 
     def run(self) -> None:
         """Downloads, trains and uploads; every outcome is written down."""
@@ -154,12 +154,12 @@ class Runner:
 
     def _attempt(self) -> None:
         try:
-            with reserved_nodes(self._job, self._placement, self._home.job(self._name), self._waiter) as nodes:
+            with reserved_nodes(self._job, self._placement, self._home.job(self._name), self._requester) as nodes:
                 self._train_on(nodes)
         except LaunchError:
             if self._why:
                 raise _Ended from None
-            if not (self._placement.engine and self._waiter.is_late()):
+            if not (self._placement.engine and self._requester.is_late()):
                 raise
             self._fail(f"CapacityError: {self._placement.engine} had no nodes for the job for MaxPendingTimeInSeconds.")
 
@@ -169,7 +169,7 @@ class Runner:
         leave_nothing(self._home, self._name)
         self._folders.make(self._job)
         if nodes:
-            self._folders = nodes.place_instances(self._job, self._folders)
+            self._folders = nodes.await_nodes(self._job, self._folders)
         self._write_contract()
         self._fill_channels()
         python = self._fetch_program()
@@ -278,7 +278,7 @@ class Runner:
             each.start()
         try:
             outcome = self._generations(self._workers, nodes)
-            if nodes and not self._why and nodes.is_to_move(outcome):
+            if nodes and not self._why and nodes.confirm_loss(outcome):
                 self._move_to_other_nodes(outcome)
         finally:
             # what is asked for from now on does not change how the job ends: its results are uploaded

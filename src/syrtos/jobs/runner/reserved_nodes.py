@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from syrtos.engines.registry import engine_of
-from syrtos.engines.reservation import Node, Reservation, WantedNodes
+from syrtos.engines.reservation import Node, NodeRequest, Reservation
 from syrtos.errors import LaunchError
 from syrtos.jobs.placement import Placement
 from syrtos.jobs.requests.request import Job
@@ -20,10 +20,10 @@ from syrtos.jobs.store.job_store import Record, Store
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.remote.agents import Agents
 
-# Seconds in which an engine finds another node for one that was lost, as an autoscaler starts it.
+# How long to wait for the replacement of a lost node, in seconds: an autoscaler needs minutes.
 _REPLACED_IN = 600.0
 _LOOK = 1.0
-# Seconds between the end of agents and the engine's word that it has taken their nodes back.
+# How long to wait, once agents are gone, until the engine says that it has taken the nodes back, in seconds.
 _WORD_IN = 5.0
 
 
@@ -34,12 +34,12 @@ class ReservedNodes:
         agents: the agents.
     """
 
-    def __init__(self, reservation: Reservation, agents: Agents, waiter: Waiter) -> None:
-        self._reservation, self.agents, self._waiter = reservation, agents, waiter
+    def __init__(self, reservation: Reservation, agents: Agents, requester: JobRequester) -> None:
+        self._reservation, self.agents, self._requester = reservation, agents, requester
 
     @property
     def command(self) -> str:
-        """The words before a node's name and a command that runs there."""
+        """A prefix of commands: `COMMAND NODE WORDS` runs WORDS on NODE."""
         return self._reservation.command
 
     @property
@@ -47,11 +47,11 @@ class ReservedNodes:
         """Environment variables that the command needs."""
         return self._reservation.variables
 
-    def place_instances(self, job: Job, folders: training.Folders) -> training.Folders:
-        """Returns the folders of the instances with the nodes of the moment, once there are enough.
+    def await_nodes(self, job: Job, folders: training.Folders) -> training.Folders:
+        """Waits for a node for each instance, writes their `/etc/hosts`, and returns the folders with these nodes.
 
         Raises:
-            LaunchError: the engine has found no other node for one that was lost, or the job is to end.
+            LaunchError: the engine has not replaced a lost node in time, or the job is to end.
         """
         folders = dataclasses.replace(folders, nodes=self._await_nodes(len(job.hosts)))
         training.write_hosts_file(job, folders)
@@ -59,14 +59,14 @@ class ReservedNodes:
 
     def start_agents(self, commands: Mapping[str, tuple[str, ...]], env: Mapping[str, str]) -> None:
         """Starts agents on nodes that have none."""
-        # without the mark of the job's processes: by it those are ended that scripts have left behind
+        # Agents must not have SYRTOS_JOB in their environment: `processes.end` kills every process that has it.
         self.agents.for_hosts(commands, {name: value for name, value in env.items() if name != processes.MARK})
 
     def _await_nodes(self, count: int) -> tuple[Node, ...]:
         deadline = time.monotonic() + _REPLACED_IN
         while len(nodes := self._reservation.nodes()) < count:
-            if self._waiter.is_over():
-                raise LaunchError("The job was to end while it waited for a node.")
+            if self._requester.is_over():
+                raise LaunchError("Gave up waiting for a node: the job was stopped.")
             if time.monotonic() > deadline:
                 raise LaunchError(
                     f"A node was lost, and no other was found in {_REPLACED_IN:.0f} s: the job has {len(nodes)} of the {count} nodes that it needs."
@@ -74,20 +74,23 @@ class ReservedNodes:
             time.sleep(_LOOK)
         return nodes
 
-    def is_to_move(self, outcome: Outcome) -> bool:
-        """Returns whether workers have ended because nodes were lost: then the job runs again on others."""
+    def confirm_loss(self, outcome: Outcome) -> bool:
+        """Returns whether workers have ended because nodes were lost.
+
+        It waits some seconds until the engine says whether it has taken all nodes back, and passes that on.
+        """
         if outcome.end not in (End.LOST, End.NOT_STARTED, End.CRASHED) or outcome.status is not None:
             return False
-        # the agents are gone first, and then it is known that the engine takes all of the nodes back
+        # The agents end before the engine's state shows that it takes the nodes back.
         deadline = time.monotonic() + _WORD_IN
-        while not self._waiter.lost.wait(_LOOK) and time.monotonic() < deadline:
+        while not self._requester.lost.wait(_LOOK) and time.monotonic() < deadline:
             if why := self._reservation.why_taken_back():
-                self._waiter.note_loss(why)
+                self._requester.note_loss(why)
         return True
 
 
-class Waiter:
-    """The attempt as an engine sees it: see `syrtos.engines.reservation.Holder`.
+class JobRequester:
+    """An attempt as the engine sees it that it asks for nodes: see `syrtos.engines.reservation.Requester`.
 
     Args:
         store: the record of the jobs.
@@ -130,13 +133,16 @@ class Waiter:
 
 
 def _pending(record: Record, why: str) -> Record | None:
+    # by way of Starting, so that a new reason becomes a transition of its own
     if record.state.secondary == "Pending" and record.state.transitions[-1]["StatusMessage"] != why:
         record = record.with_transition("Starting")
     return record.with_transition("Pending", why) if record.state.secondary == "Starting" else None
 
 
 @contextlib.contextmanager
-def reserved_nodes(job: Job, placement: Placement, folder: Path, waiter: Waiter) -> Iterator[ReservedNodes | None]:
+def reserved_nodes(
+    job: Job, placement: Placement, folder: Path, requester: JobRequester
+) -> Iterator[ReservedNodes | None]:
     """Context manager: waits for the nodes of a job's instances, and yields them; None where they are on this machine.
 
     Raises:
@@ -145,7 +151,7 @@ def reserved_nodes(job: Job, placement: Placement, folder: Path, waiter: Waiter)
     if not placement.engine:
         yield None
         return
-    wanted = WantedNodes(
+    wanted = NodeRequest(
         job=job.name,
         count=len(job.hosts),
         workers=job.distribution.per_host,
@@ -155,8 +161,8 @@ def reserved_nodes(job: Job, placement: Placement, folder: Path, waiter: Waiter)
         folder=folder,
     )
     with contextlib.ExitStack() as stack:
-        reservation = stack.enter_context(engine_of(placement.engine).reserve(wanted, waiter))
-        waiter.end_waiting()
+        reservation = stack.enter_context(engine_of(placement.engine).reserve(wanted, requester))
+        requester.end_waiting()
         agents = Agents()
         stack.callback(agents.close)
-        yield ReservedNodes(reservation, agents, waiter)
+        yield ReservedNodes(reservation, agents, requester)

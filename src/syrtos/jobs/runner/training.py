@@ -26,7 +26,7 @@ from syrtos.settings import OPTIONS_VARIABLE, Options
 
 _SHARED = ("model", "output/data", "checkpoints")
 _KEPT = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "LD_LIBRARY_PATH", "USER", "TZ")
-# That of SageMaker's instances: no engine says which its nodes have.
+# What scripts on nodes are told, as on SageMaker: no engine says which interface its nodes have.
 _INTERFACE_OF_NODES = "eth0"
 _OURS = ("SYRTOS_HOME", "SYRTOS_S3_ENDPOINT")
 
@@ -37,7 +37,7 @@ class Folders:
 
     Attributes:
         job: the job's folder.
-        isolated: whether instances have mounts of their own.
+        isolated: whether instances have mounts of their own, as tried on this machine; nodes are taken to be alike.
         nodes: the nodes on which the instances are, which see the folders at the same paths; empty: they are on this
             machine.
     """
@@ -117,7 +117,7 @@ class Folders:
 
 def local_address(job: str, host: int) -> str:
     """Returns an instance's address on this machine."""
-    # the addresses of 127/8 all belong to this machine, so that two jobs need not share ports
+    # All of 127/8 is this machine: each job has addresses of its own, so that two jobs may use the same port.
     number = zlib.crc32(job.encode())
     return f"127.{64 + number % 64}.{number // 64 % 256}.{host + 1}"
 
@@ -126,7 +126,7 @@ def write_hosts_file(job: Job, folders: Folders) -> None:
     """Writes what is to be ``/etc/hosts`` of each instance."""
     lines = ["127.0.0.1 localhost", "::1 localhost"]
     lines += [f"{folders.address(job, host)} {name}" for host, name in enumerate(job.hosts)]
-    # nodes may know each other, and this machine, by no other name service
+    # This machine's file may be all that resolves the names of nodes.
     rest = Path("/etc/hosts").read_text() if folders.nodes else ""
     (folders.job / "instances" / "hosts").write_text("\n".join(lines) + "\n" + rest)
 
@@ -159,7 +159,7 @@ def make_plan(
         env: this process's environment.
         credentials: environment variables with which a script reaches the service.
         gpus: GPUs of each instance.
-        reach: the words before a node's name and a command that runs there; empty: the instances are on this machine.
+        reach: a prefix of commands: `REACH NODE WORDS` runs WORDS on NODE; empty: the instances are on this machine.
     """
     if not folders.isolated:
         _check_without_namespaces(job)
@@ -189,7 +189,7 @@ def _agents(job: Job, folders: Folders, python: Path, reach: str) -> dict[str, t
     """Returns the commands that start agents, by node; without isolation none is needed on this machine."""
     agent = (str(python), "-P", "-m", "syrtos.launch.remote.agent")
     if folders.isolated:
-        # all instances of a machine are in one namespace of users, so that their processes may share memory
+        # All instances of a machine are in one user namespace, so that their processes may share memory.
         network = ("--no-network",) if job.is_offline else ()
         agent = (str(python), "-P", "-m", "syrtos.jobs.runner.enter", "--as-root", *network, *agent)
     if folders.nodes:

@@ -71,7 +71,7 @@ class Workers:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         variables, reserved = {**self._variables, **variables}, self._reserved
         if reserved:
-            self._folders = reserved.place_instances(self._job, self._folders)
+            self._folders = reserved.await_nodes(self._job, self._folders)
             variables |= reserved.variables
         reach = reserved.command if reserved else ""
         plan = training.make_plan(

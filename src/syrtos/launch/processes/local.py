@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from syrtos.launch import losses
-from syrtos.launch.engine import Outputs, ProcessEnd, ProcessEngine, Vitals, look
 from syrtos.launch.plan import Group
+from syrtos.launch.process_engine import Outputs, ProcessEnd, ProcessEngine, Vitals, look
 from syrtos.launch.processes import pmi, signalling
 from syrtos.launch.processes.deaths import Deaths
 from syrtos.settings import options_from

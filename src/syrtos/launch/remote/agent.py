@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from syrtos.launch import losses
-from syrtos.launch.engine import ProcessEnd
 from syrtos.launch.plan import Group
+from syrtos.launch.process_engine import ProcessEnd
 from syrtos.launch.processes import local
 from syrtos.launch.processes.standby import Imports, Standby
 from syrtos.launch.remote import records

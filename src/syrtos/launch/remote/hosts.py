@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import IO
 
-from syrtos.launch.engine import Outputs, ProcessEnd, ProcessEngine, Vitals
 from syrtos.launch.plan import Plan, forwarded_variables
+from syrtos.launch.process_engine import Outputs, ProcessEnd, ProcessEngine, Vitals
 from syrtos.launch.processes import pmi
 from syrtos.launch.remote.agents import LONGEST_KILL, Agent, Agents
 from syrtos.launch.remote.channel import Message

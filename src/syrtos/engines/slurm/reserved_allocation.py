@@ -1,7 +1,7 @@
-"""An allocation of Slurm that is held from outside, for a job of `syrtos serve`.
+"""A Slurm allocation for a job of `syrtos serve`, kept by a process that is not inside of the allocation.
 
-`salloc` runs a command on this machine for as long as the allocation lasts. That command reads a pipe of this process:
-it ends with this process, however that ends, and Slurm then has the nodes back.
+`salloc` runs `cat` on this machine, which reads a pipe of this process. When this process ends, for whatever reason,
+`cat` ends, and Slurm frees the nodes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import time
 from collections.abc import Iterator
 from typing import IO
 
-from syrtos.engines.reservation import Holder, Node, Reservation, WantedNodes
+from syrtos.engines.reservation import Node, NodeRequest, Requester, Reservation
 from syrtos.engines.slurm import allocation, batch, controller
 from syrtos.errors import LaunchError
 from syrtos.settings import environment
 
 # Says which allocation it is, and then waits for the end of its input.
 _HOLD = 'echo "$SLURM_JOB_ID" "$SLURM_JOB_NODELIST"; exec cat > /dev/null'
-# Values of --with that mean nothing here: batch jobs alone have them, or a job's instances say the same.
+# Values of --with that are refused here: batch jobs alone have them, or the job's request fixes them.
 _OF_BATCH_JOBS = ("array", "nodes", "ntasks-per-node", "signal", "setup", "job-name", "mail-type", "mail-user")
 SETTINGS = {name: text for name, text in batch.SETTINGS.items() if name not in _OF_BATCH_JOBS}
 _EVERY = 3.0  # seconds between two questions about a job that waits
@@ -42,27 +42,24 @@ class _Allocation(Reservation):
 
     def why_taken_back(self) -> str:
         facts = controller.facts_of(self._job)
-        # in the grace time of a preemption the job runs, and its steps have ended
+        # During the grace time of a preemption JobState is still RUNNING, although the steps were ended.
         preempted = facts.get("PreemptTime", "None") not in ("None", "Unknown")
         state = "PREEMPTED" if preempted else facts.get("JobState", "")
-        return (
-            ""
-            if state == "RUNNING"
-            else f"Slurm has taken the nodes of its job {self._job} back ({state or 'unknown'})"
-        )
+        # No state: Slurm does not answer for a moment.
+        return "" if state in ("RUNNING", "") else f"Slurm has taken the nodes of its job {self._job} back ({state})"
 
 
 @contextlib.contextmanager
-def hold_allocation(wanted: WantedNodes, holder: Holder) -> Iterator[Reservation]:
-    """Context manager: waits for an allocation, yields its nodes, and gives it back.
+def reserve_allocation(wanted: NodeRequest, requester: Requester) -> Iterator[Reservation]:
+    """Context manager: waits for an allocation, yields its nodes, and releases it.
 
     Raises:
         ConfigurationError: this machine has no Slurm.
-        LaunchError: Slurm refuses the job, or ``holder`` was over before it began.
+        LaunchError: Slurm refuses the job, or ``requester`` was over before it began.
     """
     try:
         process = subprocess.Popen(
-            # without an option it would let the command run on when Slurm takes the nodes back
+            # By default `salloc` leaves its command running after the allocation is revoked.
             ["salloc", "--kill-command=TERM", *_options(wanted), "sh", "-c", _HOLD],
             env=controller.without_allocation(),
             stdin=subprocess.PIPE,
@@ -77,13 +74,15 @@ def hold_allocation(wanted: WantedNodes, holder: Holder) -> Iterator[Reservation
     over = threading.Event()
     with process, _ending(process, over):
         said = _Said(process.stderr)
-        job, nodes = _await_grant(process, said, holder)
-        held = _Allocation(job, nodes)
-        threading.Thread(target=_watch, args=(process, over, holder, held), name="syrtos-salloc", daemon=True).start()
+        job, names = _await_grant(process, said, requester)
+        held = _Allocation(job, tuple(_node(name, wanted) for name in names))
+        threading.Thread(
+            target=_watch, args=(process, over, requester, held), name="syrtos-salloc", daemon=True
+        ).start()
         yield held
 
 
-def _options(wanted: WantedNodes) -> list[str]:
+def _options(wanted: NodeRequest) -> list[str]:
     asked = {
         "job-name": wanted.job,
         "chdir": str(wanted.folder),
@@ -122,34 +121,35 @@ class _Said:
         return " ".join(self._errors)
 
 
-def _await_grant(process: subprocess.Popen[str], said: _Said, holder: Holder) -> tuple[str, tuple[Node, ...]]:
-    """Waits for the allocation, and returns its number and its nodes."""
+def _await_grant(process: subprocess.Popen[str], said: _Said, requester: Requester) -> tuple[str, list[str]]:
+    """Waits for the allocation, and returns its number and the names of its nodes."""
     assert process.stdout is not None
     asked, told = time.monotonic(), ""
     while not select.select([process.stdout], [], [], 0.2)[0]:
-        if holder.is_over():
-            raise LaunchError("The job was to end while it waited for Slurm.")
+        if requester.is_over():
+            raise LaunchError("Gave up waiting for nodes of Slurm: the job was stopped, or has waited for too long.")
         if said.job and time.monotonic() - asked > _EVERY:
             asked = time.monotonic()
             why = controller.why_waiting(said.job, controller.facts_of(said.job).get("Reason", ""))
             if why and why != told:
-                holder.tell(f"Slurm: {why}")
+                requester.tell(f"Slurm: {why}")
                 told = why
     words = process.stdout.readline().split()
     if len(words) != 2:
         process.wait()
         raise LaunchError(f"Slurm refuses the job: {said.errors() or 'salloc has ended without a word'}")
-    return words[0], tuple(_node(name) for name in allocation.names_of(words[1]))
+    return words[0], allocation.names_of(words[1])
 
 
-def _node(name: str) -> Node:
+def _node(name: str, wanted: NodeRequest) -> Node:
     done = controller.run_command(["scontrol", "show", "node", "--oneliner", name])
     facts = dict(re.findall(r"(\w+)=(\S*)", done.stdout))
     address = facts.get("NodeAddr", name)
-    # Where the name service does not know it, the nodes may: they get the name.
+    # If this machine can't resolve the name, the nodes may.
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(address)
-    return Node(name, address, int(facts.get("CPUTot", "1")))
+    given = facts.get("CPUTot", "") if "exclusive" in wanted.values else wanted.values.get("cpus-per-task", "")
+    return Node(name, address, int(given) if given.isdigit() else wanted.workers)
 
 
 @contextlib.contextmanager
@@ -162,7 +162,7 @@ def _ending(process: subprocess.Popen[str], over: threading.Event) -> Iterator[N
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
-        # One that waits does not read: it takes the signal as the withdrawal.
+        # A `salloc` that waits in the queue does not read its input: the signal withdraws its request.
         process.terminate()
         try:
             process.wait(_LONGEST_END)
@@ -170,7 +170,7 @@ def _ending(process: subprocess.Popen[str], over: threading.Event) -> Iterator[N
             process.kill()
 
 
-def _watch(process: subprocess.Popen[str], over: threading.Event, holder: Holder, held: _Allocation) -> None:
+def _watch(process: subprocess.Popen[str], over: threading.Event, requester: Requester, held: _Allocation) -> None:
     process.wait()
     if not over.is_set():
-        holder.note_loss(held.why_taken_back() or "salloc, which held the nodes, has ended")
+        requester.note_loss(held.why_taken_back() or "salloc, which held the nodes, has ended")
