@@ -127,7 +127,7 @@ class Comparing(v1.train.SessionRunHook):
         self._rows: list[object]
         self._all_rows: list[object]
         self._rows, self._all_rows = (tf.nest.flatten(tree, expand_composites=True) for tree in (leaves, gathered))
-        if not self.plan.whole:
+        if not self.plan.reason_not_split:
             self._trial = _Trial(self._scope, self._loss, self._train_op, self._metrics, self._rows, self._config)
 
     def _why_not(self) -> str:
@@ -156,7 +156,7 @@ class Comparing(v1.train.SessionRunHook):
 
     def _feed_of_step(self, session: TensorFlowSession) -> Feed:
         is_due = self.checks.is_due() and self._trial is not None
-        if not is_due and not self.plan.whole:
+        if not is_due and not self.plan.reason_not_split:
             return self._feed_of_plan()
         # What a run takes out of the pipeline no later run gets: the step that counts has to be fed with it.
         *own, samples = session.run([*self._rows, self._samples])
@@ -164,7 +164,7 @@ class Comparing(v1.train.SessionRunHook):
         batch = self._feed_of_all_rows(session, share)
         if is_due and self._trial is not None:
             self._check(self._trial, session, share, batch)
-        return batch if self.plan.whole else {**share, **self._feed_of_plan()}
+        return batch if self.plan.reason_not_split else {**share, **self._feed_of_plan()}
 
     def _feed_of_plan(self) -> dict[object, bool]:
         # Before the first comparison nothing is fed: the graph's own way holds, by the reduction of its losses.
@@ -199,7 +199,7 @@ class Comparing(v1.train.SessionRunHook):
                         f"{self._what} is not compared with one process: it draws random numbers in a loop.",
                     )
         self.checks.note_check(workers.comm, time.monotonic() - began, few)
-        if self.plan.whole:
+        if self.plan.reason_not_split:
             self.checks.end()
 
     def _compare(self, trial: _Trial, is_first: bool) -> None:
@@ -211,13 +211,17 @@ class Comparing(v1.train.SessionRunHook):
             first_batch.decide(other, trial, workers)
             self.plan.adopt(other)
             verdicts.tell_change(self.plan, workers, self._what, self.checks.steps + 1, _COMPUTES)
-        if self.plan.whole.startswith(_NOT_TRIED):  # as where all rows do not fit into the memory of one worker
-            tell_once(self._scope.session, f"{self._what} is not compared with one process: {self.plan.whole}.")
-            self.plan.whole = ""
+        if self.plan.reason_not_split.startswith(
+            _NOT_TRIED
+        ):  # as where all rows do not fit into the memory of one worker
+            tell_once(
+                self._scope.session, f"{self._what} is not compared with one process: {self.plan.reason_not_split}."
+            )
+            self.plan.reason_not_split = ""
             self.checks.end()
-        elif not self.plan.whole and not _can_follow(self.plan):
-            self.plan.whole = "no sum or mean over the workers makes of their numbers those of the batch"
-        if is_first or self.plan.whole:
+        elif not self.plan.reason_not_split and not _can_follow(self.plan):
+            self.plan.reason_not_split = "no sum or mean over the workers makes of their numbers those of the batch"
+        if is_first or self.plan.reason_not_split:
             verdicts.tell(self.plan, workers, self._what, _COMPUTES)
         if is_first and workers.options.verify == "only":
             verdicts.Verifying.note(

@@ -48,12 +48,12 @@ def _decide_outputs(plan: SplitPlan, trial: StepTrial, session: Session) -> None
         return
     split = trial.compute_split(plan)
     if failed := _any_failed(comm, split):
-        plan.whole = _describe_failure(failed)
+        plan.reason_not_split = _describe_failure(failed)
         return
     differs, plan.difference = compare_outcomes(comm, whole, split, bound_of(trial.precision()), plan)
     plan.rows = [dataclasses.replace(row, kind="output") for row in rows_of(whole, split) if row.kind == "log"]
     if any(what == "log" for what, _ in differs):
-        plan.whole = "predictions of a part of the rows are not those of the batch"
+        plan.reason_not_split = "predictions of a part of the rows are not those of the batch"
     else:
         _note_shown(plan, whole, split)
 
@@ -76,7 +76,7 @@ def _look_at_more_rows(
     """Compares ever more rows, as long as nothing has shown that the step can't be split."""
     # Few rows show best what means over parts have not in common with a mean, and many what takes the largest of a
     # number. All of them show what a step does by how many there are.
-    while plan.tried and not plan.whole:
+    while plan.tried and not plan.reason_not_split:
         more = trial.with_more_rows()
         if more is None:
             plan.left_out = trial.left_out
@@ -101,7 +101,7 @@ def _decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
         plan.gradients = gradients
         split = trial.compute_split(plan)
         if failed := _any_failed(comm, split):
-            plan.whole = _describe_failure(failed)
+            plan.reason_not_split = _describe_failure(failed)
             return
         differs, plan.difference = compare_outcomes(comm, whole, split, bound, plan)
         plan.rows = rows_of(whole, split)
@@ -111,15 +111,15 @@ def _decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
         if not any(what == "gradient" for what, _ in differs):
             break
     else:
-        plan.whole = describe_difference(comm, whole, split, differs)
+        plan.reason_not_split = describe_difference(comm, whole, split, differs)
         return
     rest = [place for place in differs if not _find_rule(plan, comm, whole, split, place, bound)]
-    plan.whole = (
+    plan.reason_not_split = (
         describe_difference(comm, whole, split, rest) if rest else _describe_unchanged(plan, comm, whole, split)
     )
-    if not plan.whole and {"max", "min"} & {*plan.variables.values(), *plan.logs.values()}:
+    if not plan.reason_not_split and {"max", "min"} & {*plan.variables.values(), *plan.logs.values()}:
         _check_backwards(plan, trial, comm, bound)
-    if not plan.whole:
+    if not plan.reason_not_split:
         _note_shown(plan, whole, split)
 
 
@@ -156,7 +156,7 @@ def _compute_as_one_process(plan: SplitPlan, trial: StepTrial, comm: Communicato
     if _any_failed(comm, whole):  # a function may need as many rows as the script gives it
         whole = trial.compute_as_one_process(True)
         if failed := _any_failed(comm, whole):  # an error of the script its first step will raise
-            plan.whole = f"it could not be tried: {failed}"
+            plan.reason_not_split = f"it could not be tried: {failed}"
             return None
     return whole
 
@@ -205,7 +205,7 @@ def _check_backwards(plan: SplitPlan, trial: StepTrial, comm: Communicator, boun
     failed = _any_failed(comm, whole) or _any_failed(comm, split)
     differs = [] if failed else compare_outcomes(comm, whole, split, bound, plan)[0]
     if failed or differs:
-        plan.whole = failed or describe_difference(comm, whole, split, differs)
+        plan.reason_not_split = failed or describe_difference(comm, whole, split, differs)
 
 
 def _any_failed(comm: Communicator, outcome: StepOutcome) -> str:

@@ -36,7 +36,7 @@ class SplitPlan:
 
     Attributes:
         decided: whether the first batch has been looked at.
-        whole: why every worker computes the whole batch; empty where the step is split.
+        reason_not_split: why every worker computes the whole batch; empty where the step is split.
         gradients: what the workers' gradients become: their mean by samples, or their sum, where they are made;
             ``late``: their mean where an optimizer gets them.
         variables: how the workers' values of an assigned variable become one, by the variable's id; others have the
@@ -56,7 +56,7 @@ class SplitPlan:
     """
 
     decided: bool = False
-    whole: str = ""
+    reason_not_split: str = ""
     gradients: Literal["mean", "sum", "late"] = "mean"
     variables: dict[int, Rule] = dataclasses.field(default_factory=dict)
     logs: dict[int, Rule] = dataclasses.field(default_factory=dict)
@@ -95,14 +95,14 @@ class SplitPlan:
     def adopt(self, other: SplitPlan) -> None:
         """Takes over what a later comparison has shown; the functions that use this plan must be made anew."""
         # What was shown before stays shown: a variable may be assigned in some steps alone.
-        self.whole, self.gradients = other.whole, other.gradients
+        self.reason_not_split, self.gradients = other.reason_not_split, other.gradients
         self.variables, self.logs, self.rows = other.variables, other.logs, other.rows
         self.shown |= other.shown
         self.shows_all_rows |= other.shows_all_rows
 
     def is_like(self, other: SplitPlan) -> bool:
         """Returns whether both split steps alike."""
-        same = self.whole == other.whole and self.gradients == other.gradients
+        same = self.reason_not_split == other.reason_not_split and self.gradients == other.gradients
         return same and self.variables == other.variables and self.logs == other.logs
 
 

@@ -42,7 +42,7 @@ def naming_split(plan: SplitPlan, session: Session, function: Callable[P, R]) ->
             notes = getattr(error, "__notes__", [])
             if (
                 is_split(session)
-                and not plan.whole
+                and not plan.reason_not_split
                 # TensorFlow's word for the end of the data, by name: this room knows no framework.
                 and type(error).__name__ != "OutOfRangeError"
                 and not any(map(_names_split, notes))
@@ -109,7 +109,7 @@ class Verifying:
             found = {
                 "model": model,
                 "step": step,
-                "whole": plan.whole,
+                "whole": plan.reason_not_split,
                 "bound": bound,
                 "computes": computes,
                 "rows": [dataclasses.asdict(row) for row in plan.rows],
@@ -126,12 +126,12 @@ def tell_change(
 ) -> None:
     """Says that a later batch has changed how a step is split; the record of the run has it too."""
     session.ledger.say(changed_at=step)
-    if not (plan.whole or plan.variables or plan.gradients != "mean"):
+    if not (plan.reason_not_split or plan.variables or plan.gradients != "mean"):
         return  # a number that it returns becomes a sum, or no sum any more
     if session.world.rank == 0:
         how = (
-            f"is not split any more: {plan.whole}. {computes} the whole batch"
-            if plan.whole
+            f"is not split any more: {plan.reason_not_split}. {computes} the whole batch"
+            if plan.reason_not_split
             else "is split in another way"
         )
         print(
@@ -144,7 +144,7 @@ def tell_change(
 def tell_own_statistics(plan: SplitPlan, model: Model, session: Session) -> None:
     """Says once that BatchNormalization normalizes by the shares of workers, where a training step is split."""
     if (
-        plan.whole
+        plan.reason_not_split
         or session.options.sync_batchnorm
         or not is_split(session)
         or session.ledger.told.get("own_statistics")
@@ -174,17 +174,17 @@ def tell(plan: SplitPlan, session: Session, what: str, computes: str = "Each wor
 
     The record of the run has that too, or else the largest difference between both ways.
     """
-    if plan.difference is not None and not plan.whole:
+    if plan.difference is not None and not plan.reason_not_split:
         session.ledger.say(first_batch=plan.difference)
-    if not plan.whole:
+    if not plan.reason_not_split:
         _tell_left_out(plan, session, what)
         return
-    before, found = str(session.ledger.told.get("not_split", "")), f"{what}: {plan.whole}"
+    before, found = str(session.ledger.told.get("not_split", "")), f"{what}: {plan.reason_not_split}"
     if before.count("; `") < _NAMED - 1:  # more are on the terminal
         session.ledger.say(not_split=f"{before}; {found}" if before else found)
     if session.world.rank == 0:
         print(
-            f"syrtos: {what} is not split over the workers: {plan.whole}. {computes} the whole batch, so the results are those of one process, "
+            f"syrtos: {what} is not split over the workers: {plan.reason_not_split}. {computes} the whole batch, so the results are those of one process, "
             f"and {session.world.size} workers are no faster than one.",
             file=sys.stderr,
         )

@@ -57,7 +57,7 @@ class Function:
         self._name = name
         alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
         self.plan = SplitPlan(decided=not verdicts.is_split(session) or alone)
-        self.plan.whole = "" if self.plan.decided else known_parts.fixed_batch(model)
+        self.plan.reason_not_split = "" if self.plan.decided else known_parts.fixed_batch(model)
         self.verifying = verdicts.Verifying(model, session)
         self.checks = Checks(trains=name == "train_step")
         self._numbers = NumbersBetweenSteps(model, session)
@@ -108,7 +108,7 @@ class Function:
 
     def _call_without_split(self, batches: Iterable[Batch], why: str, error: Exception) -> object:
         """Calls the function made anew for whole batches on each worker, where ``error`` came of tracing it for a share."""
-        self.plan.whole, self.plan.unproven = why, ""
+        self.plan.reason_not_split, self.plan.unproven = why, ""
         self.checks.end()
         # Where one worker fails alone, the others learn of it here.
         self._session.comm.agree("a step is not split")
@@ -131,7 +131,7 @@ class Function:
         # Errors of operations, and of any call after the first that came to its end, are of steps that may have changed
         # something.
         runs = getattr(self._model, "run_eagerly", False) or tf.config.functions_run_eagerly()
-        if runs or self._was_called or self.plan.whole or not verdicts.is_split(self._session):
+        if runs or self._was_called or self.plan.reason_not_split or not verdicts.is_split(self._session):
             return ""
         if isinstance(error, StopIteration | SyrtosError | tf.errors.OpError):
             return ""
@@ -155,11 +155,11 @@ class Function:
 
     def _decide(self, first: Batch) -> None:
         self.plan.decided = True
-        if not self.plan.whole and _has_unequal_leaves(self._session, first.data):
-            self.plan.whole = "its tensors have unequal numbers of rows"
+        if not self.plan.reason_not_split and _has_unequal_leaves(self._session, first.data):
+            self.plan.reason_not_split = "its tensors have unequal numbers of rows"
         parts = known_parts.unknown_parts(self._model, self._stock, self._name)
         asked = self._session.options.verify
-        is_tried = not self.plan.whole and asked != "off"
+        is_tried = not self.plan.reason_not_split and asked != "off"
         self._is_compared = is_tried and bool(parts or asked == "only")
         # A model that its first step builds has no variables yet whose changes could be compared.
         needs_build = is_tried and not getattr(self._model, "built", True)
@@ -175,10 +175,10 @@ class Function:
         if asked == "only":
             bound = comparison.bound_of(precision_of(self._model))
             verdicts.Verifying.note(self.plan, self._session, self._model.name, self._name, bound)
-        if self.plan.whole or not self._is_compared:
+        if self.plan.reason_not_split or not self._is_compared:
             self.checks.end()
         # Nothing is averaged then: the workers must begin equal, as a model may not that is built by its first step.
-        if self.plan.whole:
+        if self.plan.reason_not_split:
             state.broadcast(self._session.comm, state.of_model(self._model))
         verdicts.tell(self.plan, self._session, self._what())
         if self._name == "train_step":
@@ -191,7 +191,7 @@ class Function:
     def _check(self, batch: Share) -> None:
         """Computes rows of a later batch both ways."""
         if _has_unequal_leaves(self._session, batch.data):
-            self._change(SplitPlan(decided=True, whole="its tensors have unequal numbers of rows"))
+            self._change(SplitPlan(decided=True, reason_not_split="its tensors have unequal numbers of rows"))
             return
         began, trial = time.monotonic(), self._trial(batch, self._amount())
         few = trial.has_few_rows()
@@ -207,7 +207,7 @@ class Function:
             self._decide_by(trial, other)
             self._change(other)
         self.checks.note_check(self._session.comm, time.monotonic() - began, few)
-        if self.plan.whole:
+        if self.plan.reason_not_split:
             self.checks.end()
 
     def _change(self, other: SplitPlan) -> None:
@@ -219,7 +219,7 @@ class Function:
         self._make_anew()
         verdicts.tell_change(self.plan, self._session, self._what(), self.checks.steps + 1)
         verdicts.tell(self.plan, self._session, self._what())
-        if self.plan.whole:
+        if self.plan.reason_not_split:
             self.checks.end()
 
     def _make_anew(self) -> None:

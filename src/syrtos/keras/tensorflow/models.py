@@ -110,7 +110,9 @@ def takes_whole_batches(model: Model, method: str, session: Session) -> bool:
         return False
     if not vars(model).get(_TOLD):
         object.__setattr__(model, _TOLD, True)
-        verdicts.tell(SplitPlan(whole=f"its `{making}` is the script's own"), session, f"`{method}` of {model.name}")
+        verdicts.tell(
+            SplitPlan(reason_not_split=f"its `{making}` is the script's own"), session, f"`{method}` of {model.name}"
+        )
     return True
 
 

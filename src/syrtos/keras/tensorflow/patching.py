@@ -144,7 +144,7 @@ def gathered_predict_step(session: world.Session, step: BatchStep, plan: SplitPl
     share = cut(data, session.input_comm)
     with StepScope(session, share, training=False, plan=plan).as_current_step() as scope:
         outputs = scope.run(step, data)
-        if plan.whole:
+        if plan.reason_not_split:
             return outputs
         mine = tf.nest.map_structure(lambda out: rows_of(scope.active, out) if out.shape.rank != 0 else out, outputs)
         if session.options.batch == "per-worker":

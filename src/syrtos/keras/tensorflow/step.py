@@ -81,7 +81,7 @@ class StepScope(Watcher):
         self._outcome = outcome
         self.samples, self.data = _count_samples(data)
         # Where each worker has a batch of its own nothing is split, and where it computes all rows neither.
-        if isinstance(data, Share) and not self.plan.whole and self.splits_batch:
+        if isinstance(data, Share) and not self.plan.reason_not_split and self.splits_batch:
             _check_even(self.data)
         self._ready = _ready_at(self.data)
         self._sums_count = float(local_steps.sums_count(training))
@@ -189,7 +189,7 @@ class StepScope(Watcher):
 
         Those have the static shapes of ``batch``, out of which the share was cut.
         """
-        if not self.plan.whole:
+        if not self.plan.reason_not_split:
             return step(self.data)
         # Not the rows of `batch`: where threads decide what a record is, another worker has read others.
         rows = self.rows_of_all(self.data)
@@ -207,7 +207,7 @@ class StepScope(Watcher):
         Floating scalars among the outputs of a custom `train_step` become their mean by samples, or what the plan says.
         """
         self._check_decisions()
-        logs_are_global = logs_are_global or bool(self.plan.whole)
+        logs_are_global = logs_are_global or bool(self.plan.reason_not_split)
         numbers = [] if logs_are_global or self.session.comm.size == 1 else numbers_of(outputs)
         if self._outcome is not None:
             self._outcome.own_logs = [np.asarray(number) for number in numbers]
@@ -260,7 +260,7 @@ class StepScope(Watcher):
         Raises:
             Unproven: later batches may show what the compared ones have not.
         """
-        if self._graph is None or not self.plan.tried or self.plan.whole or not self.splits_batch:
+        if self._graph is None or not self.plan.tried or self.plan.reason_not_split or not self.splits_batch:
             return
         if found := decisions.first_decision(self._graph, tf.nest.flatten(self.data)):
             self.plan.unproven = verdicts.describe_decision(found)
@@ -272,7 +272,7 @@ class StepScope(Watcher):
         Raises:
             Unproven: it is not known what becomes of its values.
         """
-        if self._outcome is not None or self._graph is None or self.plan.whole or not self.splits_batch:
+        if self._outcome is not None or self._graph is None or self.plan.reason_not_split or not self.splits_batch:
             return
         for key, (variable, _) in dirty.items():
             if not is_sum(variable) and not self.plan.shows(key):

@@ -61,7 +61,7 @@ class Function:
         # Workers that train alone for some steps don't meet in each, as a comparison of rows would have them do.
         alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
         self.plan = SplitPlan(decided=not verdicts.is_split(session) or alone)
-        self.plan.whole = "" if self.plan.decided else known_parts.fixed_batch(model)
+        self.plan.reason_not_split = "" if self.plan.decided else known_parts.fixed_batch(model)
         self.verifying = verdicts.Verifying(model, session)
         self.checks = Checks(trains=name == "train_step")
         self._numbers = NumbersBetweenSteps(model, session)
@@ -87,11 +87,11 @@ class Function:
     def _decide(self, first: Share) -> None:
         self.plan.decided = True
         if first.is_uneven:
-            self.plan.whole = self.plan.whole or "its tensors have unequal numbers of rows"
+            self.plan.reason_not_split = self.plan.reason_not_split or "its tensors have unequal numbers of rows"
         parts = known_parts.unknown_parts(self.model, self._stock, self._name)
         parts += torch_internals.hooks_of(self.model)
         asked = self._session.options.verify
-        is_compared = not self.plan.whole and asked != "off" and bool(parts or asked == "only")
+        is_compared = not self.plan.reason_not_split and asked != "off" and bool(parts or asked == "only")
         # Hooks may differ between workers, and a trial needs all of them.
         is_compared = any(self._session.comm.agree("compare the first batch?", float(is_compared)))
         if is_compared:
@@ -104,9 +104,9 @@ class Function:
         if asked == "only":
             bound = comparison.bound_of(_precision(self.model))
             verdicts.Verifying.note(self.plan, self._session, self.model.name, self._name, bound)
-        if self.plan.whole or not is_compared:
+        if self.plan.reason_not_split or not is_compared:
             self.checks.end()
-        if self.plan.whole:
+        if self.plan.reason_not_split:
             # Nothing is averaged: they must begin equal, as a model may not that is built by its first step.
             state.broadcast(self._session.comm, state.of_model(self.model))
         verdicts.tell(self.plan, self._session, self._describe_step())
@@ -130,7 +130,7 @@ class Function:
                 verdicts.tell_change(self.plan, self._session, self._describe_step(), steps + 1)
                 verdicts.tell(self.plan, self._session, self._describe_step())
         self.checks.note_check(self._session.comm, time.monotonic() - began, few)
-        if self.plan.whole:
+        if self.plan.reason_not_split:
             self.checks.end()
 
     def _decide_by_trial(self, trial: _Trial, plan: SplitPlan) -> None:
@@ -138,8 +138,8 @@ class Function:
         decide(plan, trial, self._session)
         # Both ways may agree on these rows where the step decides by a number of them, and differ on later ones.
         found = self._find_decision(trial)
-        if found and not plan.whole:
-            plan.whole = verdicts.describe_decision(found)
+        if found and not plan.reason_not_split:
+            plan.reason_not_split = verdicts.describe_decision(found)
 
     def _find_decision(self, trial: _Trial) -> str:
         """Returns what the step decides by, on any worker; empty for nothing. All workers call it together."""

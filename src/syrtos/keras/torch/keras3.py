@@ -196,7 +196,7 @@ def _predicting(model: keras.Model, function: _Step) -> _Step:
 
     def finish(scope: step.StepScope, outputs: object) -> object:
         scope.flush()
-        if scope.plan.whole:
+        if scope.plan.reason_not_split:
             return outputs
         return rows.gather_outputs(outputs, scope.samples, scope.session)
 
@@ -233,11 +233,11 @@ def _on_shares(
         of_first.checks.count(1)
         of_first.verifying.count_call()
         # A step that is not split takes a batch of any form.
-        if not of_first.plan.whole:
+        if not of_first.plan.reason_not_split:
             rows.check_even(data[0], share)
         with begin(session, share.samples, training, plan=of_first.plan).as_current_step() as scope:
             scope.model = of_first.model
-            if not of_first.plan.whole:
+            if not of_first.plan.reason_not_split:
                 return finish(scope, function([share.data]))
             batch = scope.rows_of_all(share.data)
             with scope.whole_batch():

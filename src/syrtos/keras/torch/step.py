@@ -140,7 +140,7 @@ class StepScope(Assignments):
         """Makes this the current step."""
         outer, _local.step = current_step(), self
         try:
-            with own_random_numbers(self.session.world.rank if self.training and not self.plan.whole else 0):
+            with own_random_numbers(self.session.world.rank if self.training and not self.plan.reason_not_split else 0):
                 yield self
         finally:
             _local.step = outer
@@ -215,14 +215,14 @@ class StepScope(Assignments):
         Floating scalars among the outputs of a custom `train_step` become their mean by samples, or what the plan says,
         and ``buffers`` their mean.
         """
-        numbers = [] if logs_are_global or self.plan.whole else numbers_of(outputs)
+        numbers = [] if logs_are_global or self.plan.reason_not_split else numbers_of(outputs)
         if self.outcome is not None:
             self.outcome.own_logs = [number_as_array(number) for number in numbers]
         rules: dict[int, Rule] = {
             i: self.plan.logs.get(i, "mean" if _is_log(number) else "equal") for i, number in enumerate(numbers)
         }
         scalars = [number for i, number in enumerate(numbers) if rules[i] == "mean"]
-        means = self.flush(() if self.plan.whole else buffers, scalars)
+        means = self.flush(() if self.plan.reason_not_split else buffers, scalars)
         replace: dict[int, Number] = {id(old): new for old, new in zip(scalars, means, strict=True)}
         replace |= {
             id(n): self._combine(n, rules[i]) for i, n in enumerate(numbers) if rules[i] not in ("mean", "equal")
@@ -291,7 +291,7 @@ class StepScope(Assignments):
     def _warn_if_unproven(self, variable: keras.Variable) -> None:
         """Says once that a variable is assigned which no comparison has met."""
         # It is not an error: the step has computed with parts of the rows, and can't be computed otherwise any more.
-        if self.outcome is not None or self.plan.whole or _is_sum(variable) or self.plan.shows(id(variable)):
+        if self.outcome is not None or self.plan.reason_not_split or _is_sum(variable) or self.plan.shows(id(variable)):
             return
         self.plan.shown.add(id(variable))
         if self.session.world.rank == 0 and self.splits_batch:

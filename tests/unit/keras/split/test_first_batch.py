@@ -89,8 +89,8 @@ def decided(together: Callable[..., list[Any]], **parts: Compute) -> SplitPlan:
         return plan
 
     one, other = together(2, decide)
-    assert (one.whole, one.gradients, one.variables, one.logs) == (
-        other.whole,
+    assert (one.reason_not_split, one.gradients, one.variables, one.logs) == (
+        other.reason_not_split,
         other.gradients,
         other.variables,
         other.logs,
@@ -100,7 +100,7 @@ def decided(together: Callable[..., list[Any]], **parts: Compute) -> SplitPlan:
 
 def test_means_are_split_as_they_are(together: Callable[..., list[Any]]) -> None:
     plan = decided(together, gradient=lambda r: r.mean(axis=0), returns=np.mean, assigns=np.mean)
-    assert (plan.whole, plan.gradients, plan.variables, plan.logs) == ("", "mean", {}, {})
+    assert (plan.reason_not_split, plan.gradients, plan.variables, plan.logs) == ("", "mean", {}, {})
     assert plan.difference == pytest.approx(0.0, abs=1e-12)
 
 
@@ -111,34 +111,40 @@ def test_what_makes_a_variable_that_of_one_process_is_its_rule(
     together: Callable[..., list[Any]], rule: str, of_rows: Compute
 ) -> None:
     plan = decided(together, assigns=of_rows)
-    assert plan.whole == ""
+    assert plan.reason_not_split == ""
     assert plan.variables == ({} if rule == "equal" else {KEY: rule})  # a mean of equal values is the value
 
 
 def test_the_same_of_numbers_that_a_step_returns(together: Callable[..., list[Any]]) -> None:
     plan = decided(together, returns=np.max)
-    assert (plan.whole, plan.logs) == ("", {0: "max"})
+    assert (plan.reason_not_split, plan.logs) == ("", {0: "max"})
     assert [(row.name, row.rule, row.difference) for row in plan.rows if row.kind == "log"] == [("loss", "max", 0.0)]
 
 
 def test_a_value_of_one_row_is_no_maximum(together: Callable[..., list[Any]]) -> None:
     """Of two workers one has the larger value in any case."""
-    assert "the `loss` that it returns" in decided(together, returns=lambda r: r[0, 0]).whole
+    assert "the `loss` that it returns" in decided(together, returns=lambda r: r[0, 0]).reason_not_split
 
 
 def test_a_small_change_is_compared_too(together: Callable[..., list[Any]]) -> None:
-    assert decided(together, assigns=lambda r: 1e-3 * np.square(r).mean() ** 0.5).whole
+    assert decided(together, assigns=lambda r: 1e-3 * np.square(r).mean() ** 0.5).reason_not_split
 
 
 def test_gradients_of_a_sum_are_added(together: Callable[..., list[Any]]) -> None:
     plan = decided(together, gradient=lambda r: r.sum(axis=0))
-    assert (plan.whole, plan.gradients) == ("", "sum")
+    assert (plan.reason_not_split, plan.gradients) == ("", "sum")
 
 
 def test_what_no_rule_makes_equal_is_not_split_and_named(together: Callable[..., list[Any]]) -> None:
-    assert "`state` becomes 2.1" in decided(together, assigns=lambda r: np.sqrt(np.square(r).mean()) * 0.7).whole
-    assert "the `loss` that it returns is" in decided(together, returns=np.std).whole
-    assert "gradients of a part of the rows" in decided(together, gradient=lambda r: np.square(r.mean(axis=0))).whole
+    assert (
+        "`state` becomes 2.1"
+        in decided(together, assigns=lambda r: np.sqrt(np.square(r).mean()) * 0.7).reason_not_split
+    )
+    assert "the `loss` that it returns is" in decided(together, returns=np.std).reason_not_split
+    assert (
+        "gradients of a part of the rows"
+        in decided(together, gradient=lambda r: np.square(r.mean(axis=0))).reason_not_split
+    )
 
 
 def test_a_step_that_fails_on_a_part_is_not_split(together: Callable[..., list[Any]]) -> None:
@@ -147,7 +153,10 @@ def test_a_step_that_fails_on_a_part_is_not_split(together: Callable[..., list[A
             raise ValueError(f"3 rows, not {len(rows)}")
         return 0.0
 
-    assert decided(together, gradient=needs_three).whole == "it fails on a part of the batch: ValueError: 3 rows, not 2"
+    assert (
+        decided(together, gradient=needs_three).reason_not_split
+        == "it fails on a part of the batch: ValueError: 3 rows, not 2"
+    )
 
 
 def test_a_step_that_fails_on_one_worker_alone_leaves_nobody_waiting(together: Callable[..., list[Any]]) -> None:
@@ -156,7 +165,10 @@ def test_a_step_that_fails_on_one_worker_alone_leaves_nobody_waiting(together: C
             raise ValueError("one row")
         return 0.0
 
-    assert decided(together, gradient=dislikes_one).whole == "it fails on a part of the batch: ValueError: one row"
+    assert (
+        decided(together, gradient=dislikes_one).reason_not_split
+        == "it fails on a part of the batch: ValueError: one row"
+    )
 
 
 def test_stateful_layers() -> None:
@@ -179,7 +191,7 @@ def test_errors_of_a_step_say_that_its_batch_is_split() -> None:
     for error, plan in (
         (StopIteration(), SplitPlan()),
         (OutOfStepError("x"), SplitPlan()),
-        (ValueError("x"), SplitPlan(whole="why")),
+        (ValueError("x"), SplitPlan(reason_not_split="why")),
     ):
         with pytest.raises(type(error)) as raised:
             verdicts.naming_split(plan, session, fails)(error)
@@ -187,7 +199,7 @@ def test_errors_of_a_step_say_that_its_batch_is_split() -> None:
 
 
 def test_a_variable_that_stays_as_it_was_shows_no_rule(together: Callable[..., list[Any]]) -> None:
-    assert "`state`, which it assigns, does not change" in decided(together, assigns=lambda r: 0.0).whole
+    assert "`state`, which it assigns, does not change" in decided(together, assigns=lambda r: 0.0).reason_not_split
 
 
 def test_a_count_of_rare_rows_is_a_sum(together: Callable[..., list[Any]]) -> None:
@@ -272,4 +284,4 @@ def test_what_few_rows_do_not_show_more_rows_may(together: Callable[..., list[An
         first_batch.decide(plan, OfMany(comm, gradient=lambda r: r.mean(axis=0)), session)  # type: ignore[arg-type]
         return plan
 
-    assert all("do not add up" in plan.whole for plan in together(2, decide))
+    assert all("do not add up" in plan.reason_not_split for plan in together(2, decide))
