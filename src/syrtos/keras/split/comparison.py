@@ -17,6 +17,8 @@ _ROUNDING = {8: 1e-4, 4: 1e-4, 2: 5e-2}
 # A difference that counts as none: of a gradient, relative to all of them; of a variable, relative to its value in
 # float32.
 _NEAR_ZERO, _OF_VALUE = 1e-6, 5e-7
+# How many times larger a value is that stands for none, as `best = 1e9`, than those that come.
+_STAND_IN = 1e6
 # The same of a log in a later comparison, relative to its size in the first one.
 _OF_LOG = 1e-5
 
@@ -117,9 +119,11 @@ def distance_of_changes(before: Array, one: Array, other: Array) -> float:
     """
     if np.shape(one) != np.shape(other) or np.shape(before) != np.shape(one):
         return distance(one, other)
-    start = np.asarray(before, np.float64)
-    size = float(np.linalg.norm(np.asarray(one, np.float64)))
-    return distance(np.asarray(one, np.float64) - start, np.asarray(other, np.float64) - start, _OF_VALUE * size)
+    start, one, other = (np.asarray(value, np.float64) for value in (before, one, other))
+    # A best that begins at infinity, or at a billion: beside such a change the values themselves would not be seen.
+    far_from_both = np.abs(start) > _STAND_IN * np.maximum(np.abs(one), np.abs(other))
+    start = np.where(far_from_both | ~np.isfinite(start), 0.0, start)
+    return distance(one - start, other - start, _OF_VALUE * float(np.linalg.norm(one)))
 
 
 def distance(one: Array, other: Array, allowed: float = 1e-7) -> float:

@@ -14,7 +14,7 @@ import io
 import itertools
 import random
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sized
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from syrtos.keras.protocols import Model
 
 ElementT = TypeVar("ElementT")
+NameT = TypeVar("NameT")
 
 _PLAIN = (int, float, str, bytes, type(None), np.generic)
 # What a step may give a name anew: `self.scores = self.scores + [score]` makes another list.
@@ -47,7 +48,7 @@ _LENT = ("builtins", "itertools", "torch.utils.data.dataloader")
 
 @contextlib.contextmanager
 def keeping_python_state(
-    model: Model, generators: bool = True, hooks: Iterable[Callable[..., object]] = ()
+    model: Model, generators: Collection[str] = ("numpy", "random"), hooks: Iterable[Callable[..., object]] = ()
 ) -> Iterator[list[Change]]:
     """Context manager: restores, at its end, what Python code of the script has changed.
 
@@ -60,15 +61,14 @@ def keeping_python_state(
 
     Args:
         model: the one whose step runs inside.
-        generators: whether the global generators of NumPy and Python are restored too.
+        generators: those of the global generators, of NumPy and of Python, that are restored too.
         hooks: functions of the script that a framework calls.
 
     Yields:
         A list that gets the numbers that were changed, when they are restored.
     """
     changes: list[Change] = []
-    # The first call of a model that is not built makes attributes that stay, such as its layers.
-    names_before = set(vars(model)) if getattr(model, "built", False) else None
+    names_before, was_built = set(vars(model)), bool(getattr(model, "built", False))
     kept = _Kept(model)
     for part in [model, *keras_internals.layers_of(model), *model.metrics, *keras_internals.compiled_parts(model)]:
         kept.keep_attributes(part)
@@ -83,16 +83,25 @@ def keeping_python_state(
             yield changes
     finally:
         changes += kept.changes()  # while the values are those that the step has left
-        made = [] if names_before is None else [name for name in vars(model) if name not in names_before]
+        made = [name for name in vars(model) if name not in names_before]
+        if not was_built:
+            # A value of the class's own comes to light again; what else the first call has made, such as layers, stays.
+            made = [name for name in made if _is_default_of(type(model), name)]
         # Keras keeps functions and caches of its own under private names.
         for name in [name for name in made if not name.startswith("_")]:
             if change := _change_of(f"{model.name}.{name}", None, held_numbers.numbers_of(vars(model)[name])):
                 changes.append(change)
             delattr(model, name)  # e.g. an optimizer that a step makes when it has none
         kept.restore()
-        if generators:
+        if "numpy" in generators:
             np.random.set_state(drawn[0])
+        if "random" in generators:
             random.setstate(drawn[1])
+
+
+def _is_default_of(kind: type, name: str) -> bool:
+    """Returns whether a class of the script has a plain value under a name, which an object's own attribute hides."""
+    return any(is_of_script(base) and isinstance(vars(base).get(name, base), _PLAIN) for base in kind.__mro__)
 
 
 class Change(NamedTuple):
@@ -144,7 +153,8 @@ class _Kept:
     def _watch(self, name: str, value: object, read: Callable[[], object]) -> None:
         """Notes numbers, or that there are none yet; ``read`` gives them again later."""
         before = held_numbers.numbers_of(value)
-        if before is not None or value is None:
+        # An empty dictionary may get numbers too.
+        if before is not None or value is None or (isinstance(value, dict) and not value):
             self._numbers.append((name, before, read))
 
     def keep_attributes(self, part: object, depth: int = _DEPTH) -> None:
@@ -197,12 +207,16 @@ class _Kept:
 
         self._undo.append(undo)
         for name, value in list(names.items()):
-            if isinstance(value, Iterator) and type(value).__module__ in _LENT:
-                self._lend(name, value, assign)
-            else:
-                self.keep(value, depth)
+            self._keep_or_lend(name, value, assign, depth)
 
-    def _lend(self, name: str, iterator: Iterator[object], assign: Callable[[str, object], None]) -> None:
+    def _keep_or_lend(self, name: NameT, value: object, assign: Callable[[NameT, object], None], depth: int) -> None:
+        """Keeps what a name, or a place in a container, holds; an iterator is lent."""
+        if isinstance(value, Iterator) and type(value).__module__ in _LENT:
+            self._lend(name, value, assign)
+        else:
+            self.keep(value, depth)
+
+    def _lend(self, name: NameT, iterator: Iterator[object], assign: Callable[[NameT, object], None]) -> None:
         """Gives the name a copy of an iterator, which may be drawn from, until everything is put back."""
         if type(iterator).__name__ in _WITH_COPIES:
             assign(name, copy.copy(iterator))
@@ -273,13 +287,20 @@ class _Kept:
         self._watch(name, numbers, lambda: held_numbers.plain_numbers(value.state_dict()))
 
     def _keep_function(self, function: types.FunctionType, depth: int) -> None:
-        for cell in function.__closure__ or ():
-            self._keep_cell(cell, depth - 1)
-        for default in [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]:
-            self.keep(default, depth - 1)
-        if vars(function):
-            own = vars(function)
-            self.keep_values(dict(own), own.__setitem__, depth - 1, own, function.__name__)
+        label = function.__name__
+        cells = _Cells(function)
+        self.keep_values(dict(cells), cells.__setitem__, depth - 1, cells, label)
+        defaults = _Defaults(function)
+        self.keep_values(dict(defaults), defaults.__setitem__, depth - 1, defaults, label)
+        if function.__kwdefaults__:
+            by_keyword = function.__kwdefaults__
+            self.keep_values(dict(by_keyword), by_keyword.__setitem__, depth - 1, by_keyword, label)
+        own = vars(function)
+        names_before = set(own)
+        self.keep_values(dict(own), own.__setitem__, depth - 1, own, label)
+        made = lambda: [value for name, value in own.items() if name not in names_before] or None  # noqa: E731
+        self._numbers.append((f"{label}'s attributes", None, made))
+        self._undo.append(lambda: [own.pop(name) for name in set(own) - names_before])
 
     def _has_room(self, value: tensors.Tensor) -> bool:
         """Returns whether an array or tensor may be copied, and counts it."""
@@ -296,24 +317,81 @@ class _Kept:
             before = container.copy()
         else:
             before = containers.plain_copy(container)
-            if len(before) <= held_numbers.LARGEST:
-                for child in before.values() if isinstance(before, dict) else before:
-                    self.keep(child, depth - 1)
 
         def undo() -> None:
             # Layers that a step has made in its first call stay: their variables are the model's from now on.
             if not containers.is_equal(container, before) and not containers.holds_layers(container):
                 containers.restore(container, before)
 
+        # Before that of an iterator inside, which puts back one with what was drawn.
         self._undo.append(undo)
+        if isinstance(before, np.ndarray | bytearray) or len(before) > held_numbers.LARGEST:
+            return
+        if isinstance(before, dict | list) and isinstance(container, dict | list):
+            set_item = cast("Callable[[object, object], None]", container.__setitem__)
+            for place, child in before.items() if isinstance(before, dict) else enumerate(before):
+                self._keep_or_lend(place, child, set_item, depth - 1)
+        else:
+            for child in before:
+                self.keep(child, depth - 1)
 
-    def _keep_cell(self, cell: types.CellType, depth: int) -> None:
-        with contextlib.suppress(ValueError):  # an empty cell
-            value = cell.cell_contents
-            if isinstance(value, _PLAIN):
-                self._undo.append(lambda: setattr(cell, "cell_contents", value))
-            else:
-                self.keep(value, depth)
+
+class _Cells(MutableMapping[str, object]):
+    """The variables of the functions around a function, by name, without those that have no value yet."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+    def __getitem__(self, name: str) -> object:
+        try:
+            return self._cells[name].cell_contents
+        except ValueError as error:
+            raise KeyError(name) from error
+
+    def __setitem__(self, name: str, value: object) -> None:
+        self._cells[name].cell_contents = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._cells[name].cell_contents
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, cell in self._cells.items() if _is_filled(cell))
+
+    def __len__(self) -> int:
+        return sum(map(_is_filled, self._cells.values()))
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+class _Defaults(MutableMapping[str, object]):
+    """The default values of a function's arguments, by place."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self._function = function
+
+    def _values(self) -> dict[str, object]:
+        return {f"default {place}": value for place, value in enumerate(self._function.__defaults__ or ())}
+
+    def __getitem__(self, name: str) -> object:
+        return self._values()[name]
+
+    def __setitem__(self, name: str, value: object) -> None:
+        self._function.__defaults__ = tuple({**self._values(), name: value}.values())
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("Arguments keep their defaults.")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values())
+
+    def __len__(self) -> int:
+        return len(self._values())
 
 
 class _Remembering(Generic[ElementT]):

@@ -262,7 +262,9 @@ class StepScope(Watcher):
         """
         if self._graph is None or not self.plan.tried or self.plan.reason_not_split or not self.splits_batch:
             return
-        if found := decisions.first_decision(self._graph, tf.nest.flatten(self.data)):
+        # Where all rows of a batch were compared, it was shown what becomes of their number.
+        by_count = not self.plan.shows_all_rows
+        if found := decisions.first_decision(self._graph, tf.nest.flatten(self.data), by_count):
             self.plan.unproven = verdicts.describe_decision(found)
             raise Unproven(self.plan.unproven)
 

@@ -58,10 +58,14 @@ class Trial(TrialOfRows):
             early = plan.gradients != "late"
             scope = StepScope(self._session, self._some, False, reduces_early=early, plan=plan, outcome=outcome)
             with scope.as_current_step():
-                return scope.finish(self._run(self._step, scope.data), logs_are_global=False)
+                return scope.finish(self._run(self._step, self._fresh_rows()), logs_are_global=False)
 
         with _synchronizing_batchnorm(self._model):
             return self._outcome(run)
+
+    def _fresh_rows(self) -> object:
+        """Returns the rows in containers of their own: a step may take elements out of those."""
+        return tf.nest.map_structure(lambda leaf: leaf, self._some.data)
 
     def backwards(self) -> Trial:
         """Returns a trial of the same step on the same rows, from the last to the first."""
@@ -125,7 +129,7 @@ class PredictingTrial(Trial):
         def run(outcome: StepOutcome) -> object:
             scope = StepScope(self._session, self._some, False, plan=plan, outcome=outcome)
             with scope.as_current_step():
-                return gathering.rows_of_all(scope, self._run(self._step, scope.data))
+                return gathering.rows_of_all(scope, self._run(self._step, self._fresh_rows()))
 
         return self._outcome(run)
 
@@ -170,9 +174,12 @@ def _without_trace(model: Model, outcome: StepOutcome, keeps_draws_of_weights: b
     noting = trial_step.noting_gradients(functools.partial(_note_gradients, outcome, not runs_eagerly))
     try:
         # A step that is traced draws nothing in Python, and a data set's threads may draw meanwhile.
-        puts_python_back = not keeps_draws_of_weights and runs_eagerly
+        puts_back = ("numpy", "random") if runs_eagerly else ()
+        if keeps_draws_of_weights:
+            # Keras draws the seeds of weights by `random`, and nothing by NumPy.
+            puts_back = puts_back[:1]
         with (
-            keeping_python_state(model, puts_python_back) as changes,
+            keeping_python_state(model, puts_back) as changes,
             watching,
             noting,
             tf_internals_iterators.restoring_iterators(),

@@ -24,6 +24,13 @@ _DECIDE = frozenset((
 # Scripts guard against divergence by these. Where only one worker skips a step for it, the others miss it in an
 # exchange, which is an error.
 _GUARDS = frozenset(("isfinite", "isinf", "isnan"))
+# These divide by their second argument, or by their first: a sum over chosen rows by how many were chosen.
+_DIVIDE, _DIVIDE_BACK = frozenset(("div", "divide", "itruediv", "true_divide", "truediv")), "rtruediv"
+# The same of rows that a mask has chosen. Sums over rows have forgotten how many there were.
+_CHOOSE, _FORGET = (
+    frozenset(("getitem", "masked_select", "nonzero")),
+    frozenset(("all", "any", "max", "min", "prod", "sum")),
+)
 _MOST_BYTES = 1 << 20  # of a tensor that is followed
 _OF_TORCH = str(Path(torch.__file__).parent)
 
@@ -39,6 +46,7 @@ class Watching(TorchFunctionMode):
         """``rows``: tensors of this worker's share, and what else the batch has."""
         super().__init__()
         self.found = ""
+        self._chosen: dict[int, torch.Tensor] = {}
         self._followed = {id(leaf): leaf for leaf in rows if isinstance(leaf, torch.Tensor)}
 
     def __torch_function__(
@@ -55,7 +63,12 @@ class Watching(TorchFunctionMode):
         if given and name == "item" and type(result) is float:
             return _Number.of(result, self)
         if given and name not in _GUARDS:
-            if name in _DECIDE and any(leaf.dim() == 0 for leaf in _deciding(name, given, args)):
+            by_number = name in _DIVIDE and any(isinstance(one, _Number) for one in args[1:])
+            if (
+                by_number
+                or any(leaf.dim() == 0 for leaf in _deciding(name, given, args))
+                or self._means_over_chosen(name, args, result)
+            ):
                 self.note(name)
             for leaf in keras.tree.flatten(result):
                 if isinstance(leaf, torch.Tensor) and leaf.nbytes <= _MOST_BYTES:
@@ -63,9 +76,23 @@ class Watching(TorchFunctionMode):
                     self._followed[id(leaf)] = leaf
         return result
 
+    def _means_over_chosen(self, name: str, args: tuple[object, ...], result: object) -> bool:
+        """Returns whether a function is a mean over rows that a mask has chosen, and follows such rows."""
+        leaves = [leaf for leaf in keras.tree.flatten(args) if isinstance(leaf, torch.Tensor)]
+        chooses = name in _CHOOSE and any(leaf.dtype == torch.bool for leaf in leaves)
+        if not chooses and (name in _FORGET or not any(id(leaf) in self._chosen for leaf in leaves)):
+            return False
+        made = [leaf for leaf in keras.tree.flatten(result) if isinstance(leaf, torch.Tensor)]
+        if name == "mean":
+            return any(leaf.dim() == 0 for leaf in made)
+        # They are kept, so that no other tensor gets their ids.
+        self._chosen |= {id(leaf): leaf for leaf in made}
+        return False
+
     def __exit__(self, *exception: object) -> None:
         # A number of the step may outlive it, and holds this object.
         self._followed.clear()
+        self._chosen.clear()
         super().__exit__(*exception)
 
     def note(self, name: str) -> None:
@@ -119,8 +146,12 @@ for _name in _ARITHMETIC.split():
 
 
 def _deciding(name: str, given: Sequence[torch.Tensor], args: tuple[object, ...]) -> Sequence[torch.Tensor]:
-    """Returns those tensors by which a function decides: of ``where`` the condition alone."""
-    return [leaf for leaf in given if leaf is args[0]] if name == "where" else given
+    """Returns those tensors by which a function decides: of ``where`` the condition alone, of a division the divisor."""
+    if name == "where" or name == _DIVIDE_BACK:
+        return [leaf for leaf in given if leaf is args[0]]
+    if name in _DIVIDE:
+        return [leaf for leaf in given if len(args) > 1 and leaf is args[1]]
+    return given if name in _DECIDE else ()
 
 
 def _calls() -> Iterator[tuple[str, int]]:

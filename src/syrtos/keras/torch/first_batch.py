@@ -216,11 +216,15 @@ class _Trial(TrialOfRows):
             scope.model = self._model
             with scope.as_current_step():
                 with decisions.Watching(keras.tree.flatten(self._some.data)) as watching:
-                    logs = self._step(self._some.data)
+                    logs = self._step(self._fresh_rows())
                 self.decisions += filter(None, [watching.found])
                 return scope.finish(logs, False, [b for b in buffers if b.is_floating_point()])
 
         return self._run_without_trace(run)
+
+    def _fresh_rows(self) -> object:
+        """Returns the rows in containers of their own: a step may take elements out of those."""
+        return keras.tree.map_structure(lambda leaf: leaf, self._some.data)
 
     def backwards(self) -> _Trial:
         """Returns a trial of the same step on the same rows, from the last to the first."""
@@ -271,7 +275,7 @@ class _PredictingTrial(_Trial):
             scope = StepScope(self._session, self._some.samples, False, plan=plan, outcome=outcome)
             scope.model = self._model
             with scope.as_current_step():
-                return gathering.rows_of_all(scope, self._step(self._some.data))
+                return gathering.rows_of_all(scope, self._step(self._fresh_rows()))
 
         return self._run_without_trace(run)
 

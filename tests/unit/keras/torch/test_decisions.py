@@ -34,6 +34,10 @@ def test_a_mean_that_is_compared_is_found_with_its_line() -> None:
         lambda x: 1 if x.mean().bool() else 2,
         lambda x: 1 if x.mean().item() > 2.0 else 2,  # as Python's number
         lambda x: max(0.5 * x.mean().item() + 1.0, 2.0),
+        lambda x: x.sum() / (x[:, 0] > 0.5).sum(),  # a mean over chosen rows
+        lambda x: x.sum() / (x[:, 0] > 0.5).sum().float().item(),
+        lambda x: x[x[:, 0] > 0.5].square().mean(),
+        lambda x: torch.masked_select(x, x > 0.5).mean(),
     ],
 )
 def test_a_number_that_decides_is_found(step: Callable[[Any], Any]) -> None:
@@ -52,6 +56,9 @@ def _clipped(x: Any) -> Any:
         lambda x: torch.clamp(x, min=1.0).mean(),  # of rows
         lambda x: x.mean() * 2.0 + (x * x).sum().sqrt(),  # a comparison shows these
         lambda x: x.sum() / max(len(x), 1),
+        lambda x: (x / x.sum(dim=1, keepdim=True)).mean(),  # of a row
+        lambda x: x[x[:, 0] > 0.5].sum(),
+        lambda x: x[x[:, 0] > 0.5].mean(dim=1),
         lambda x: torch.clamp(torch.tensor(2.0), min=1.0) * x,
         lambda x: 1 if torch.isnan(x.mean()) else 2,  # a guard
         lambda x: [x.mean().item() / 2.0, math.isnan(x.mean().item()), f"{x.mean().item():.2f}"],
