@@ -1,9 +1,11 @@
-"""The rank of this process, and the launcher that started it. Pure functions over a mapping."""
+"""The rank of this process, and the launcher that started it: pure functions over a mapping. The address of this host."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import socket
 from collections.abc import Mapping, Sequence
 
 from syrtos.errors import ConfigurationError, WorldError
@@ -148,3 +150,16 @@ def _fix(launch: Launch) -> str:
         "syrtos brings its own MPI (MPICH): start the script with "
         f"`syrtos run -n {launch.size} train.py`, or with the `mpiexec` beside this Python."
     )
+
+
+# No host has this address (RFC 5737): the way there is the default route.
+_ELSEWHERE = "192.0.2.1"
+
+
+def address_of_default_route() -> str:
+    """Returns the IP address that this host has on its default route; empty where there is none."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # To connect a datagram socket sends nothing: it chooses the route, and so this host's address on it.
+        probe.connect((_ELSEWHERE, 9))
+        return probe.getsockname()[0]
+    return ""

@@ -98,6 +98,8 @@ def _placement(chosen: argparse.Namespace) -> Placement:
     from syrtos.jobs.placement import Placement
 
     values = values_of(chosen.engine_values)
+    if (chosen.gpus_per_instance or 0) < 0:
+        raise ConfigurationError(f"`--gpus-per-instance` is 0 or more. Received: {chosen.gpus_per_instance}.")
     if chosen.on is None:
         if values or chosen.gpus_per_instance is not None:
             raise ConfigurationError(

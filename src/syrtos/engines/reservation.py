@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from syrtos.errors import LaunchError
+
 
 @dataclasses.dataclass(frozen=True)
 class Node:
@@ -62,9 +64,22 @@ class Requester(Protocol):
         """Takes a sentence that says what the job waits for."""
         ...
 
-    def note_loss(self, why: str) -> None:
-        """Is told why the nodes are gone; called in a thread that watches."""
+    def note_loss(self, why: str, again: bool = True) -> None:
+        """Is told why the nodes are gone; called in a thread that watches.
+
+        Args:
+            why: a sentence.
+            again: whether the job is to get others; else somebody has ended it by the engine's own means.
+        """
         ...
+
+
+class EngineAwayError(LaunchError):
+    """The engine does not answer; it may later."""
+
+
+class NodesLostError(LaunchError):
+    """A node was lost, and the engine has found no other."""
 
 
 class Reservation(ABC):
@@ -82,6 +97,9 @@ class Reservation(ABC):
     def nodes(self) -> tuple[Node, ...]:
         """Returns the nodes that are reserved now: fewer than the job needs while a lost one is being replaced."""
 
-    def why_taken_back(self) -> str:
-        """Returns a sentence that says why the engine takes the nodes back, if it does; else an empty text."""
-        return ""
+    def why_taken_back(self) -> tuple[str, bool]:
+        """Returns why the engine takes the nodes back and whether the job is to get others, as for `Requester.note_loss`.
+
+        The sentence is empty if it does not.
+        """
+        return "", True

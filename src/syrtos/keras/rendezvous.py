@@ -10,11 +10,10 @@ from pathlib import Path
 
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
+from syrtos.topology import address_of_default_route
 
 LOOPBACK = "127.0.0.1"
 _LONGEST = 80  # bytes
-# No host has this address (RFC 5737): the way there is the default route.
-_ELSEWHERE = "192.0.2.1"
 
 
 def listening_address(framework: str, session: Session) -> str:
@@ -85,10 +84,8 @@ def _address(framework: str) -> str:
         host = socket.gethostbyname(name)
         if not host.startswith("127."):
             return host
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # To connect a datagram socket sends nothing: it chooses the route, and so this host's address on it.
-        probe.connect((_ELSEWHERE, 9))
-        return probe.getsockname()[0]
+    if found := address_of_default_route():
+        return found
     raise ConfigurationError(
         f"Host {name} has no address by which other hosts reach it: its own name stands for none but loopback, and it has no default route. {framework}'s "
         "workers need one: correct /etc/hosts, or the name service."

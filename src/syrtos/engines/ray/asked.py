@@ -35,6 +35,8 @@ class Asked:
         wait: seconds to wait for the places; infinite: until they are there.
         python: the interpreter that agents and workers run.
         folder: the folder in which workers begin.
+        for_job: whether a job of `syrtos serve` asks, whose processes get nothing of the raylet's environment but what
+            is known to be harmless.
     """
 
     workers: int
@@ -45,6 +47,7 @@ class Asked:
     wait: float
     python: str
     folder: str
+    for_job: bool = False
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -105,6 +108,7 @@ def asked_by_job(wanted: NodeRequest) -> Asked:
         wait=_positive("wait", values["wait"]) if "wait" in values else math.inf,
         python=wanted.python,
         folder=str(wanted.folder),
+        for_job=True,
     )
 
 
@@ -181,6 +185,8 @@ def why_waiting(asked: Asked, has: Mapping[str, float], free: Mapping[str, float
 
 def why_never(asked: Asked, waiting: str) -> str:
     """Returns why a run has got no places in time, and what to do; ``waiting`` is why it has waited."""
+    if asked.for_job:
+        return f"Ray has found no nodes for the job's {asked.workers} instances in {asked.wait:.0f} s: {waiting}."
     return (
         f"Ray has found no places for {asked.workers} workers in {asked.wait:.0f} s: {waiting}. Ask for less (`-n`, `--with cpus-per-worker=0.5`), start "
         f"nodes, or wait longer (`--with wait={2 * asked.wait:.0f}`); `ray status` shows who uses what."
@@ -209,6 +215,8 @@ def why_unfit(asked: Asked, address: str, facts: Mapping[str, Any]) -> str:
     ]
     if not lacks:
         return ""
+    if asked.for_job:
+        return f"The node {address} has not {' nor '.join(lacks)}, which jobs of the service need at the same path on every node. Share them between the nodes."
     return (
         f"The node {address} has not {' nor '.join(lacks)}, which workers need at the same path on every node. Share them between the nodes, or let Ray bring "
         "them: `ray job submit --working-dir . -- syrtos run --on ray ...`."

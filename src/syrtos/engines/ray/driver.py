@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 from syrtos.engines.ray.asked import Asked
 from syrtos.engines.ray.door import Door
+from syrtos.engines.reservation import EngineAwayError
 from syrtos.errors import SyrtosError
 
 _LONGEST_END = 8.0  # seconds
@@ -34,7 +35,7 @@ def main(path: str) -> int:
             _tell(answers, hosts=hosts)
             over.wait()
     except SyrtosError as error:
-        _tell(answers, error=str(error))
+        _tell(answers, error=str(error), is_away=isinstance(error, EngineAwayError))
         return 1
     return 0
 

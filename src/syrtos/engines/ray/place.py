@@ -11,7 +11,21 @@ from typing import Any
 
 from syrtos.engines.ray import links
 from syrtos.launch.processes import signalling
-from syrtos.settings import CALL_NAME, CALL_VARIABLE, environment
+from syrtos.settings import CALL_NAME, CALL_VARIABLE, environment, is_harmless
+
+_KEPT = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TMPDIR",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "VIRTUAL_ENV",
+)
 
 
 class Call:
@@ -63,6 +77,7 @@ class WorkerPlace:
         command: Sequence[str],
         variables: Mapping[str, str],
         parcel: bytes = b"",
+        for_job: bool = False,
     ) -> None:
         """Starts an agent whose standard input and output are a connection to the run, and whose errors go another.
 
@@ -75,6 +90,7 @@ class WorkerPlace:
             command: the agent's command.
             variables: variables on top of this process's.
             parcel: a function that workers are to call, as `syrtos.notebook.parcel` packs it; empty: there is none.
+            for_job: whether it gets, of this process's variables, only those that are known to be harmless.
         """
         self._agents = [agent for agent in self._agents if agent.poll() is None]
         if parcel and self._call is None:
@@ -83,7 +99,7 @@ class WorkerPlace:
         with links.dial(address, key, tickets[0]) as link, links.dial(address, key, tickets[1]) as complaints:
             agent = subprocess.Popen(
                 command,
-                env={**environment(), **variables, **of_call},
+                env={**(_harmless_variables() if for_job else environment()), **variables, **of_call},
                 stdin=link.fileno(),
                 stdout=link.fileno(),
                 stderr=complaints.fileno(),
@@ -103,6 +119,11 @@ class WorkerPlace:
         found = Path(run_dir).glob("generation-*/ledger/epochs.jsonl")
         first = Path(run_dir, "ledger", "epochs.jsonl")
         return {str(path): _lines(path) for path in (first, *sorted(found))}
+
+
+def _harmless_variables() -> dict[str, str]:
+    """Returns the variables of this process that hold no secrets: a raylet has those of the shell that started it."""
+    return {name: value for name, value in environment().items() if name in _KEPT or is_harmless(name)}
 
 
 def _lines(path: Path) -> list[str]:

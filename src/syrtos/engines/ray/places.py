@@ -17,6 +17,7 @@ from syrtos.engines.ray.asked import Asked, free_bundles, why_never, why_unfit, 
 from syrtos.engines.ray.links import Links
 from syrtos.engines.ray.nodes import Nodes, Spot, gpus_of
 from syrtos.engines.ray.place import WorkerPlace
+from syrtos.engines.reservation import EngineAwayError
 from syrtos.errors import LaunchError
 from syrtos.launch.spec import Host
 from syrtos.launch.terminal import output
@@ -89,7 +90,7 @@ class WorkerPlaces:
             ray.init(address=self._asked.address or "auto", logging_level=logging.WARNING)
         except Exception as error:
             # Ray has no kind of error of its own for most reasons.
-            raise LaunchError(_unreachable(self._asked.address, error)) from error
+            raise EngineAwayError(_unreachable(self._asked.address, error)) from error
         self._stack.callback(ray.shutdown)
 
     def _group(self) -> tuple[Any, Sequence[int]]:
@@ -202,7 +203,13 @@ class WorkerPlaces:
     def _start(self, place: int, command: Sequence[str], variables: Mapping[str, str]) -> tuple[int, int]:
         tickets = [self._links.ticket(), self._links.ticket()]
         started = self._actors[place].start.remote(
-            self._links.address, self._links.key, tickets, list(command), dict(variables), self._parcel
+            self._links.address,
+            self._links.key,
+            tickets,
+            list(command),
+            dict(variables),
+            self._parcel,
+            self._asked.for_job,
         )
         try:
             ray.get(started, timeout=_START)

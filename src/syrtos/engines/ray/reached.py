@@ -22,7 +22,7 @@ from syrtos import settings
 from syrtos.engines.engine import Reached
 from syrtos.engines.ray.asked import Asked, asked_by_job
 from syrtos.engines.ray.door import VARIABLE, ask
-from syrtos.engines.reservation import Node, NodeRequest, Requester, Reservation
+from syrtos.engines.reservation import EngineAwayError, Node, NodeRequest, Requester, Reservation
 from syrtos.errors import LaunchError
 from syrtos.launch.processes import signalling
 from syrtos.launch.spec import Host, parse_hosts
@@ -167,7 +167,7 @@ def _hosts(
     while True:
         facts = _answer(process, is_over)
         if "error" in facts:
-            raise LaunchError(facts["error"])
+            raise (EngineAwayError if facts.get("is_away") else LaunchError)(facts["error"])
         if "hosts" in facts:
             return tuple(Host(name, slots) for name, slots in facts["hosts"])
         tell(facts["waits"])

@@ -14,25 +14,35 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO
 
-from syrtos.engines.reservation import Node, NodeRequest, Requester, Reservation
+from syrtos.engines.reservation import EngineAwayError, Node, NodeRequest, Requester, Reservation
 from syrtos.engines.slurm import allocation, batch, controller
 from syrtos.errors import LaunchError
 from syrtos.settings import environment
+from syrtos.topology import address_of_default_route
 
 # Says which allocation it is, and then waits for the end of its input.
 _HOLD = 'echo "$SLURM_JOB_ID" "$SLURM_JOB_NODELIST"; exec cat > /dev/null'
 # Values of --with that are refused here: batch jobs alone have them, or the job's request fixes them.
 _OF_BATCH_JOBS = ("array", "nodes", "ntasks-per-node", "signal", "setup", "job-name", "mail-type", "mail-user")
 SETTINGS = {name: text for name, text in batch.SETTINGS.items() if name not in _OF_BATCH_JOBS}
+# States in which a job has its nodes no longer, or not for long (squeue(1), "JOB STATE CODES").
+_TAKEN_BACK = frozenset((
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
+))  # fmt: skip
+# What `salloc` says when the controller is away.
+_AWAY = re.compile("contact slurm controller|Socket timed out|Connection refused|Zero Bytes", re.IGNORECASE)
+# Where the number of a request is kept, in the job's folder: one whose runner was killed is withdrawn by the next.
+_NUMBER = "slurm.job"
 _EVERY = 3.0  # seconds between two questions about a job that waits
 _LONGEST_END = 15.0  # seconds
 
 
 class _Allocation(Reservation):
     def __init__(self, job: str, nodes: tuple[Node, ...]) -> None:
-        self._job, self._nodes = job, nodes
+        self.job, self._nodes = job, nodes
         # `srun` takes the allocation from an option, since this process is in none.
         self.command = allocation.SRUN.removesuffix(" -w") + f" --jobid={job} -w"
         self.variables = {name: value for name, value in environment().items() if name == "SLURM_CONF"}
@@ -40,13 +50,13 @@ class _Allocation(Reservation):
     def nodes(self) -> tuple[Node, ...]:
         return self._nodes
 
-    def why_taken_back(self) -> str:
-        facts = controller.facts_of(self._job)
+    def why_taken_back(self) -> tuple[str, bool]:
+        facts = controller.facts_of(self.job)
         # During the grace time of a preemption JobState is still RUNNING, although the steps were ended.
         preempted = facts.get("PreemptTime", "None") not in ("None", "Unknown")
         state = "PREEMPTED" if preempted else facts.get("JobState", "")
-        # No state: Slurm does not answer for a moment.
-        return "" if state in ("RUNNING", "") else f"Slurm has taken the nodes of its job {self._job} back ({state})"
+        why = f"Slurm has taken the nodes of its job {self.job} back ({state})" if state in _TAKEN_BACK else ""
+        return why, state != "CANCELLED"
 
 
 @contextlib.contextmanager
@@ -56,11 +66,15 @@ def reserve_allocation(wanted: NodeRequest, requester: Requester) -> Iterator[Re
     Raises:
         ConfigurationError: this machine has no Slurm.
         LaunchError: Slurm refuses the job, or ``requester`` was over before it began.
+        EngineAwayError: Slurm's controller does not answer.
     """
+    number = wanted.folder / _NUMBER
+    with contextlib.suppress(OSError):
+        controller.run_command(["scancel", number.read_text()])
     try:
         process = subprocess.Popen(
             # By default `salloc` leaves its command running after the allocation is revoked.
-            ["salloc", "--kill-command=TERM", *_options(wanted), "sh", "-c", _HOLD],
+            ["salloc", "--kill-command=TERM", "--wait-all-nodes=1", *_options(wanted), "sh", "-c", _HOLD],
             env=controller.without_allocation(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -71,11 +85,11 @@ def reserve_allocation(wanted: NodeRequest, requester: Requester) -> Iterator[Re
         )
     except FileNotFoundError as error:
         raise controller.missing_command("salloc") from error
-    over = threading.Event()
-    with process, _ending(process, over):
-        said = _Said(process.stderr)
-        job, names = _await_grant(process, said, requester)
-        held = _Allocation(job, tuple(_node(name, wanted) for name in names))
+    over, said = threading.Event(), _Said(process.stderr, number)
+    with process, _ending(process, said, over):
+        said.job, names = _await_grant(process, said, requester)
+        said.is_granted = True
+        held = _Allocation(said.job, tuple(_node(name, wanted) for name in names))
         threading.Thread(
             target=_watch, args=(process, over, requester, held), name="syrtos-salloc", daemon=True
         ).start()
@@ -93,7 +107,8 @@ def _options(wanted: NodeRequest) -> list[str]:
         **({"gpus-per-node": str(wanted.gpus)} if wanted.gpus else {}),
         **wanted.values,
     }
-    return [f"--{name}={value}" if value else f"--{name}" for name, value in asked.items()]
+    # `--with exclusive=true` is what a person writes; Slurm has it without a value.
+    return [f"--{name}={value}" if value not in ("", "true") else f"--{name}" for name, value in asked.items()]
 
 
 class _Said:
@@ -101,17 +116,22 @@ class _Said:
 
     Attributes:
         job: the number of the job, once it is known.
+        is_granted: whether it has its nodes.
     """
 
-    def __init__(self, lines: IO[str] | None) -> None:
-        self.job, self._errors = "", list[str]()
+    def __init__(self, lines: IO[str] | None, number: Path) -> None:
+        """Begins to read ``lines``, and keeps the number of the job in a file."""
+        self.job, self.is_granted, self._errors, self._number = "", False, list[str](), number
         self._thread = threading.Thread(target=self._read, args=(lines,), daemon=True)
         self._thread.start()
 
     def _read(self, lines: IO[str] | None) -> None:
         for line in lines or ():
-            if found := re.search(r"Pending job allocation (\d+)", line):
+            if found := re.search(r"(?:Pending|Granted) job allocation (\d+)", line):
                 self.job = found[1]
+                # A full disk is no reason to end here.
+                with contextlib.suppress(OSError):
+                    self._number.write_text(self.job)
             if found := re.match(r"salloc: error: (.*)", line):
                 self._errors.append(found[1].strip())
 
@@ -137,23 +157,39 @@ def _await_grant(process: subprocess.Popen[str], said: _Said, requester: Request
     words = process.stdout.readline().split()
     if len(words) != 2:
         process.wait()
-        raise LaunchError(f"Slurm refuses the job: {said.errors() or 'salloc has ended without a word'}")
+        errors = said.errors()
+        if _AWAY.search(errors):
+            raise EngineAwayError(f"Slurm does not answer: {errors}")
+        raise LaunchError(f"Slurm refuses the job: {errors or 'salloc has ended without a word'}")
     return words[0], allocation.names_of(words[1])
 
 
 def _node(name: str, wanted: NodeRequest) -> Node:
     done = controller.run_command(["scontrol", "show", "node", "--oneliner", name])
     facts = dict(re.findall(r"(\w+)=(\S*)", done.stdout))
-    address = facts.get("NodeAddr", name)
-    # If this machine can't resolve the name, the nodes may.
-    with contextlib.suppress(OSError):
-        address = socket.gethostbyname(address)
     given = facts.get("CPUTot", "") if "exclusive" in wanted.values else wanted.values.get("cpus-per-task", "")
+    address = _address(name, facts.get("NodeAddr", name))
     return Node(name, address, int(given) if given.isdigit() else wanted.workers)
 
 
+def _address(name: str, address: str) -> str:
+    """Returns the IP address of a node.
+
+    Raises:
+        LaunchError: this machine can't resolve it.
+    """
+    try:
+        found = socket.gethostbyname(address)
+    except OSError as error:
+        raise LaunchError(
+            f"The address of node {name} is {address}, which this machine can't resolve ({error}): write it into /etc/hosts."
+        ) from error
+    # A machine's own name often stands for loopback: to the other nodes it is the address of its default route.
+    return address_of_default_route() or found if found.startswith("127.") else found
+
+
 @contextlib.contextmanager
-def _ending(process: subprocess.Popen[str], over: threading.Event) -> Iterator[None]:
+def _ending(process: subprocess.Popen[str], said: _Said, over: threading.Event) -> Iterator[None]:
     """Context manager: at its end the allocation is given back, or the request for one withdrawn."""
     try:
         yield
@@ -162,15 +198,22 @@ def _ending(process: subprocess.Popen[str], over: threading.Event) -> Iterator[N
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
-        # A `salloc` that waits in the queue does not read its input: the signal withdraws its request.
-        process.terminate()
+        # A `salloc` that waits in the queue does not read its input: the signal withdraws its request. One that has
+        # nodes ends with its command; a signal in that moment may make it hang.
+        if not said.is_granted:
+            process.terminate()
         try:
             process.wait(_LONGEST_END)
         except subprocess.TimeoutExpired:
             process.kill()
+        if process.wait() < 0 and said.job:
+            controller.run_command(["scancel", said.job])
 
 
 def _watch(process: subprocess.Popen[str], over: threading.Event, requester: Requester, held: _Allocation) -> None:
     process.wait()
     if not over.is_set():
-        requester.note_loss(held.why_taken_back() or "salloc, which held the nodes, has ended")
+        why, again = held.why_taken_back()
+        # Where `salloc` was killed, the allocation has not ended with it.
+        controller.run_command(["scancel", held.job])
+        requester.note_loss(why or "salloc, which held the nodes, was killed", again)

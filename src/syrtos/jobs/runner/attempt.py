@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import json
 import os
 import random
 import shutil
@@ -23,16 +22,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from syrtos import settings
+from syrtos.engines.reservation import NodesLostError
 from syrtos.errors import DataError, LaunchError, SyrtosError
 from syrtos.jobs.credentials import job_secret, variables
 from syrtos.jobs.observation import logs, metrics, series
 from syrtos.jobs.requests import secrecy, states
 from syrtos.jobs.requests.request import read
-from syrtos.jobs.runner import contract, enter, notices, processes, programs, training, versions
-from syrtos.jobs.runner.failure_reason import failure_reason
+from syrtos.jobs.runner import enter, notices, preparation, processes, programs, training, versions
+from syrtos.jobs.runner.failure_reason import failure_reason, unlogged_failures
 from syrtos.jobs.runner.reserved_nodes import JobRequester, ReservedNodes, reserved_nodes
 from syrtos.jobs.runner.workers import Workers
-from syrtos.jobs.storage import artifacts, channels
+from syrtos.jobs.storage import artifacts
 from syrtos.jobs.storage.artifacts import Checkpoints
 from syrtos.jobs.storage.objects import store_of
 from syrtos.jobs.storage.places import Places
@@ -73,6 +73,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _too_early)
     store = Store(home.database, home.place)
     try:
+        if home.placement().engine:
+            # the folder in which its processes begin must be on all nodes, as this one is
+            os.chdir(home.job(name))
         runner = Runner(home, store, name)
     except Exception as error:
         traceback.print_exc()
@@ -132,7 +135,7 @@ class Runner:
             if self._home.reserve.is_needed():
                 self._fail_for_room(str(error))
             else:
-                self._fail(f"ClientError: {error}")
+                self._fail(f"{'InternalServerError' if isinstance(error, NodesLostError) else 'ClientError'}: {error}")
         except Exception as error:
             # a mistake of ours: the attempt's files may help to find it, and stay. On a full disk they don't, since there
             # is not even room for the traceback
@@ -155,31 +158,46 @@ class Runner:
     def _attempt(self) -> None:
         try:
             with reserved_nodes(self._job, self._placement, self._home.job(self._name), self._requester) as nodes:
-                self._train_on(nodes)
-        except LaunchError:
-            if self._why:
-                raise _Ended from None
-            if not (self._placement.engine and self._requester.is_late()):
+                outcome = self._train_on(nodes)
+        except (_Ended, _Superseded):
+            raise
+        except Exception as error:
+            if isinstance(error, NodesLostError):
+                self._move_to_other_nodes(str(error))
+            # what fails after the engine has taken the nodes back does so because of that
+            if self._why in states.AGAIN or (self._why and isinstance(error, LaunchError)):
+                raise _Ended from error
+            if not self._requester.is_late:
                 raise
             self._fail(f"CapacityError: {self._placement.engine} had no nodes for the job for MaxPendingTimeInSeconds.")
+            return
+        # without the nodes: an upload may take longer than they are held
+        self._conclude(outcome)
 
-    def _train_on(self, nodes: ReservedNodes | None) -> None:
+    def _train_on(self, nodes: ReservedNodes | None) -> Outcome:
         self._move("Downloading")
         # files of an attempt whose process died
         leave_nothing(self._home, self._name)
         self._folders.make(self._job)
         if nodes:
             self._folders = nodes.await_nodes(self._job, self._folders)
-        self._write_contract()
-        self._fill_channels()
-        python = self._fetch_program()
+        preparation.write_contract(self._job, self._folders, self._placement.gpus)
+        preparation.fill_channels(self._job, self._folders, self._places, lambda: bool(self._why))
+        if self._why:
+            raise _Ended
+        python = preparation.fetch_program(
+            self._job, self._folders, self._places, self._streams[0].write, self._environment()
+        )
         kept = self._kept_folders()
         if self._why:
             raise _Ended
         self._say_notices()
         self._describe(python)
         self._move("Training")
-        outcome = self._train(python, kept, nodes)
+        return self._train(python, kept, nodes)
+
+    def _conclude(self, outcome: Outcome) -> None:
+        """Uploads what there is, and writes down how the job has ended."""
         self._finished = outcome.end is End.FINISHED
         if self._home.reserve.is_needed() and not self._finished and not self._why:
             self._fail_for_room(self._reason(outcome))
@@ -192,41 +210,9 @@ class Runner:
 
     # -- before training -----------------------------------------------------------------------
 
-    def _write_contract(self) -> None:
-        training.write_hosts_file(self._job, self._folders)
-        for host in range(len(self._job.hosts)):
-            place = self._folders.instance_facts(self._job, host, self._placement.gpus)
-            for name, facts in contract.files(self._job, host, place).items():
-                (self._folders.ml(host) / "input" / "config" / name).write_text(json.dumps(facts))
-
-    def _fill_channels(self) -> None:
-        hosts = len(self._job.hosts)
-        for host in range(hosts):
-            for channel in self._job.channels:
-                if self._why:
-                    raise _Ended
-                if channel.mode == "Pipe":
-                    # raises if there are none: better now than in the middle of an epoch
-                    channels.sources(self._places, channel, host, hosts)
-                    continue
-                folder = self._folders.ml(host) / "input" / "data" / channel.name
-                channels.clean(folder)
-                channels.provide(self._places, channel, host, hosts, folder)
-
-    def _fetch_program(self) -> Path:
-        program = self._job.program
-        code = [self._folders.code(self._job, host) for host in range(len(self._job.hosts))]
-        if program:
-            for folder in code:
-                if program.source:
-                    channels.clean(folder)
-                programs.fetch(self._places, program, folder)
-        env = training.base_environment(settings.environment(), mark(self._home, self._name))
-        env["PATH"] = settings.environment().get("PATH", os.defpath)
-        python = programs.python_for(program, code[0], self._folders.job / "python", self._streams[0].write, env)
-        if self._why:
-            raise _Ended
-        return python
+    def _environment(self) -> dict[str, str]:
+        """Returns the environment of the job's processes, with its mark."""
+        return training.base_environment(settings.environment(), mark(self._home, self._name))
 
     def _say_notices(self) -> None:
         for text in notices.of(self._job):
@@ -236,8 +222,7 @@ class Runner:
         """Leaves the attempt's command and versions in its run directory, without secrets."""
         request = secrecy.redact(self._job.request)
         shown = read(request, programs.drivers_of(request, self._places), self._placement.gpus)
-        env = training.base_environment(settings.environment(), mark(self._home, self._name))
-        runs.write(self._run_dir, shown, versions.of(python, env))
+        runs.write(self._run_dir, shown, versions.of(python, self._environment()))
 
     def _kept_folders(self) -> list[Checkpoints]:
         """Returns what copies folders of the instances to their URIs, also while the job runs."""
@@ -261,7 +246,7 @@ class Runner:
     # -- training ------------------------------------------------------------------------------
 
     def _train(self, python: Path, kept: Sequence[Checkpoints], nodes: ReservedNodes | None) -> Outcome:
-        variables = training.base_environment(settings.environment(), mark(self._home, self._name))
+        variables = self._environment()
         takers = [self._taker(stream) for stream in self._streams]
         self._workers = Workers(
             self._job,
@@ -278,8 +263,8 @@ class Runner:
             each.start()
         try:
             outcome = self._generations(self._workers, nodes)
-            if nodes and not self._why and nodes.confirm_loss(outcome):
-                self._move_to_other_nodes(outcome)
+            if nodes and not self._why and outcome.end is not End.FINISHED and nodes.confirm_loss(outcome):
+                self._move_to_other_nodes(str(outcome))
         finally:
             # what is asked for from now on does not change how the job ends: its results are uploaded
             self._trained = True
@@ -326,19 +311,28 @@ class Runner:
             self._say(f"syrtos: no restart: {ended.reason}.")
         return ended.outcome
 
-    def _move_to_other_nodes(self, outcome: Outcome) -> None:
+    def _move_to_other_nodes(self, why: str) -> None:
         """Has the job started again on other nodes, from its checkpoints, unless that was done too often already."""
         asked = (self._job.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", states.RESTARTS)
-        if self._why or self._restarts_before >= asked:
+        record = self._store.get(self._name)
+        if self._why or record is None or states.restarts(record.state.transitions) >= asked:
             return
-        self._say(f"syrtos: {outcome} The job is started again on other nodes, from its checkpoints.")
-        self._why, self._why_again = "Restarting", str(outcome)
+        self._why, self._why_again = "Restarting", why
+        self._say(f"syrtos: {why} The job is started again on other nodes, from its checkpoints.")
 
-    def _lose_nodes(self, why: str) -> None:
+    def _lose_nodes(self, why: str, again: bool) -> None:
         """Has the job started again, once the engine that has taken its nodes back gives it others."""
-        self._say(f"syrtos: {why}. The job waits for others, and then goes on from its checkpoints.")
-        if not self._why:
-            self._why, self._why_again = "Interrupted", why
+        # what it has trained is uploaded without them
+        if self._trained or self._why:
+            return
+        if again and self._workers is None:
+            # it has not trained: were that not counted, it might go on for ever
+            self._move_to_other_nodes(f"{why}.")
+            return
+        self._why, self._why_again = ("Interrupted", why) if again else ("Stopped", "")
+        # a full disk takes no line
+        with contextlib.suppress(OSError):
+            self._say(f"syrtos: {why}." + " The job waits for others, and then goes on from its checkpoints." * again)
 
     def _may_restart(self, last: Outcome) -> bool:
         """Records that workers are started again after ``last``; False if the job is to end."""
@@ -370,7 +364,9 @@ class Runner:
     # -- after training ------------------------------------------------------------------------
 
     def _upload(self, outcome: Outcome) -> None:
-        self._say_how_it_ended(outcome)
+        if self._job.distribution.kind != "copies" and not self._why:
+            for text in unlogged_failures(outcome, self._run_dir):
+                self._say(text)
         self._move("Uploading")
         compressed = self._job.request["OutputDataConfig"].get("CompressionType") != "NONE"
         for name, archive in (("model", "model.tar.gz"), ("output/data", "output.tar.gz")):
@@ -383,16 +379,6 @@ class Runner:
             self._fail(self._reason(outcome))
         else:
             self._finish("Completed")
-
-    def _say_how_it_ended(self, outcome: Outcome) -> None:
-        """Logs the failures that no process could write into its own log."""
-        if outcome.end is End.FINISHED or self._why or self._job.distribution.kind == "copies":
-            return
-        for failure in outcome.failures:
-            if not (self._run_dir / "logs" / f"rank-{failure['rank']}.log").exists():
-                self._say(failure["text"])
-        if not outcome.failures:
-            self._say(str(outcome))
 
     def _reason(self, outcome: Outcome) -> str:
         return failure_reason(self._job, self._folders, outcome, self._streams[0])

@@ -1,11 +1,14 @@
-"""The reason of a job's failure, as Describe gives it."""
+"""The reason of a job's failure, as Describe gives it and as its log does."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
 
 from syrtos.jobs.observation.logs import LogStream
 from syrtos.jobs.requests.request import Job
 from syrtos.jobs.runner.training import Folders
-from syrtos.launch.outcome import Outcome
+from syrtos.launch.outcome import End, Outcome
 
 
 def failure_reason(job: Job, folders: Folders, outcome: Outcome, stream: LogStream) -> str:
@@ -18,6 +21,8 @@ def failure_reason(job: Job, folders: Folders, outcome: Outcome, stream: LogStre
         path = folders.failure(host)
         if path.is_file() and (text := path.read_text(errors="replace").strip()):
             return f"AlgorithmError: {text}"
+    if outcome.end in (End.LOST, End.NOT_STARTED) and outcome.status is None and outcome.why:
+        return f"InternalServerError: rank {outcome.rank} {outcome.why}"
     each = job.distribution.processes
     # a server is on the instance of its number
     slot = None if outcome.rank is None else outcome.rank % (len(job.hosts) * each)
@@ -27,6 +32,17 @@ def failure_reason(job: Job, folders: Folders, outcome: Outcome, stream: LogStre
     text = words[-1] if words else str(outcome) if outcome.status == 0 else _last_words(stream)
     extra = ', ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"' if outcome.code == 137 else ""
     return f'AlgorithmError: ExecuteUserScriptError:\nExitCode {outcome.code}\nErrorMessage "{text}"{where}{extra}\n{command}'
+
+
+def unlogged_failures(outcome: Outcome, run_dir: Path) -> Iterator[str]:
+    """Yields the failures that no process could write into its own log."""
+    if outcome.end is End.FINISHED:
+        return
+    for failure in outcome.failures:
+        if not (run_dir / "logs" / f"rank-{failure['rank']}.log").exists():
+            yield failure["text"]
+    if not outcome.failures:
+        yield str(outcome)
 
 
 def _last_words(stream: LogStream) -> str:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 from syrtos.engines.registry import engine_of
-from syrtos.engines.reservation import Node, NodeRequest, Reservation
+from syrtos.engines.reservation import EngineAwayError, Node, NodeRequest, NodesLostError, Reservation
 from syrtos.errors import LaunchError
 from syrtos.jobs.placement import Placement
+from syrtos.jobs.requests import states
 from syrtos.jobs.requests.request import Job
 from syrtos.jobs.runner import processes, training
 from syrtos.jobs.store.job_store import Record, Store
@@ -23,6 +26,8 @@ from syrtos.launch.remote.agents import Agents
 # How long to wait for the replacement of a lost node, in seconds: an autoscaler needs minutes.
 _REPLACED_IN = 600.0
 _LOOK = 1.0
+# Seconds between two requests to an engine that does not answer.
+_ANSWERS_IN = 10.0
 # How long to wait, once agents are gone, until the engine says that it has taken the nodes back, in seconds.
 _WORD_IN = 5.0
 
@@ -51,15 +56,17 @@ class ReservedNodes:
         """Waits for a node for each instance, writes their `/etc/hosts`, and returns the folders with these nodes.
 
         Raises:
-            LaunchError: the engine has not replaced a lost node in time, or the job is to end.
+            NodesLostError: the engine has not replaced a lost node in time.
+            LaunchError: the job is to end.
         """
         folders = dataclasses.replace(folders, nodes=self._await_nodes(len(job.hosts)))
         training.write_hosts_file(job, folders)
         return folders
 
     def start_agents(self, commands: Mapping[str, tuple[str, ...]], env: Mapping[str, str]) -> None:
-        """Starts agents on nodes that have none."""
+        """Starts agents on nodes that have none, or have lost theirs."""
         # Agents must not have SYRTOS_JOB in their environment: `processes.end` kills every process that has it.
+        self.agents.start_lost(commands)
         self.agents.for_hosts(commands, {name: value for name, value in env.items() if name != processes.MARK})
 
     def _await_nodes(self, count: int) -> tuple[Node, ...]:
@@ -68,7 +75,7 @@ class ReservedNodes:
             if self._requester.is_over():
                 raise LaunchError("Gave up waiting for a node: the job was stopped.")
             if time.monotonic() > deadline:
-                raise LaunchError(
+                raise NodesLostError(
                     f"A node was lost, and no other was found in {_REPLACED_IN:.0f} s: the job has {len(nodes)} of the {count} nodes that it needs."
                 )
             time.sleep(_LOOK)
@@ -79,14 +86,17 @@ class ReservedNodes:
 
         It waits some seconds until the engine says whether it has taken all nodes back, and passes that on.
         """
-        if outcome.end not in (End.LOST, End.NOT_STARTED, End.CRASHED) or outcome.status is not None:
-            return False
-        # The agents end before the engine's state shows that it takes the nodes back.
-        deadline = time.monotonic() + _WORD_IN
-        while not self._requester.lost.wait(_LOOK) and time.monotonic() < deadline:
-            if why := self._reservation.why_taken_back():
-                self._requester.note_loss(why)
-        return True
+        is_lost = outcome.status is None and outcome.end in (End.LOST, End.NOT_STARTED, End.CRASHED)
+        # Workers and agents end before the engine's state shows that it takes their nodes back, often by its signals.
+        by_signal = outcome.code in (128 + signal.SIGTERM, 128 + signal.SIGKILL)
+        deadline = time.monotonic() + (_WORD_IN if is_lost or by_signal else 0.0)
+        while not self._requester.lost.is_set():
+            why, again = self._reservation.why_taken_back()
+            if why:
+                self._requester.note_loss(why, again)
+            elif time.monotonic() > deadline or self._requester.lost.wait(_LOOK):
+                break
+        return is_lost
 
 
 class JobRequester:
@@ -96,34 +106,39 @@ class JobRequester:
         store: the record of the jobs.
         name: the job.
         is_ending: returns whether the job is to end.
-        on_loss: gets a sentence when the engine has taken the nodes back.
+        on_loss: is told when the engine has taken the nodes back, as `Requester.note_loss`.
 
     Attributes:
         lost: set once the engine has taken the nodes back.
+        is_late: whether the job has waited for MaxPendingTimeInSeconds without having begun.
     """
 
-    def __init__(self, store: Store, name: str, is_ending: Callable[[], bool], on_loss: Callable[[str], None]) -> None:
+    def __init__(
+        self, store: Store, name: str, is_ending: Callable[[], bool], on_loss: Callable[[str, bool], None]
+    ) -> None:
         self._store, self._name, self._is_ending, self._on_loss = store, name, is_ending, on_loss
         self.lost = threading.Event()
+        self.is_late, self._looked = False, 0.0
 
     def is_over(self) -> bool:
         """Returns whether the job is to end, or has waited for longer than it may."""
-        return self._is_ending() or self.is_late()
-
-    def is_late(self) -> bool:
-        """Returns whether the job has waited for MaxPendingTimeInSeconds without having begun."""
-        record = self._store.get(self._name)
-        late = record is not None and record.begin_until is not None and time.time() > record.begin_until
-        return late and record is not None and record.state.secondary in ("Starting", "Pending")
+        if time.monotonic() - self._looked > _LOOK:
+            self._looked = time.monotonic()
+            # a database that is away for a moment does not end the waiting
+            with contextlib.suppress(Exception):
+                self.is_late = _is_late(self._store.get(self._name))
+        return self._is_ending() or self.is_late
 
     def tell(self, why: str) -> None:
         """Writes down what the job waits for."""
-        self._store.change(self._name, lambda record: _pending(record, why))
+        with contextlib.suppress(Exception):
+            self._store.change(self._name, lambda record: _pending(record, why))
 
-    def note_loss(self, why: str) -> None:
+    def note_loss(self, why: str, again: bool = True) -> None:
         """Passes on that the engine has taken the nodes back."""
-        self._on_loss(why)
-        self.lost.set()
+        if not self.lost.is_set():
+            self.lost.set()
+            self._on_loss(why, again)
 
     def end_waiting(self) -> None:
         """Writes down that the job has its nodes."""
@@ -132,10 +147,18 @@ class JobRequester:
         )
 
 
+def _is_late(record: Record | None) -> bool:
+    if record is None or record.begin_until is None or time.time() < record.begin_until:
+        return False
+    return not any(transition["Status"] == "Downloading" for transition in record.state.transitions)
+
+
 def _pending(record: Record, why: str) -> Record | None:
-    # by way of Starting, so that a new reason becomes a transition of its own
-    if record.state.secondary == "Pending" and record.state.transitions[-1]["StatusMessage"] != why:
-        record = record.with_transition("Starting")
+    *before, last = record.state.transitions
+    if record.state.secondary == "Pending" and last["StatusMessage"] != why:
+        # in the place of the reason before: nodes may change their minds for days
+        new = (*before, cast("states.Transition", {**last, "StatusMessage": why}))
+        return dataclasses.replace(record, state=dataclasses.replace(record.state, transitions=new))
     return record.with_transition("Pending", why) if record.state.secondary == "Starting" else None
 
 
@@ -161,8 +184,26 @@ def reserved_nodes(
         folder=folder,
     )
     with contextlib.ExitStack() as stack:
-        reservation = stack.enter_context(engine_of(placement.engine).reserve(wanted, requester))
+        reservation = stack.enter_context(_reserve(placement.engine, wanted, requester))
         requester.end_waiting()
         agents = Agents()
         stack.callback(agents.close)
         yield ReservedNodes(reservation, agents, requester)
+
+
+@contextlib.contextmanager
+def _reserve(engine: str, wanted: NodeRequest, requester: JobRequester) -> Iterator[Reservation]:
+    """Context manager: reserves nodes, as soon as the engine answers."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                reservation = stack.enter_context(engine_of(engine).reserve(wanted, requester))
+                break
+            except EngineAwayError as error:
+                requester.tell(str(error))
+                again = time.monotonic() + _ANSWERS_IN
+                while time.monotonic() < again:
+                    if requester.is_over():
+                        raise LaunchError(f"Gave up waiting for nodes: {error}") from error
+                    time.sleep(0.2)
+        yield reservation

@@ -20,6 +20,8 @@ from syrtos.launch.remote.agents import Agents
 from syrtos.launch.supervise import supervise
 from syrtos.observe.ledger import launching
 
+# Variables that say what this machine has.
+_OF_MACHINES = ("CUDA_VISIBLE", "HIP_VISIBLE", "ROCR_VISIBLE", "NVIDIA_VISIBLE", "TMPDIR")
 _GRACE = 120.0  # SageMaker's, from SIGTERM to SIGKILL
 
 Take = Callable[[list[str]], None]
@@ -71,6 +73,8 @@ class Workers:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         variables, reserved = {**self._variables, **variables}, self._reserved
         if reserved:
+            # a node has its own
+            variables = {name: value for name, value in variables.items() if not name.startswith(_OF_MACHINES)}
             self._folders = reserved.await_nodes(self._job, self._folders)
             variables |= reserved.variables
         reach = reserved.command if reserved else ""

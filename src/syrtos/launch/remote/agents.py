@@ -20,6 +20,7 @@ LONGEST_KILL = 8.0
 
 # Seconds in which an agent must come up, and seconds without a sign of life after which its host is lost.
 _START, _PATIENCE = 60.0, 10.0
+_LAST_WORDS = 1.0  # seconds
 _LONGEST_GREETING = 1 << 20
 # Seconds for an answer: an agent may have to copy a snapshot.
 _LONGEST_ANSWER = 120.0
@@ -42,7 +43,8 @@ class Agent:
         """
         self.host = host
         self._name = host or "this machine"
-        self.ready, self.lost = False, ""
+        self.ready, self.lost, self._last_words = False, "", ""
+        self._complaints: threading.Thread | None = None
         self._take: Callable[[Message], None] = lambda message: None
         self._answers: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._channel = channel
@@ -68,12 +70,14 @@ class Agent:
             preexec_fn=signalling.die_with_parent,
         )
         assert process.stderr is not None
-        threading.Thread(target=self._complain, args=(process.stderr,), daemon=True).start()
+        self._complaints = threading.Thread(target=self._complain, args=(process.stderr,), daemon=True)
+        self._complaints.start()
         return process
 
     def _complain(self, said: Iterable[bytes]) -> None:
         """Prints lines that ssh has written, or an agent about an error of its own."""
         for line in filter(None, (line.decode(errors="replace").rstrip() for line in said)):
+            self._last_words = line
             output.say(f"{self.host}: {line}".removeprefix(": "))
 
     # -- messages --------------------------------------------------------------------------------
@@ -123,7 +127,15 @@ class Agent:
         try:
             why = self._pass_messages_on()
         except EOFError:
-            why = f"was on {self._name}, to which the connection has ended" if self.ready else "could not be started"
+            if self._complaints:
+                # ssh, or the agent's interpreter, may have said why
+                self._complaints.join(_LAST_WORDS)
+            said = f": {self._last_words}" * bool(self._last_words)
+            why = (
+                f"was on {self._name}, to which the connection has ended"
+                if self.ready
+                else f"could not be started{said}"
+            )
         except Exception as error:
             # else nothing would be heard of this host any more, and the run would wait for ever
             why = f"was on {self._name}, whose agent can't be understood: {type(error).__name__}: {error}"

@@ -147,12 +147,18 @@ def test_what_a_login_shell_prints_is_no_message(agents: Agents, capfd: pytest.C
 
 
 @pytest.mark.parametrize(
-    "first", [("sh", "-c", "echo no route >&2; exit 255"), ("sh", "-c", "echo no python; exit 127")]
+    ("first", "why"),
+    [
+        (("sh", "-c", "echo no route >&2; exit 255"), "no route"),
+        (("sh", "-c", "echo no python; exit 127"), "no python"),
+    ],
 )
-def test_a_host_without_an_agent(agents: Agents, first: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_host_without_an_agent(
+    agents: Agents, first: tuple[str, ...], why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """No worker is started anywhere."""
     outcome = run(agents, "print('started'); finish()", first=first)
-    assert (outcome.end, outcome.rank, outcome.why) == (End.NOT_STARTED, 0, "on host-0 could not be started")
+    assert (outcome.end, outcome.rank, outcome.why) == (End.NOT_STARTED, 0, f"on host-0 could not be started: {why}")
     said = capfd.readouterr()
     assert "started" not in said.out
     assert "syrtos: host-0: no " in said.err
