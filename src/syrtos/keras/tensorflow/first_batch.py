@@ -23,6 +23,7 @@ from syrtos.keras.split.checks import Checks
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.trial_step import Amount
 from syrtos.keras.tensorflow.input import Numbered, Share, cut
+from syrtos.keras.tensorflow.models import synchronize_batchnorm
 from syrtos.keras.tensorflow.rows import count_rows, has_rows
 from syrtos.keras.tensorflow.trial import PredictingTrial, Trial, precision_of
 
@@ -112,8 +113,7 @@ class Function:
         self.checks.end()
         # Where one worker fails alone, the others learn of it here.
         self._session.comm.agree("a step is not split")
-        # Nothing is averaged from now on: the workers must begin equal.
-        state.broadcast(self._session.comm, state.of_model(self._model))
+        self._begin_whole_batches()
         self._make_anew()
         try:
             outputs = self.function(batches)
@@ -177,9 +177,8 @@ class Function:
             verdicts.Verifying.note(self.plan, self._session, self._model.name, self._name, bound)
         if self.plan.reason_not_split or not self._is_compared:
             self.checks.end()
-        # Nothing is averaged then: the workers must begin equal, as a model may not that is built by its first step.
         if self.plan.reason_not_split:
-            state.broadcast(self._session.comm, state.of_model(self._model))
+            self._begin_whole_batches()
         verdicts.tell(self.plan, self._session, self._what())
         if self._name == "train_step":
             verdicts.tell_own_statistics(self.plan, self._model, self._session)
@@ -215,12 +214,24 @@ class Function:
         if other.is_like(self.plan):
             return
         self.plan.adopt(other)
-        state.broadcast(self._session.comm, state.of_model(self._model))
+        if self.plan.reason_not_split:
+            self._begin_whole_batches()
+        else:
+            # They must begin equal under the new rule.
+            state.broadcast(self._session.comm, state.of_model(self._model))
         self._make_anew()
         verdicts.tell_change(self.plan, self._session, self._what(), self.checks.steps + 1)
         verdicts.tell(self.plan, self._session, self._what())
         if self.plan.reason_not_split:
             self.checks.end()
+
+    def _begin_whole_batches(self) -> None:
+        """Prepares the workers for computing whole batches each."""
+        # Nothing is averaged then: they must begin equal, as a model may not that is built by its first step.
+        state.broadcast(self._session.comm, state.of_model(self._model))
+        if self._name == "train_step" and self._session.options.sync_batchnorm:
+            # Every worker has all rows: the way in which one process computes their statistics rounds less.
+            synchronize_batchnorm(self._model, False)
 
     def _make_anew(self) -> None:
         if self._make is not None:

@@ -119,11 +119,11 @@ def takes_whole_batches(model: Model, method: str, session: Session) -> bool:
 _TOLD = "_syrtos_told_of_whole_batches"
 
 
-def synchronize_batchnorm(model: Model) -> None:
-    """Makes every BatchNormalization layer compute its statistics over the global batch."""
+def synchronize_batchnorm(model: Model, synchronized: bool = True) -> None:
+    """Makes every BatchNormalization layer compute its statistics over the global batch, or over the rows that it gets."""
     for layer in keras_internals.layers_of(model):
         if is_batchnorm(layer):
-            layer.synchronized = True
+            layer.synchronized = synchronized
 
 
 def is_batchnorm(layer: object) -> TypeGuard[BatchNormalization]:

@@ -33,7 +33,12 @@ def synchronize_moments(original: Method) -> Method:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         current = step.current_step()
         # A trial counts layers as synchronized: of others it is known, and said, that their statistics are a share's.
-        synchronizes = current is not None and (current.session.options.sync_batchnorm or current.outcome is not None)
+        # Where each worker has all rows, the way in which one process computes their statistics rounds less.
+        synchronizes = (
+            current is not None
+            and (current.session.options.sync_batchnorm or current.outcome is not None)
+            and not current.plan.reason_not_split
+        )
         if current is None or mask is not None or not synchronizes:
             return original(self, inputs, mask)
         return _moments(current, inputs, self._reduction_axes)
