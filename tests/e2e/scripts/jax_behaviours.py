@@ -19,8 +19,19 @@ def is_shared(built: Any) -> bool:
     return len(built.weights[0].value.sharding.device_set) == len(jax.devices())
 
 
+class Mixing(keras.layers.Layer):
+    """Adds another row of the batch to each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws = keras.random.SeedGenerator(8)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return 0.7 * x + 0.3 * keras.random.shuffle(x, seed=self.draws) if training else x
+
+
 def one_program() -> None:
-    """Dropout's masks, statistics of BatchNormalization, uneven and single rows, planned data, validation, predictions: to be compared with one process."""
+    """Dropout's masks, statistics of BatchNormalization, uneven and single rows, planned data, validation, predictions, shuffled rows: to be compared with one process."""
     built = model(keras.layers.Dense(32, "relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3))
     found = used(built)
     if COMM.size > 1:
@@ -28,6 +39,8 @@ def one_program() -> None:
     for batch in (12, 9):  # the rows of one are split evenly over two workers
         planned = syrtos.data.from_arrays(*data(60), batch_size=batch, shuffle=True, seed=1)
         found[f"planned in batches of {batch}"] = built.fit(planned, epochs=2, verbose=0).history["loss"]
+    mixing = model(Mixing(), keras.layers.Dense(8))
+    found["loss with mixed rows"] = mixing.fit(*data(25), batch_size=9, verbose=0).history["loss"]
     written("one_program", built, found)
 
 

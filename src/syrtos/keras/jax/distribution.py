@@ -194,6 +194,11 @@ def split_rows(data: object) -> object:
     return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, sharding) if leaf.ndim else leaf, data)
 
 
+def is_distributed() -> bool:
+    """Returns whether arrays are spread over devices: not while `verifying` computes in one process."""
+    return distribution_lib.distribution() is not None
+
+
 def replicated_sharding() -> NamedSharding:
     """Returns the sharding of an array that is whole on each device."""
     return sharding_replicated_on(_current().device_mesh.backend_mesh)
