@@ -31,7 +31,7 @@ class Mixing(keras.layers.Layer):
 
 
 def one_program() -> None:
-    """Dropout's masks, statistics of BatchNormalization, uneven and single rows, planned data, validation, predictions, shuffled rows: to be compared with one process."""
+    """Dropout's masks, statistics of BatchNormalization, uneven and single rows, planned data, predictions, mixed rows: compared with one process."""
     built = model(keras.layers.Dense(32, "relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3))
     found = used(built)
     if COMM.size > 1:
