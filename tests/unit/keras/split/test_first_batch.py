@@ -14,7 +14,7 @@ import pytest
 from syrtos.comm.communicator import ReduceOp
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import OutOfStepError
-from syrtos.keras.split import first_batch, known_parts, trial_step, verdicts
+from syrtos.keras.split import comparison, first_batch, known_parts, trial_step, verdicts
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.trial_step import Assigned, StepOutcome
 
@@ -285,3 +285,18 @@ def test_what_few_rows_do_not_show_more_rows_may(together: Callable[..., list[An
         return plan
 
     assert all("do not add up" in plan.reason_not_split for plan in together(2, decide))
+
+
+@pytest.mark.parametrize(
+    ("before", "one", "other", "are_equal"),
+    [
+        (np.inf, 2.5, 2.3, False),  # the best loss so far
+        (1e9, 2.5, 2.3, False),
+        (np.inf, 2.5, 2.5, True),
+        ([np.inf, 1.0], [2.0, 3.0], [2.0, 3.0], True),
+        (1.0, 1.0 + 1e-9, 1.0 + 3e-9, True),  # rounding of the value
+        (5.0, 6.0, 6.1, False),
+    ],
+)
+def test_changes_of_values_that_stand_for_none(before: Any, one: Any, other: Any, are_equal: bool) -> None:
+    assert (comparison.distance_of_changes(*map(np.asarray, (before, one, other))) < 1e-4) == are_equal

@@ -246,3 +246,82 @@ def test_batches_that_a_loader_gave_meanwhile_are_given_again(model: Counting) -
     with keeping_python_state(model):
         next(model.batches)
     assert [batch.tolist() for batch in model.batches] == [[0, 1], [2, 3], [4, 5]]
+
+
+def step_in_a_function(iterator: Any, box: dict[str, Any], total: float = 0.0) -> Any:
+    """A model whose step keeps what it has seen in variables of the function around it, and in defaults."""
+    best = float("inf")
+    log: list[float] = []
+
+    class Model(keras.Model):
+        def train_step(self, data: Any, seen: list[float] = [], *, kept: dict[str, float] = {}) -> Any:  # noqa: B006
+            nonlocal best, total
+            drawn = next(iterator) + next(box["weights"])
+            best, total = min(best, drawn), total + drawn
+            log.append(drawn)
+            seen.append(drawn)
+            kept[str(drawn)] = drawn
+            return best, total, list(log), list(seen), dict(kept)
+
+    return Model()
+
+
+@pytest.mark.parametrize("kind", [iter, lambda values: (value for value in values)])
+def test_what_a_function_around_the_step_holds(kind: Any) -> None:
+    """It is put back, iterators too, and what has changed is known."""
+    made: Any = step_in_a_function(kind([1.0, 2.0, 3.0]), {"weights": kind([10.0, 20.0, 30.0])})
+    for _ in range(2):
+        with keeping_python_state(made) as changes:
+            assert made.train_step(None) == (11.0, 11.0, [11.0], [11.0], {"11.0": 11.0})
+        names = {change.name for change in changes}
+        assert {f"train_step.{name}" for name in ("best", "total", "log", "default 0", "kept")} <= names
+    assert made.train_step(None)[:2] == (11.0, 11.0)
+    assert made.train_step(None)[:3] == (11.0, 33.0, [11.0, 22.0])
+
+
+def test_attributes_that_a_function_gets_in_a_step() -> None:
+    def note(value: float) -> None:
+        note.log = [*getattr(note, "log", []), value]  # type: ignore[attr-defined]
+
+    class Model(keras.Model):
+        def train_step(self, data: Any) -> None:
+            note(1.0)
+
+    made: Any = Model()
+    with keeping_python_state(made) as changes:
+        made.train_step(None)
+    assert not hasattr(note, "log")
+    assert [change.name for change in changes] == ["note's attributes"]
+
+
+class Unbuilt(keras.Model):
+    """A model that its first call builds, and whose class has values that a step hides."""
+
+    calls = 0
+    width: int
+
+    def train_step(self, data: Any) -> None:
+        self.calls += 1
+        self.width = 3
+        self.dense = keras.layers.Dense(self.width)
+
+
+def test_values_of_the_class_come_to_light_again_where_the_first_call_builds() -> None:
+    made: Any = Unbuilt()
+    with keeping_python_state(made):
+        made.train_step(None)
+    assert made.calls == 0
+    assert made.width == 3
+    assert hasattr(made, "dense")
+
+
+def test_an_empty_dictionary_that_gets_numbers() -> None:
+    model = Counting()
+    model(np.zeros((1, 2)))
+    model.of_rows = {}  # type: ignore[attr-defined]
+    with keeping_python_state(model) as changes:
+        model.of_rows["7"] = 2.5  # type: ignore[attr-defined]
+    assert model.of_rows == {}  # type: ignore[attr-defined]
+    (change,) = changes
+    assert change.name.endswith(".of_rows")
+    assert change.after.tolist() == [2.5]
