@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from syrtos.engines.reservation import Node
 from syrtos.errors import SyrtosError
 from syrtos.launch.spec import Host
 
@@ -29,13 +30,8 @@ class Starts(Protocol):
         """Returns the hosts of the moment."""
         ...
 
-    @property
-    def cpus(self) -> int:
-        """The number of processors of each place."""
-        ...
-
-    def addresses(self) -> tuple[tuple[str, str], ...]:
-        """Returns the names of the hosts of the moment, each with its IP address."""
+    def nodes(self) -> tuple[Node, ...]:
+        """Returns the nodes on which places are at the moment."""
         ...
 
     def start(self, host: str, command: Sequence[str]) -> tuple[int, int]:
@@ -85,8 +81,8 @@ class Door:
     def _answer_to(self, question: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
         if "host" in question:
             return "", self._starts.start(question["host"], question["command"])
-        if "addresses" in question:
-            return " ".join(f"{name}={address}={self._starts.cpus}" for name, address in self._starts.addresses()), ()
+        if "nodes" in question:
+            return " ".join(f"{node.name}={node.address}={node.cpus}" for node in self._starts.nodes()), ()
         return " ".join(f"{host.name}:{host.slots}" for host in self._starts.hosts()), ()
 
     def close(self) -> None:

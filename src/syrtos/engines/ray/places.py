@@ -17,7 +17,7 @@ from syrtos.engines.ray.asked import Asked, free_bundles, why_never, why_unfit, 
 from syrtos.engines.ray.links import Links
 from syrtos.engines.ray.nodes import Nodes, Spot, gpus_of
 from syrtos.engines.ray.place import WorkerPlace
-from syrtos.engines.reservation import EngineAwayError
+from syrtos.engines.reservation import EngineAwayError, Node
 from syrtos.errors import LaunchError
 from syrtos.launch.spec import Host
 from syrtos.launch.terminal import output
@@ -168,22 +168,16 @@ class WorkerPlaces:
             self._look()
             return self._nodes.hosts(self._spots)
 
-    def addresses(self) -> tuple[tuple[str, str], ...]:
-        """Returns the names of the hosts of the moment, each with its IP address."""
+    def nodes(self) -> tuple[Node, ...]:
+        """Returns the nodes on which places are at the moment."""
         with self._looking:
             self._look()
-            hosts = self._nodes.hosts(self._spots)
-            return tuple((host.name, self._address(self._nodes.places(host.name)[0])) for host in hosts)
-
-    def _address(self, place: int) -> str:
-        spot = self._spots[place]
-        assert spot is not None
-        return spot.address
-
-    @property
-    def cpus(self) -> int:
-        """The number of processors of a place, at least one."""
-        return max(1, int(self._asked.cpus))
+            cpus, found = max(1, int(self._asked.cpus)), list[Node]()
+            for host in self._nodes.hosts(self._spots):
+                spot = self._spots[self._nodes.places(host.name)[0]]
+                assert spot is not None
+                found.append(Node(host.name, spot.address, cpus))
+            return tuple(found)
 
     def start(self, host: str, command: Sequence[str]) -> tuple[int, int]:
         """Starts an agent where the places of a host are, and returns descriptors of its connection and of its errors.

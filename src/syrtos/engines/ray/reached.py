@@ -91,7 +91,7 @@ class _ReservedPlaces(Reservation):
 
     def nodes(self) -> tuple[Node, ...]:
         try:
-            found = [text.split("=") for text in ask(self.variables[VARIABLE], addresses=True)[0].split()]
+            found = [text.split("=") for text in ask(self.variables[VARIABLE], nodes=True)[0].split()]
         except OSError:
             # The driver is gone, which `on_loss` is told.
             return ()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from syrtos.engines.ray.door import Door, ask
+from syrtos.engines.reservation import Node
 from syrtos.errors import LaunchError, SyrtosError
 from syrtos.launch.spec import Host
 
@@ -18,6 +19,9 @@ class Echo:
 
     def hosts(self) -> tuple[Host, ...]:
         return Host("a", 2), Host("b", 1)
+
+    def nodes(self) -> tuple[Node, ...]:
+        return Node("a", "10.0.0.1", 2), Node("b", "10.0.0.2", 1)
 
     def start(self, host: str, command: Sequence[str]) -> tuple[int, int]:
         if host != "a":
@@ -36,6 +40,10 @@ def path(tmp_path: Path) -> Iterator[str]:
 
 def test_it_names_the_hosts(path: str) -> None:
     assert ask(path) == ("a:2 b:1", [])
+
+
+def test_it_names_the_nodes_with_their_addresses(path: str) -> None:
+    assert ask(path, nodes=True)[0] == "a=10.0.0.1=2 b=10.0.0.2=1"
 
 
 def test_it_hands_descriptors_over(path: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from syrtos.engines.ray import door
+from syrtos.engines.reservation import Node
 from syrtos.launch.spec import Host
 
 REACH = [sys.executable, "-P", "-m", "syrtos.engines.ray.reach"]
@@ -22,6 +23,9 @@ class Cat:
 
     def hosts(self) -> tuple[Host, ...]:
         return Host("a", 2), Host("b", 1)
+
+    def nodes(self) -> tuple[Node, ...]:
+        return Node("a", "10.0.0.1", 2), Node("b", "10.0.0.2", 1)
 
     def start(self, host: str, command: Sequence[str]) -> tuple[int, int]:
         ours, theirs = socket.socketpair()
