@@ -113,10 +113,9 @@ class Runner:
         self._metrics.values.update(record.metrics)
         self._series = series.SeriesRecorder(home.job(name))
         self._over = threading.Event()
-        # the secondary status in which the job is to end; empty: nothing has asked for its end
-        self._why = ""
-        # the sentence that says why it is started again
-        self._why_again = ""
+        # the secondary status in which the job is to end, and a sentence where it is started again; empty: nothing has
+        # asked for its end
+        self._why = self._why_again = ""
         self._trained = self._told = self._failed_inside = self._finished = False
         self._workers: Workers | None = None
         self._requester = JobRequester(store, name, lambda: bool(self._why), self._lose_nodes)
@@ -171,7 +170,6 @@ class Runner:
                 raise
             self._fail(f"CapacityError: {self._placement.engine} had no nodes for the job for MaxPendingTimeInSeconds.")
             return
-        # without the nodes: an upload may take longer than they are held
         self._conclude(outcome)
 
     def _train_on(self, nodes: ReservedNodes | None) -> Outcome:
@@ -202,6 +200,9 @@ class Runner:
         if self._home.reserve.is_needed() and not self._finished and not self._why:
             self._fail_for_room(self._reason(outcome))
             return
+        if self._why in states.AGAIN and self._finished:
+            # its nodes were taken back when it had just come to its end
+            self._why = ""
         # nothing is uploaded: it goes on later from its checkpoints
         if self._why in states.AGAIN:
             self._finish(self._why)
