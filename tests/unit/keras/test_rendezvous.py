@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from syrtos import topology
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import rendezvous
@@ -39,8 +40,8 @@ def test_a_host_is_reached_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_name_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
     """Debian's /etc/hosts gives a host's own name a loopback address: a route leads to the address of a network."""
     named(monkeypatch, address)
-    monkeypatch.setattr(rendezvous, "_ELSEWHERE", "127.0.0.9")  # a route that every machine has
+    monkeypatch.setattr(topology, "_ELSEWHERE", "127.0.0.9")  # a route that every machine has
     assert found() == "127.0.0.1"
-    monkeypatch.setattr(rendezvous, "_ELSEWHERE", "no address")
+    monkeypatch.setattr(topology, "_ELSEWHERE", "no address")
     with pytest.raises(ConfigurationError, match="no default route"):
         found()
