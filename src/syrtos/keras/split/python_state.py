@@ -168,8 +168,10 @@ class _Kept:
         if unbuilt:  # None may stand for weights to come
             names = {k: v for k, v in names.items() if k != "built" and k[:1] != "_" and v is not None}
         label = str(getattr(part, "name", "") or type(part).__name__)
+        # What Keras itself notes under private names, such as a metric's last result, is put back and not compared.
+        compared = [name for name in names if name[:1] != "_" or is_of_script(type(part))]
         # Not the object's own method: Keras's layers track what they are given by it.
-        self.keep_values(names, functools.partial(object.__setattr__, part), depth, vars(part), label)
+        self.keep_values(names, functools.partial(object.__setattr__, part), depth, vars(part), label, compared)
         for kind in type(part).__mro__:
             if is_of_script(kind) and id(kind) not in self._seen:
                 self._seen[id(kind)] = kind
@@ -183,6 +185,7 @@ class _Kept:
         depth: int = _DEPTH,
         now: Mapping[str, object] | None = None,
         label: str = "the script",
+        compared: Collection[str] | None = None,
     ) -> None:
         """Keeps the values of names.
 
@@ -192,12 +195,14 @@ class _Kept:
             depth: how many containers and objects inside of each other are looked into.
             now: the namespace itself, where ``names`` is a part of it.
             label: the holder's name, for a person.
+            compared: those of the names whose numbers are compared; None: all.
         """
         values = {
             name: value for name, value in names.items() if isinstance(value, _VALUES) or tensors.is_tensor(value)
         }
         current = names if now is None else now
-        for name, value in names.items():
+        for name in names if compared is None else compared:
+            value = names[name]
             self._watch(f"{label}.{name}", value, functools.partial(current.get, name))
 
         def undo() -> None:

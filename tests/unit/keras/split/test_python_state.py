@@ -325,3 +325,18 @@ def test_an_empty_dictionary_that_gets_numbers() -> None:
     (change,) = changes
     assert change.name.endswith(".of_rows")
     assert change.after.tolist() == [2.5]
+
+
+def test_what_keras_notes_under_private_names_is_not_compared() -> None:
+    model = Counting()
+    model(np.zeros((1, 2)))
+    metric = keras.metrics.Mean()
+    metric._call_result = 1.5  # type: ignore[attr-defined]  # as Keras 2 does
+    metric.seen = 0  # type: ignore[attr-defined]
+    model.own = metric  # type: ignore[attr-defined]
+    with keeping_python_state(model) as changes:
+        metric._call_result = 2.5  # type: ignore[attr-defined]
+        metric.seen = 1  # type: ignore[attr-defined]
+        model._hidden_norm = 3.0  # type: ignore[attr-defined]
+    assert metric._call_result == 1.5  # type: ignore[attr-defined]
+    assert [change.name.rpartition(".")[2] for change in changes] == ["seen"]
