@@ -42,7 +42,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--on",
         metavar="ENGINE",
-        help="what holds a node for each instance of a job: slurm or ray (default: instances are processes of this machine). The service's folder "
+        help="what reserves a node for each instance of a job: slurm or ray (default: instances are processes of this machine). The service's folder "
         "(SYRTOS_HOME) must be at the same path on all nodes",
     )
     parser.add_argument("--with", action="append", default=[], metavar="NAME=VALUE", dest="engine_values",
@@ -92,7 +92,7 @@ def _placement(chosen: argparse.Namespace) -> Placement:
     """Returns where jobs are to run.
 
     Raises:
-        ConfigurationError: there is no such engine, it can't hold nodes, or options contradict each other.
+        ConfigurationError: there is no such engine, it can't reserve nodes, or options contradict each other.
     """
     from syrtos.engines.registry import engine_of
     from syrtos.jobs.placement import Placement

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import select
 import shlex
@@ -73,7 +74,7 @@ def reserve_nodes(wanted: NodeRequest, requester: Requester) -> Iterator[Reserva
         ConfigurationError: a value of `--with` is wrong.
         LaunchError: Ray gives no places, or ``requester`` was over before it did.
     """
-    lost = lambda: requester.note_loss(_LOST)  # noqa: E731 - a function of one expression
+    lost = functools.partial(requester.note_loss, _LOST)
     try:
         with _connected(asked_by_job(wanted), requester.is_over, requester.tell, lost) as (door, _):
             yield _ReservedPlaces(door)

@@ -14,7 +14,7 @@ import io
 import itertools
 import random
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -293,18 +293,24 @@ class _Kept:
 
     def _keep_function(self, function: types.FunctionType, depth: int) -> None:
         label = function.__name__
-        cells = _Cells(function)
-        self.keep_values(dict(cells), cells.__setitem__, depth - 1, cells, label)
-        defaults = _Defaults(function)
-        self.keep_values(dict(defaults), defaults.__setitem__, depth - 1, defaults, label)
-        if function.__kwdefaults__:
-            by_keyword = function.__kwdefaults__
-            self.keep_values(dict(by_keyword), by_keyword.__setitem__, depth - 1, by_keyword, label)
-        own = vars(function)
+
+        def assign_default(name: str, value: object) -> None:
+            function.__defaults__ = tuple({**_defaults_of(function), name: value}.values())
+
+        for read, assign in (
+            (functools.partial(_variables_around, function), functools.partial(_assign_around, function)),
+            (functools.partial(_defaults_of, function), assign_default),
+        ):
+            self.keep_values(read(), assign, depth - 1, _Current(read), label)
+        by_keyword, own = function.__kwdefaults__ or {}, vars(function)
+        self.keep_values(dict(by_keyword), by_keyword.__setitem__, depth - 1, by_keyword, label)
         names_before = set(own)
         self.keep_values(dict(own), own.__setitem__, depth - 1, own, label)
-        made = lambda: [value for name, value in own.items() if name not in names_before] or None  # noqa: E731
-        self._numbers.append((f"{label}'s attributes", None, made))
+
+        def read_made() -> object:
+            return [value for name, value in own.items() if name not in names_before] or None
+
+        self._numbers.append((f"{label}'s attributes", None, read_made))
         self._undo.append(lambda: [own.pop(name) for name in set(own) - names_before])
 
     def _has_room(self, value: tensors.Tensor) -> bool:
@@ -341,62 +347,40 @@ class _Kept:
                 self.keep(child, depth - 1)
 
 
-class _Cells(MutableMapping[str, object]):
-    """The variables of the functions around a function, by name, without those that have no value yet."""
-
-    def __init__(self, function: types.FunctionType) -> None:
-        self._cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-
-    def __getitem__(self, name: str) -> object:
-        try:
-            return self._cells[name].cell_contents
-        except ValueError as error:
-            raise KeyError(name) from error
-
-    def __setitem__(self, name: str, value: object) -> None:
-        self._cells[name].cell_contents = value
-
-    def __delitem__(self, name: str) -> None:
-        del self._cells[name].cell_contents
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, cell in self._cells.items() if _is_filled(cell))
-
-    def __len__(self) -> int:
-        return sum(map(_is_filled, self._cells.values()))
+def _variables_around(function: types.FunctionType) -> dict[str, object]:
+    """Returns the variables of the functions around a function, without those that have no value yet."""
+    found: dict[str, object] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # an empty cell
+            found[name] = cell.cell_contents
+    return found
 
 
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
+def _assign_around(function: types.FunctionType, name: str, value: object) -> None:
+    """Gives a variable of the functions around a function its value."""
+    cells = function.__closure__ or ()
+    cells[function.__code__.co_freevars.index(name)].cell_contents = value
 
 
-class _Defaults(MutableMapping[str, object]):
-    """The default values of a function's arguments, by place."""
+def _defaults_of(function: types.FunctionType) -> dict[str, object]:
+    """Returns the default values of a function's arguments, by place."""
+    return {f"default {place}": value for place, value in enumerate(function.__defaults__ or ())}
 
-    def __init__(self, function: types.FunctionType) -> None:
-        self._function = function
 
-    def _values(self) -> dict[str, object]:
-        return {f"default {place}": value for place, value in enumerate(self._function.__defaults__ or ())}
+class _Current(Mapping[str, object]):
+    """The names and values that a function returns at the moment."""
+
+    def __init__(self, read: Callable[[], Mapping[str, object]]) -> None:
+        self._read = read
 
     def __getitem__(self, name: str) -> object:
-        return self._values()[name]
-
-    def __setitem__(self, name: str, value: object) -> None:
-        self._function.__defaults__ = tuple({**self._values(), name: value}.values())
-
-    def __delitem__(self, name: str) -> None:
-        raise TypeError("Arguments keep their defaults.")
+        return self._read()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values())
+        return iter(self._read())
 
     def __len__(self) -> int:
-        return len(self._values())
+        return len(self._read())
 
 
 class _Remembering(Generic[ElementT]):
