@@ -17,12 +17,18 @@ def modules_of_script() -> list[types.ModuleType]:
     script = sys.modules["__main__"]
     folder = os.path.dirname(os.path.abspath(getattr(script, "__file__", None) or "."))
     found = [script]
-    # A copy: a module that loads lazily may import others when it is asked for its file.
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None) or ""
-        if os.path.abspath(file).startswith(folder + os.sep) and _is_name_of_script(name) and module not in found:
+        # From its dictionary: a module that loads lazily would import others when it is asked for its file.
+        file = getattr(module, "__dict__", {}).get("__file__")
+        if file and _stands_in(folder, file) and _is_name_of_script(name) and module not in found:
             found.append(module)
     return found
+
+
+# Asked of each of some thousand modules, several times in a comparison.
+@functools.lru_cache(maxsize=1 << 14)
+def _stands_in(folder: str, file: str) -> bool:
+    return os.path.abspath(file).startswith(folder + os.sep)
 
 
 def is_of_script(kind: object) -> bool:
