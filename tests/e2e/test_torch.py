@@ -17,7 +17,8 @@ from named_checks import CheckedRun
 pytestmark = pytest.mark.needs("torch")
 
 COMPARED = [
-    "everything", "data_loaders", "own_step", "own_loop", "synchronized_statistics", "hooks_and_buffers", "optimizers_elsewhere",
+    "everything", "data_loaders", "synchronized_statistics",
+    "own_step", "own_loop", "hooks_and_buffers", "optimizers_elsewhere", "gradients_read_later",
 ]  # fmt: skip
 CHECKS = [
     "torch_modules", "predicted_arrays",

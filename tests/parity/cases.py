@@ -690,6 +690,17 @@ def gradient_accumulation() -> tuple[Any, Logs]:
     return regression(keras.optimizers.SGD(0.1, gradient_accumulation_steps=4, clipnorm=0.1))
 
 
+class OwnSGD(keras.optimizers.SGD):
+    """A class of the script's, which sees the gradients of each step: they are reduced before it does."""
+
+
+@keras3
+def gradient_accumulation_by_an_optimizer_of_its_own() -> tuple[Any, Logs]:
+    """Each epoch leaves steps over; a second `fit` goes on with them."""
+    model, _ = regression(OwnSGD(0.1, gradient_accumulation_steps=4), epochs=3)
+    return fit(model, *data(), epochs=2)
+
+
 @keras3
 def gradient_accumulation_scaled() -> tuple[Any, Logs]:
     """Accumulation inside loss scaling: an exchange inside a condition inside a condition."""

@@ -20,7 +20,9 @@ LIKE_ANOTHER = {
     "early_stopping_restores_best", "every_optimizer",
 }  # fmt: skip
 # Servers refuse to clip what is accumulated, and know no class of the script's.
-NOT_SERVED = ("gradient_accumulation", "own_loop_clipped_and_accumulated", "optimizer_of_its_own")
+NOT_SERVED = (
+    "gradient_accumulation", "gradient_accumulation_by_an_optimizer_of_its_own", "own_loop_clipped_and_accumulated", "optimizer_of_its_own",
+)  # fmt: skip
 SERVED = [name for name in CURRENT if name not in NOT_SERVED]
 KERAS_3 = ("test_keras_3", "test_keras_3_on_three_workers", "test_two_parameter_servers_without_staleness")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import traceback
 from typing import Any
@@ -36,109 +37,6 @@ def data_loaders() -> None:
     dropped = model(keras.layers.Dropout(0.5))
     dropped.fit(loader(shuffle=True), epochs=3, verbose=0)
     assert equal_everywhere(dropped.get_weights()[0])
-
-
-def hooks_and_buffers() -> None:
-    """A forward hook over the batch, and a step that keeps the largest outputs and counts rows in buffers, a centre in a plain tensor."""
-    hooked = model(keras.layers.Dense(8, "tanh"))
-    hooked.layers[0].register_forward_hook(lambda layer, given, out: out - out.mean(0, keepdim=True))
-    x, y = data(60)
-    losses = hooked.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
-
-    class Keeping(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = keras.layers.Dense(1)
-            self.register_buffer("largest", torch.zeros(1))
-            self.register_buffer("rows", torch.zeros((), dtype=torch.long))
-            self.centre = torch.zeros(1)
-
-        def call(self, rows: Any) -> Any:
-            return self.net(rows)
-
-        def train_step(self, batch: Any) -> dict[str, Any]:
-            rows, wanted = batch
-            self.zero_grad()
-            found = self(rows, training=True)
-            loss = torch.mean((found - wanted - self.centre) ** 2)
-            loss.backward()
-            weights = list(self.trainable_weights)
-            with torch.no_grad():
-                self.optimizer.apply([weight.value.grad for weight in weights], weights)
-                self.largest.copy_(torch.maximum(self.largest, found.abs().amax(0)))
-                self.rows += len(rows)
-                self.centre = 0.9 * self.centre + 0.1 * found.mean(0)
-            return {"loss": loss}
-
-    keeping = Keeping()
-    keeping.build((None, 8))
-    keeping.compile(keras.optimizers.SGD(0.01))
-    history = keeping.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
-    kept = {"largest": keeping.largest.tolist(), "rows": float(keeping.rows), "centre": keeping.centre.tolist()}
-    written("hooks_and_buffers", hooked, {"hooked": losses, "kept": history["loss"], **kept})
-
-
-def optimizers_elsewhere() -> None:
-    """torch's own optimizers in a dictionary, with a schedule; gradients of a sum, accumulated by hand."""
-    x, y = data(60)
-
-    class Own(keras.Sequential):
-        def make(self) -> None:
-            optimizer = torch.optim.Adam(self.parameters(), lr=0.02)
-            self.own = {"all": (optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9))}
-            self.number = 0
-
-        def train_step(self, batch: Any) -> dict[str, Any]:
-            rows, wanted = batch
-            loss = ((self(rows, training=True) - wanted) ** 2).sum() / 16
-            loss.backward()
-            self.number += 1
-            if self.number % 2 == 0:
-                optimizer, schedule = self.own["all"]
-                optimizer.step()
-                schedule.step()
-                self.zero_grad()
-            return {"loss": loss, "rate": self.own["all"][0].param_groups[0]["lr"]}
-
-    built = Own([keras.layers.Input((8,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
-    built.make()
-    built.compile()
-    history = built.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
-    written("optimizers_elsewhere", built, {f"log {name}": values for name, values in history.items()})
-
-
-class OwnStep(keras.Sequential):
-    """A `train_step` of the script's own, with metrics of its own and a loss as a raw number."""
-
-    def __init__(self, *layers: Any) -> None:
-        super().__init__(*layers)
-        self.mean = keras.metrics.Mean(name="own")
-        self.peak = keras.metrics.MeanAbsoluteError(name="error")
-        self.threes = keras.metrics.Mean(name="threes")
-
-    def train_step(self, batch: Any) -> dict[str, Any]:
-        x, y = batch
-        self.zero_grad()
-        predicted = self(x, training=True)
-        loss = keras.ops.mean((predicted - y) ** 2)
-        loss.backward()
-        weights = list(self.trainable_weights)
-        with torch.no_grad():
-            self.optimizer.apply([weight.value.grad for weight in weights], weights)
-        self.mean.update_state(loss)
-        self.peak.update_state(y, predicted)
-        self.threes.update_state(3)
-        raw = loss.detach()
-        results = {"own": self.mean.result(), "error": self.peak.result(), "threes": self.threes.result()}
-        return results | {"raw": raw, "numpy": np.float32(raw), "python": raw.item()}
-
-
-def own_step() -> None:
-    built = OwnStep([keras.layers.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
-    built.compile("adam")
-    history = built.fit(*data(), batch_size=16, epochs=2, verbose=0).history
-    assert history["threes"] == [3.0, 3.0]
-    written("own_step", built, history)
 
 
 class Doubling(keras.optimizers.SGD):
@@ -241,22 +139,6 @@ class OneOfTwo(keras.Model):
         return self.last(self.used(inputs))
 
 
-def own_loop() -> None:
-    """Each worker computes whole batches: the loss and the update are one process's."""
-    built = model(keras.layers.Dense(8, "relu"))
-    optimizer, loss_of = keras.optimizers.Adam(0.01), keras.losses.MeanSquaredError()
-    losses = []
-    for x, y in loader(shuffle=True):
-        built.zero_grad()
-        loss = loss_of(y, built(x, training=True))
-        loss.backward()
-        weights = list(built.trainable_weights)
-        with torch.no_grad():
-            optimizer.apply([weight.value.grad for weight in weights], weights)
-        losses.append(float(loss.detach()))
-    written("own_loop", built, {"losses": losses})
-
-
 class Wrapped(keras.Model):
     """A torch module inside of a Keras model, with buffers that Keras has no variables of."""
 
@@ -341,9 +223,8 @@ def native_api() -> None:
     rows = torch.full((COMM.rank + 1, 2), float(COMM.rank), requires_grad=True)
     everyone = syrtos.allgather(rows)
     assert everyone.tolist() == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
-    (everyone * torch.arange(3.0)[:, None]).sum().backward()
-    assert rows.grad is not None
-    assert rows.grad.tolist() == ([[0.0, 0.0]] if COMM.rank == 0 else [[2.0, 2.0], [4.0, 4.0]])
+    (gradient,) = torch.autograd.grad((everyone * torch.arange(3.0)[:, None]).sum(), rows)
+    assert gradient.tolist() == ([[0.0, 0.0]] if COMM.rank == 0 else [[2.0, 2.0], [4.0, 4.0]])
     assert syrtos.broadcast(torch.tensor([COMM.rank]), root=1).tolist() == [1]
     received, counts = syrtos.alltoall(torch.arange(4) + 10 * COMM.rank)
     assert received.tolist() == [2 * COMM.rank, 2 * COMM.rank + 1, 10 + 2 * COMM.rank, 11 + 2 * COMM.rank]
@@ -377,5 +258,14 @@ def refused() -> None:
         syrtos.keras.Strategy  # noqa: B018 - its name is looked up
 
 
+def _of_own_steps(name: str) -> None:
+    # Imported when it is due: with its text the script reads gradients, which are then reduced as soon as they are made.
+    import torch_own_steps
+
+    getattr(torch_own_steps, name)()
+
+
+OWN_STEPS = ("own_step", "own_loop", "hooks_and_buffers", "optimizers_elsewhere", "gradients_read_later")
+
 if __name__ == "__main__":
-    main(globals())
+    main({**globals(), **{name: functools.partial(_of_own_steps, name) for name in OWN_STEPS}})

@@ -21,7 +21,7 @@ from syrtos.checkpoint.head import facts_of
 from syrtos.comm.objects import dtype_of
 from syrtos.errors import SnapshotError
 from syrtos.keras import backend, keras_internals
-from syrtos.keras.replica import state
+from syrtos.keras.replica import accumulation, state
 
 if TYPE_CHECKING:
     from keras.callbacks import CSVLogger, ProgbarLogger
@@ -64,7 +64,9 @@ def variables_of(model: Model) -> tuple[list[Variable], list[Variable], set[int]
     )
     alike = [*trainable(model), *(slots if not state.optimizers_differ() else [])]
     own |= {id(v) for v in found} - {id(v) for v in alike}
-    added_up = set[int]() if backend.computes_global_batches() else accumulated
+    added_up = {
+        id(v) for each in inner if accumulation.are_added_up(each) for v in keras_internals.accumulated_by(each)
+    }
     return [v for v in found if id(v) not in own], [v for v in found if id(v) in own], added_up
 
 

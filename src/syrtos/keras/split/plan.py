@@ -71,6 +71,14 @@ class SplitPlan:
     scale: float = 0.0
     log_scales: list[float] = dataclasses.field(default_factory=list)
 
+    def reduces_where_made(self, asked: bool) -> bool:
+        """Returns whether gradients are reduced where they are made; else where an optimizer of Keras's own takes them.
+
+        ``asked``: whether code of the script's sees them before that.
+        """
+        # A sum over rows is added up where it is made: an optimizer of Keras's own would take the mean.
+        return self.gradients == "sum" or (asked and self.gradients != "late")
+
     def shows(self, key: int) -> bool:
         """Returns whether it is known what the workers' values of a variable become.
 

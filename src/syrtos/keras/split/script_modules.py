@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import pathlib
+import re
 import sys
 import sysconfig
 import types
@@ -23,6 +25,20 @@ def modules_of_script() -> list[types.ModuleType]:
         if file and _stands_in(folder, file) and _is_name_of_script(name) and module not in found:
             found.append(module)
     return found
+
+
+def script_mentions(pattern: str) -> bool:
+    """Returns whether the text of the script, or of a module in its folder, has a match of a regular expression."""
+    files = (getattr(module, "__file__", None) for module in modules_of_script())
+    return any(re.search(pattern, _text_of(file)) for file in files if file)
+
+
+@functools.lru_cache(maxsize=256)
+def _text_of(file: str) -> str:
+    try:
+        return pathlib.Path(file).read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 # Asked of each of some thousand modules, several times in a comparison.

@@ -16,8 +16,8 @@ from syrtos.errors import SyrtosError
 from syrtos.keras import keras_internals
 from syrtos.keras.features import local_steps
 from syrtos.keras.patching import Method
-from syrtos.keras.replica import state
-from syrtos.keras.split import comparison, first_batch, known_parts, trial_step, verdicts
+from syrtos.keras.replica import accumulation, state
+from syrtos.keras.split import comparison, first_batch, known_parts, trial_step, verdicts, whole_batch
 from syrtos.keras.split.between_steps import NumbersBetweenSteps
 from syrtos.keras.split.checks import Checks
 from syrtos.keras.split.plan import SplitPlan
@@ -40,6 +40,7 @@ class Function:
 
     Attributes:
         plan: the way steps are split, as the first batch has shown.
+        reduces_early: whether code of the script's sees gradients before an optimizer of Keras's own takes them.
         verifying: counts the calls of the function.
         checks: says which batches are looked at.
         function: makes steps by the plan as it is now.
@@ -56,6 +57,7 @@ class Function:
         """
         self._model, self._session, self._step, self._stock = model, session, step, stock
         self._name = name
+        self.reduces_early = name == "train_step" and not (stock and whole_batch.reduces_late(model))
         alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
         self.plan = SplitPlan(decided=not verdicts.is_split(session) or alone)
         self.plan.reason_not_split = "" if self.plan.decided else known_parts.fixed_batch(model)
@@ -96,6 +98,7 @@ class Function:
         elif spec is None:
             batches = list(iterator)
         self.checks.count(steps)
+        self._note_accumulation()
         try:
             outputs = self.function(batches)
         except Exception as error:
@@ -114,6 +117,7 @@ class Function:
         # Where one worker fails alone, the others learn of it here.
         self._session.comm.agree("a step is not split")
         self._begin_whole_batches()
+        self._note_accumulation()
         self._make_anew()
         try:
             outputs = self.function(batches)
@@ -232,6 +236,11 @@ class Function:
         if self._name == "train_step" and self._session.options.sync_batchnorm:
             # Every worker has all rows: the way in which one process computes their statistics rounds less.
             synchronize_batchnorm(self._model, False)
+
+    def _note_accumulation(self) -> None:
+        if self._name == "train_step":
+            whole = bool(self.plan.reason_not_split) or self.plan.reduces_where_made(self.reduces_early)
+            accumulation.accumulate_whole_batches(self._session.comm, self._model, whole)
 
     def _make_anew(self) -> None:
         if self._make is not None:

@@ -260,11 +260,10 @@ def _shared_step(session: world.Session, model: _Keras2Model, step: BatchStep, n
         if gives_whole_batches():
             with computing_whole_batch():
                 return step(data)
-        plan = model.__dict__[_FIRST + name].plan
+        of_first = model.__dict__[_FIRST + name]
         if name == "predict_step":
-            return common.gathered_predict_step(session, step, plan, data)
-        reduces_early = training_now and not (stock and whole_batch.reduces_late(model))
-        with StepScope(session, data, training_now, reduces_early, plan).as_current_step() as scope:
+            return common.gathered_predict_step(session, step, of_first.plan, data)
+        with StepScope(session, data, training_now, of_first.reduces_early, of_first.plan).as_current_step() as scope:
             return scope.finish(scope.run(step), logs_are_global=stock)
 
     return run_shared

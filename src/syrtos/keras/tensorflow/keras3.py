@@ -19,7 +19,7 @@ from syrtos.comm import world
 from syrtos.keras import fitting, keras_internals, patches, patching
 from syrtos.keras.features import asynchronous, finite, local_steps, sharding
 from syrtos.keras.patching import Method, Patch
-from syrtos.keras.split import known_parts, share_patches, whole_batch
+from syrtos.keras.split import known_parts, share_patches
 from syrtos.keras.split.verdicts import is_split, naming_split
 from syrtos.keras.tensorflow import (
     compiled_update,
@@ -132,7 +132,6 @@ def _make_function(original: Method) -> Method:
             return original(self, step_function)
         stock = _is_stock(step_function, step_function.__name__)
         training = step_function.__name__ == "train_step"
-        reduces_early = training and not (stock and whole_batch.reduces_late(self))
         of_first = first_batch.Function(self, session, step_function, stock, step_function.__name__)
 
         def step(data: object) -> object:
@@ -140,7 +139,7 @@ def _make_function(original: Method) -> Method:
                 with computing_whole_batch():
                     return step_function(data)
             own, share = local_steps.of_step(session, training), cut(data, session.input_comm)
-            with StepScope(own, share, training, reduces_early, of_first.plan).as_current_step() as scope:
+            with StepScope(own, share, training, of_first.reduces_early, of_first.plan).as_current_step() as scope:
                 undo = _Undo(self) if training and finite.leaves_out() else None
                 logs = scope.finish(scope.run(step_function, data), logs_are_global=stock)
                 return undo.if_left_out(scope, logs) if undo else logs

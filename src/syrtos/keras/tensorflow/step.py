@@ -76,8 +76,7 @@ class StepScope(Watcher):
         self.session = session
         self.training = training
         self.plan = plan or SplitPlan()
-        adds, late = (self.plan.gradients == way for way in ("sum", "late"))
-        self.reduces_early = (reduces_early and not late) or (training and adds)
+        self.reduces_early = self.plan.reduces_where_made(reduces_early)
         self._outcome = outcome
         self.samples, self.data = _count_samples(data)
         # Where each worker has a batch of its own nothing is split, and where it computes all rows neither.

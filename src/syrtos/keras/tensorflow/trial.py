@@ -55,8 +55,7 @@ class Trial(TrialOfRows):
 
     def compute_split(self, plan: SplitPlan) -> StepOutcome:
         def run(outcome: StepOutcome) -> object:
-            early = plan.gradients != "late"
-            scope = StepScope(self._session, self._some, False, reduces_early=early, plan=plan, outcome=outcome)
+            scope = StepScope(self._session, self._some, False, reduces_early=True, plan=plan, outcome=outcome)
             with scope.as_current_step():
                 return scope.finish(self._run(self._step, self._fresh_rows()), logs_are_global=False)
 

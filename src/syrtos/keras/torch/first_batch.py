@@ -17,14 +17,15 @@ from syrtos.comm.world import Session
 from syrtos.keras import keras_internals
 from syrtos.keras.features import local_steps
 from syrtos.keras.patching import Method
-from syrtos.keras.replica import state
+from syrtos.keras.replica import accumulation, state
 from syrtos.keras.split import comparison, first_batch, known_parts, trial_step, verdicts
 from syrtos.keras.split.between_steps import NumbersBetweenSteps
 from syrtos.keras.split.checks import Checks
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import keeping_python_state
 from syrtos.keras.split.trial_step import Amount, Assigned, StepOutcome, TrialOfRows
-from syrtos.keras.torch import decisions, gathering, ops, torch_internals
+from syrtos.keras.split.whole_batch import reduces_late
+from syrtos.keras.torch import decisions, gathering, gradients, ops, torch_internals
 from syrtos.keras.torch.rows import Share, has_rows
 from syrtos.keras.torch.step import (
     Drawn,
@@ -45,6 +46,8 @@ class Function:
     Attributes:
         model: the model whose function it is.
         plan: the way steps are split, as the first batch has shown.
+        reduces_early: whether code of the script's sees gradients before an optimizer of Keras's own takes them, or may
+            look at them later.
         verifying: counts the calls of the function.
         checks: says which batches are looked at.
     """
@@ -58,6 +61,8 @@ class Function:
             stock: whether the step is Keras's own.
         """
         self.model, self._session, self._name, self._stock = model, session, name, stock
+        late = stock and reduces_late(model) and not gradients.script_reads_gradients()
+        self.reduces_early = name == "train_step" and not late
         # Workers that train alone for some steps don't meet in each, as a comparison of rows would have them do.
         alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
         self.plan = SplitPlan(decided=not verdicts.is_split(session) or alone)
@@ -67,6 +72,12 @@ class Function:
         self._numbers = NumbersBetweenSteps(model, session)
         if self.plan.decided:
             self.checks.end()
+
+    def note_accumulation(self) -> None:
+        """Notes which gradients the next step accumulates. All workers call this together before each step."""
+        if self._name == "train_step":
+            whole = bool(self.plan.reason_not_split) or self.plan.reduces_where_made(self.reduces_early)
+            accumulation.accumulate_whole_batches(self._session.comm, self.model, whole)
 
     def is_due(self) -> bool:
         """Returns whether the next batch is to be looked at before it counts."""
@@ -210,8 +221,7 @@ class _Trial(TrialOfRows):
 
     def compute_split(self, plan: SplitPlan) -> StepOutcome:
         def run(outcome: StepOutcome) -> object:
-            early = plan.gradients != "late"
-            scope = StepScope(self._session, self._some.samples, False, early, plan, outcome)
+            scope = StepScope(self._session, self._some.samples, False, True, plan, outcome)
             buffers = [buffer._value for buffer in buffers_of(self._model)]
             scope.model = self._model
             with scope.as_current_step():

@@ -15,6 +15,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.keras import keras_internals
 from syrtos.keras.features import finite, local_steps, sharding
 from syrtos.keras.replica import state
+from syrtos.keras.split import script_modules
 from syrtos.keras.torch import collectives, ops
 from syrtos.keras.torch.overlap import Overlap
 from syrtos.keras.torch.step import StepScope, current_step, is_whole
@@ -56,6 +57,14 @@ def are_reduced() -> bool:
     """
     step = current_step()
     return is_whole() or (step is not None and step.reduces_early)
+
+
+def script_reads_gradients() -> bool:
+    """Returns whether the script may look at ``.grad`` of parameters, e.g. in a callback or after `train_on_batch`.
+
+    Keras's own `train_step` then reduces them where they are made too, without overlap, as a step of the script's does.
+    """
+    return script_modules.script_mentions(r"(?<!autograd)\.grad\b|[\"']grad[\"']")
 
 
 def reduced_after_backward(original: Callable[..., None]) -> Callable[..., None]:

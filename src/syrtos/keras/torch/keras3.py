@@ -16,7 +16,7 @@ from syrtos.keras.datasets import batches
 from syrtos.keras.features import finite, local_steps, sharding
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.recovery import replay
-from syrtos.keras.split import share_patches, shares, whole_batch
+from syrtos.keras.split import share_patches, shares
 from syrtos.keras.split.verdicts import naming_split
 from syrtos.keras.torch import batchnorm, first_batch, gradients, rows, sharded_update, step, torch_internals
 from syrtos.keras.torch.variables import Torch
@@ -177,10 +177,9 @@ def _with_logs(model: keras.Model, function: _Step, stock: Method, training: boo
     def finish(scope: step.StepScope, logs: object) -> object:
         return scope.finish(logs, logs_are_global, step.floating_buffers_of(model) if training else ())
 
-    late = logs_are_global and whole_batch.reduces_late(model)
     of_first = first_batch.Function(model, world.sharing(), stock.__name__, logs_are_global)
-    begin = functools.partial(step.StepScope, reduces_early=training and not late)
-    if not (training and late):
+    begin = functools.partial(step.StepScope, reduces_early=of_first.reduces_early)
+    if not training or of_first.reduces_early:
         return _on_shares(function, training, finish, of_first, begin)
 
     def overlapping(data: list[object]) -> object:
@@ -231,6 +230,7 @@ def _on_shares(
         if of_first.is_due():
             of_first.decide(share)
         of_first.checks.count(1)
+        of_first.note_accumulation()
         of_first.verifying.count_call()
         # A step that is not split takes a batch of any form.
         if not of_first.plan.reason_not_split:

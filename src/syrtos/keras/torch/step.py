@@ -128,9 +128,7 @@ class StepScope(Assignments):
         self.samples = samples
         self.training = training
         self.plan = plan or SplitPlan()
-        adds, late = (self.plan.gradients == way for way in ("sum", "late"))
-        # A sum over rows is added up where it is made: an optimizer of Keras's own would take the mean.
-        self.reduces_early = (reduces_early and not late) or (training and adds)
+        self.reduces_early = self.plan.reduces_where_made(reduces_early)
         self.outcome = outcome
         self._total: float | None = None
         self._sums_count = local_steps.sums_count(training)

@@ -212,12 +212,12 @@ def _modules_of(model: keras.Model) -> list[torch.nn.Module]:
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def hook_functions(model: keras.Model) -> list[Callable[..., object]]:
     """Returns the functions that the script has registered as hooks of parameters (names of torch 2.13)."""
-    kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    found = [getattr(parameter, kind, None) for parameter in model.parameters() for kind in kinds]
+    found = [getattr(parameter, kind, None) for parameter in model.parameters() for kind in _HOOKS_OF_PARAMETERS]
     return [hook for hooks in found for hook in (hooks or {}).values()]
 
 
@@ -230,5 +230,7 @@ def hooks_of(model: keras.Model) -> list[str]:
         if any(getattr(module, hooks, None) for hooks in _HOOKS)
     ]
     return found + [
-        f"the hooks of {name}" for name, p in model.named_parameters() if getattr(p, "_backward_hooks", None)
+        f"the hooks of {name}"
+        for name, parameter in model.named_parameters()
+        if any(getattr(parameter, hooks, None) for hooks in _HOOKS_OF_PARAMETERS)
     ]

@@ -18,9 +18,9 @@ from syrtos.keras import backend, fitting, keras_internals
 from syrtos.keras.features import asynchronous, finite, learning_rate, local_steps, moments
 from syrtos.keras.features.learning_rate import Scaling
 from syrtos.keras.recovery import replay
-from syrtos.keras.replica import snapshot, state
+from syrtos.keras.replica import accumulation, snapshot, state
 from syrtos.keras.split.checks import Checks
-from syrtos.keras.trainer import accumulation, interrupts, replicas
+from syrtos.keras.trainer import interrupts, replicas
 from syrtos.keras.trainer.callback_times import Timed
 from syrtos.keras.trainer.chosen_callbacks import callbacks_of_worker, flatten
 from syrtos.keras.trainer.comparisons import Comparisons, equal_replicas
