@@ -5,8 +5,9 @@ Seen on Keras 3.12.4, 3.15.1 and tf_keras 2.21.
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
         EpochIterator,
         FrameworkVariable,
         Layer,
+        Logs,
         Model,
         Optimizer,
         Variable,
@@ -214,11 +216,34 @@ def clip(optimizer: Optimizer, gradients: list[Gradient]) -> list[Gradient]:
 
 
 def call_at_once(callback_list: CallbackList) -> None:
-    """Makes Keras 3 on JAX call callbacks in the training thread."""
-    # In threads of their own, the workers' callbacks would exchange in any order.
-    for name in ("_async_train", "_async_test", "_async_predict"):
-        if hasattr(callback_list, name):
-            setattr(callback_list, name, False)
+    """Makes Keras 3 on JAX and torch call the callbacks of syrtos in the training thread, with logs as the step gave them.
+
+    Others stay in another thread, which waits for the numbers in the logs, where Keras has none that may need them at
+    once (names of Keras 3.15.1).
+    """
+    # In a thread of their own, the workers' callbacks would exchange in any order.
+    for kind in ("train", "test", "predict"):
+        if getattr(callback_list, f"_async_{kind}", False):
+            name = f"on_{kind}_batch_end"
+            setattr(callback_list, name, functools.partial(_call_after_batch, callback_list, name))
+
+
+def _call_after_batch(callback_list: Any, name: str, batch: int, logs: Logs = None) -> None:
+    callbacks = [*callback_list.callbacks]
+    ours = [callback for callback in callbacks if type(callback).__module__.startswith("syrtos.")]
+    others = [getattr(callback, name) for callback in callbacks if callback not in ours]
+    if waiting := [method for method in others if not getattr(method, "_is_default", False)]:
+        callback_list._async_dispatch(_call_with_numbers, waiting, batch, logs)
+    for callback in ours:
+        getattr(callback, name)(batch, logs)
+
+
+def _call_with_numbers(methods: Sequence[Callable[..., None]], batch: int, logs: Logs) -> None:
+    from keras.src.utils import python_utils
+
+    numbers = python_utils.pythonify_logs(logs)
+    for method in methods:
+        method(batch, logs=numbers)
 
 
 def set_state(model: JaxModel, state: Sequence[object]) -> None:

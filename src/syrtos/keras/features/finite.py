@@ -12,9 +12,12 @@ import json
 import math
 import numbers
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from syrtos.comm import compression, world
 from syrtos.comm.communicator import Communicator
@@ -230,17 +233,39 @@ def _list_of(rank: int) -> Path | None:
     return Path(folder) / "data" / f"not-finite-rank-{rank}.jsonl" if folder else None
 
 
+# Seconds between two looks at losses that a device computes.
+_SECONDS_UNREAD = 1.0
+
+
+def _as_float(value: Any) -> float:
+    return float(value)
+
+
 class Notice:
     """Says once in a `fit` that its loss is not finite any more."""
 
     def __init__(self) -> None:
         self._said = False
+        # Numbers that a device computes: reading each would have the device wait for the next step.
+        self._unread: list[tuple[int, int, object]] = []
+        self._read_at = time.monotonic()
 
     def look(self, epoch: int, batch: int, logs: Logs) -> None:
-        """Looks at the loss of a batch, if it is on the host already, and reports one that is not finite."""
+        """Looks at the loss of a batch, at once or after a second, and reports one that is not finite."""
         loss = (logs or {}).get("loss")
-        if self._said or not isinstance(loss, numbers.Real) or math.isfinite(loss):
+        if self._said or loss is None or np.ndim(loss):
             return
+        self._unread.append((epoch, batch, loss))
+        if isinstance(loss, numbers.Real) or time.monotonic() - self._read_at > _SECONDS_UNREAD:
+            self.read()
+
+    def read(self) -> None:
+        """Looks at the losses that were not looked at; called at the end of an epoch too."""
+        unread, self._unread, self._read_at = self._unread, [], time.monotonic()
+        # The mean of an epoch's losses stays as it is once it is not finite.
+        if not unread or math.isfinite(_as_float(unread[-1][2])):
+            return
+        epoch, batch, loss = next(each for each in unread if not math.isfinite(_as_float(each[2])))
         self._said = True
         session = world.current()
         if session.world.rank == 0:
@@ -248,6 +273,6 @@ class Notice:
             if not session.options.servers and not is_asked():
                 advice = " `--on-nan stop` ends a run before it applies such gradients, and names the variable and the rank; `--on-nan skip` leaves them out."
             print(
-                f"syrtos: the loss is {float(loss)} since batch {batch + 1} of epoch {epoch + 1}.{advice}",
+                f"syrtos: the loss is {_as_float(loss)} since batch {batch + 1} of epoch {epoch + 1}.{advice}",
                 file=sys.stderr,
             )

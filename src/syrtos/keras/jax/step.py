@@ -90,8 +90,7 @@ class TimedStep:
         # XLA compiles a step for each kind of batch: that is no computation of the step.
         with session.ledger.span("compute" if shapes in self._traced else "trace"):
             # An earlier step must have ended, so that its time counts as computation, and not as that of whatever waits
-            # for its results. One step may stay in flight; where Keras reads the logs of each step in this thread, as
-            # `keras_internals.call_at_once` has it do, none does.
+            # for its results. One step may stay in flight, which a callback that needs the logs of each step waits for.
             if len(self._in_flight) >= _IN_FLIGHT:
                 jax.block_until_ready(self._in_flight.popleft())
             self._traced.add(shapes)

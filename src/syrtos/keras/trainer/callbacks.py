@@ -248,6 +248,7 @@ class AfterUsers(_Quiet):
         return {"moments": found} if found else {}
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        self._notice.read()
         self._agree_to_stop()
         if asynchronous.meet(self._stops()):
             self.model.stop_training = True
