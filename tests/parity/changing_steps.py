@@ -318,3 +318,42 @@ def step_that_draws_from_an_iterator_of_its_own() -> tuple[Any, Logs]:
     model = SemiSupervised()
     model.compile(keras.optimizers.SGD(0.05))
     return fit(model, x, y)
+
+
+class TrainsItself(keras.layers.Layer):
+    """A layer that is built by its first call, and has an optimizer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.own = keras.optimizers.Adam(0.03)
+
+    def call(self, rows: Any) -> Any:
+        return self.dense(rows)
+
+
+@case
+def compiled_step_of_layers_that_train_themselves() -> tuple[Any, Logs]:
+    """Variables are made while a `tf.function` is traced, also in the comparison of the first batch."""
+
+    class Network(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = [TrainsItself(), TrainsItself()]
+
+        @tf.function
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            losses = []
+            for part in self.parts:
+                with tf.GradientTape() as tape:
+                    loss = tf.sqrt(tf.reduce_mean(tf.square(part(x) - y)))
+                weights = part.trainable_variables
+                part.own.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+                losses.append(loss)
+            return {"loss": sum(losses)}
+
+    keras.utils.set_random_seed(53)
+    model = Network()
+    model.compile()
+    return fit(model, *data())

@@ -91,6 +91,8 @@ class Trial(TrialOfRows):
         with (
             _without_trace(self._model, StepOutcome(), keeps_draws_of_weights=True),
             tf_internals_random.noting_weights(),
+            # A `tf.function` that is traced here would leave what it makes without values.
+            _eager_functions(),
             contextlib.suppress(Exception),
             whole_batch(),
         ):
