@@ -19,6 +19,7 @@ pytestmark = pytest.mark.needs("torch")
 COMPARED = [
     "everything", "data_loaders", "synchronized_statistics",
     "own_step", "own_loop", "hooks_and_buffers", "optimizers_elsewhere", "gradients_read_later",
+    "guarded",
 ]  # fmt: skip
 CHECKS = [
     "torch_modules", "predicted_arrays",

@@ -265,7 +265,7 @@ def _of_own_steps(name: str) -> None:
     getattr(torch_own_steps, name)()
 
 
-OWN_STEPS = ("own_step", "own_loop", "hooks_and_buffers", "optimizers_elsewhere", "gradients_read_later")
+OWN_STEPS = ("own_step", "own_loop", "hooks_and_buffers", "optimizers_elsewhere", "gradients_read_later", "guarded")
 
 if __name__ == "__main__":
     main({**globals(), **{name: functools.partial(_of_own_steps, name) for name in OWN_STEPS}})

@@ -130,6 +130,36 @@ def own_loop() -> None:
     written("own_loop", built, {"losses": losses})
 
 
+class Guarded(OwnStep):
+    """Leaves out a batch whose loss is not finite."""
+
+    left_out = 0
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        self.zero_grad()
+        loss = keras.ops.mean((self(x, training=True) - y) ** 2)
+        if loss.isnan() or not torch.isfinite(loss):
+            self.left_out += 1
+            return {"left out": self.left_out}
+        loss.backward()
+        weights = list(self.trainable_weights)
+        with torch.no_grad():
+            self.optimizer.apply([weight.value.grad for weight in weights], weights)
+        return {"left out": self.left_out}
+
+
+def guarded() -> None:
+    """The row that is not finite is one worker's: the others leave out the same batch."""
+    x, y = data(60)
+    x[41] = np.nan
+    built = Guarded([keras.layers.Input((8,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+    built.compile(keras.optimizers.SGD(0.05))
+    history = built.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    assert history["left out"][-1] == 2
+    written("guarded", built, {f"log {name}": values for name, values in history.items()})
+
+
 class Norms(keras.callbacks.Callback):
     """Notes the norm of all gradients after each step."""
 

@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from syrtos.comm import compression, world
 from syrtos.comm.communicator import Communicator
 from syrtos.errors import NonFiniteError
@@ -253,7 +251,7 @@ class Notice:
     def look(self, epoch: int, batch: int, logs: Logs) -> None:
         """Looks at the loss of a batch, at once or after a second, and reports one that is not finite."""
         loss = (logs or {}).get("loss")
-        if self._said or loss is None or np.ndim(loss):
+        if self._said or loss is None or getattr(loss, "shape", ()):
             return
         self._unread.append((epoch, batch, loss))
         if isinstance(loss, numbers.Real) or time.monotonic() - self._read_at > _SECONDS_UNREAD:

@@ -102,7 +102,7 @@ def _each_workers_own(model: Model) -> list[Variable]:
     servers = world.current().servers
     if state.optimizers_differ() or (servers is not None and not servers.synchronous):
         return []
-    steps = int(optimizer.gradient_accumulation_steps or 1)
+    steps: int = getattr(optimizer, "gradient_accumulation_steps", 1)
     complete = int(state.memory_of(keras_internals.updates_of(optimizer))) % steps == 0
     return [] if complete else keras_internals.accumulated_by(optimizer)
 

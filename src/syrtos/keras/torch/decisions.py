@@ -21,8 +21,7 @@ _DECIDE = frozenset((
     "abs", "argmax", "argmin", "bool", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "eq", "floor", "ge", "gt",
     "hardtanh", "le", "lt", "max", "maximum", "min", "minimum", "ne", "relu", "round", "sign", "threshold", "where",
 ))  # fmt: skip
-# Scripts guard against divergence by these. Where only one worker skips a step for it, the others miss it in an
-# exchange, which is an error.
+# Scripts guard against divergence by these, which all workers answer alike: see `guards`.
 _GUARDS = frozenset(("isfinite", "isinf", "isnan"))
 # These divide by their second argument, or by their first: a sum over chosen rows by how many were chosen.
 _DIVIDE, _DIVIDE_BACK = frozenset(("div", "divide", "itruediv", "true_divide", "truediv")), "rtruediv"
