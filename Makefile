@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Images of containers often set it. Without bytecode each process compiles what it imports: of TensorFlow and Keras for 8 seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The framework that `make demo` trains with.
 BACKEND ?= tensorflow
 # The frameworks that the tests have; without one of them, its tests are skipped and say so: `make test BACKENDS=tensorflow`.

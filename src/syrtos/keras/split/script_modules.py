@@ -18,13 +18,21 @@ def modules_of_script() -> list[types.ModuleType]:
     """Returns the script and the imported modules in its folder, or in folders of that, each once."""
     script = sys.modules["__main__"]
     folder = os.path.dirname(os.path.abspath(getattr(script, "__file__", None) or "."))
-    found = [script]
+    # A module that is imported, also once more, becomes the last one.
+    return [script, *_modules_in(folder, len(sys.modules), next(reversed(sys.modules)))]
+
+
+# Asked several times in a comparison, and there are some thousand modules.
+@functools.lru_cache(maxsize=1)
+def _modules_in(folder: str, count: int, newest: str) -> list[types.ModuleType]:
+    """Returns the modules of the script in a folder, without the script itself, of ``count`` modules with the ``newest``."""
+    found = [sys.modules["__main__"]]
     for name, module in list(sys.modules.items()):
         # From its dictionary: a module that loads lazily would import others when it is asked for its file.
         file = getattr(module, "__dict__", {}).get("__file__")
-        if file and _stands_in(folder, file) and _is_name_of_script(name) and module not in found:
-            found.append(module)
-    return found
+        if file and os.path.abspath(file).startswith(folder + os.sep) and _is_name_of_script(name):
+            found += [module] if module not in found else []
+    return found[1:]
 
 
 def script_mentions(pattern: str) -> bool:
@@ -39,12 +47,6 @@ def _text_of(file: str) -> str:
         return pathlib.Path(file).read_text(errors="replace")
     except OSError:
         return ""
-
-
-# Asked of each of some thousand modules, several times in a comparison.
-@functools.lru_cache(maxsize=1 << 14)
-def _stands_in(folder: str, file: str) -> bool:
-    return os.path.abspath(file).startswith(folder + os.sep)
 
 
 def is_of_script(kind: object) -> bool:
