@@ -168,7 +168,7 @@ class Comparing(v1.train.SessionRunHook):
 
     def _feed_of_plan(self) -> dict[object, bool]:
         # Before the first comparison nothing is fed: the graph's own way holds, by the reduction of its losses.
-        return self._scope.ways(self.plan) if self.plan.tried else {}
+        return self._scope.ways(self.plan) if self.plan.was_compared else {}
 
     def _feed_of_all_rows(
         self, session: TensorFlowSession, share: Mapping[object, npt.ArrayLike]
@@ -184,7 +184,7 @@ class Comparing(v1.train.SessionRunHook):
     def _check(
         self, trial: _Trial, session: TensorFlowSession, share: Mapping[object, npt.ArrayLike], batch: Feed
     ) -> None:
-        began, workers, is_first = time.monotonic(), self._scope.session, not self.plan.tried
+        began, workers, is_first = time.monotonic(), self._scope.session, not self.plan.was_compared
         counts = workers.comm.agree("rows of each worker", float(np.asarray(share[self._samples])))
         # Rows of one worker alone show nothing of how parts combine.
         few = sum(count > 0 for count in counts) < 2

@@ -76,7 +76,7 @@ def _look_at_more_rows(
     """Compares ever more rows, as long as nothing has shown that the step can't be split."""
     # Few rows show best what means over parts have not in common with a mean, and many what takes the largest of a
     # number. All of them show what a step does by how many there are.
-    while plan.tried and not plan.reason_not_split:
+    while plan.was_compared and not plan.reason_not_split:
         more = trial.with_more_rows()
         if more is None:
             plan.left_out = trial.left_out
@@ -85,7 +85,7 @@ def _look_at_more_rows(
             other = plan.for_next_comparison()
             decide_by(other, more, session)
             plan.adopt(other)
-        plan.shows_all_rows |= more.has_all_rows()
+        plan.compared_all_rows |= more.has_all_rows()
         trial = more
 
 
@@ -145,7 +145,7 @@ def confirm(plan: SplitPlan, trial: StepTrial, session: Session) -> bool:
     differs, far = compare_outcomes(comm, whole, split, bound_of(trial.precision()), plan)
     if not differs and not _describe_unchanged(plan, comm, whole, split):
         plan.difference = max(plan.difference or 0.0, far)
-        plan.shown |= {key for key, one in split.assigned.items() if not _is_same(one)}
+        plan.compared_variables |= {key for key, one in split.assigned.items() if not _is_same(one)}
         return True
     return False
 
@@ -163,8 +163,8 @@ def _compute_as_one_process(plan: SplitPlan, trial: StepTrial, comm: Communicato
 
 def _note_shown(plan: SplitPlan, whole: StepOutcome, split: StepOutcome) -> None:
     """Notes what the comparison has shown, for later ones."""
-    plan.tried = True
-    plan.shown |= {key for key, one in split.assigned.items() if not _is_same(one)}
+    plan.was_compared = True
+    plan.compared_variables |= {key for key, one in split.assigned.items() if not _is_same(one)}
     if not plan.scale:
         plan.scale = norm_of(whole.gradients)
         plan.log_scales = [size_of(log) for log in whole.logs]
@@ -181,7 +181,7 @@ def _describe_unchanged(plan: SplitPlan, comm: Communicator, whole: StepOutcome,
     names = [
         one.name
         for key, one in split.assigned.items()
-        if key in split.own and not plan.shows_now(key) and _is_same(one) and _is_same(whole.assigned.get(key, one))
+        if key in split.own and not plan.has_shown(key) and _is_same(one) and _is_same(whole.assigned.get(key, one))
     ]
     of_all = comm.allgather_object(names)
     found = [name for name in of_all[0] if all(name in other for other in of_all)]

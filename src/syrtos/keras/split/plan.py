@@ -35,7 +35,7 @@ class SplitPlan:
     """The way in which the steps of one function of a model are split.
 
     Attributes:
-        decided: whether the first batch has been looked at.
+        is_decided: whether the first batch has been looked at.
         reason_not_split: why every worker computes the whole batch; empty where the step is split.
         gradients: what the workers' gradients become: their mean by samples, or their sum, where they are made;
             ``late``: their mean where an optimizer gets them.
@@ -44,30 +44,31 @@ class SplitPlan:
         logs: how the workers' numbers that a step returns become one, by their place among them.
         difference: the largest relative difference between both ways; None where all parts are Keras's own.
         rows: everything that was compared.
-        tried: whether it was made by a comparison, and shows what becomes of every variable that the step assigns.
-        shows_all_rows: whether whole batches are small enough to be compared, and the first one was.
+        was_compared: whether a comparison has made the plan, which then knows what becomes of every variable that the
+            step assigns.
+        compared_all_rows: whether whole batches are small enough to be compared, and the first one was.
         left_out: the rows of the first batch that were compared, such as ``64 of its 512 rows``, where all of them
             would have cost too much; empty elsewhere.
         unproven: what `Unproven` said while the step was traced; autograph may raise it as another error.
         known_variables: ids of variables of which no comparison is needed: of metrics, and of Keras's own layers.
-        shown: ids of variables whose change was compared.
+        compared_variables: ids of variables whose change was compared.
         scale: the norm of all gradients in the first comparison, and the size of each log: later ones may be near
             zero, where rounding is all that differs.
     """
 
-    decided: bool = False
+    is_decided: bool = False
     reason_not_split: str = ""
     gradients: Literal["mean", "sum", "late"] = "mean"
     variables: dict[int, Rule] = dataclasses.field(default_factory=dict)
     logs: dict[int, Rule] = dataclasses.field(default_factory=dict)
     difference: float | None = None
     rows: list[Row] = dataclasses.field(default_factory=list)
-    tried: bool = False
-    shows_all_rows: bool = False
+    was_compared: bool = False
+    compared_all_rows: bool = False
     left_out: str = ""
     unproven: str = ""
     known_variables: set[int] = dataclasses.field(default_factory=set)
-    shown: set[int] = dataclasses.field(default_factory=set)
+    compared_variables: set[int] = dataclasses.field(default_factory=set)
     scale: float = 0.0
     log_scales: list[float] = dataclasses.field(default_factory=list)
 
@@ -79,25 +80,25 @@ class SplitPlan:
         # A sum over rows is added up where it is made: an optimizer of Keras's own would take the mean.
         return self.gradients == "sum" or (asked and self.gradients != "late")
 
-    def shows(self, key: int) -> bool:
+    def knows_rule(self, key: int) -> bool:
         """Returns whether it is known what the workers' values of a variable become.
 
         ``key``: the variable's id, as in `variables`. Where no comparison was made, all is Keras's own, and known.
         """
-        return not self.tried or self.shows_now(key)
+        return not self.was_compared or self.has_shown(key)
 
-    def shows_now(self, key: int) -> bool:
+    def has_shown(self, key: int) -> bool:
         """Returns the same while the comparison that makes the plan is going on."""
-        return key in self.known_variables or key in self.shown or key in self.variables
+        return key in self.known_variables or key in self.compared_variables or key in self.variables
 
     def for_next_comparison(self) -> SplitPlan:
         """Returns an empty plan for a later comparison, with this one's known variables and scales."""
         return SplitPlan(
-            decided=True,
+            is_decided=True,
             known_variables=self.known_variables,
             scale=self.scale,
             log_scales=self.log_scales,
-            shows_all_rows=self.shows_all_rows,
+            compared_all_rows=self.compared_all_rows,
         )
 
     def adopt(self, other: SplitPlan) -> None:
@@ -105,8 +106,8 @@ class SplitPlan:
         # What was shown before stays shown: a variable may be assigned in some steps alone.
         self.reason_not_split, self.gradients = other.reason_not_split, other.gradients
         self.variables, self.logs, self.rows = other.variables, other.logs, other.rows
-        self.shown |= other.shown
-        self.shows_all_rows |= other.shows_all_rows
+        self.compared_variables |= other.compared_variables
+        self.compared_all_rows |= other.compared_all_rows
 
     def is_like(self, other: SplitPlan) -> bool:
         """Returns whether both split steps alike."""

@@ -59,15 +59,15 @@ class Function:
         self._name = name
         self.reduces_early = name == "train_step" and not (stock and whole_batch.reduces_late(model))
         alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
-        self.plan = SplitPlan(decided=not verdicts.is_split(session) or alone)
-        self.plan.reason_not_split = "" if self.plan.decided else known_parts.fixed_batch(model)
+        self.plan = SplitPlan(is_decided=not verdicts.is_split(session) or alone)
+        self.plan.reason_not_split = "" if self.plan.is_decided else known_parts.fixed_batch(model)
         self.verifying = verdicts.Verifying(model, session)
         self.checks = Checks(trains=name == "train_step")
         self._numbers = NumbersBetweenSteps(model, session)
         self._make: Callable[[], Method] | None = None
         self.function: Method = step
         self._is_compared = self._was_called = False
-        if self.plan.decided:
+        if self.plan.is_decided:
             self.checks.end()
 
     def bind(self, make: Callable[[], Method]) -> None:
@@ -145,20 +145,20 @@ class Function:
         """Returns whether the batches of the next call are to be looked at before they count."""
         # In any case, for it counts the steps of epochs, from the first one on.
         is_due = self.checks.is_due(steps)
-        if is_due or not self.plan.decided:
+        if is_due or not self.plan.is_decided:
             self._numbers.note()
             return True
         return self.checks.begins_epoch() and self._numbers.have_changed()
 
     def decide(self, first: Batch) -> None:
         """Looks at a batch, a share or one that a step cuts, before it counts. All workers call this together."""
-        if self.plan.decided:
+        if self.plan.is_decided:
             self._check(cut(first, self._session.input_comm))
         else:
             self._decide(first)
 
     def _decide(self, first: Batch) -> None:
-        self.plan.decided = True
+        self.plan.is_decided = True
         if not self.plan.reason_not_split and _has_unequal_leaves(self._session, first.data):
             self.plan.reason_not_split = "its tensors have unequal numbers of rows"
         parts = known_parts.unknown_parts(self._model, self._stock, self._name)
@@ -194,15 +194,15 @@ class Function:
     def _check(self, batch: Share) -> None:
         """Computes rows of a later batch both ways."""
         if _has_unequal_leaves(self._session, batch.data):
-            self._change(SplitPlan(decided=True, reason_not_split="its tensors have unequal numbers of rows"))
+            self._change(SplitPlan(is_decided=True, reason_not_split="its tensors have unequal numbers of rows"))
             return
         began, trial = time.monotonic(), self._trial(batch, self._amount())
         few = trial.has_few_rows()
-        if not few and not self.plan.tried:  # the batches before had too few rows
+        if not few and not self.plan.was_compared:  # the batches before had too few rows
             before = dataclasses.replace(self.plan)
             self._decide_by(trial, self.plan)
             # Also of a plan that is like before: decisions by numbers of rows are looked for while a step is traced.
-            if self.plan.tried or not self.plan.is_like(before):
+            if self.plan.was_compared or not self.plan.is_like(before):
                 self._make_anew()
             verdicts.tell(self.plan, self._session, self._what())
         elif not few and not first_batch.confirm(self.plan, trial, self._session):
@@ -252,7 +252,7 @@ class Function:
 
     def _amount(self) -> Amount:
         """Returns how many rows of a later batch are compared: all of an epoch's last one, where that is cheap."""
-        return Amount.ALL if self.checks.ends_epoch and self.plan.shows_all_rows else Amount.FEW
+        return Amount.ALL if self.checks.ends_epoch and self.plan.compared_all_rows else Amount.FEW
 
     def _what(self) -> str:
         return f"`{self._name}` of {self._model.name}"

@@ -259,10 +259,10 @@ class StepScope(Watcher):
         Raises:
             Unproven: later batches may show what the compared ones have not.
         """
-        if self._graph is None or not self.plan.tried or self.plan.reason_not_split or not self.splits_batch:
+        if self._graph is None or not self.plan.was_compared or self.plan.reason_not_split or not self.splits_batch:
             return
         # Where all rows of a batch were compared, it was shown what becomes of their number.
-        by_count = not self.plan.shows_all_rows
+        by_count = not self.plan.compared_all_rows
         if found := decisions.first_decision(self._graph, tf.nest.flatten(self.data), by_count):
             self.plan.unproven = verdicts.describe_decision(found)
             raise Unproven(self.plan.unproven)
@@ -276,7 +276,7 @@ class StepScope(Watcher):
         if self._outcome is not None or self._graph is None or self.plan.reason_not_split or not self.splits_batch:
             return
         for key, (variable, _) in dirty.items():
-            if not is_sum(variable) and not self.plan.shows(key):
+            if not is_sum(variable) and not self.plan.knows_rule(key):
                 self.plan.unproven = (
                     f"no comparison of rows has shown what becomes of `{variable.name}`, which it assigns in some steps"
                 )

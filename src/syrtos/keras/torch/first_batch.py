@@ -65,12 +65,12 @@ class Function:
         self.reduces_early = name == "train_step" and not late
         # Workers that train alone for some steps don't meet in each, as a comparison of rows would have them do.
         alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
-        self.plan = SplitPlan(decided=not verdicts.is_split(session) or alone)
-        self.plan.reason_not_split = "" if self.plan.decided else known_parts.fixed_batch(model)
+        self.plan = SplitPlan(is_decided=not verdicts.is_split(session) or alone)
+        self.plan.reason_not_split = "" if self.plan.is_decided else known_parts.fixed_batch(model)
         self.verifying = verdicts.Verifying(model, session)
         self.checks = Checks(trains=name == "train_step")
         self._numbers = NumbersBetweenSteps(model, session)
-        if self.plan.decided:
+        if self.plan.is_decided:
             self.checks.end()
 
     def note_accumulation(self) -> None:
@@ -83,20 +83,20 @@ class Function:
         """Returns whether the next batch is to be looked at before it counts."""
         # It is asked in each step, decided or not: it counts the steps of epochs, from the first one on.
         is_due = self.checks.is_due()
-        if is_due or not self.plan.decided:
+        if is_due or not self.plan.is_decided:
             self._numbers.note()
             return True
         return self.checks.begins_epoch() and self._numbers.have_changed()
 
     def decide(self, first: Share) -> None:
         """Looks at a batch, before it counts. All workers call this together."""
-        if self.plan.decided:
+        if self.plan.is_decided:
             self._check(first)
         else:
             self._decide(first)
 
     def _decide(self, first: Share) -> None:
-        self.plan.decided = True
+        self.plan.is_decided = True
         if first.is_uneven:
             self.plan.reason_not_split = self.plan.reason_not_split or "its tensors have unequal numbers of rows"
         parts = known_parts.unknown_parts(self.model, self._stock, self._name)
@@ -128,7 +128,7 @@ class Function:
         """Computes rows of a later batch both ways."""
         began, trial, steps = time.monotonic(), self._trial(batch, self._amount()), self.checks.steps
         few = batch.is_uneven or trial.has_few_rows()
-        if not few and not self.plan.tried:  # the batches before had too few rows
+        if not few and not self.plan.was_compared:  # the batches before had too few rows
             self._decide_by_trial(trial, self.plan)
             verdicts.tell(self.plan, self._session, self._describe_step())
         elif not few and (not first_batch.confirm(self.plan, trial, self._session) or self._find_decision(trial)):
@@ -162,7 +162,7 @@ class Function:
 
     def _amount(self) -> Amount:
         """Returns how many rows of a later batch are compared: all of an epoch's last one, where that is cheap."""
-        return Amount.ALL if self.checks.ends_epoch and self.plan.shows_all_rows else Amount.FEW
+        return Amount.ALL if self.checks.ends_epoch and self.plan.compared_all_rows else Amount.FEW
 
     def _describe_step(self) -> str:
         return f"`{self._name}` of {self.model.name}"

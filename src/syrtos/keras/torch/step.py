@@ -289,9 +289,14 @@ class StepScope(Assignments):
     def _warn_if_unproven(self, variable: keras.Variable) -> None:
         """Says once that a variable is assigned which no comparison has met."""
         # It is not an error: the step has computed with parts of the rows, and can't be computed otherwise any more.
-        if self.outcome is not None or self.plan.reason_not_split or _is_sum(variable) or self.plan.shows(id(variable)):
+        if (
+            self.outcome is not None
+            or self.plan.reason_not_split
+            or _is_sum(variable)
+            or self.plan.knows_rule(id(variable))
+        ):
             return
-        self.plan.shown.add(id(variable))
+        self.plan.compared_variables.add(id(variable))
         if self.session.world.rank == 0 and self.splits_batch:
             print(
                 f"syrtos: `{variable.path}` is assigned in some steps alone, and no comparison of rows has shown what "
