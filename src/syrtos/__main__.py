@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 
 from syrtos import settings
+from syrtos.cli import engine_runs
 from syrtos.cli import main as command
-from syrtos.cli import placing
-from syrtos.engines import placed
+from syrtos.engines import gathered_hosts
 from syrtos.errors import SyrtosError
 from syrtos.launch.worker.main import main as run_worker
 
@@ -23,8 +23,8 @@ def main() -> None:
         # (syrtos.toml) adds to it, as one does for a person's `syrtos run`.
         sys.exit(command(sys.argv[1:]))
     try:
-        if placed.cluster_to_form(settings.environment()) is not None:
-            sys.exit(command(["run", "--on", placing.PLACED, *sys.argv[1:]]))
+        if gathered_hosts.cluster_to_form(settings.environment()) is not None:
+            sys.exit(command(["run", "--on", engine_runs.PLACED, *sys.argv[1:]]))
     except SyrtosError as error:
         sys.exit(_print_error(error))
     run_worker(sys.argv[1:])

@@ -21,7 +21,7 @@ from syrtos.launch.spec import new_run_dir
 from syrtos.notebook import launcher, parcel
 
 if TYPE_CHECKING:
-    from syrtos.engines.ray.places import WorkerPlaces
+    from syrtos.engines.ray.placement_group import WorkerPlaces
 
 _EVERY = 1.0  # seconds between two looks for epochs that have ended
 
@@ -122,7 +122,7 @@ def _reserve_places(asked: Asked, packed: bytes) -> contextlib.closing[WorkerPla
         LaunchError: Ray has no places.
     """
     try:
-        from syrtos.engines.ray.places import WorkerPlaces
+        from syrtos.engines.ray.placement_group import WorkerPlaces
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"`syrtos.ray.run` needs the package {error.name}: `pip install 'syrtos[ray]'`."

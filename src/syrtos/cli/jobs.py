@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from syrtos.cli import placing
+from syrtos.cli import engine_runs
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 
 if TYPE_CHECKING:
@@ -85,12 +85,12 @@ def _describe(chosen: argparse.Namespace) -> int:
 
 
 def _status_of_run(chosen: argparse.Namespace) -> int:
-    return placing.print_status(find_run_dir(chosen.run_dir))
+    return engine_runs.print_status(find_run_dir(chosen.run_dir))
 
 
 def _logs(chosen: argparse.Namespace) -> int:
     if chosen.name is None or Path(chosen.name).is_dir():
-        return placing.print_output(find_run_dir(chosen.name and Path(chosen.name)), chosen.follow)
+        return engine_runs.print_output(find_run_dir(chosen.name and Path(chosen.name)), chosen.follow)
     from syrtos.jobs.client import local
 
     service = _service()
@@ -122,7 +122,7 @@ def _instances(service: Service, name: str) -> int:
 
 def _stop(chosen: argparse.Namespace) -> int:
     if Path(chosen.name).is_dir():
-        return placing.stop(Path(chosen.name).resolve())
+        return engine_runs.stop(Path(chosen.name).resolve())
     from syrtos.jobs.client import local
 
     local.ask_to_stop(_service(), chosen.name)

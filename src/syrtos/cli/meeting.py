@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from syrtos import settings
 from syrtos.cli.execution import ConnectedHosts
-from syrtos.engines import placed
+from syrtos.engines import gathered_hosts
 from syrtos.errors import ConfigurationError
 from syrtos.launch.remote.agents import Agent
 from syrtos.launch.remote.rendezvous import Cluster, Meeting, attend
@@ -22,7 +22,7 @@ def meet(chosen: argparse.Namespace, launch: Callable[[ConnectedHosts | None], i
     Raises:
         ConfigurationError: nothing says that this process is one of several.
     """
-    cluster = placed.cluster_to_form(settings.environment())
+    cluster = gathered_hosts.cluster_to_form(settings.environment())
     if cluster is None:
         raise ConfigurationError(
             "`--on placed` was given, and no variable says that this command was started on several hosts (TF_CONFIG, PET_NODE_RANK, SM_HOSTS, SLURM_NODEID "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from syrtos import settings
-from syrtos.cli import placing
+from syrtos.cli import engine_runs
 from syrtos.cli.execution import ConnectedHosts, execute, this_machine
 from syrtos.cli.parsing import Help
 from syrtos.cli.run_request import RunRequest
@@ -55,7 +55,7 @@ def add_to(commands: Commands) -> None:
         "--run-dir", type=Path, metavar="DIR", help="run directory: logs, ledgers and summary (default: runs/TIME)"
     )
     _add_ends_and_restarts(parser)
-    placing.add_to(parser)
+    engine_runs.add_to(parser)
     _add_watching(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
     _add_options(parser)
@@ -182,7 +182,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def main(chosen: argparse.Namespace) -> int:
     """Runs the script where it was asked for, and reports."""
     run_dir = (chosen.run_dir or new_run_dir()).resolve()
-    return placing.run_where_asked(chosen, run_dir, functools.partial(_launch, chosen, run_dir))
+    return engine_runs.run_where_asked(chosen, run_dir, functools.partial(_launch, chosen, run_dir))
 
 
 def _launch(chosen: argparse.Namespace, run_dir: Path, connected: ConnectedHosts | None) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from syrtos.cli.placing import values_of
+from syrtos.cli.engine_runs import values_of
 from syrtos.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def main(chosen: argparse.Namespace) -> int:
     """Serves until a signal ends it."""
     from syrtos.jobs.http.server import Server
     from syrtos.jobs.placement import UNLIMITED
-    from syrtos.jobs.runner.training import cores
+    from syrtos.jobs.runner.job_command import cores
     from syrtos.jobs.store.home import Home
 
     if bool(chosen.tls_cert) != bool(chosen.tls_key) or (chosen.capacity is not None and chosen.capacity < 1):

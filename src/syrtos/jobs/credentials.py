@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from syrtos.jobs.requests.hyperparameters import source_of
-from syrtos.jobs.storage.places import split
+from syrtos.jobs.storage.storage_uris import split
 from syrtos.jobs.store.home import REGION, Home
 from syrtos.jobs.store.job_store import Record, Store
 

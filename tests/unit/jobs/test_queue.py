@@ -21,7 +21,7 @@ from syrtos.jobs import queue
 from syrtos.jobs.runner import attempt
 from syrtos.jobs.store.home import Home, try_lock
 from syrtos.jobs.storage.objects import store_of
-from syrtos.jobs.storage.places import Places
+from syrtos.jobs.storage.storage_uris import Places
 from syrtos.jobs.api.service import Service
 from syrtos.jobs.store.job_store import Store
 

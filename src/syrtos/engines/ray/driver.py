@@ -46,7 +46,7 @@ def _reserve_places(
 ) -> Iterator[list[tuple[str, int]]]:
     """Context manager: yields the hosts, on which agents can be started at the door."""
     # only here: it takes a second to import, and the launcher may be gone
-    from syrtos.engines.ray.places import WorkerPlaces
+    from syrtos.engines.ray.placement_group import WorkerPlaces
 
     with (
         contextlib.closing(WorkerPlaces(asked, over.is_set, tell=tell)) as places,

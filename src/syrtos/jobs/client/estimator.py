@@ -16,7 +16,7 @@ from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.jobs.api import creation
 from syrtos.jobs.api.service import ApiError, Service, describe_job, model_uri
 from syrtos.jobs.client import local
-from syrtos.jobs.storage.places import safe_name
+from syrtos.jobs.storage.storage_uris import safe_name
 from syrtos.jobs.store.home import BUCKET, Home
 
 

@@ -11,9 +11,9 @@ from syrtos.errors import ConfigurationError
 from syrtos.jobs.api.service import ApiError, Service
 from syrtos.jobs.observation import logs
 from syrtos.jobs.runner import attempt, processes
-from syrtos.jobs.runner.training import cores
+from syrtos.jobs.runner.job_command import cores
 from syrtos.jobs.storage.objects import store_of
-from syrtos.jobs.storage.places import Places
+from syrtos.jobs.storage.storage_uris import Places
 from syrtos.jobs.store.home import Home, is_locked
 from syrtos.jobs.store.job_store import Record, Store
 from syrtos.jobs.tuning.found import trials_of

@@ -14,7 +14,7 @@ from syrtos.jobs.observation import logs, metrics
 from syrtos.jobs.requests.request import read
 from syrtos.jobs.requests.secrecy import redact
 from syrtos.jobs.runner.programs import drivers_of
-from syrtos.jobs.storage.places import JobFile
+from syrtos.jobs.storage.storage_uris import JobFile
 from syrtos.jobs.store import runs
 from syrtos.jobs.store.job_store import Record
 

@@ -18,7 +18,7 @@ from syrtos.jobs.http.app import App
 from syrtos.jobs.placement import Placement
 from syrtos.jobs.queue import Queue
 from syrtos.jobs.storage.objects import FolderStore, store_of
-from syrtos.jobs.storage.places import Places
+from syrtos.jobs.storage.storage_uris import Places
 from syrtos.jobs.store.home import Home, try_lock
 from syrtos.jobs.store.job_store import Store
 from syrtos.jobs.tuning.driver import Driver

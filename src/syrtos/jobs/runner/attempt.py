@@ -28,14 +28,14 @@ from syrtos.jobs.credentials import job_secret, variables
 from syrtos.jobs.observation import logs, metrics, series
 from syrtos.jobs.requests import secrecy, states
 from syrtos.jobs.requests.request import read
-from syrtos.jobs.runner import enter, notices, preparation, processes, programs, training, versions
+from syrtos.jobs.runner import enter, job_command, notices, preparation, processes, programs, versions
 from syrtos.jobs.runner.failure_reason import failure_reason, unlogged_failures
 from syrtos.jobs.runner.reserved_nodes import JobRequester, ReservedNodes, reserved_nodes
 from syrtos.jobs.runner.workers import Workers
 from syrtos.jobs.storage import artifacts
 from syrtos.jobs.storage.artifacts import Checkpoints
 from syrtos.jobs.storage.objects import store_of
-from syrtos.jobs.storage.places import Places
+from syrtos.jobs.storage.storage_uris import Places
 from syrtos.jobs.store import runs
 from syrtos.jobs.store.home import Home, try_lock
 from syrtos.jobs.store.job_store import Record, Store
@@ -97,7 +97,7 @@ class Runner:
     def __init__(self, home: Home, store: Store, name: str) -> None:
         self._home, self._store, self._name = home, store, name
         self._places = Places(store_of(home), home.files())
-        self._folders = training.Folders(home.job(name), enter.can_isolate())
+        self._folders = job_command.Folders(home.job(name), enter.can_isolate())
         record = store.get(name)
         assert record is not None
         self._placement = home.placement()
@@ -213,7 +213,7 @@ class Runner:
 
     def _environment(self) -> dict[str, str]:
         """Returns the environment of the job's processes, with its mark."""
-        return training.base_environment(settings.environment(), mark(self._home, self._name))
+        return job_command.base_environment(settings.environment(), mark(self._home, self._name))
 
     def _say_notices(self) -> None:
         for text in notices.of(self._job):
@@ -290,7 +290,7 @@ class Runner:
 
     def _generations(self, workers: Workers, nodes: ReservedNodes | None) -> Outcome:
         """Trains once, or in several generations of workers if the job asks for retries and workers die."""
-        restarts = training.restarts(self._job, self._folders) - self._restarts_before
+        restarts = job_command.restarts(self._job, self._folders) - self._restarts_before
         if restarts <= 0:
             return workers.run(self._run_dir, {})
         ends: list[Outcome] = []

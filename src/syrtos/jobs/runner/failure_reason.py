@@ -7,7 +7,7 @@ from pathlib import Path
 
 from syrtos.jobs.observation.logs import LogStream
 from syrtos.jobs.requests.request import Job
-from syrtos.jobs.runner.training import Folders
+from syrtos.jobs.runner.job_command import Folders
 from syrtos.launch.outcome import End, Outcome
 
 

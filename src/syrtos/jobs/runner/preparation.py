@@ -9,15 +9,15 @@ from pathlib import Path
 
 from syrtos import settings
 from syrtos.jobs.requests.request import Job
-from syrtos.jobs.runner import contract, programs, training
-from syrtos.jobs.runner.training import Folders
+from syrtos.jobs.runner import contract, job_command, programs
+from syrtos.jobs.runner.job_command import Folders
 from syrtos.jobs.storage import channels
-from syrtos.jobs.storage.places import Places
+from syrtos.jobs.storage.storage_uris import Places
 
 
 def write_contract(job: Job, folders: Folders, gpus: int) -> None:
     """Writes ``/etc/hosts`` and the configuration files of each instance, which has so many GPUs."""
-    training.write_hosts_file(job, folders)
+    job_command.write_hosts_file(job, folders)
     for host in range(len(job.hosts)):
         place = folders.instance_facts(job, host, gpus)
         for name, facts in contract.files(job, host, place).items():

@@ -13,7 +13,7 @@ from typing import Any
 from syrtos.errors import DataError, LaunchError
 from syrtos.jobs.requests.request import JobProgram
 from syrtos.jobs.storage import artifacts
-from syrtos.jobs.storage.places import Places
+from syrtos.jobs.storage.storage_uris import Places
 
 
 def fetch(places: Places, program: JobProgram, folder: Path) -> None:

@@ -18,7 +18,7 @@ from syrtos.errors import LaunchError
 from syrtos.jobs.placement import Placement
 from syrtos.jobs.requests import states
 from syrtos.jobs.requests.request import Job
-from syrtos.jobs.runner import processes, training
+from syrtos.jobs.runner import job_command, processes
 from syrtos.jobs.store.job_store import Record, Store
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.remote.agents import Agents
@@ -52,7 +52,7 @@ class ReservedNodes:
         """Environment variables that the command needs."""
         return self._reservation.variables
 
-    def await_nodes(self, job: Job, folders: training.Folders) -> training.Folders:
+    def await_nodes(self, job: Job, folders: job_command.Folders) -> job_command.Folders:
         """Waits for a node for each instance, writes their `/etc/hosts`, and returns the folders with these nodes.
 
         Raises:
@@ -60,7 +60,7 @@ class ReservedNodes:
             LaunchError: the job is to end.
         """
         folders = dataclasses.replace(folders, nodes=self._await_nodes(len(job.hosts)))
-        training.write_hosts_file(job, folders)
+        job_command.write_hosts_file(job, folders)
         return folders
 
     def start_agents(self, commands: Mapping[str, tuple[str, ...]], env: Mapping[str, str]) -> None:

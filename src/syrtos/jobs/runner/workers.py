@@ -11,10 +11,10 @@ from pathlib import Path
 from syrtos import settings
 from syrtos.jobs.observation import logs
 from syrtos.jobs.requests.request import Job
-from syrtos.jobs.runner import processes, training
+from syrtos.jobs.runner import job_command, processes
 from syrtos.jobs.runner.reserved_nodes import ReservedNodes
 from syrtos.jobs.storage import channels
-from syrtos.jobs.storage.places import Places
+from syrtos.jobs.storage.storage_uris import Places
 from syrtos.launch.outcome import Outcome
 from syrtos.launch.remote.agents import Agents
 from syrtos.launch.supervise import supervise
@@ -48,7 +48,7 @@ class Workers:
     def __init__(
         self,
         job: Job,
-        folders: training.Folders,
+        folders: job_command.Folders,
         places: Places,
         python: Path,
         variables: Mapping[str, str],
@@ -78,7 +78,7 @@ class Workers:
             self._folders = reserved.await_nodes(self._job, self._folders)
             variables |= reserved.variables
         reach = reserved.command if reserved else ""
-        plan = training.make_plan(
+        plan = job_command.make_plan(
             self._job, self._folders, folder, self._python, settings.environment(), self._credentials, self._gpus, reach
         )
         if reserved:

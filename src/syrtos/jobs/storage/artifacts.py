@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from syrtos.errors import DataError
-from syrtos.jobs.storage.places import Places, safe_name
+from syrtos.jobs.storage.storage_uris import Places, safe_name
 
 _LARGEST = 8 << 30
 

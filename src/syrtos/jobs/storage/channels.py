@@ -17,7 +17,7 @@ from typing import IO
 
 from syrtos.errors import DataError
 from syrtos.jobs.requests.request import InputChannel
-from syrtos.jobs.storage.places import JobFile, Places, manifest, safe_name
+from syrtos.jobs.storage.storage_uris import JobFile, Places, manifest, safe_name
 
 _RECORD_IO = 0xCED7230A
 

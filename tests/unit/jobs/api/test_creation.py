@@ -16,7 +16,7 @@ from syrtos.jobs.client.estimator import Estimator
 from syrtos.jobs.http import model
 from syrtos.jobs.requests.request import read
 from syrtos.jobs.storage.objects import FolderStore
-from syrtos.jobs.storage.places import Places
+from syrtos.jobs.storage.storage_uris import Places
 from syrtos.jobs.store.home import BUCKET, Home
 from syrtos.jobs.store.job_store import Store
 

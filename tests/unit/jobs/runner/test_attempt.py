@@ -16,7 +16,7 @@ from syrtos.jobs.observation import logs
 from syrtos.jobs.requests import states
 from syrtos.jobs.runner import attempt
 from syrtos.jobs.runner.attempt import Runner
-from syrtos.jobs.storage.places import Places
+from syrtos.jobs.storage.storage_uris import Places
 from syrtos.jobs.store.home import Home, try_lock
 from syrtos.jobs.store.job_store import Record, Store
 

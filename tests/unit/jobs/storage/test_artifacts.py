@@ -19,7 +19,7 @@ from syrtos.errors import DataError, SyrtosError
 from syrtos.jobs.storage import artifacts
 from syrtos.jobs.storage.artifacts import Checkpoints
 from syrtos.jobs.storage.objects import FolderStore
-from syrtos.jobs.storage.places import Places
+from syrtos.jobs.storage.storage_uris import Places
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from syrtos.jobs.requests.request import InputChannel
 from syrtos.jobs.storage import channels
 from syrtos.jobs.storage.channels import Pipe
 from syrtos.jobs.storage.objects import FolderStore
-from syrtos.jobs.storage.places import Places
+from syrtos.jobs.storage.storage_uris import Places
 
 
 @pytest.fixture

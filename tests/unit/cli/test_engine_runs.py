@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from syrtos.cli import placing
+from syrtos.cli import engine_runs
 from syrtos.errors import ConfigurationError
 
 
@@ -21,7 +21,7 @@ from syrtos.errors import ConfigurationError
     ],
 )
 def test_the_launcher_gets_all_but_what_chooses_the_engine(typed: str, script: str, kept: str) -> None:
-    assert " ".join(placing.words_for_launcher(typed.split(), script.split())) == kept
+    assert " ".join(engine_runs.words_for_launcher(typed.split(), script.split())) == kept
 
 
 def chosen(**given: Any) -> argparse.Namespace:
@@ -32,17 +32,17 @@ def chosen(**given: Any) -> argparse.Namespace:
 def test_the_engine_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLURM_JOB_ID", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
-    assert placing.engine_for(chosen()) is None
-    found = placing.engine_for(chosen(on="slurm"))
+    assert engine_runs.engine_for(chosen()) is None
+    found = engine_runs.engine_for(chosen(on="slurm"))
     assert found is not None
     assert found.name == "slurm"
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    inside = placing.engine_for(chosen())
+    inside = engine_runs.engine_for(chosen())
     assert inside is not None
     assert inside.name == "slurm"
-    assert placing.engine_for(chosen(hosts="a:1")) is None
+    assert engine_runs.engine_for(chosen(hosts="a:1")) is None
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    assert placing.engine_for(chosen()) is None
+    assert engine_runs.engine_for(chosen()) is None
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_the_engine_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_that_contradict_each_other(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], says: str) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(ConfigurationError, match=says):
-        placing.engine_for(chosen(**given))
+        engine_runs.engine_for(chosen(**given))
 
 
 def test_a_run_of_nobody(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="There is no run in"):
-        placing.print_status(tmp_path)
+        engine_runs.print_status(tmp_path)
     with pytest.raises(ConfigurationError, match="was not submitted"):
-        placing.stop(tmp_path)
+        engine_runs.stop(tmp_path)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from syrtos.engines import place
-from syrtos.engines.place import Place, place_of
-from syrtos.engines.placed import cluster_to_form
+from syrtos.engines import rank_from_environment
+from syrtos.engines.gathered_hosts import cluster_to_form
+from syrtos.engines.rank_from_environment import Place, place_of
 from syrtos.errors import ConfigurationError
 
 TORCH = {"PET_NODE_RANK": "1", "PET_NNODES": "3", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_NPROC_PER_NODE": "auto"}
@@ -86,7 +86,7 @@ def test_slurm_asks_for_the_name_of_the_first_node(monkeypatch: pytest.MonkeyPat
     class Done:
         stdout = "n3\nn4\n"
 
-    monkeypatch.setattr(place.subprocess, "run", lambda *_, **__: Done)
+    monkeypatch.setattr(rank_from_environment.subprocess, "run", lambda *_, **__: Done)
     step = {"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[3-4]", "SLURM_JOB_ID": "70012"}
     assert place_of(step | {"SLURM_STEP_NUM_TASKS": "2"}) == Place("Slurm", 1, 2, "n3", 20012)
     assert place_of(step | {"SLURM_STEP_NUM_TASKS": "4"}) is None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from syrtos.errors import ConfigurationError, DataError, SyrtosError
 from syrtos.jobs.storage.objects import FolderStore
-from syrtos.jobs.storage.places import Places, manifest, safe_name, split
+from syrtos.jobs.storage.storage_uris import Places, manifest, safe_name, split
 
 
 @pytest.fixture

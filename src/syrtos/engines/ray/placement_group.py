@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from syrtos.engines.ray.asked import Asked, free_bundles, why_never, why_unfit, why_waiting
+from syrtos.engines.ray.bundle_actor import WorkerPlace
 from syrtos.engines.ray.links import Links
 from syrtos.engines.ray.nodes import Nodes, Spot, gpus_of
-from syrtos.engines.ray.place import WorkerPlace
 from syrtos.engines.reservation import EngineAwayError, Node
 from syrtos.errors import LaunchError
 from syrtos.launch.spec import Host

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-from syrtos.engines.place import Place, place_of
+from syrtos.engines.rank_from_environment import Place, place_of
 from syrtos.errors import ConfigurationError
 from syrtos.launch import resources
 from syrtos.launch.remote.rendezvous import Cluster, cluster_of
