@@ -32,15 +32,17 @@ def run_anew(
 
 
 def run_checks(
-    backend: str, workers: int, folder: Path, names: Sequence[str], flags: tuple[str, ...] = ()
+    backend: str, workers: int, folder: Path, names: Sequence[str], flags: tuple[str, ...] = (), of: str = "behaviours"
 ) -> CheckedRun:
-    """Runs the named checks of the backend's script in a folder that is made for it."""
+    """Runs the named checks of the backend's script ``of`` something in a folder that is made for it."""
     folder.mkdir()
-    script = SCRIPTS / f"{backend}_behaviours.py"
+    script = SCRIPTS / f"{backend}_{of}.py"
     words = (script, ",".join(names), folder)
     return CheckedRun(run(backend, workers, folder, *words, flags=flags), names)
 
 
-def check(backend: str, workers: int, folder: Path, *names: str, flags: tuple[str, ...] = ()) -> None:
+def check(
+    backend: str, workers: int, folder: Path, *names: str, flags: tuple[str, ...] = (), of: str = "behaviours"
+) -> None:
     """Runs the named checks of the backend's script; each must say that it came to its end."""
-    run_checks(backend, workers, folder, names, flags).check_all()
+    run_checks(backend, workers, folder, names, flags, of).check_all()

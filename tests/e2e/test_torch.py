@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,18 @@ from named_checks import CheckedRun
 
 pytestmark = pytest.mark.needs("torch")
 
-COMPARED = [
-    "everything", "data_loaders", "synchronized_statistics",
-    "own_step", "own_loop", "hooks_and_buffers", "optimizers_elsewhere", "gradients_read_later",
-    "guarded",
-]  # fmt: skip
+# By script.
+COMPARED = {
+    "behaviours": ["everything", "data_loaders", "synchronized_statistics"],
+    "own_steps": [
+        "own_step",
+        "own_loop",
+        "hooks_and_buffers",
+        "optimizers_elsewhere",
+        "gradients_read_later",
+        "guarded",
+    ],
+}
 CHECKS = [
     "torch_modules", "predicted_arrays",
     "compiled_steps", "native_api", "added_sum", "refused", "generators_and_steps", "planned_data", "different_weights", "different_data",
@@ -31,17 +37,19 @@ CHECKS = [
 SMALL_BUCKETS = ("--bucket-mb", "0.001")
 
 
-def compare(folder: Path, workers: int, *flags: str, names: Sequence[str] = COMPARED) -> None:
-    check("torch", 1, folder / "1", *names)
-    check("torch", workers, folder / "several", *names, flags=("--sync-batchnorm", *SMALL_BUCKETS, *flags))
+def compare(folder: Path, workers: int, of: str, *flags: str) -> None:
+    names = COMPARED[of]
+    check("torch", 1, folder / "1", *names, of=of)
+    check("torch", workers, folder / "several", *names, flags=("--sync-batchnorm", *SMALL_BUCKETS, *flags), of=of)
     for name in names:
         one, several = (dict(np.load(folder / which / f"{name}.npz")) for which in ("1", "several"))
         for key in one:
             np.testing.assert_allclose(one[key], several[key], rtol=1e-5, atol=2e-6, err_msg=f"{name}: {key}")
 
 
-def test_workers_compute_what_one_process_computes(tmp_path: Path) -> None:
-    compare(tmp_path, 2)
+@pytest.mark.parametrize("of", COMPARED)
+def test_workers_compute_what_one_process_computes(tmp_path: Path, of: str) -> None:
+    compare(tmp_path, 2, of)
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +69,15 @@ def test_what_a_user_is_told(two_workers: CheckedRun) -> None:
 
 
 @pytest.mark.long
-def test_three_workers_compute_what_one_process_computes(tmp_path: Path) -> None:
-    compare(tmp_path, 3)
+@pytest.mark.parametrize("of", COMPARED)
+def test_three_workers_compute_what_one_process_computes(tmp_path: Path, of: str) -> None:
+    compare(tmp_path, 3, of)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [COMPARED[:3], pytest.param(COMPARED[3:], marks=pytest.mark.long)])
-def test_collectives_of_torch_compute_the_same(tmp_path: Path, names: list[str]) -> None:
-    compare(tmp_path, 2, "--exchange", "framework", names=names)
+@pytest.mark.parametrize("of", ["behaviours", pytest.param("own_steps", marks=pytest.mark.long)])
+def test_collectives_of_torch_compute_the_same(tmp_path: Path, of: str) -> None:
+    compare(tmp_path, 2, of, "--exchange", "framework")
     ledger = (tmp_path / "several" / "run" / "ledger" / "rank-0.jsonl").read_text()
     assert '"exchange": "torch gloo"' in ledger
 

@@ -215,11 +215,12 @@ def clip(optimizer: Optimizer, gradients: list[Gradient]) -> list[Gradient]:
     return list(optimizer._clip_gradients(gradients))
 
 
-def call_at_once(callback_list: CallbackList) -> None:
-    """Makes Keras 3 on JAX and torch call the callbacks of syrtos in the training thread, with logs as the step gave them.
+def call_in_training_thread(callback_list: CallbackList) -> None:
+    """Makes Keras 3 call the callbacks of syrtos, and of the script, in the training thread.
 
-    Others stay in another thread, which waits for the numbers in the logs, where Keras has none that may need them at
-    once (names of Keras 3.15.1).
+    On JAX and torch it calls all in another thread where none says that it needs the logs at once (names of Keras
+    3.15.1). Keras's own are left there, which wait for the numbers of a step. Those of syrtos are given logs that may
+    still be computing.
     """
     # In a thread of their own, the workers' callbacks would exchange in any order.
     for kind in ("train", "test", "predict"):
@@ -229,13 +230,16 @@ def call_at_once(callback_list: CallbackList) -> None:
 
 
 def _call_after_batch(callback_list: Any, name: str, batch: int, logs: Logs = None) -> None:
-    callbacks = [*callback_list.callbacks]
-    ours = [callback for callback in callbacks if type(callback).__module__.startswith("syrtos.")]
-    others = [getattr(callback, name) for callback in callbacks if callback not in ours]
-    if waiting := [method for method in others if not getattr(method, "_is_default", False)]:
+    of_keras = [each for each in callback_list.callbacks if type(each).__module__.startswith("keras.")]
+    methods = [getattr(each, name) for each in of_keras]
+    if waiting := [method for method in methods if not getattr(method, "_is_default", False)]:
         callback_list._async_dispatch(_call_with_numbers, waiting, batch, logs)
-    for callback in ours:
-        getattr(callback, name)(batch, logs)
+    flat = _flatten(logs)
+    for callback in callback_list.callbacks:
+        if type(callback).__module__.startswith("syrtos."):
+            getattr(callback, name)(batch, flat)
+        elif callback not in of_keras:
+            _call_with_numbers([getattr(callback, name)], batch, logs)
 
 
 def _call_with_numbers(methods: Sequence[Callable[..., None]], batch: int, logs: Logs) -> None:
@@ -244,6 +248,14 @@ def _call_with_numbers(methods: Sequence[Callable[..., None]], batch: int, logs:
     numbers = python_utils.pythonify_logs(logs)
     for method in methods:
         method(batch, logs=numbers)
+
+
+def _flatten(logs: Any) -> dict[str, Any]:
+    """Returns logs without dictionaries inside, as Keras makes them, and reads no number."""
+    found: dict[str, Any] = {}
+    for name, value in dict(logs or {}).items():
+        found |= _flatten(value) if isinstance(value, dict) else {name: value}
+    return found
 
 
 def set_state(model: JaxModel, state: Sequence[object]) -> None:

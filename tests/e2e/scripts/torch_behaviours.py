@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 import traceback
 from typing import Any
@@ -258,14 +257,5 @@ def refused() -> None:
         syrtos.keras.Strategy  # noqa: B018 - its name is looked up
 
 
-def _of_own_steps(name: str) -> None:
-    # Imported when it is due: with its text the script reads gradients, which are then reduced as soon as they are made.
-    import torch_own_steps
-
-    getattr(torch_own_steps, name)()
-
-
-OWN_STEPS = ("own_step", "own_loop", "hooks_and_buffers", "optimizers_elsewhere", "gradients_read_later", "guarded")
-
 if __name__ == "__main__":
-    main({**globals(), **{name: functools.partial(_of_own_steps, name) for name in OWN_STEPS}})
+    main(globals())

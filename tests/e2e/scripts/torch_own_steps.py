@@ -1,4 +1,7 @@
-"""Steps and loops of a script's own with Keras on torch, and what reads gradients beside Keras's own steps: see `torch_behaviours`."""
+"""Steps and loops of a script's own with Keras on torch, and what reads gradients beside Keras's own steps: see `backend_behaviours`.
+
+Since this script reads ``.grad``, Keras's own steps reduce gradients as soon as they are made, and overlap nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import torch
-from backend_behaviours import data, model, written
+from backend_behaviours import data, main, model, written
 from torch_behaviours import loader
 
 
@@ -192,3 +195,7 @@ def gradients_read_later() -> None:
     built.compile("sgd", "mse")
     logs["cut"] = built.fit(*data(), batch_size=16, shuffle=False, verbose=0).history["loss"]
     written("gradients_read_later", built, logs)
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -235,42 +235,33 @@ def _list_of(rank: int) -> Path | None:
 _SECONDS_UNREAD = 1.0
 
 
-def _as_float(value: Any) -> float:
-    return float(value)
-
-
 class Notice:
     """Says once in a `fit` that its loss is not finite any more."""
 
     def __init__(self) -> None:
-        self._said = False
-        # Numbers that a device computes: reading each would have the device wait for the next step.
-        self._unread: list[tuple[int, int, object]] = []
+        self._is_over = world.current().world.rank > 0
+        # Losses that a device computes, with their epoch and batch: to read each would hold up the steps after it.
+        self._unread: list[tuple[int, int, Any]] = []
         self._read_at = time.monotonic()
 
     def look(self, epoch: int, batch: int, logs: Logs) -> None:
         """Looks at the loss of a batch, at once or after a second, and reports one that is not finite."""
-        loss = (logs or {}).get("loss")
-        if self._said or loss is None or getattr(loss, "shape", ()):
+        loss: Any = (logs or {}).get("loss")
+        if self._is_over or loss is None or len(getattr(loss, "shape", ())):
             return
-        self._unread.append((epoch, batch, loss))
+        # A tensor of torch holds the graph that has made it.
+        self._unread.append((epoch, batch, loss.detach() if hasattr(loss, "detach") else loss))
         if isinstance(loss, numbers.Real) or time.monotonic() - self._read_at > _SECONDS_UNREAD:
             self.read()
 
     def read(self) -> None:
         """Looks at the losses that were not looked at; called at the end of an epoch too."""
         unread, self._unread, self._read_at = self._unread, [], time.monotonic()
-        # The mean of an epoch's losses stays as it is once it is not finite.
-        if not unread or math.isfinite(_as_float(unread[-1][2])):
+        losses = ((epoch, batch, float(loss)) for epoch, batch, loss in unread)
+        epoch, batch, loss = next((each for each in losses if not math.isfinite(each[2])), (0, 0, 0.0))
+        if math.isfinite(loss):
             return
-        epoch, batch, loss = next(each for each in unread if not math.isfinite(_as_float(each[2])))
-        self._said = True
-        session = world.current()
-        if session.world.rank == 0:
-            advice = ""
-            if not session.options.servers and not is_asked():
-                advice = " `--on-nan stop` ends a run before it applies such gradients, and names the variable and the rank; `--on-nan skip` leaves them out."
-            print(
-                f"syrtos: the loss is {_as_float(loss)} since batch {batch + 1} of epoch {epoch + 1}.{advice}",
-                file=sys.stderr,
-            )
+        self._is_over, advice = True, ""
+        if not world.current().options.servers and not is_asked():
+            advice = " `--on-nan stop` ends a run before it applies such gradients, and names the variable and the rank; `--on-nan skip` leaves them out."
+        print(f"syrtos: the loss is {loss} since batch {batch + 1} of epoch {epoch + 1}.{advice}", file=sys.stderr)

@@ -25,7 +25,7 @@ from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, keras_internals
-from syrtos.keras.replica import snapshot, state
+from syrtos.keras.replica import state
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Logs, Metric, Model, Optimizer, R, Variable
@@ -244,7 +244,7 @@ class Rounds:
     # -- what is exchanged -----------------------------------------------------------------------
 
     def _optimizers(self) -> list[Optimizer]:
-        return [getattr(one, "inner_optimizer", one) for one in snapshot.optimizers_of(self._model)]
+        return [getattr(one, "inner_optimizer", one) for one in state.optimizers_of(self._model)]
 
     def _rest(self) -> list[Variable]:
         """Returns the variables that no gradient changes, without metrics.

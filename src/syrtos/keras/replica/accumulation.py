@@ -1,13 +1,12 @@
-"""Gradients that an optimizer accumulates over several steps until an update is due.
+"""Gradients that optimizers accumulate over several steps until an update is due.
 
 Where a step reduces gradients only when they are applied, each worker accumulates those of its own shares, and the
-update sums them over the workers. Where it reduces them when they are made, or computes whole batches, all workers
-accumulate the same.
+update adds them up over the workers. Where a step reduces gradients when they are made, or computes whole batches, all
+workers accumulate the same, and the update adds nothing up.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -21,22 +20,19 @@ from syrtos.keras.replica import state
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer, Variable
 
-# Optimizers that accumulate the gradients of whole batches. All others accumulate each worker's own.
-_of_whole_batches: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+# Set on an optimizer: it accumulates gradients of whole batches.
+_OF_WHOLE_BATCHES = "_syrtos_accumulates_whole_batches"
 
 
 def gather(comm: Communicator, model: Model) -> None:
-    """Moves the accumulated gradients of all workers to rank 0, as their sum, and sets those of the others to zero.
-
-    Gradients of whole batches stay as they are: each worker has them.
-    """
-    variables = _each_workers_own(model)
-    if comm.size == 1 or not variables:
+    """Moves the workers' own accumulated gradients to rank 0, as their sum, and sets those of the others to zero."""
+    if comm.size == 1:
         return
-    # Rank 0 may save the model before the update; the update sums them over the workers again, so they count once.
-    for variable in variables:
-        total = comm.allreduce(state.memory_of(variable))
-        variable.assign(total if comm.rank == 0 else np.zeros_like(total))
+    # Rank 0 may save the model before the update; the update adds them up over the workers again, so they count once.
+    for optimizer in _accumulating(model):
+        for variable in _unapplied(optimizer) if are_added_up(optimizer) else ():
+            total = comm.allreduce(state.memory_of(variable))
+            variable.assign(total if comm.rank == 0 else np.zeros_like(total))
 
 
 def may_be_saved(comm: Communicator, callbacks: Iterable[object]) -> bool:
@@ -46,66 +42,81 @@ def may_be_saved(comm: Communicator, callbacks: Iterable[object]) -> bool:
 
 
 def begin(comm: Communicator, model: Model) -> None:
-    """Keeps equal gradients, which were loaded from one file, on rank 0 alone, at the beginning of `fit`."""
-    variables = _each_workers_own(model)
-    # The update sums them over the workers, so they must count once.
-    if comm.size > 1 and variables and _are_equal(comm, variables) and comm.rank:
-        for variable in variables:
-            variable.assign(np.zeros_like(state.memory_of(variable)))
+    """Makes accumulated gradients count once at the beginning of `fit`: they may have been loaded from one file."""
+    if comm.size == 1 or _is_alone():
+        return
+    for optimizer in _accumulating(model):
+        variables = _unapplied(optimizer)
+        if are_of_whole_batches(optimizer):
+            state.broadcast(comm, variables)
+        elif variables and state.are_equal(comm, [state.checksum(variable) for variable in variables]):
+            _keep_on_rank_0(comm, variables)
 
 
-def accumulate_whole_batches(comm: Communicator, model: Model, whole: bool) -> None:
-    """Notes which gradients the next step accumulates, and turns those accumulated so far into the same kind.
+def note_kind(comm: Communicator, model: Model, of_whole_batches: bool) -> None:
+    """Notes which gradients a model's optimizers accumulate from now on, and turns those so far into the same kind.
 
-    All workers call this together before each step.
+    All workers call this together.
 
     Args:
         comm: the workers.
-        model: whose optimizer it is.
-        whole: whether the step accumulates gradients of whole batches, else each worker's own.
+        model: whose optimizers they are.
+        of_whole_batches: whether the next steps accumulate gradients of whole batches, else each worker's own.
     """
-    optimizer = _optimizer_of(model)
-    if optimizer is None or comm.size == 1 or whole is (optimizer in _of_whole_batches):
+    if comm.size == 1 or _is_alone() or backend.computes_global_batches():
         return
-    if whole:
-        variables = _each_workers_own(model)
-        _of_whole_batches.add(optimizer)
-        if not variables or _are_equal(comm, variables):  # all were put back from snapshots of whole batches
-            return
-        for variable in variables:
-            variable.assign(comm.allreduce(state.memory_of(variable)))
-    else:
-        _of_whole_batches.discard(optimizer)
-        begin(comm, model)
+    for optimizer in _accumulating(model):
+        before, after = are_added_up(optimizer), not of_whole_batches
+        object.__setattr__(optimizer, _OF_WHOLE_BATCHES, of_whole_batches)
+        for variable in _unapplied(optimizer):
+            convert(comm, variable, before, after)
+
+
+def convert(comm: Communicator, variable: Variable, was_added_up: bool, is_added_up: bool) -> None:
+    """Turns accumulated gradients of one kind into the other, with the same sum. All workers call this together."""
+    if was_added_up and not is_added_up:
+        variable.assign(comm.allreduce(state.memory_of(variable)))
+    elif is_added_up and not was_added_up:
+        _keep_on_rank_0(comm, [variable])
 
 
 def are_added_up(optimizer: Optimizer) -> bool:
-    """Returns whether the next update takes the sum over workers of the gradients that this optimizer has accumulated."""
-    return not backend.computes_global_batches() and optimizer not in _of_whole_batches
+    """Returns whether an update adds the gradients up over the workers that this optimizer has accumulated on each."""
+    return not are_of_whole_batches(optimizer) and not _is_alone()
 
 
-def _optimizer_of(model: Model) -> Optimizer | None:
-    """Returns a model's optimizer, without one that scales its loss, if it accumulates gradients."""
-    optimizer = getattr(model, "optimizer", None)
-    optimizer: Optimizer | None = getattr(optimizer, "inner_optimizer", optimizer)
-    return optimizer if getattr(optimizer, "gradient_accumulation_steps", None) else None
+def are_of_whole_batches(optimizer: Optimizer) -> bool:
+    """Returns whether the gradients that this optimizer accumulates are those of whole batches, equal on all workers."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return backend.computes_global_batches() or bool(getattr(inner, _OF_WHOLE_BATCHES, False))
 
 
-def _each_workers_own(model: Model) -> list[Variable]:
-    """Returns the variables in which a model's optimizer accumulates gradients, of this worker's shares alone.
+def accumulated_by(optimizer: Optimizer) -> list[Variable]:
+    """Returns the variables in which an optimizer, or one inside of it, accumulates gradients."""
+    return keras_internals.accumulated_by(getattr(optimizer, "inner_optimizer", optimizer))
 
-    Empty where it has accumulated no steps since its last update, and where workers hold no gradients of their own.
-    """
-    optimizer = _optimizer_of(model)
-    if optimizer is None or not optimizer.built or not are_added_up(optimizer):
-        return []
-    servers = world.current().servers
-    if state.optimizers_differ() or (servers is not None and not servers.synchronous):
+
+def _is_alone() -> bool:
+    """Returns whether each worker trains alone for some steps, with an optimizer of its own."""
+    servers = world.current().servers if world.is_initialized() else None
+    return state.optimizers_differ() or (servers is not None and not servers.synchronous)
+
+
+def _accumulating(model: Model) -> list[Optimizer]:
+    """Returns a model's optimizers that accumulate gradients, out of those that scale a loss."""
+    found = [getattr(optimizer, "inner_optimizer", optimizer) for optimizer in state.optimizers_of(model)]
+    return [optimizer for optimizer in found if getattr(optimizer, "gradient_accumulation_steps", None)]
+
+
+def _unapplied(optimizer: Optimizer) -> list[Variable]:
+    """Returns the variables in which an optimizer accumulates; none where it has accumulated no step since its last update."""
+    if not optimizer.built:
         return []
     steps: int = getattr(optimizer, "gradient_accumulation_steps", 1)
-    complete = int(state.memory_of(keras_internals.updates_of(optimizer))) % steps == 0
-    return [] if complete else keras_internals.accumulated_by(optimizer)
+    is_applied = int(state.memory_of(keras_internals.updates_of(optimizer))) % steps == 0
+    return [] if is_applied else keras_internals.accumulated_by(optimizer)
 
 
-def _are_equal(comm: Communicator, variables: Iterable[Variable]) -> bool:
-    return state.are_equal(comm, [state.checksum(variable) for variable in variables])
+def _keep_on_rank_0(comm: Communicator, variables: Iterable[Variable]) -> None:
+    for variable in variables if comm.rank else ():
+        variable.assign(np.zeros_like(state.memory_of(variable)))

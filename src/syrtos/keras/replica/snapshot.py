@@ -18,16 +18,17 @@ import numpy as np
 from syrtos.checkpoint import encoding
 from syrtos.checkpoint.encoding import Arrays, NotStorable, as_dtype, decode, encode
 from syrtos.checkpoint.head import facts_of
+from syrtos.comm import world
 from syrtos.comm.objects import dtype_of
 from syrtos.errors import SnapshotError
-from syrtos.keras import backend, keras_internals
+from syrtos.keras import backend
 from syrtos.keras.replica import accumulation, state
 
 if TYPE_CHECKING:
     from keras.callbacks import CSVLogger, ProgbarLogger
 
     from syrtos.comm.communicator import Array
-    from syrtos.keras.protocols import Model, Optimizer, Variable
+    from syrtos.keras.protocols import Model, Variable
 
 # Attributes of callbacks that Keras sets, or that `fit` sets again.
 _KERAS_SETS = {"model", "_model", "params", "validation_data"}
@@ -46,28 +47,22 @@ CallbackFacts = TypedDict(
 # -- variables -------------------------------------------------------------------------------------------
 
 
-def variables_of(model: Model) -> tuple[list[Variable], list[Variable], set[int]]:
-    """Divides a model's variables by how they are stored.
-
-    Returns:
-        The variables that all workers hold alike; those that each stores for itself; and the identities of those among
-        the latter of which an update takes the sum over all workers, gradients in the making. The others are equal
-        after each step.
-    """
-    optimizers = optimizers_of(model)
-    inner = [getattr(each, "inner_optimizer", each) for each in optimizers]
-    accumulated = {id(v) for each in inner for v in keras_internals.accumulated_by(each)}
-    own = set(accumulated)
+def variables_of(model: Model) -> tuple[list[Variable], list[Variable]]:
+    """Returns the variables that all workers hold alike, and those that each stores for itself."""
+    own = {id(v) for each in state.optimizers_of(model) for v in accumulation.accumulated_by(each)}
     slots = slots_of(model)
     found = state.unique(
         [*state.variables_in(model), *backend.active().buffers_of(model), *state.of_metrics(model), *slots]
     )
     alike = [*trainable(model), *(slots if not state.optimizers_differ() else [])]
     own |= {id(v) for v in found} - {id(v) for v in alike}
-    added_up = {
-        id(v) for each in inner if accumulation.are_added_up(each) for v in keras_internals.accumulated_by(each)
-    }
-    return [v for v in found if id(v) not in own], [v for v in found if id(v) in own], added_up
+    return [v for v in found if id(v) not in own], [v for v in found if id(v) in own]
+
+
+def _added_up(model: Model) -> set[int]:
+    """Returns the identities of gradients in the making of which an update takes the sum over all workers."""
+    optimizers = filter(accumulation.are_added_up, state.optimizers_of(model))
+    return {id(v) for each in optimizers for v in accumulation.accumulated_by(each)}
 
 
 def trainable(model: Model) -> list[Variable]:
@@ -75,24 +70,9 @@ def trainable(model: Model) -> list[Variable]:
     return list(model.trainable_variables) if state.variables_in(model) else []
 
 
-def optimizers_of(model: Model) -> list[Optimizer]:
-    """Returns a model's optimizers.
-
-    They are that of `compile`, and others that it or its layers keep, also in lists and dictionaries, as GANs do.
-    """
-    # Any attributes of layers: what is no optimizer falls out below.
-    values: list[Any] = [getattr(model, "optimizer", None)]
-    for layer in keras_internals.layers_of(model):
-        for value in vars(layer).values():
-            values += (
-                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
-            )
-    return state.unique(v for v in values if hasattr(v, "apply_gradients") and hasattr(v, "variables"))
-
-
 def slots_of(model: Model) -> list[Variable]:
     """Returns the variables of all of a model's optimizers."""
-    return [v for optimizer in optimizers_of(model) for v in state.variables_of(optimizer)]
+    return [v for optimizer in state.optimizers_of(model) for v in state.variables_of(optimizer)]
 
 
 def _shapes_and_dtypes(variables: Sequence[Variable]) -> list[str]:
@@ -117,7 +97,7 @@ def variables(model: Model, local_rank: int, local_size: int) -> tuple[Arrays, A
     The framework may have lent the values: they are to be used before the next step.
     """
     backend.active().settle(model)
-    shared, own, sums = variables_of(model)
+    (shared, own), sums = variables_of(model), _added_up(model)
     # Where workers hold parts of variables, all must read each, also one that another stores.
     together = backend.active().splits_variables()
     arrays: Arrays = {}
@@ -131,9 +111,11 @@ def variables(model: Model, local_rank: int, local_size: int) -> tuple[Arrays, A
 
 
 def equal_variables(model: Model) -> list[Variable]:
-    """Returns the stored variables that are equal on all workers between two steps: all but gradients in the making."""
-    shared, own, sums = variables_of(model)
-    return [*shared, *(v for v in own if id(v) not in sums)]
+    """Returns the stored variables that are equal on all workers between two steps: all but each worker's own gradients in the making."""
+    shared, own = variables_of(model)
+    optimizers = [each for each in state.optimizers_of(model) if not accumulation.are_of_whole_batches(each)]
+    each_workers = {id(v) for each in optimizers for v in accumulation.accumulated_by(each)}
+    return [*shared, *(v for v in own if id(v) not in each_workers)]
 
 
 def own_of(pieces: Sequence[bytes], rank: int, size: int) -> tuple[Facts, Arrays]:
@@ -178,7 +160,8 @@ def put_back_variables(model: Model, alike: Arrays, mine: Arrays, facts: Facts) 
         SnapshotError: the model has other variables than the one that was stored.
     """
     backend.active().settle(model)
-    shared, own, _ = variables_of(model)
+    (shared, own), sums = variables_of(model), _added_up(model)
+    accumulated = {id(v) for each in state.optimizers_of(model) for v in accumulation.accumulated_by(each)}
     if (_shapes_and_dtypes(shared), _shapes_and_dtypes(own)) != (facts["shared"], facts["own"]):
         raise SnapshotError(
             "The script has built another model than before: its variables differ from those in the snapshot in number, shape or dtype. A run "
@@ -188,6 +171,14 @@ def put_back_variables(model: Model, alike: Arrays, mine: Arrays, facts: Facts) 
         _assign(variable, alike[f"shared {index}"])
     for index, variable in enumerate(own):
         _assign(variable, mine[f"own {index}"])
+        if id(variable) in accumulated:
+            # The first batches of this process may have shown another kind than those before the snapshot.
+            accumulation.convert(
+                world.sharing().comm,
+                variable,
+                was_added_up=f"own {index}" in facts["added up"],
+                is_added_up=id(variable) in sums,
+            )
 
 
 def _assign(variable: Variable, value: Array) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -74,6 +74,21 @@ def of_optimizer(optimizer: Optimizer) -> list[Variable]:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     own = set() if backend.computes_global_batches() else set(map(id, keras_internals.accumulated_by(inner)))
     return [v for v in variables_of(optimizer) if id(v) not in own and not is_cut(v)]
+
+
+def optimizers_of(model: Model) -> list[Optimizer]:
+    """Returns a model's optimizers.
+
+    They are that of `compile`, and others that it or its layers keep, also in lists and dictionaries, as GANs do.
+    """
+    # Any attributes of layers: what is no optimizer falls out below.
+    values: list[Any] = [getattr(model, "optimizer", None)]
+    for layer in keras_internals.layers_of(model):
+        for value in vars(layer).values():
+            values += (
+                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            )
+    return unique(v for v in values if hasattr(v, "apply_gradients") and hasattr(v, "variables"))
 
 
 def variables_in(model: Layer) -> list[Variable]:

@@ -72,13 +72,14 @@ class SplitPlan:
     scale: float = 0.0
     log_scales: list[float] = dataclasses.field(default_factory=list)
 
-    def reduces_where_made(self, asked: bool) -> bool:
-        """Returns whether gradients are reduced where they are made; else where an optimizer of Keras's own takes them.
-
-        ``asked``: whether code of the script's sees them before that.
-        """
+    def reduces_where_made(self, script_sees_them: bool) -> bool:
+        """Returns whether gradients are reduced where they are made; else where an optimizer of Keras's own takes them."""
         # A sum over rows is added up where it is made: an optimizer of Keras's own would take the mean.
-        return self.gradients == "sum" or (asked and self.gradients != "late")
+        return self.gradients == "sum" or (script_sees_them and self.gradients != "late")
+
+    def accumulates_whole_batches(self, script_sees_them: bool) -> bool:
+        """Returns whether optimizers are given gradients of whole batches; else each worker's own, which they reduce."""
+        return bool(self.reason_not_split) or self.reduces_where_made(script_sees_them)
 
     def knows_rule(self, key: int) -> bool:
         """Returns whether it is known what the workers' values of a variable become.

@@ -12,6 +12,7 @@ import types
 
 # Folders in which Python and packages are installed.
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
+_SYRTOS = str(pathlib.Path(__file__).parents[2])
 
 
 def modules_of_script() -> list[types.ModuleType]:
@@ -36,9 +37,10 @@ def _modules_in(folder: str, count: int, newest: str) -> list[types.ModuleType]:
 
 
 def script_mentions(pattern: str) -> bool:
-    """Returns whether the text of the script, or of a module in its folder, has a match of a regular expression."""
-    files = (getattr(module, "__file__", None) for module in modules_of_script())
-    return any(re.search(pattern, _text_of(file)) for file in files if file)
+    """Returns whether the text of the script, or of an imported module that is not installed, matches a regular expression."""
+    files = {getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())}
+    own = (file for file in files if file and file.endswith(".py") and not file.startswith((*_INSTALLED, _SYRTOS)))
+    return any(re.search(pattern, _text_of(file)) for file in own)
 
 
 @functools.lru_cache(maxsize=256)

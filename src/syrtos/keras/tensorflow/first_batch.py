@@ -57,7 +57,9 @@ class Function:
         """
         self._model, self._session, self._step, self._stock = model, session, step, stock
         self._name = name
-        self.reduces_early = name == "train_step" and not (stock and whole_batch.reduces_late(model))
+        late = name == "predict_step" or (stock and (name == "test_step" or whole_batch.reduces_late(model)))
+        self.reduces_early = not late
+        self._accumulates: tuple[bool, object] | None = None
         alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
         self.plan = SplitPlan(is_decided=not verdicts.is_split(session) or alone)
         self.plan.reason_not_split = "" if self.plan.is_decided else known_parts.fixed_batch(model)
@@ -239,8 +241,11 @@ class Function:
 
     def _note_accumulation(self) -> None:
         if self._name == "train_step":
-            whole = bool(self.plan.reason_not_split) or self.plan.reduces_where_made(self.reduces_early)
-            accumulation.accumulate_whole_batches(self._session.comm, self._model, whole)
+            whole = self.plan.accumulates_whole_batches(self.reduces_early)
+            kind = whole, getattr(self._model, "optimizer", None)
+            if kind != self._accumulates:
+                self._accumulates = kind
+                accumulation.note_kind(self._session.comm, self._model, whole)
 
     def _make_anew(self) -> None:
         if self._make is not None:

@@ -19,10 +19,8 @@ from syrtos.keras.split.script_lines import line_of_script
 # Functions whose result is no smooth function of a number, without the underscores around their names.
 _DECIDE = frozenset((
     "abs", "argmax", "argmin", "bool", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "eq", "floor", "ge", "gt",
-    "hardtanh", "le", "lt", "max", "maximum", "min", "minimum", "ne", "relu", "round", "sign", "threshold", "where",
+    "hardtanh", "isfinite", "isinf", "isnan", "le", "lt", "max", "maximum", "min", "minimum", "ne", "relu", "round", "sign", "threshold", "where",
 ))  # fmt: skip
-# Scripts guard against divergence by these, which all workers answer alike: see `guards`.
-_GUARDS = frozenset(("isfinite", "isinf", "isnan"))
 # These divide by their second argument, or by their first: a sum over chosen rows by how many were chosen.
 _DIVIDE, _DIVIDE_BACK = frozenset(("div", "divide", "itruediv", "true_divide", "truediv")), "rtruediv"
 # The same of rows that a mask has chosen. Sums over rows have forgotten how many there were.
@@ -61,7 +59,7 @@ class Watching(TorchFunctionMode):
         name = getattr(func, "__name__", "").strip("_")
         if given and name == "item" and type(result) is float:
             return _Number.of(result, self)
-        if given and name not in _GUARDS:
+        if given:
             by_number = name in _DIVIDE and any(isinstance(one, _Number) for one in args[1:])
             if (
                 by_number

@@ -61,8 +61,9 @@ class Function:
             stock: whether the step is Keras's own.
         """
         self.model, self._session, self._name, self._stock = model, session, name, stock
-        late = stock and reduces_late(model) and not gradients.script_reads_gradients()
-        self.reduces_early = name == "train_step" and not late
+        late = name == "predict_step" or (stock and (name == "test_step" or reduces_late(model)))
+        self.reduces_early = not late or (name == "train_step" and gradients.script_reads_gradients(session))
+        self._accumulates: tuple[bool, object] | None = None
         # Workers that train alone for some steps don't meet in each, as a comparison of rows would have them do.
         alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
         self.plan = SplitPlan(is_decided=not verdicts.is_split(session) or alone)
@@ -76,8 +77,11 @@ class Function:
     def note_accumulation(self) -> None:
         """Notes which gradients the next step accumulates. All workers call this together before each step."""
         if self._name == "train_step":
-            whole = bool(self.plan.reason_not_split) or self.plan.reduces_where_made(self.reduces_early)
-            accumulation.accumulate_whole_batches(self._session.comm, self.model, whole)
+            whole = self.plan.accumulates_whole_batches(self.reduces_early)
+            kind = whole, getattr(self.model, "optimizer", None)
+            if kind != self._accumulates:
+                self._accumulates = kind
+                accumulation.note_kind(self._session.comm, self.model, whole)
 
     def is_due(self) -> bool:
         """Returns whether the next batch is to be looked at before it counts."""

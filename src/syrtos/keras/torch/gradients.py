@@ -33,6 +33,10 @@ _WORKERS, _APPLIED, _READY = "_syrtos_workers", "_syrtos_applied", "_syrtos_read
 _Grads = tuple[torch.Tensor | None, ...]
 
 
+# In the text of a script; `torch.autograd.grad` makes gradients of its own.
+_READS_GRADIENTS = r"(?<!autograd)\.grad\b|[\"']grad[\"']|\bclip_grad_|\bget_total_norm\b"
+
+
 class _All:
     """The switch that makes every optimizer of this process reduce, as `syrtos run` wants it."""
 
@@ -59,12 +63,14 @@ def are_reduced() -> bool:
     return is_whole() or (step is not None and step.reduces_early)
 
 
-def script_reads_gradients() -> bool:
-    """Returns whether the script may look at ``.grad`` of parameters, e.g. in a callback or after `train_on_batch`.
+def script_reads_gradients(session: world.Session) -> bool:
+    """Returns whether the script of any worker may look at ``.grad``, e.g. in a callback or after `train_on_batch`.
 
-    Keras's own `train_step` then reduces them where they are made too, without overlap, as a step of the script's does.
+    Keras's own `train_step` then reduces gradients where they are made too, without overlap, as a step of the script's
+    does. All workers call this together.
     """
-    return script_modules.script_mentions(r"(?<!autograd)\.grad\b|[\"']grad[\"']")
+    mine = script_modules.script_mentions(_READS_GRADIENTS)
+    return any(session.comm.agree("does the script read gradients?", float(mine)))
 
 
 def reduced_after_backward(original: Callable[..., None]) -> Callable[..., None]:

@@ -18,7 +18,7 @@ from syrtos.keras.patching import Method, Patch
 from syrtos.keras.recovery import replay
 from syrtos.keras.split import share_patches, shares
 from syrtos.keras.split.verdicts import naming_split
-from syrtos.keras.torch import batchnorm, first_batch, gradients, guards, rows, sharded_update, step, torch_internals
+from syrtos.keras.torch import batchnorm, first_batch, gradients, rows, sharded_update, step, torch_internals
 from syrtos.keras.torch.variables import Torch
 from syrtos.keras.trainer import methods
 from syrtos.topology import check_servers
@@ -55,7 +55,6 @@ def apply_all() -> None:
     gradients.reduce_all_optimizers()
     patching.replace(torch.autograd, "backward", gradients.reduced_after_backward)
     patching.replace(torch.autograd, "grad", gradients.reduced_grads)
-    guards.install()
 
 
 # -- optimizers ------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def enclose(callback_list: CallbackList) -> None:
     if world.sharing().world.rank or world.current().options.verify == "only":
         callback_list.callbacks = callbacks_of_worker(callback_list.callbacks)
     last = AfterUsers(callback_list)
-    keras_internals.call_at_once(callback_list)
+    keras_internals.call_in_training_thread(callback_list)
     first = BeforeUsers(last)
     callback_list.callbacks.insert(0, first)
     callback_list.callbacks = Timed([*callback_list.callbacks, last], world.current().ledger)
