@@ -1,6 +1,7 @@
 """The cases that need no TensorFlow, with Keras on JAX and on torch, in one process and on two workers.
 
-XLA compiles each of JAX's for seconds, in three processes: `make test-slow` has every sixth one of them, and of torch's, `make test-long` the rest.
+XLA compiles each of JAX's for seconds, in three processes: `make test-slow` has every twelfth one of them, and every sixth of torch's,
+`make test-long` the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def rows_of_torch(request: pytest.FixtureRequest) -> table.Rows:
 
 @pytest.mark.needs("jax")
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", registry.in_tiers(JAX.cases, QUICK, JAX.cases[::6]))
+@pytest.mark.parametrize("name", registry.in_tiers(JAX.cases, QUICK, JAX.cases[::12]))
 def test_keras_on_jax(rows_of_jax: table.Rows, name: str) -> None:
     table.check(rows_of_jax, name, JAX)
 
