@@ -230,16 +230,26 @@ def call_in_training_thread(callback_list: CallbackList) -> None:
 
 
 def _call_after_batch(callback_list: Any, name: str, batch: int, logs: Logs = None) -> None:
-    of_keras = [each for each in callback_list.callbacks if type(each).__module__.startswith("keras.")]
-    methods = [getattr(each, name) for each in of_keras]
-    if waiting := [method for method in methods if not getattr(method, "_is_default", False)]:
-        callback_list._async_dispatch(_call_with_numbers, waiting, batch, logs)
+    # Those that do nothing after a batch are left out: to read the numbers for them would wait for the step.
+    called = [(_package_of(each), getattr(each, name)) for each in callback_list.callbacks if _has_hook(each, name)]
+    if of_keras := [method for package, method in called if package == "keras"]:
+        callback_list._async_dispatch(_call_with_numbers, of_keras, batch, logs)
     flat = _flatten(logs)
-    for callback in callback_list.callbacks:
-        if type(callback).__module__.startswith("syrtos."):
-            getattr(callback, name)(batch, flat)
-        elif callback not in of_keras:
-            _call_with_numbers([getattr(callback, name)], batch, logs)
+    for package, method in called:
+        if package == "syrtos":
+            method(batch, flat)
+        elif package != "keras":
+            _call_with_numbers([method], batch, logs)
+
+
+def _package_of(callback: object) -> str:
+    return type(callback).__module__.partition(".")[0]
+
+
+def _has_hook(callback: object, name: str) -> bool:
+    # Keras's own method of the name calls `on_batch_end`.
+    methods = (getattr(callback, each, None) for each in (name, "on_batch_end"))
+    return not all(getattr(method, "_is_default", method is None) for method in methods)
 
 
 def _call_with_numbers(methods: Sequence[Callable[..., None]], batch: int, logs: Logs) -> None:

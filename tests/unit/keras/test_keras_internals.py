@@ -60,6 +60,19 @@ def test_threads(called: tuple[Any, Any, Any]) -> None:
     assert [calls[0][:2] for calls in called] == [(here, 3), ("other", 3), (here, 3)]
 
 
+def test_numbers_are_not_read_for_callbacks_without_a_hook() -> None:
+    class AtEpochs:
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            raise AssertionError("it has no hook of its own")
+
+        on_batch_end = on_train_batch_end
+        on_train_batch_end._is_default = True  # type: ignore[attr-defined]  # as Keras's decorator notes it
+
+    callbacks: Any = CallbackList(AtEpochs())
+    keras_internals.call_in_training_thread(callbacks)
+    callbacks.on_train_batch_end(0, {"loss": object()})
+
+
 def test_logs(called: tuple[Any, Any, Any]) -> None:
     ours, of_keras, of_script = (calls[0][2] for calls in called)
     assert of_keras == of_script == {"loss": 1.0, "a": 2.0}

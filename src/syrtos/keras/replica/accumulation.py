@@ -30,7 +30,7 @@ def gather(comm: Communicator, model: Model) -> None:
         return
     # Rank 0 may save the model before the update; the update adds them up over the workers again, so they count once.
     for optimizer in _accumulating(model):
-        for variable in _unapplied(optimizer) if are_added_up(optimizer) else ():
+        for variable in _pending_gradients(optimizer) if are_added_up(optimizer) else ():
             total = comm.allreduce(state.memory_of(variable))
             variable.assign(total if comm.rank == 0 else np.zeros_like(total))
 
@@ -46,7 +46,7 @@ def begin(comm: Communicator, model: Model) -> None:
     if comm.size == 1 or _is_alone():
         return
     for optimizer in _accumulating(model):
-        variables = _unapplied(optimizer)
+        variables = _pending_gradients(optimizer)
         if are_of_whole_batches(optimizer):
             state.broadcast(comm, variables)
         elif variables and state.are_equal(comm, [state.checksum(variable) for variable in variables]):
@@ -68,8 +68,28 @@ def note_kind(comm: Communicator, model: Model, of_whole_batches: bool) -> None:
     for optimizer in _accumulating(model):
         before, after = are_added_up(optimizer), not of_whole_batches
         object.__setattr__(optimizer, _OF_WHOLE_BATCHES, of_whole_batches)
-        for variable in _unapplied(optimizer):
+        for variable in _pending_gradients(optimizer):
             convert(comm, variable, before, after)
+
+
+class Kind:
+    """The kind of gradients that one function of a model accumulates, which is noted where it changes."""
+
+    def __init__(self, comm: Communicator, model: Model) -> None:
+        """
+        Args:
+            comm: the workers.
+            model: whose function it is.
+        """
+        self._comm, self._model = comm, model
+        self._noted: tuple[bool, object] | None = None
+
+    def note(self, of_whole_batches: bool) -> None:
+        """Does what `note_kind` does, once for each optimizer and kind. All workers call this before each step."""
+        kind = of_whole_batches, getattr(self._model, "optimizer", None)
+        if kind != self._noted:
+            self._noted = kind
+            note_kind(self._comm, self._model, of_whole_batches)
 
 
 def convert(comm: Communicator, variable: Variable, was_added_up: bool, is_added_up: bool) -> None:
@@ -108,7 +128,7 @@ def _accumulating(model: Model) -> list[Optimizer]:
     return [optimizer for optimizer in found if getattr(optimizer, "gradient_accumulation_steps", None)]
 
 
-def _unapplied(optimizer: Optimizer) -> list[Variable]:
+def _pending_gradients(optimizer: Optimizer) -> list[Variable]:
     """Returns the variables in which an optimizer accumulates; none where it has accumulated no step since its last update."""
     if not optimizer.built:
         return []

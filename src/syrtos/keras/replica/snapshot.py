@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeGuard
 
 import numpy as np
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from keras.callbacks import CSVLogger, ProgbarLogger
 
     from syrtos.comm.communicator import Array
-    from syrtos.keras.protocols import Model, Variable
+    from syrtos.keras.protocols import Model, Optimizer, Variable
 
 # Attributes of callbacks that Keras sets, or that `fit` sets again.
 _KERAS_SETS = {"model", "_model", "params", "validation_data"}
@@ -49,7 +49,7 @@ CallbackFacts = TypedDict(
 
 def variables_of(model: Model) -> tuple[list[Variable], list[Variable]]:
     """Returns the variables that all workers hold alike, and those that each stores for itself."""
-    own = {id(v) for each in state.optimizers_of(model) for v in accumulation.accumulated_by(each)}
+    own = _gradients_in_the_making(model)
     slots = slots_of(model)
     found = state.unique(
         [*state.variables_in(model), *backend.active().buffers_of(model), *state.of_metrics(model), *slots]
@@ -59,10 +59,9 @@ def variables_of(model: Model) -> tuple[list[Variable], list[Variable]]:
     return [v for v in found if id(v) not in own], [v for v in found if id(v) in own]
 
 
-def _added_up(model: Model) -> set[int]:
-    """Returns the identities of gradients in the making of which an update takes the sum over all workers."""
-    optimizers = filter(accumulation.are_added_up, state.optimizers_of(model))
-    return {id(v) for each in optimizers for v in accumulation.accumulated_by(each)}
+def _gradients_in_the_making(model: Model, of: Callable[[Optimizer], bool] = lambda _: True) -> set[int]:
+    """Returns the identities of the variables in which those of a model's optimizers accumulate that ``of`` chooses."""
+    return {id(v) for each in filter(of, state.optimizers_of(model)) for v in accumulation.accumulated_by(each)}
 
 
 def trainable(model: Model) -> list[Variable]:
@@ -97,7 +96,7 @@ def variables(model: Model, local_rank: int, local_size: int) -> tuple[Arrays, A
     The framework may have lent the values: they are to be used before the next step.
     """
     backend.active().settle(model)
-    (shared, own), sums = variables_of(model), _added_up(model)
+    (shared, own), sums = variables_of(model), _gradients_in_the_making(model, accumulation.are_added_up)
     # Where workers hold parts of variables, all must read each, also one that another stores.
     together = backend.active().splits_variables()
     arrays: Arrays = {}
@@ -113,8 +112,7 @@ def variables(model: Model, local_rank: int, local_size: int) -> tuple[Arrays, A
 def equal_variables(model: Model) -> list[Variable]:
     """Returns the stored variables that are equal on all workers between two steps: all but each worker's own gradients in the making."""
     shared, own = variables_of(model)
-    optimizers = [each for each in state.optimizers_of(model) if not accumulation.are_of_whole_batches(each)]
-    each_workers = {id(v) for each in optimizers for v in accumulation.accumulated_by(each)}
+    each_workers = _gradients_in_the_making(model, lambda each: not accumulation.are_of_whole_batches(each))
     return [*shared, *(v for v in own if id(v) not in each_workers)]
 
 
@@ -160,8 +158,8 @@ def put_back_variables(model: Model, alike: Arrays, mine: Arrays, facts: Facts) 
         SnapshotError: the model has other variables than the one that was stored.
     """
     backend.active().settle(model)
-    (shared, own), sums = variables_of(model), _added_up(model)
-    accumulated = {id(v) for each in state.optimizers_of(model) for v in accumulation.accumulated_by(each)}
+    (shared, own), accumulated = variables_of(model), _gradients_in_the_making(model)
+    sums = _gradients_in_the_making(model, accumulation.are_added_up)
     if (_shapes_and_dtypes(shared), _shapes_and_dtypes(own)) != (facts["shared"], facts["own"]):
         raise SnapshotError(
             "The script has built another model than before: its variables differ from those in the snapshot in number, shape or dtype. A run "

@@ -12,7 +12,6 @@ import types
 
 # Folders in which Python and packages are installed.
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
-_SYRTOS = str(pathlib.Path(__file__).parents[2])
 
 
 def modules_of_script() -> list[types.ModuleType]:
@@ -29,18 +28,22 @@ def _modules_in(folder: str, count: int, newest: str) -> list[types.ModuleType]:
     """Returns the modules of the script in a folder, without the script itself, of ``count`` modules with the ``newest``."""
     found = [sys.modules["__main__"]]
     for name, module in list(sys.modules.items()):
-        # From its dictionary: a module that loads lazily would import others when it is asked for its file.
-        file = getattr(module, "__dict__", {}).get("__file__")
-        if file and os.path.abspath(file).startswith(folder + os.sep) and _is_name_of_script(name):
-            found += [module] if module not in found else []
+        file = _file_of(module)
+        is_inside = os.path.abspath(file).startswith(folder + os.sep)
+        if file and is_inside and _is_name_of_script(name) and module not in found:
+            found.append(module)
     return found[1:]
+
+
+def _file_of(module: types.ModuleType | None) -> str:
+    # From its dictionary: a module that loads lazily would import others when it is asked for its file.
+    return getattr(module, "__dict__", {}).get("__file__") or ""
 
 
 def script_mentions(pattern: str) -> bool:
     """Returns whether the text of the script, or of an imported module that is not installed, matches a regular expression."""
-    files = {getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())}
-    own = (file for file in files if file and file.endswith(".py") and not file.startswith((*_INSTALLED, _SYRTOS)))
-    return any(re.search(pattern, _text_of(file)) for file in own)
+    files = {_file_of(module) for name, module in list(sys.modules.items()) if _is_name_of_script(name)}
+    return any(re.search(pattern, _text_of(file)) for file in files if file.endswith(".py"))
 
 
 @functools.lru_cache(maxsize=256)
@@ -62,7 +65,7 @@ def _is_name_of_script(name: str) -> bool:
 
 
 # Asked of each class that a model or the script holds, at each comparison.
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1 << 14)
 def _is_file_of_script(name: str) -> bool:
-    file = getattr(sys.modules.get(name), "__file__", None)
+    file = _file_of(sys.modules.get(name))
     return name == "__main__" or bool(file and not file.startswith(_INSTALLED))

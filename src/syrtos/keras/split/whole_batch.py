@@ -42,12 +42,22 @@ def is_of_keras(kind: object) -> bool:
     return (getattr(kind, "__module__", None) or "").partition(".")[0] in _OF_KERAS
 
 
-def reduces_late(model: object) -> bool:
-    """Returns whether nothing of the script's own sees gradients from Keras's `train_step` to the end of the update."""
+def script_sees_gradients(model: object, stock: bool, name: str) -> bool:
+    """Returns whether anything of the script's own sees gradients from where a step makes them to the end of the update.
+
+    Args:
+        model: whose step it is.
+        stock: whether the step is Keras's own.
+        name: ``train_step``, ``test_step`` or ``predict_step``.
+    """
+    if not stock:
+        return name != "predict_step"
+    if name != "train_step":
+        return False
     optimizer = getattr(model, "optimizer", None)
     # A `LossScaleOptimizer` of Keras's may hold one of the script's own.
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return is_of_keras(type(optimizer)) and is_of_keras(type(inner))
+    return not (is_of_keras(type(optimizer)) and is_of_keras(type(inner)))
 
 
 def is_row_by_row(function: object) -> bool:

@@ -57,9 +57,8 @@ class Function:
         """
         self._model, self._session, self._step, self._stock = model, session, step, stock
         self._name = name
-        late = name == "predict_step" or (stock and (name == "test_step" or whole_batch.reduces_late(model)))
-        self.reduces_early = not late
-        self._accumulates: tuple[bool, object] | None = None
+        self.reduces_early = whole_batch.script_sees_gradients(model, stock, name)
+        self._accumulation = accumulation.Kind(session.comm, model)
         alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
         self.plan = SplitPlan(is_decided=not verdicts.is_split(session) or alone)
         self.plan.reason_not_split = "" if self.plan.is_decided else known_parts.fixed_batch(model)
@@ -126,7 +125,7 @@ class Function:
         except Exception:
             verdicts.forget_split(error)
             raise error from None  # it is the script's
-        verdicts.tell(self.plan, self._session, self._what())
+        verdicts.tell(self.plan, self._session, self._describe_step())
         return outputs
 
     def _refusal_of_tracing(self, error: Exception) -> str:
@@ -185,7 +184,7 @@ class Function:
             self.checks.end()
         if self.plan.reason_not_split:
             self._begin_whole_batches()
-        verdicts.tell(self.plan, self._session, self._what())
+        verdicts.tell(self.plan, self._session, self._describe_step())
         if self._name == "train_step":
             verdicts.tell_own_statistics(self.plan, self._model, self._session)
 
@@ -206,7 +205,7 @@ class Function:
             # Also of a plan that is like before: decisions by numbers of rows are looked for while a step is traced.
             if self.plan.was_compared or not self.plan.is_like(before):
                 self._make_anew()
-            verdicts.tell(self.plan, self._session, self._what())
+            verdicts.tell(self.plan, self._session, self._describe_step())
         elif not few and not first_batch.confirm(self.plan, trial, self._session):
             other = self.plan.for_next_comparison()
             self._decide_by(trial, other)
@@ -226,8 +225,8 @@ class Function:
             # They must begin equal under the new rule.
             state.broadcast(self._session.comm, state.of_model(self._model))
         self._make_anew()
-        verdicts.tell_change(self.plan, self._session, self._what(), self.checks.steps + 1)
-        verdicts.tell(self.plan, self._session, self._what())
+        verdicts.tell_change(self.plan, self._session, self._describe_step(), self.checks.steps + 1)
+        verdicts.tell(self.plan, self._session, self._describe_step())
         if self.plan.reason_not_split:
             self.checks.end()
 
@@ -241,11 +240,7 @@ class Function:
 
     def _note_accumulation(self) -> None:
         if self._name == "train_step":
-            whole = self.plan.accumulates_whole_batches(self.reduces_early)
-            kind = whole, getattr(self._model, "optimizer", None)
-            if kind != self._accumulates:
-                self._accumulates = kind
-                accumulation.note_kind(self._session.comm, self._model, whole)
+            self._accumulation.note(self.plan.accumulates_whole_batches(self.reduces_early))
 
     def _make_anew(self) -> None:
         if self._make is not None:
@@ -259,7 +254,7 @@ class Function:
         """Returns how many rows of a later batch are compared: all of an epoch's last one, where that is cheap."""
         return Amount.ALL if self.checks.ends_epoch and self.plan.compared_all_rows else Amount.FEW
 
-    def _what(self) -> str:
+    def _describe_step(self) -> str:
         return f"`{self._name}` of {self._model.name}"
 
 

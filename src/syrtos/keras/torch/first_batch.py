@@ -24,7 +24,7 @@ from syrtos.keras.split.checks import Checks
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import keeping_python_state
 from syrtos.keras.split.trial_step import Amount, Assigned, StepOutcome, TrialOfRows
-from syrtos.keras.split.whole_batch import reduces_late
+from syrtos.keras.split.whole_batch import script_sees_gradients
 from syrtos.keras.torch import decisions, gathering, gradients, ops, torch_internals
 from syrtos.keras.torch.rows import Share, has_rows
 from syrtos.keras.torch.step import (
@@ -61,9 +61,10 @@ class Function:
             stock: whether the step is Keras's own.
         """
         self.model, self._session, self._name, self._stock = model, session, name, stock
-        late = name == "predict_step" or (stock and (name == "test_step" or reduces_late(model)))
-        self.reduces_early = not late or (name == "train_step" and gradients.script_reads_gradients(session))
-        self._accumulates: tuple[bool, object] | None = None
+        self.reduces_early = script_sees_gradients(model, stock, name) or (
+            name == "train_step" and gradients.script_reads_gradients(session)
+        )
+        self._accumulation = accumulation.Kind(session.comm, model)
         # Workers that train alone for some steps don't meet in each, as a comparison of rows would have them do.
         alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
         self.plan = SplitPlan(is_decided=not verdicts.is_split(session) or alone)
@@ -77,11 +78,7 @@ class Function:
     def note_accumulation(self) -> None:
         """Notes which gradients the next step accumulates. All workers call this together before each step."""
         if self._name == "train_step":
-            whole = self.plan.accumulates_whole_batches(self.reduces_early)
-            kind = whole, getattr(self.model, "optimizer", None)
-            if kind != self._accumulates:
-                self._accumulates = kind
-                accumulation.note_kind(self._session.comm, self.model, whole)
+            self._accumulation.note(self.plan.accumulates_whole_batches(self.reduces_early))
 
     def is_due(self) -> bool:
         """Returns whether the next batch is to be looked at before it counts."""
