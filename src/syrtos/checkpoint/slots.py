@@ -114,8 +114,10 @@ class Slots:
                 raise BlockingIOError(f"Part {part} of snapshot {number} has been replaced while it was read.")
             yield piece
 
-    def write(self, part: int, number: int, parts: int, data: bytes | memoryview) -> None:
+    def write(self, part: int, number: int, parts: int, *pieces: bytes | memoryview) -> None:
         """Writes one of the ``parts`` parts of a snapshot, in the place of the snapshot before the last.
+
+        ``pieces``: the bytes of the part, which follow each other.
 
         Raises:
             OSError: there is no memory left for it; the slot is empty then.
@@ -123,19 +125,21 @@ class Slots:
         slot = self._slots[part][number % 2]
         # the slot counts as empty until all bytes are in it: a worker may be killed in the middle
         os.pwrite(slot, _HEAD.pack(0, 0, 0), 0)
-        view = memoryview(data)
+        length = sum(map(len, pieces))
         try:
             # a full file system in memory fails here; a write would only write less, and say so by a number
-            os.posix_fallocate(slot, 0, _HEAD.size + len(view))
+            os.posix_fallocate(slot, 0, _HEAD.size + length)
         except OSError:
             os.ftruncate(slot, _HEAD.size)
             raise
-        os.ftruncate(slot, _HEAD.size + len(view))
-        begin = 0
-        while begin < len(view):
-            # write(2) may write less than it is asked to, and no more than 2 GiB
-            begin += os.pwrite(slot, view[begin : begin + _PIECE], _HEAD.size + begin)
-        os.pwrite(slot, _HEAD.pack(number, parts, len(view)), 0)
+        os.ftruncate(slot, _HEAD.size + length)
+        begin = _HEAD.size
+        for view in map(memoryview, pieces):
+            while view:
+                # write(2) may write less than it is asked to, and no more than 2 GiB
+                written = os.pwrite(slot, view[:_PIECE], begin)
+                view, begin = view[written:], begin + written
+        os.pwrite(slot, _HEAD.pack(number, parts, length), 0)
 
     def drop_all_but(self, number: int) -> None:
         """Drops what was written for other snapshots, once no worker writes."""

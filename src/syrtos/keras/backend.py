@@ -13,7 +13,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.observe.trace import ProfiledEvent
 
 if TYPE_CHECKING:
-    from syrtos.keras.protocols import FrameworkVariable, Model, Optimizer, Variable
+    from syrtos.keras.protocols import FrameworkVariable, Logs, Model, Optimizer, Variable
 
 # Any nested structure, which comes back in the same form.
 Tree = TypeVar("Tree")
@@ -129,6 +129,9 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
 
     def settle(self, model: Model) -> None:
         """Writes state that a trainer keeps elsewhere during an epoch back to the model's variables."""
+
+    def await_values(self, logs: Logs) -> None:
+        """Waits until a device has computed the logs of a step; a backend whose steps return no sooner does nothing."""
 
     def count_draws(self) -> int:
         """Returns how often steps of this process have drawn random numbers, where no variable of the model tells."""

@@ -49,9 +49,9 @@ class Here(Slots):
         self._grow(parts)
         return {"places": self._memory.places}
 
-    def write(self, part: int, number: int, parts: int, data: bytes | memoryview) -> None:
+    def write(self, part: int, number: int, parts: int, *pieces: bytes | memoryview) -> None:
         self._grow(parts)
-        super().write(part, number, parts, data)
+        super().write(part, number, parts, *pieces)
 
     def _grow(self, parts: int) -> None:
         self._memory.grow(parts)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syrtos.checkpoint.encoding import Arrays, NotStorable, as_dtype, decode, encode, pack, unpack
+from syrtos.checkpoint.encoding import Arrays, NotStorable, as_dtype, decode, encode, pack, pieces, unpack
 from syrtos.checkpoint.head import facts_of
 
 VALUES: Any = st.recursive(
@@ -102,3 +102,19 @@ def test_what_holds_itself_is_refused() -> None:
 def test_facts_are_found_in_the_beginning_of_a_part() -> None:
     part = pack({"large": np.zeros(10**6)}, {"place": 3})
     assert facts_of(part[:10_000]) == {"place": 3}
+
+
+def test_pieces_are_the_arrays_themselves_each_at_a_multiple_of_its_size() -> None:
+    arrays: Arrays = {"flag": np.ones(3, bool), "weight": np.arange(6.0).reshape(2, 3)}
+    head, *own = pieces(arrays, {"place": 3})
+    shared = [name for piece in own for name, array in arrays.items() if np.shares_memory(array, np.asarray(piece))]
+    assert shared == ["weight", "flag"]
+    assert len(head) % 8 == 0
+    found = unpack(b"".join([head, *own]))
+    assert {name: (array.dtype, array.tolist()) for name, array in found.items()} == {
+        name: (array.dtype, array.tolist()) for name, array in arrays.items()
+    }
+
+
+def test_bytes_in_the_other_order_are_turned() -> None:
+    assert unpack(pack({"weight": np.arange(3, dtype=">f4")}, {}))["weight"].tolist() == [0, 1, 2]

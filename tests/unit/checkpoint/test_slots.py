@@ -39,6 +39,12 @@ def test_a_snapshot_is_committed_once_all_parts_are_written(memory: SlotsInMemor
     assert (slots.committed_number(), slots.read(0, 2), slots.read(1, 2)) == (2, b"second", b"")
 
 
+def test_the_pieces_of_a_part_follow_each_other(memory: SlotsInMemory) -> None:
+    slots = Slots(memory.places)
+    slots.write(0, 1, 1, b"head ", b"", memoryview(b"x" * (20 << 20)), b" end")
+    assert slots.read(0, 1) == b"head " + b"x" * (20 << 20) + b" end"
+
+
 def test_other_processes_find_it_by_path_and_after_the_writer_has_gone(memory: SlotsInMemory) -> None:
     child = os.fork()
     if child == 0:

@@ -24,7 +24,7 @@ from syrtos.observe.trace import ProfiledEvent
 if TYPE_CHECKING:
     import keras
 
-    from syrtos.keras.protocols import Model
+    from syrtos.keras.protocols import Logs, Model
 
 
 class Jax(Backend):
@@ -65,6 +65,11 @@ class Jax(Backend):
     def settle(self, model: Model) -> None:
         # During an epoch the trainer keeps the arrays of the last step by itself.
         cast("keras.Model", model).jax_state_sync()
+
+    def await_values(self, logs: Logs) -> None:
+        values = [value for value in jax.tree.leaves(logs) if isinstance(value, jax.Array)]
+        # A step may hand out an array of its state, which the next one has been lent.
+        jax.block_until_ready([value for value in values if not value.is_deleted()])
 
 
 # The arrays that `gathering_variables` has gathered, by the identity of the split array.

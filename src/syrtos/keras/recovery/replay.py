@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # Snapshots take at most this part of the time (CheckFreq's bound; Mohan et al., FAST 2021).
 _COST = 0.035
-# By so much the number of steps between two snapshots grows at most, from one to the next.
+# So many steps lie at most between the first two snapshots of a process.
 _GROWTH = 4.0
 
 
@@ -219,6 +219,7 @@ class Protection:
         run, comm = self._run, self._session.comm
         if math.isinf(run.interval):
             return
+        self._await_steps()
         began = time.perf_counter()
         if self._session.options.on_divergence == "repair":
             self._check_equal()
@@ -228,10 +229,19 @@ class Protection:
         self._session.ledger.add("snapshot_seconds", "all", took)
         step = (began - self._written_at) / max(self._since, 1)
         wanted = float(run.interval) if not self._since else max(took / (_COST * max(step, 1e-6)), 1.0)
-        # The first snapshot takes longer than later ones: it says too little of their cost.
-        wanted = min(wanted, _GROWTH * run.interval)
+        if run.interval <= 1:
+            # The first snapshot of a process takes longer than later ones: it says too little of their cost.
+            wanted = min(wanted, _GROWTH)
         run.interval = max(comm.agree("steps between snapshots", wanted if written else math.inf))
         self._since, self._written_at = 0, time.perf_counter()
+
+    def _await_steps(self) -> None:
+        """Waits for the steps that a device still computes, whose time is none of a snapshot's."""
+        backend.active().settle(self._model)
+        # Every step changes its optimizer's count; where there is none, reading all of the state waits as well.
+        if (count := getattr(getattr(self._model, "optimizer", None), "iterations", None)) is not None:
+            with self._session.ledger.span("compute"):
+                state.memory_of(count)
 
     def _check_equal(self) -> None:
         """Raises DivergenceError where the workers differ in what they are about to store."""

@@ -94,7 +94,7 @@ class Kept:
         self._has_room = self.number > 0
         self.last = self._place()
         self.found = self.last.fit  # up to which there is something to put back
-        self.interval = 1.0  # calls between two snapshots
+        self.interval = 1.0  # calls between two snapshots; more from the second on
         self.trained_before = self.last.trained  # steps of the generations before, of a state that the script commits
 
     def _place(self) -> Progress:
@@ -133,12 +133,12 @@ class Kept:
         sent = [np.frombuffer(part, np.uint8) for part in parts] if self.world.rank == root else []
         return [bytes(part) for part in self._comm.broadcast_object(sent, root)]
 
-    def write(self, place: Progress, alike: Arrays, pieces: dict[int, bytes]) -> None:
-        """Writes this worker's part of the next snapshot, with the pieces of some ranks in it."""
-        arrays = {_of_rank(rank): np.frombuffer(piece, np.uint8) for rank, piece in pieces.items()}
-        part = encoding.pack(alike | arrays, {"place": dataclasses.asdict(place)})
-        self._check_room(len(part))
-        self.slots.write(self.world.local_rank, self.number, self.world.local_size, part)
+    def write(self, place: Progress, alike: Arrays, of_ranks: dict[int, bytes]) -> None:
+        """Writes this worker's part of the next snapshot, with what some ranks store for themselves in it."""
+        arrays = {_of_rank(rank): np.frombuffer(own, np.uint8) for rank, own in of_ranks.items()}
+        part = encoding.pieces(alike | arrays, {"place": dataclasses.asdict(place)})
+        self._check_room(sum(map(len, part)))
+        self.slots.write(self.world.local_rank, self.number, self.world.local_size, *part)
 
     def _check_room(self, size: int) -> None:
         """Checks that memory suffices for two snapshots beside training, before the first of this generation.
@@ -188,7 +188,7 @@ class Kept:
             commits=self.last.commits + 1, trained=self.trained_before + world.current().ledger.trained
         )
         if self.world.local_rank == 0:
-            self.slots.write(0, self.number, 1, encoding.pack(arrays, {"place": dataclasses.asdict(self.last)}))
+            self.slots.write(0, self.number, 1, *encoding.pieces(arrays, {"place": dataclasses.asdict(self.last)}))
 
     def _files(self, fit: int) -> list[Path]:
         """Returns the files with the parts of a `fit` that has ended, if all of them are there; else none."""

@@ -274,20 +274,10 @@ def _says_aggregation(variable: object) -> bool:
 
 def _iterator_over(batches: Sequence[Batch], spec: object) -> Iterator[Batch]:
     """Returns an iterator of elements of the given spec, so that a function is not traced for these batches alone."""
-    flat = tf.nest.flatten(spec)
-
-    @tf.autograph.experimental.do_not_convert
-    def with_shapes_of_spec(*leaves: object) -> Batch:
-        found = tf.nest.flatten(leaves)
-        # A placeholder takes a static shape away from a tensor.
-        reshaped = [
-            tf.compat.v1.placeholder_with_default(leaf, like.shape) if isinstance(leaf, tf.Tensor) else leaf
-            for leaf, like in zip(found, flat, strict=True)
-        ]
-        return tf.nest.pack_sequence_as(spec, reshaped)
-
     parts = [tf.data.Dataset.from_tensors(batch) for batch in batches]
-    return iter(functools.reduce(lambda one, other: one.concatenate(other), parts).map(with_shapes_of_spec))
+    joined = functools.reduce(lambda one, other: one.concatenate(other), parts)
+    # A data set has static shapes of its own; by a variant it is given those of the spec, and no function is traced.
+    return iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(joined), spec))
 
 
 def _has_unequal_leaves(session: Session, data: object) -> bool:

@@ -104,6 +104,7 @@ class BeforeUsers(_Quiet):
         super().__init__()
         self._last = last
         self._ledger = world.current().ledger
+        self._logs_before: Logs = None
 
     def on_train_begin(self, logs: Logs = None) -> None:
         # Both before the script's callbacks: these may restore an optimizer with another rate, or the state of a backup.
@@ -133,13 +134,24 @@ class BeforeUsers(_Quiet):
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._ledger.updated_since_sum()
+        self._await_step_before(logs)
         self._ledger.become("callbacks")
         self._last.step_is_over(batch)
 
+    def _await_step_before(self, logs: Logs) -> None:
+        """Waits for the step before the one that has these logs.
+
+        A step then lasts as long as its computation, also where it returns sooner, and the device always has one to go on with.
+        """
+        before, self._logs_before = self._logs_before, logs
+        backend.active().await_values(before)
+
     def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
+        self._await_step_before(logs)
         self._ledger.become("callbacks")
 
-    on_predict_batch_end = on_test_batch_end
+    def on_predict_batch_end(self, batch: int, logs: Logs = None) -> None:
+        self._ledger.become("callbacks")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         self._ledger.drop_step()
