@@ -39,8 +39,8 @@ class SnapshotFolders(Protocol):
         """Yields a part of a snapshot, in pieces."""
         ...
 
-    def write(self, part: int, number: int, parts: int, data: bytes) -> None:
-        """Writes a part of a snapshot."""
+    def write(self, part: int, number: int, parts: int, *pieces: bytes | memoryview) -> None:
+        """Writes a part of a snapshot, whose pieces follow each other."""
         ...
 
 

@@ -151,12 +151,12 @@ class OnHosts:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def write(self, part: int, number: int, parts: int, data: bytes) -> None:
+    def write(self, part: int, number: int, parts: int, *pieces: bytes | memoryview) -> None:
         """Keeps a part, which agents get before they start workers."""
         if number != self._loaded_number:
             self._loaded.clear()
         self._room = max(self._room, parts)
-        self._loaded[part], self._loaded_number = data, number
+        self._loaded[part], self._loaded_number = b"".join(pieces), number
 
     def _put(self, agent: Agent, part: int, number: int, parts: int, data: bytes) -> None:
         view = memoryview(data)

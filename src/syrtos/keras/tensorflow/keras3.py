@@ -32,6 +32,7 @@ from syrtos.keras.tensorflow import (
 )
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.assignments import whole_batch as computing_whole_batch
+from syrtos.keras.tensorflow.counted_steps import CountedSteps
 from syrtos.keras.tensorflow.input import Numbered, Share, cut, numbered_by_hand, spec_of_share
 from syrtos.keras.tensorflow.input_policy import gives_whole_batches
 from syrtos.keras.tensorflow.parameter_server import remote_optimizer
@@ -130,6 +131,9 @@ def _make_function(original: Method) -> Method:
         models.adapt(self)
         if not models.step_is_shared(self, session):
             return original(self, step_function)
+        if models.is_only_counted(session):
+            counted = CountedSteps(session)
+            return counted.telling(original(self, counted.counting(step_function)))
         stock = _is_stock(step_function, step_function.__name__)
         training = step_function.__name__ == "train_step"
         of_first = first_batch.Function(self, session, step_function, stock, step_function.__name__)

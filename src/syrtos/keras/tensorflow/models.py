@@ -10,6 +10,7 @@ from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import keras_internals
+from syrtos.keras.features import finite
 from syrtos.keras.split import known_parts, shares, verdicts, whole_batch
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import tf_internals
@@ -89,6 +90,14 @@ def step_is_shared(model: Model, session: Session) -> bool:
     """
     # XLA can't compile the counting of samples.
     return session.world.size > 1 or (bool(session.options.run_dir) and not getattr(model, "jit_compile", False))
+
+
+def is_only_counted(session: Session) -> bool:
+    """Returns whether this is one worker whose steps do nothing but those of plain Keras, so that they need only be counted."""
+    asked = session.options
+    return session.world.size == 1 and not (
+        finite.is_asked() or asked.sync_every or asked.servers or asked.verify == "only"
+    )
 
 
 # The methods of a model that make what `fit`, `evaluate` and `predict` call for each batch.

@@ -78,11 +78,11 @@ class StepScope(Watcher):
         self.plan = plan or SplitPlan()
         self.reduces_early = self.plan.reduces_where_made(reduces_early)
         self._outcome = outcome
-        self.samples, self.data = _count_samples(data)
+        self.samples, self.data = count_samples(data)
         # Where each worker has a batch of its own nothing is split, and where it computes all rows neither.
         if isinstance(data, Share) and not self.plan.reason_not_split and self.splits_batch:
             _check_even(self.data)
-        self._ready = _ready_at(self.data)
+        self._ready = ready_at(self.data)
         self._sums_count = float(local_steps.sums_count(training))
         if self._graph is not None:
             clock.step_is_traced()
@@ -367,7 +367,7 @@ def _is_log(value: object) -> TypeGuard[tf.Tensor]:
     return isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_floating
 
 
-def _ready_at(data: object) -> tf.Tensor:
+def ready_at(data: object) -> tf.Tensor:
     """Returns when the data was asked for and when it was there: float64 seconds since the epoch, shape (2,)."""
     tensors = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if isinstance(leaf, tf.Tensor)]
     # The clock is read when the first tensor is there, not when the step begins.
@@ -375,7 +375,7 @@ def _ready_at(data: object) -> tf.Tensor:
         return tf.stack([tf_internals_iterators.asked_at(), tf.timestamp()])
 
 
-def _count_samples(data: object) -> tuple[tf.Tensor, Any]:
+def count_samples(data: object) -> tuple[tf.Tensor, Any]:
     """Returns the number of samples, float32, and the rows of a share or of a whole batch."""
     if isinstance(data, Share):
         return tf.cast(data.samples, tf.float32), data.data
