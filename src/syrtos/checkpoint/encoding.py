@@ -28,9 +28,10 @@ def pack(arrays: Mapping[str, npt.NDArray[np.generic]], facts: Mapping[str, obje
 
 
 def pieces(arrays: Mapping[str, npt.NDArray[np.generic]], facts: Mapping[str, object]) -> list[memoryview]:
-    """Returns a part as pieces that follow each other: its head, and then the memory of each array.
+    """Returns a part as pieces that follow each other: its head, and then the memory of each array, which is not copied.
 
-    The library would copy all arrays into one piece, which takes three times as long as writing them.
+    The arrays may not change until the pieces are written. The library would copy all of them into one piece, which takes
+    three times as long as writing them.
     """
     plain = {name: _plain(array) for name, array in arrays.items()}
     # The format (README of huggingface/safetensors) has the bytes of the arrays behind each other without gaps: in this
@@ -63,7 +64,7 @@ _NAMES = {
 
 
 def _plain(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Returns an array with the same bytes, in order and the least significant first, of a dtype that has a name."""
+    """Returns the same values in order, little-endian; as bytes where safetensors has no name for the dtype."""
     ready = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return ready.reshape(array.shape) if ready.dtype.name in _NAMES else ready.reshape(-1).view(np.uint8)
 

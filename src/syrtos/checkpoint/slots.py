@@ -125,7 +125,8 @@ class Slots:
         slot = self._slots[part][number % 2]
         # the slot counts as empty until all bytes are in it: a worker may be killed in the middle
         os.pwrite(slot, _HEAD.pack(0, 0, 0), 0)
-        length = sum(map(len, pieces))
+        views = [memoryview(piece).cast("B") for piece in pieces]
+        length = sum(map(len, views))
         try:
             # a full file system in memory fails here; a write would only write less, and say so by a number
             os.posix_fallocate(slot, 0, _HEAD.size + length)
@@ -134,7 +135,7 @@ class Slots:
             raise
         os.ftruncate(slot, _HEAD.size + length)
         begin = _HEAD.size
-        for view in map(memoryview, pieces):
+        for view in views:
             while view:
                 # write(2) may write less than it is asked to, and no more than 2 GiB
                 written = os.pwrite(slot, view[:_PIECE], begin)

@@ -131,7 +131,11 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
         """Writes state that a trainer keeps elsewhere during an epoch back to the model's variables."""
 
     def await_values(self, logs: Logs) -> None:
-        """Waits until a device has computed the logs of a step; a backend whose steps return no sooner does nothing."""
+        """Waits until the device has computed the logs of a step.
+
+        JAX alone does, whose steps always return sooner. Those of torch and TensorFlow do on GPUs, where the time until the
+        numbers are read counts as that of what reads them.
+        """
 
     def count_draws(self) -> int:
         """Returns how often steps of this process have drawn random numbers, where no variable of the model tells."""

@@ -45,7 +45,7 @@ def apply_all() -> None:
     if finite.is_asked():
         patching.install(finite_steps.PATCHES)
     if session.world.size == 1:
-        patching.install([*_INPUT, _FIT, *patches.PATCHES])
+        patching.install([*_INPUT, _FIT, _STEPS, *patches.PATCHES])
         return
     _check_options(session)
     joining.join()
@@ -186,6 +186,12 @@ _SAVED = "Variables that are split over processes are gathered where they are re
 
 _INPUT = methods.input_of(f"{_TRAINER}:JAXTrainer", f"{_TRAINER}:JAXEpochIterator", _batches)
 _FIT = Patch(f"{_TRAINER}:JAXTrainer", "fit", methods.fit, _MEETING)
+_STEPS = Patch(
+    f"{_TRAINER}:JAXTrainer",
+    "_make_function",
+    _meeting_steps,
+    "Steps that are not compiled here, and those of one worker, meet and count too.",
+)
 PATCHES = [
     Patch(
         _TRAINER,
@@ -193,9 +199,7 @@ PATCHES = [
         lambda _: functools.partial(step.compile_step),
         "Uneven batches are split inside the step, its outputs are gathered.",
     ),
-    Patch(
-        f"{_TRAINER}:JAXTrainer", "_make_function", _meeting_steps, "Steps that are not compiled meet and count too."
-    ),
+    _STEPS,
     _FIT,
     Patch(f"{_TRAINER}:JAXTrainer", "evaluate", methods.method, _MEETING),
     Patch(f"{_TRAINER}:JAXTrainer", "predict", methods.method, _MEETING),

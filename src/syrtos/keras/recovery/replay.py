@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # Snapshots take at most this part of the time (CheckFreq's bound; Mohan et al., FAST 2021).
 _COST = 0.035
 # So many steps lie at most between the first two snapshots of a process.
-_GROWTH = 4.0
+_MOST_AFTER_FIRST = 4.0
 
 
 class CountedTraining(Protocol):
@@ -228,20 +228,22 @@ class Protection:
         took = time.perf_counter() - began
         self._session.ledger.add("snapshot_seconds", "all", took)
         step = (began - self._written_at) / max(self._since, 1)
-        wanted = float(run.interval) if not self._since else max(took / (_COST * max(step, 1e-6)), 1.0)
-        if run.interval <= 1:
-            # The first snapshot of a process takes longer than later ones: it says too little of their cost.
-            wanted = min(wanted, _GROWTH)
+        # The first snapshot of a process takes longer than later ones, and any may meet a busy machine.
+        cost = took if run.took is None else min(run.took, took)
+        wanted = float(run.interval) if not self._since else max(cost / (_COST * max(step, 1e-6)), 1.0)
+        wanted = min(wanted, _MOST_AFTER_FIRST) if run.took is None else wanted
+        run.took = took
         run.interval = max(comm.agree("steps between snapshots", wanted if written else math.inf))
         self._since, self._written_at = 0, time.perf_counter()
 
     def _await_steps(self) -> None:
         """Waits for the steps that a device still computes, whose time is none of a snapshot's."""
         backend.active().settle(self._model)
-        # Every step changes its optimizer's count; where there is none, reading all of the state waits as well.
-        if (count := getattr(getattr(self._model, "optimizer", None), "iterations", None)) is not None:
-            with self._session.ledger.span("compute"):
-                state.memory_of(count)
+        # The first variable of an optimizer counts its steps. Without one, reading all of the state waits as well.
+        with self._session.ledger.span("compute"):
+            for optimizer in state.optimizers_of(self._model):
+                for count in state.variables_of(optimizer)[:1]:
+                    state.memory_of(count)
 
     def _check_equal(self) -> None:
         """Raises DivergenceError where the workers differ in what they are about to store."""

@@ -94,7 +94,8 @@ class Kept:
         self._has_room = self.number > 0
         self.last = self._place()
         self.found = self.last.fit  # up to which there is something to put back
-        self.interval = 1.0  # calls between two snapshots; more from the second on
+        self.interval = 1.0  # calls between two snapshots
+        self.took: float | None = None  # seconds of the last snapshot of this process
         self.trained_before = self.last.trained  # steps of the generations before, of a state that the script commits
 
     def _place(self) -> Progress:
@@ -133,9 +134,15 @@ class Kept:
         sent = [np.frombuffer(part, np.uint8) for part in parts] if self.world.rank == root else []
         return [bytes(part) for part in self._comm.broadcast_object(sent, root)]
 
-    def write(self, place: Progress, alike: Arrays, of_ranks: dict[int, bytes]) -> None:
-        """Writes this worker's part of the next snapshot, with what some ranks store for themselves in it."""
-        arrays = {_of_rank(rank): np.frombuffer(own, np.uint8) for rank, own in of_ranks.items()}
+    def write(self, place: Progress, alike: Arrays, packed: dict[int, bytes]) -> None:
+        """Writes this worker's part of the next snapshot. No array may change meanwhile.
+
+        Args:
+            place: how far the run has come.
+            alike: the arrays that all workers hold alike and this one stores.
+            packed: what some ranks store for themselves, by rank.
+        """
+        arrays = {_of_rank(rank): np.frombuffer(own, np.uint8) for rank, own in packed.items()}
         part = encoding.pieces(alike | arrays, {"place": dataclasses.asdict(place)})
         self._check_room(sum(map(len, part)))
         self.slots.write(self.world.local_rank, self.number, self.world.local_size, *part)

@@ -1,12 +1,12 @@
-"""Steps of a worker that trains alone: their graphs count samples and the seconds for which they wait for data.
+"""Steps of a worker that trains alone with Keras 3: their graphs count samples and the seconds for which they wait for data.
 
-With several workers the exchange at the end of a step takes these numbers to Python. A worker that is alone has none, and
-a call of Python from within a graph would cost half a millisecond in each step.
+With several workers the exchange at the end of a step takes these numbers to Python. A worker that is alone exchanges
+nothing: a call of Python from within its graph, for them alone, took 0.3 to 0.6 of the 2.1 ms of a small step.
 """
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -14,53 +14,69 @@ import numpy as np
 import tensorflow as tf
 
 from syrtos.comm.world import Session
+from syrtos.keras.tensorflow import tf_internals_iterators
 from syrtos.keras.tensorflow.step import count_samples, ready_at
+from syrtos.keras.trainer import timing
 
 if TYPE_CHECKING:
     from syrtos.keras.tensorflow.types import BatchStep
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_numbers = itertools.count(1)
 
 
-class CountedSteps:
-    """The steps of one function of Keras on a worker that trains alone."""
+class _Counter:
+    """A variable of all graphs of this process: samples and seconds so far, float64, shape (2,)."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        # Samples and seconds. Not a `tf.Variable`: a variable without a class is seen by no strategy.
+    def __init__(self) -> None:
+        # Not a `tf.Variable`: a variable without a class is seen by no strategy.
         with tf.init_scope(), tf.device("/cpu:0"):
-            name = f"syrtos_counted_{next(_numbers)}"
-            self._handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[2], shared_name=name)
+            self._handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[2], shared_name="syrtos_counted")
             tf.raw_ops.AssignVariableOp(resource=self._handle, value=tf.zeros(2, tf.float64))
-        self._told = np.zeros(2)
+        self._reported = np.zeros(2)
 
-    def counting(self, step: BatchStep) -> BatchStep:
-        """Wraps a step: its graph counts the samples of each batch, and for how long it has waited for it."""
+    def add(self, samples: tf.Tensor, seconds: tf.Tensor) -> None:
+        tf.raw_ops.AssignAddVariableOp(resource=self._handle, value=tf.stack([samples, seconds]))
 
-        def counted(data: object) -> object:
-            samples, rows = count_samples(data)
+    def read_new(self) -> tuple[float, float]:
+        """Returns what was added since the last time."""
+        with tf.device("/cpu:0"):
+            counted = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.float64).numpy()
+        samples, seconds = counted - self._reported
+        self._reported = counted
+        return float(samples), float(seconds)
+
+
+_counter = functools.cache(_Counter)
+
+
+def count_in_graph(step: BatchStep) -> BatchStep:
+    """Wraps a step: its graph counts the samples of each batch, and for how long it has waited for it."""
+
+    def count_and_call(data: object) -> object:
+        samples, rows = count_samples(data)
+        # On the processor: a GPU would send each of these numbers there and back.
+        with tf.device("/cpu:0"):
             asked, ready = tf.unstack(ready_at(rows))
             waited = tf.where(asked > 0, tf.maximum(ready - asked, 0.0), 0.0)
-            with tf.device("/cpu:0"):
-                added = tf.stack([tf.cast(samples, tf.float64), waited])
-                tf.raw_ops.AssignAddVariableOp(resource=self._handle, value=added)
-            return step(rows)
+            # Graphs of several steps ask in another way, which is not noted: else this time would count again for them.
+            tf_internals_iterators.forget_asking()
+            _counter().add(tf.cast(samples, tf.float64), waited)
+        return step(rows)
 
-        return counted
+    return count_and_call
 
-    def telling(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Wraps the function of such steps: after each call the ledger is told what its graph has counted."""
 
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+def report_after(session: Session, function: Callable[P, R]) -> Callable[P, R]:
+    """Wraps the function of such steps: after each call the ledger gets what its graph has counted."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        # In a loop of the script's own the record of a step is written when this ends.
+        with timing.computing():
             outputs = function(*args, **kwargs)
-            with tf.device("/cpu:0"):
-                counted = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.float64).numpy()
-            samples, waited = counted - self._told
-            self._told = counted
-            self._session.ledger.count(float(samples))
-            self._session.ledger.spend("input", float(waited))
-            return outputs
+            samples, waited = _counter().read_new()
+            session.ledger.count(samples)
+            session.ledger.spend("input", waited)
+        return outputs
 
-        return call
+    return call

@@ -213,7 +213,7 @@ def _make_function(step_name: str, original: Method) -> Method:
     def make_function(self: _Keras2Model, force: bool = False) -> object:
         session = world.sharing()
         models.adapt(self)
-        if "_syrtos_" + step_name not in self.__dict__ and models.step_is_shared(self, session):
+        if "_syrtos_" + step_name not in self.__dict__ and models.wraps_steps(self, session):
             step = getattr(self, step_name)
             object.__setattr__(self, "_syrtos_" + step_name, step)
             object.__setattr__(self, step_name, _shared_step(session, self, step, step_name))

@@ -32,7 +32,7 @@ from syrtos.keras.tensorflow import (
 )
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.assignments import whole_batch as computing_whole_batch
-from syrtos.keras.tensorflow.counted_steps import CountedSteps
+from syrtos.keras.tensorflow.counted_steps import count_in_graph, report_after
 from syrtos.keras.tensorflow.input import Numbered, Share, cut, numbered_by_hand, spec_of_share
 from syrtos.keras.tensorflow.input_policy import gives_whole_batches
 from syrtos.keras.tensorflow.parameter_server import remote_optimizer
@@ -129,11 +129,10 @@ def _make_function(original: Method) -> Method:
     def make_function(self: Model, step_function: Method) -> Method:
         session = world.sharing()
         models.adapt(self)
-        if not models.step_is_shared(self, session):
+        if not models.wraps_steps(self, session):
             return original(self, step_function)
-        if models.is_only_counted(session):
-            counted = CountedSteps(session)
-            return counted.telling(original(self, counted.counting(step_function)))
+        if models.needs_only_counting(session):
+            return report_after(session, original(self, count_in_graph(step_function)))
         stock = _is_stock(step_function, step_function.__name__)
         training = step_function.__name__ == "train_step"
         of_first = first_batch.Function(self, session, step_function, stock, step_function.__name__)

@@ -83,17 +83,17 @@ def adapt(model: Model) -> None:
         synchronize_batchnorm(model)
 
 
-def step_is_shared(model: Model, session: Session) -> bool:
-    """Returns whether a model's steps go through `StepScope`.
+def wraps_steps(model: Model, session: Session) -> bool:
+    """Returns whether a model's steps are wrapped.
 
-    They do on several workers, and in a recorded run of one unless XLA compiles them.
+    They are on several workers, and in a recorded run of one unless XLA compiles them.
     """
     # XLA can't compile the counting of samples.
     return session.world.size > 1 or (bool(session.options.run_dir) and not getattr(model, "jit_compile", False))
 
 
-def is_only_counted(session: Session) -> bool:
-    """Returns whether this is one worker whose steps do nothing but those of plain Keras, so that they need only be counted."""
+def needs_only_counting(session: Session) -> bool:
+    """Returns whether this is one worker whose steps are those of plain Keras, of which the record has the samples."""
     asked = session.options
     return session.world.size == 1 and not (
         finite.is_asked() or asked.sync_every or asked.servers or asked.verify == "only"

@@ -83,6 +83,13 @@ def watch_iterators(waiting: Callable[[], AbstractContextManager[None]]) -> None
     iterator_ops.OwnedIterator._next_internal = next_internal
 
 
+def forget_asking() -> None:
+    """Makes `asked_at` return 0 until a graph asks for data again."""
+    if not tf.executing_eagerly() and isinstance(tf_internals_graphs.graph(), FuncGraph):
+        with tf.device("/cpu:0"):
+            tf.raw_ops.AssignVariableOp(resource=_asked_handle(), value=tf.constant(0.0, tf.float64))
+
+
 def asked_at() -> tf.Tensor:
     """Returns the time when a graph last asked for data, float64 seconds since the epoch; 0 if never, or eagerly."""
     if tf.executing_eagerly() or not isinstance(tf_internals_graphs.graph(), FuncGraph):

@@ -5,6 +5,7 @@ They see all samples, write once, and decide alike.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate
 
@@ -104,7 +105,6 @@ class BeforeUsers(_Quiet):
         super().__init__()
         self._last = last
         self._ledger = world.current().ledger
-        self._logs_before: Logs = None
 
     def on_train_begin(self, logs: Logs = None) -> None:
         # Both before the script's callbacks: these may restore an optimizer with another rate, or the state of a backup.
@@ -134,24 +134,20 @@ class BeforeUsers(_Quiet):
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._ledger.updated_since_sum()
-        self._await_step_before(logs)
+        self._await_last_step(batch, logs)
         self._ledger.become("callbacks")
         self._last.step_is_over(batch)
 
-    def _await_step_before(self, logs: Logs) -> None:
-        """Waits for the step before the one that has these logs.
-
-        A step then lasts as long as its computation, also where it returns sooner, and the device always has one to go on with.
-        """
-        before, self._logs_before = self._logs_before, logs
-        backend.active().await_values(before)
+    def _await_last_step(self, batch: int, logs: Logs) -> None:
+        """Waits until the last step of an epoch, or of an evaluation, is computed: its time would count as that of what follows."""
+        if _index(batch) + 1 >= (self.params.get("steps") or math.inf):
+            backend.active().await_values(logs)
 
     def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
-        self._await_step_before(logs)
+        self._await_last_step(batch, logs)
         self._ledger.become("callbacks")
 
-    def on_predict_batch_end(self, batch: int, logs: Logs = None) -> None:
-        self._ledger.become("callbacks")
+    on_predict_batch_end = on_test_batch_end
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         self._ledger.drop_step()
