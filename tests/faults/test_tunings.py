@@ -114,7 +114,7 @@ def test_stopping_ends_running_trials_and_keeps_results(tmp_path: Path) -> None:
         sagemaker.stop_hyper_parameter_tuning_job(HyperParameterTuningJobName="stop")
         assert described(sagemaker, "stop")["HyperParameterTuningJobStatus"] in ("Stopping", "Stopped")
         found, some = final(sagemaker, "stop"), trials(sagemaker, "stop")
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 200  # the trials would sleep for 300 s
         with pytest.raises(ClientError, match="in status Stopped"):
             sagemaker.stop_hyper_parameter_tuning_job(HyperParameterTuningJobName="stop")
         sagemaker.delete_hyper_parameter_tuning_job(HyperParameterTuningJobName="stop")

@@ -112,10 +112,9 @@ def _placement(chosen: argparse.Namespace) -> Placement:
 
 def _serve(server: Server, home: Home, out: Console) -> None:
     from syrtos.jobs.http.page import token
-    from syrtos.jobs.placement import UNLIMITED
 
     service = server.service
-    workers = "workers" if service.capacity == UNLIMITED else f"{service.capacity} workers at once"
+    workers = "workers" if service.limit is None else f"{service.limit} workers at once"
     where = f" on nodes of {service.placement.engine}" * bool(service.placement.engine)
     out.print(f"syrtos: serving training jobs at {server.url}, {workers}{where}, in {home.path}")
     out.print('  SDKs of this shell:  eval "$(syrtos aws-env)"')

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from syrtos.errors import ConfigurationError, DataError
 from syrtos.jobs.credentials import new_access_key
 from syrtos.jobs.observation import logs, metrics
-from syrtos.jobs.placement import Placement
+from syrtos.jobs.placement import UNLIMITED, Placement
 from syrtos.jobs.requests import states
 from syrtos.jobs.requests.hyperparameters import source_of
 from syrtos.jobs.requests.request import InputChannel, Job, read
@@ -65,6 +65,11 @@ class Service:
         self.home, self.store, self.places, self.capacity = home, store, places, capacity
         self.placement = placement or Placement()
         self.tunings = Tunings(home.database, home.place)
+
+    @property
+    def limit(self) -> int | None:
+        """Returns how many workers may run at the same time; None where the engine alone decides."""
+        return None if self.capacity == UNLIMITED else self.capacity
 
     @property
     def objects(self) -> ObjectStore:

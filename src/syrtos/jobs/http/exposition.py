@@ -17,7 +17,6 @@ from starlette.responses import PlainTextResponse, Response
 
 from syrtos.jobs.api.service import Service
 from syrtos.jobs.http.page import token
-from syrtos.jobs.placement import UNLIMITED
 from syrtos.jobs.store import runs
 from syrtos.jobs.store.job_store import Brief
 from syrtos.report.figures import Figures
@@ -71,7 +70,7 @@ class Exposition:
         waiting = [job for job in active if not _occupies(job)]
         used = sum(job.slots for job in active if _occupies(job))
         yield jobs
-        slots = math.inf if self._service.capacity == UNLIMITED else self._service.capacity
+        slots = math.inf if self._service.limit is None else self._service.limit
         yield GaugeMetricFamily("syrtos_slots", "Workers that may run at the same time.", slots)
         yield GaugeMetricFamily("syrtos_slots_used", "Workers that jobs occupy.", used)
         yield GaugeMetricFamily("syrtos_queue_length", "Jobs that wait for workers.", len(waiting))

@@ -15,7 +15,6 @@ from sqlalchemy import ColumnElement
 from syrtos.jobs.api.service import Service, describe_job
 from syrtos.jobs.observation import metrics
 from syrtos.jobs.observation.metrics import EpochFacts
-from syrtos.jobs.placement import UNLIMITED
 from syrtos.jobs.requests.hyperparameters import decode
 from syrtos.jobs.requests.secrecy import redact
 from syrtos.jobs.store import runs
@@ -71,7 +70,7 @@ class Listing:
             "jobs": [self._row(record) for record in found],
             "more": more,
             "counts": self._counts(),
-            "capacity": None if self._service.capacity == UNLIMITED else self._service.capacity,
+            "capacity": self._service.limit,
             "used": self._workers_in_use(),
         }
 
