@@ -6,11 +6,14 @@ it is tried on some rows.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import keras
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -28,6 +31,8 @@ _CHOOSE, _FORGET = (
     frozenset(("getitem", "masked_select", "nonzero")),
     frozenset(("all", "any", "max", "min", "prod", "sum")),
 )
+# Functions of `math` and of NumPy by which steps are left out.
+_GUARDS = ("isfinite", "isinf", "isnan")
 _MOST_BYTES = 1 << 20  # of a tensor that is followed
 _OF_TORCH = str(Path(torch.__file__).parent)
 
@@ -44,6 +49,7 @@ class Watching(TorchFunctionMode):
         super().__init__()
         self.found = ""
         self._chosen: dict[int, torch.Tensor] = {}
+        self._guards = contextlib.ExitStack()
         self._followed = {id(leaf): leaf for leaf in rows if isinstance(leaf, torch.Tensor)}
 
     def __torch_function__(
@@ -86,7 +92,25 @@ class Watching(TorchFunctionMode):
         self._chosen |= {id(leaf): leaf for leaf in made}
         return False
 
+    def __enter__(self) -> Watching:
+        # Of functions of Python and NumPy torch sees no more than that they ask for the number.
+        for module in (math, np):
+            for name in _GUARDS:
+                guard = getattr(module, name)
+                self._guards.callback(setattr, module, name, guard)
+                setattr(module, name, self._watched(guard))
+        return super().__enter__()
+
+    def _watched(self, guard: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            if args and (isinstance(args[0], _Number) or id(args[0]) in self._followed):
+                self.note(guard.__name__)
+            return guard(*args, **kwargs)
+
+        return call
+
     def __exit__(self, *exception: object) -> None:
+        self._guards.close()
         # A number of the step may outlive it, and holds this object.
         self._followed.clear()
         self._chosen.clear()

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -41,6 +42,9 @@ def test_a_mean_that_is_compared_is_found_with_its_line() -> None:
         lambda x: 1 if torch.isnan(x.mean()) else 2,  # a guard, for which one worker alone would leave out a step
         lambda x: 1 if torch.isfinite(x).all() else 2,
         lambda x: 1 if x.isnan().any() else 2,
+        lambda x: 1 if math.isnan(x.mean().item()) else 2,
+        lambda x: 1 if math.isfinite(x.mean()) else 2,
+        lambda x: 1 if np.isinf(x.mean().item()) else 2,
     ],
 )
 def test_a_number_that_decides_is_found(step: Callable[[Any], Any]) -> None:
@@ -63,7 +67,7 @@ def _clipped(x: Any) -> Any:
         lambda x: x[x[:, 0] > 0.5].sum(),
         lambda x: x[x[:, 0] > 0.5].mean(dim=1),
         lambda x: torch.clamp(torch.tensor(2.0), min=1.0) * x,
-        lambda x: [x.mean().item() / 2.0, math.isnan(x.mean().item()), f"{x.mean().item():.2f}"],
+        lambda x: [x.mean().item() / 2.0, math.isnan(2.0), f"{x.mean().item():.2f}"],
         _clipped,  # by gradients, which the workers have exchanged
     ],
 )
