@@ -30,7 +30,7 @@ saved = keras.callbacks.ModelCheckpoint("best.keras")
 others = [keras.callbacks.CSVLogger("log.csv"), keras.callbacks.BackupAndRestore("backup")]
 model.fit(x, y, batch_size=8, epochs=3, verbose=0, validation_data=(x, y), callbacks=[saved, *others])
 loss, mae = model.evaluate(x, y, verbose=0)
-model.predict(x, verbose=0)
+print("of each row", (model.predict(x, batch_size=8, verbose=0) > y).shape)
 model.save("model.keras")
 print("weights", keras.models.load_model("best.keras", compile=False).count_params())
 """
@@ -48,6 +48,7 @@ def test_a_script_is_compared_and_its_files_are_left_alone(tmp_path: Path, backe
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "weights 19" in done.stdout
+    assert "of each row (50, 1)" in done.stdout  # a script goes on with its predictions
     functions = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [function["step"] for function in functions] == ["train_step", "test_step", "predict_step"]
     for function in functions:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syrtos import settings
 from syrtos.cli.execution import execute, this_machine
 from syrtos.cli.run import check_may_resize
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
-from syrtos.cli.run_request import read_request, request_changes
+from syrtos.cli.run_request import REQUEST, read_request, request_changes
 from syrtos.errors import ConfigurationError
 from syrtos.launch.plan import make_plan
 from syrtos.launch.spec import Spec, parse_hosts
+from syrtos.report.json_files import document
 
 if TYPE_CHECKING:
     from syrtos.cli.parsing import Commands
@@ -37,11 +41,20 @@ def main(chosen: argparse.Namespace) -> int:
     """Resumes the run, and returns its exit code."""
     run_dir = find_run_dir(chosen.run_dir)
     request = read_request(run_dir)
+    _choose_backend(run_dir)
     spec = _resized_spec(request.spec, chosen)
     # refused before anything is written
     make_plan(spec, this_machine(spec.hosts), settings.environment())
     changes = request_changes(chosen.workers, spec.hosts if chosen.hosts else ())
     return execute(dataclasses.replace(request, spec=spec), run_dir, resume=True, changes=changes)
+
+
+def _choose_backend(run_dir: Path) -> None:
+    """Chooses the backend of Keras that the run had, where this shell names none: a snapshot is of one backend."""
+    backend = document(run_dir / REQUEST).get("backend")
+    if backend and "KERAS_BACKEND" not in os.environ:
+        os.environ["KERAS_BACKEND"] = backend
+        print(f"syrtos: KERAS_BACKEND={backend}, as when the run was started", file=sys.stderr)
 
 
 def _resized_spec(spec: Spec, chosen: argparse.Namespace) -> Spec:

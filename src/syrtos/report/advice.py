@@ -136,6 +136,9 @@ def slow_worker(situation: Situation) -> Recommendation | None:
         for kind, seconds in by_rank[slowest].items()
     }
     cause = max(beyond, key=beyond.__getitem__)
+    if cause == "compute" and situation.facts.get("exchange") == "compiled":
+        # XLA exchanges within its program: whichever worker asks first waits there for the others.
+        return None
     rank = situation.ranks[slowest].rank
     cost = f"rank {rank} takes {own[slowest] / usual:.1f}× as long for its part as the others, which wait for it ({SHARES[cause]})"
     return _of_cause(situation, slowest, cause, cost, own[slowest] - usual)
@@ -194,15 +197,17 @@ def tiny_batches(situation: Situation) -> Recommendation | None:
     It would be if it computed all samples of a step in less time than the workers take to compute a part each, to
     exchange and to wait.
     """
-    if situation.workers < 2 or situation.facts.get("exchange") == "compiled":
-        # Where XLA exchanges, computing is not told from exchanging.
+    if situation.workers < 2:
         return None
     known = speed.find_measured(situation.run.folder)
     # What was measured is worth more than what is computed below.
-    if known:
+    if known and known.times < 1:
         cost = f"{situation.workers} workers train {known.times:.2f}× as fast as {known.workers} did ({known.run})"
         action = f"use `-n {known.workers}`, whose gain this is, or a larger batch"
         return _finding(situation, "tiny batches", cost, action, (1 - known.times) * situation.training)
+    if known or situation.facts.get("exchange") == "compiled":
+        # Where XLA exchanges, computing is not told from exchanging.
+        return None
     # of the fastest worker, for waiting for slower ones is no fault of small batches
     own, meets = situation.own_seconds(), situation.meeting()
     fastest = int(np.argmin(own))

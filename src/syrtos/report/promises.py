@@ -70,7 +70,10 @@ def _previous_run_facts(run: Run, rate: float) -> dict[str, Any] | None:
 
 
 def _same_script(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    return bool(mine) and (mine.get("program") or {}).get("name") == (theirs.get("program") or {}).get("name")
+    def of(request: Mapping[str, Any]) -> tuple[object, object]:
+        return (request.get("program") or {}).get("name"), request.get("backend")
+
+    return bool(mine) and of(mine) == of(theirs)
 
 
 def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:

@@ -30,6 +30,18 @@ def test_a_run_that_computes_is_told_nothing(tmp_path: Path) -> None:
     assert findings(tmp_path, steps(wait=0.0004), steps(exchange=0.0004)) == []
 
 
+@pytest.mark.parametrize(("exchange", "found"), [("mpi", ["slow worker"]), ("compiled", [])])
+def test_where_xla_exchanges_no_worker_is_called_slow_to_compute(
+    tmp_path: Path, exchange: str, found: list[str]
+) -> None:
+    """The worker that asks first for a result waits within XLA's program, and the others for it."""
+    rules = [
+        finding.rule
+        for finding in findings(tmp_path, steps(wall=0.05), steps(wall=0.05, wait=0.045), exchange=exchange)
+    ]
+    assert rules == found
+
+
 def test_one_worker_would_have_to_read_everything(tmp_path: Path) -> None:
     """Reading is divided among four: one worker alone is not faster."""
     found = findings(tmp_path, *[steps(wall=0.014, input=0.004, exchange=0.009)] * 4, input="planned")

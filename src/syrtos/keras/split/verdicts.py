@@ -98,7 +98,8 @@ class Verifying:
         """
         self._calls += 1
         if self._is_asked and self._calls >= self.CALLS:
-            self._model.stop_training = self._model.stop_evaluating = self._model.stop_predicting = True
+            # Not `stop_predicting`: a script goes on with what `predict` returns, which must have a row for each sample.
+            self._model.stop_training = self._model.stop_evaluating = True
 
     @staticmethod
     def note(
