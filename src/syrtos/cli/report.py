@@ -142,6 +142,8 @@ def _report_once(
             f"step {last['steps']['count']:,}, {last['steps']['median_ms']:.1f} ms a step, {last['samples_per_second']:,.0f} {last['rate_of']}/s"
         )
     else:
+        if failure := text.failure_of(last):
+            console.print(failure, style="bold red")
         console.print(f"recommended: {last['recommended']['text']}" if last["recommended"] else last["nothing_found"])
     if not chosen.follow or not last["run"]["goes_on"]:
         console.print(f"report: {output}")

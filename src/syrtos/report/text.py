@@ -35,6 +35,8 @@ def _report(facts: Facts) -> Iterator[RenderableType]:
     yield Text(f"{workers}, begun {began}, {run['seconds']:,.1f} s, {end}")
     for sentence in facts["missing"]:
         yield Text(f"missing: {sentence}", "yellow")
+    if failure := failure_of(facts):
+        yield Text(failure, "bold red")
     yield Text("")
     recommended = facts["recommended"]
     yield Text(
@@ -54,6 +56,14 @@ def _report(facts: Facts) -> Iterator[RenderableType]:
     yield from _steps(facts)
     yield from _metrics(facts)
     yield from _others(facts)
+
+
+def failure_of(facts: Facts) -> str:
+    """Returns how a run has failed or was stopped, in the first line of what its end said; empty for others."""
+    outcome = facts["run"]["outcome"]
+    if facts["run"]["goes_on"] or outcome.get("end") in (None, "FINISHED", "unknown"):
+        return ""
+    return str(outcome.get("text") or "").partition("\n")[0]
 
 
 def _seconds(facts: Facts) -> Table:

@@ -96,6 +96,16 @@ def test_curves_after_a_restart_have_each_step_once(tmp_path: Path) -> None:
     assert (incident["step"], incident["again"]) == (10, 4)
 
 
+@pytest.mark.parametrize(("outcome", "failure"), [("CRASHED", "crashed."), ("STOPPED", "stopped."), ("FINISHED", "")])
+def test_a_report_begins_with_how_the_run_failed(tmp_path: Path, outcome: str, failure: str) -> None:
+    generation(tmp_path, 0.0, 5.0, [[step(n) for n in range(10)]], outcome=outcome)
+    found = facts.of_run(load(tmp_path))
+    assert text.failure_of(found) == failure
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(text.report(found))
+    assert console.export_text().splitlines()[2].strip() == failure
+
+
 def test_the_forms_of_a_report(tmp_path: Path) -> None:
     """Names come from scripts: nothing in them is markup of the page or of the terminal."""
     trained(tmp_path)

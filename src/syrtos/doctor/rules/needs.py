@@ -19,7 +19,7 @@ from syrtos.doctor.program import ScriptProgram
 from syrtos.doctor.rules.names import is_tried
 from syrtos.doctor.script import Script, argument, method
 from syrtos.launch.spelling import closest_name
-from syrtos.launch.worker.other_backends import propose_backend
+from syrtos.launch.worker.other_backends import NAMES, propose_backend
 
 _RULE = "missing-package"
 # What `syrtos run` answers for itself, and packages whose end the rule `dead-api` tells.
@@ -113,16 +113,16 @@ def _is_reached(program: ScriptProgram, script: Script, node: ast.AST) -> bool:
 
 
 def absent_backend(program: ScriptProgram) -> Iterator[Finding]:
-    """Finds the import of Keras on TensorFlow where only another backend is installed."""
+    """Finds the import of Keras on a backend that is not installed, where another one is."""
     # Keras writes its default into `keras.json`: a backend there need not have been chosen
     name, by = machine_packages.chosen_backend(settings.environment())
-    if name != "tensorflow" or is_installed("tensorflow"):
+    if name not in NAMES or is_installed(name):
         return
     if any("KERAS_BACKEND" in script.text for script in program.scripts):
         return
     for script in program.scripts:
         for node, root in _imported_roots(script):
             if root == "keras" and (fix := propose_backend(f"syrtos run -n {program.workers} {script.path.name}")):
-                says = f"Keras's backend here is TensorFlow (by {by}), which is not installed"
+                says = f"Keras's backend here is {NAMES[name]} (by {by}), which is not installed"
                 yield at(script, node, "absent-backend", Severity.BREAKS, says, fix)
                 return

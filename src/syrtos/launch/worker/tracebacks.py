@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import syrtos
 from syrtos.launch.worker import suggestions
-from syrtos.launch.worker.other_backends import propose_backend
+from syrtos.launch.worker.other_backends import NAMES, propose_backend
 
 Frames = list[traceback.FrameSummary]
 
@@ -50,9 +50,9 @@ def short_text(error: BaseException) -> str:
 
 def advice(error: BaseException, size: int) -> str:
     """Returns advice on an error of several workers that run one script, or of an absent backend; empty for others."""
-    if isinstance(error, ModuleNotFoundError) and error.name == "tensorflow" and _is_keras_import(error):
+    if isinstance(error, ModuleNotFoundError) and error.name in NAMES and _is_keras_import(error):
         proposal = propose_backend("syrtos run ...")
-        return f"Keras's backend is TensorFlow, which is not installed. {proposal}." if proposal else ""
+        return f"Keras's backend is {NAMES[error.name]}, which is not installed. {proposal}." if proposal else ""
     if size < 2:
         return ""
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:

@@ -185,17 +185,19 @@ def test_no_name_is_suggested_where_none_is_like_it_or_the_object_fails() -> Non
         assert tracebacks.short_text(error).splitlines()[-1] == f"AttributeError: {error}"
 
 
-def test_an_absent_tensorflow_is_explained_where_keras_imports_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("package", "name"), [("tensorflow", "TensorFlow"), ("torch", "PyTorch")])
+def test_an_absent_backend_is_explained_where_keras_imports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, name: str
 ) -> None:
     monkeypatch.setattr(
         tracebacks, "propose_backend", lambda command: f"JAX is installed: `KERAS_BACKEND=jax {command}`"
     )
     file = tmp_path / "keras" / "src" / "tree.py"
-    code = compile("raise ModuleNotFoundError('no', name='tensorflow')", file, "exec")
+    code = compile(f"raise ModuleNotFoundError('no', name='{package}')", file, "exec")
     advice = tracebacks.advice(caught(lambda: exec(code)), 1)
+    assert advice.startswith(f"Keras's backend is {name}, which is not installed.")
     assert advice.endswith("JAX is installed: `KERAS_BACKEND=jax syrtos run ...`.")
-    of_script = compile("raise ModuleNotFoundError('no', name='tensorflow')", tmp_path / "train.py", "exec")
+    of_script = compile(f"raise ModuleNotFoundError('no', name='{package}')", tmp_path / "train.py", "exec")
     assert tracebacks.advice(caught(lambda: exec(of_script)), 1) == ""
 
 
