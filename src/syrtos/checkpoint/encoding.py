@@ -33,10 +33,10 @@ def pieces(arrays: Mapping[str, npt.NDArray[np.generic]], facts: Mapping[str, ob
     The arrays may not change until the pieces are written. The library would copy all of them into one piece, which takes
     three times as long as writing them.
     """
-    plain = {name: _plain(array) for name, array in arrays.items()}
+    storable = {name: _storable_array(array) for name, array in arrays.items()}
     # The format (README of huggingface/safetensors) has the bytes of the arrays behind each other without gaps: in this
     # order each begins at a multiple of its own size.
-    ready = {name: plain[name] for name in sorted(plain, key=lambda name: -plain[name].itemsize)}
+    ready = dict(sorted(storable.items(), key=lambda item: -item[1].itemsize))
     head: dict[str, object] = {"__metadata__": {FACTS: json.dumps(facts)}}
     begin = 0
     for name, array in ready.items():
@@ -63,7 +63,7 @@ _NAMES = {
 }
 
 
-def _plain(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+def _storable_array(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     """Returns the same values in order, little-endian; as bytes where safetensors has no name for the dtype."""
     ready = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return ready.reshape(array.shape) if ready.dtype.name in _NAMES else ready.reshape(-1).view(np.uint8)

@@ -102,7 +102,6 @@ def execute(
         else:
             forget_watched(run_dir)
             request.write(run_dir)
-            note(run_dir, backend=settings.environment().get("KERAS_BACKEND"))
         with watching(run_dir, request.track, request.metrics_port):
             return _execute(request, run_dir, resume, connected)
 

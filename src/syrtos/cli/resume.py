@@ -6,18 +6,16 @@ import argparse
 import dataclasses
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syrtos import settings
 from syrtos.cli.execution import execute, this_machine
 from syrtos.cli.run import check_may_resize
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
-from syrtos.cli.run_request import REQUEST, read_request, request_changes
+from syrtos.cli.run_request import read_request, request_changes
 from syrtos.errors import ConfigurationError
 from syrtos.launch.plan import make_plan
 from syrtos.launch.spec import Spec, parse_hosts
-from syrtos.report.json_files import document
 
 if TYPE_CHECKING:
     from syrtos.cli.parsing import Commands
@@ -41,7 +39,7 @@ def main(chosen: argparse.Namespace) -> int:
     """Resumes the run, and returns its exit code."""
     run_dir = find_run_dir(chosen.run_dir)
     request = read_request(run_dir)
-    _choose_backend(run_dir)
+    _choose_backend(request.backend)
     spec = _resized_spec(request.spec, chosen)
     # refused before anything is written
     make_plan(spec, this_machine(spec.hosts), settings.environment())
@@ -49,9 +47,8 @@ def main(chosen: argparse.Namespace) -> int:
     return execute(dataclasses.replace(request, spec=spec), run_dir, resume=True, changes=changes)
 
 
-def _choose_backend(run_dir: Path) -> None:
+def _choose_backend(backend: str | None) -> None:
     """Chooses the backend of Keras that the run had, where this shell names none: a snapshot is of one backend."""
-    backend = document(run_dir / REQUEST).get("backend")
     if backend and "KERAS_BACKEND" not in os.environ:
         os.environ["KERAS_BACKEND"] = backend
         print(f"syrtos: KERAS_BACKEND={backend}, as when the run was started", file=sys.stderr)

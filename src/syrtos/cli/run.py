@@ -210,7 +210,9 @@ def _launch(chosen: argparse.Namespace, run_dir: Path, connected: ConnectedHosts
         return 0
     _warn_of_one_worker(chosen, spec)
     seed = random.SystemRandom().randrange(2**31)
-    return execute(RunRequest(spec, policy, seed, track, chosen.metrics_port), run_dir, connected=connected)
+    backend = settings.environment().get("KERAS_BACKEND")
+    request = RunRequest(spec, policy, seed, track, chosen.metrics_port, backend)
+    return execute(request, run_dir, connected=connected)
 
 
 def _policy(chosen: argparse.Namespace, spec: Spec) -> RestartPolicy:

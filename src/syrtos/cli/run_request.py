@@ -34,6 +34,7 @@ class RunRequest:
         seed: the workers' common seed.
         track: the trackers that the run is logged to.
         metrics_port: the port on the loopback interface at which Prometheus finds the run's figures; None: none.
+        backend: the backend of Keras that the environment named; None: none.
     """
 
     spec: Spec
@@ -41,9 +42,10 @@ class RunRequest:
     seed: int
     track: tuple[str, ...] = ()
     metrics_port: int | None = None
+    backend: str | None = None
 
     def identifying_facts(self) -> dict[str, Any]:
-        """Returns all that tells requests apart, which is everything but the seed and the watching, as JSON has it."""
+        """Returns all that tells requests apart, which is everything but the seed, the backend and the watching, as JSON has it."""
         spec = self.spec
         name = spec.program.name if spec.program.is_module else str(Path(spec.program.name).resolve())
         described = {
@@ -83,7 +85,7 @@ class RunRequest:
     def write(self, run_dir: Path) -> None:
         """Writes the request into the run directory, so that the run can be resumed from there."""
         watched = {"track": self.track, "metrics_port": self.metrics_port}
-        facts = {"seed": self.seed, **watched, "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        facts = {"seed": self.seed, "backend": self.backend, **watched, "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         (run_dir / REQUEST).write_text(json.dumps(self.identifying_facts() | facts, indent=2) + "\n")
 
 
@@ -136,7 +138,8 @@ def read_request(run_dir: Path) -> RunRequest:
         raise ConfigurationError(f"The run in {run_dir} has finished: there is nothing to resume.")
     if _digest(spec.program.name) != found.get("sha256", ""):
         print(f"syrtos: {spec.program.name} has changed since the run was begun.", file=sys.stderr)
-    return RunRequest(spec, policy, seed, tuple(found.get("track") or ()), found.get("metrics_port"))
+    track = tuple(found.get("track") or ())
+    return RunRequest(spec, policy, seed, track, found.get("metrics_port"), found.get("backend"))
 
 
 def note(run_dir: Path, **facts: object) -> None:

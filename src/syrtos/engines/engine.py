@@ -25,9 +25,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from syrtos.checkpoint.folders import numbers
 from syrtos.engines.reservation import NodeRequest, Requester, Reservation
 from syrtos.errors import ConfigurationError
+from syrtos.launch.generations import has_snapshot
 from syrtos.launch.outcome import End
 from syrtos.launch.spec import Host
 
@@ -225,6 +225,6 @@ def read_end(run_dir: Path) -> RunState | None:
     name, code = found
     phases: dict[str, Phase] = {End.FINISHED.name: "finished", End.STOPPED.name: "stopped"}
     phase = phases.get(name, "failed")
-    goes_on = f", and `syrtos resume {run_dir}` goes on from its last snapshot" * bool(numbers(run_dir / "snapshots"))
+    goes_on = f", and `syrtos resume {run_dir}` goes on from its last snapshot" * has_snapshot(run_dir)
     says = f"`syrtos report {run_dir}` says what happened{goes_on}."
     return RunState(phase, "" if phase == "finished" else says, int(code))

@@ -146,10 +146,9 @@ class Model(Layer, Protocol):
     optimizer: Optimizer | None
     # A script's own model may lack it.
     steps_per_execution: int
-    # The flags by which callbacks end `fit`, `evaluate` and `predict`.
+    # The flags by which callbacks end `fit` and `evaluate`.
     stop_training: bool
     stop_evaluating: bool
-    stop_predicting: bool
     # Whether XLA compiles its steps; a name or None where Keras chooses.
     jit_compile: Any
     # None until Keras makes them, which it leaves out where they are there.

@@ -201,11 +201,11 @@ def tiny_batches(situation: Situation) -> Recommendation | None:
         return None
     known = speed.find_measured(situation.run.folder)
     # What was measured is worth more than what is computed below.
-    if known and known.times < 1:
+    if known:
         cost = f"{situation.workers} workers train {known.times:.2f}× as fast as {known.workers} did ({known.run})"
         action = f"use `-n {known.workers}`, whose gain this is, or a larger batch"
         return _finding(situation, "tiny batches", cost, action, (1 - known.times) * situation.training)
-    if known or situation.facts.get("exchange") == "compiled":
+    if situation.facts.get("exchange") == "compiled":
         # Where XLA exchanges, computing is not told from exchanging.
         return None
     # of the fastest worker, for waiting for slower ones is no fault of small batches

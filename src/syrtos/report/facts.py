@@ -155,6 +155,11 @@ def _data(run: Run) -> Facts:
     }
 
 
+def is_failure(outcome: Mapping[str, Any]) -> bool:
+    """Returns whether a generation is known to have ended otherwise than with success."""
+    return outcome.get("end") not in (None, "FINISHED", "unknown")
+
+
 def _incidents(run: Run) -> list[Facts]:
     """Returns the ends of generations that others followed, or that were no success."""
     found, reached = [], 0
@@ -162,7 +167,7 @@ def _incidents(run: Run) -> list[Facts]:
         is_last = number == len(run.generations)
         outcome, kept = generation.outcome, run.step_kept(number - 1)
         reached = generation.trained_before + generation.steps_trained if generation.steps_trained else reached
-        if (is_last and outcome.get("end") in (None, "FINISHED", "unknown")) or not outcome:
+        if (is_last and not is_failure(outcome)) or not outcome:
             continue
         found.append(
             {

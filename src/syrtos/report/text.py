@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from syrtos.report.facts import Facts
+from syrtos.report.facts import Facts, is_failure
 
 _BAR = 32
 
@@ -61,7 +61,7 @@ def _report(facts: Facts) -> Iterator[RenderableType]:
 def failure_of(facts: Facts) -> str:
     """Returns how a run has failed or was stopped, in the first line of what its end said; empty for others."""
     outcome = facts["run"]["outcome"]
-    if facts["run"]["goes_on"] or outcome.get("end") in (None, "FINISHED", "unknown"):
+    if facts["run"]["goes_on"] or not is_failure(outcome):
         return ""
     return str(outcome.get("text") or "").partition("\n")[0]
 

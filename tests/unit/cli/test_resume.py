@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
 
 import pytest
 
@@ -16,12 +14,11 @@ from syrtos.cli import resume
     [("jax", None, "jax"), ("jax", "torch", "torch"), (None, None, None), (None, "torch", "torch")],
 )
 def test_the_backend_is_that_of_the_run_unless_the_shell_names_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str | None, here: str | None, chosen: str | None
+    monkeypatch: pytest.MonkeyPatch, kept: str | None, here: str | None, chosen: str | None
 ) -> None:
-    (tmp_path / "run.json").write_text(json.dumps({"backend": kept}))
     monkeypatch.setenv("KERAS_BACKEND", "")  # so that it is put back
     monkeypatch.delenv("KERAS_BACKEND")
     if here:
         monkeypatch.setenv("KERAS_BACKEND", here)
-    resume._choose_backend(tmp_path)
+    resume._choose_backend(kept)
     assert os.environ.get("KERAS_BACKEND") == chosen

@@ -13,7 +13,7 @@ from syrtos.comm.communicator import share_of
 from syrtos.errors import DataError
 from syrtos.keras import fitting
 from syrtos.keras.jax import distribution, joining
-from syrtos.keras.jax.variables import gather_array, is_split
+from syrtos.keras.jax.variables import await_arrays, gather_array, is_split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,6 +56,8 @@ def make_timed(function: Step) -> TimedStep:
     """
     if isinstance(function, TimedStep):
         return function
+    if world.current().world.size == 1:  # no output is split
+        return TimedStep(function, function)
 
     def gather_outputs(state: State, data: object) -> tuple[object, State]:
         outputs, state = function(state, data)
@@ -93,7 +95,7 @@ class TimedStep:
             # An earlier step must have ended, so that its time counts as computation, and not as that of whatever waits
             # for its results. One step may stay in flight, which a callback that needs the logs of each step waits for.
             if len(self._in_flight) >= _IN_FLIGHT:
-                jax.block_until_ready(self._in_flight.popleft())
+                await_arrays(self._in_flight.popleft())
             self._traced.add(shapes)
             logs, state = self._function(state, data)
             self._in_flight.append(logs)

@@ -67,9 +67,14 @@ class Jax(Backend):
         cast("keras.Model", model).jax_state_sync()
 
     def await_values(self, logs: Logs) -> None:
-        values = [value for value in jax.tree.leaves(logs) if isinstance(value, jax.Array)]
-        # A step may hand out an array of its state, which the next one has been lent.
-        jax.block_until_ready([value for value in values if not value.is_deleted()])
+        await_arrays(logs)
+
+
+def await_arrays(tree: object) -> None:
+    """Waits until the device has computed the arrays of a structure."""
+    values = [value for value in jax.tree.leaves(tree) if isinstance(value, jax.Array)]
+    # A step may hand out an array of its state, which the next one has been lent.
+    jax.block_until_ready([value for value in values if not value.is_deleted()])
 
 
 # The arrays that `gathering_variables` has gathered, by the identity of the split array.

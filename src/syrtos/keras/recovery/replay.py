@@ -228,13 +228,16 @@ class Protection:
         took = time.perf_counter() - began
         self._session.ledger.add("snapshot_seconds", "all", took)
         step = (began - self._written_at) / max(self._since, 1)
-        # The first snapshot of a process takes longer than later ones, and any may meet a busy machine.
-        cost = took if run.took is None else min(run.took, took)
-        wanted = float(run.interval) if not self._since else max(cost / (_COST * max(step, 1e-6)), 1.0)
-        wanted = min(wanted, _MOST_AFTER_FIRST) if run.took is None else wanted
-        run.took = took
-        run.interval = max(comm.agree("steps between snapshots", wanted if written else math.inf))
+        wanted = self._interval_after(took, step) if written else math.inf
+        run.took, run.interval = took, max(comm.agree("steps between snapshots", wanted))
         self._since, self._written_at = 0, time.perf_counter()
+
+    def _interval_after(self, took: float, step: float) -> float:
+        """Returns the steps until the next snapshot, after one that took so many seconds, where a step takes ``step``."""
+        run = self._run
+        # The first snapshot of a process takes longer than later ones, and any may meet a busy machine.
+        cost, most = (took, _MOST_AFTER_FIRST) if run.took is None else (min(run.took, took), math.inf)
+        return min(max(cost / (_COST * max(step, 1e-6)), 1.0) if self._since else run.interval, most)
 
     def _await_steps(self) -> None:
         """Waits for the steps that a device still computes, whose time is none of a snapshot's."""
@@ -248,7 +251,6 @@ class Protection:
     def _check_equal(self) -> None:
         """Raises DivergenceError where the workers differ in what they are about to store."""
         with self._session.ledger.span("exchange"):
-            backend.active().settle(self._model)
             state.check_equal(self._session.comm, snapshot.equal_variables(self._model), self._place.trained)
 
     def _write(self, logs: Logs) -> bool:

@@ -92,13 +92,13 @@ class Kept:
         self.kept = 0  # bytes of the states of `fit`s that have ended
         # There is room where the generation before has written a snapshot.
         self._has_room = self.number > 0
-        self.last = self._place()
+        self.last = self._read_place()
         self.found = self.last.fit  # up to which there is something to put back
         self.interval = 1.0  # calls between two snapshots
         self.took: float | None = None  # seconds of the last snapshot of this process
         self.trained_before = self.last.trained  # steps of the generations before, of a state that the script commits
 
-    def _place(self) -> Progress:
+    def _read_place(self) -> Progress:
         if not self.number:
             return Progress()
         return Progress(**head.first_facts(self.slots.pieces(0, self.number))["place"])

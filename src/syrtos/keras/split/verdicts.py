@@ -94,7 +94,7 @@ class Verifying:
     def count_call(self) -> None:
         """Counts a call with a batch of a data set.
 
-        After `CALLS` calls the loop that makes them ends as after its last batch, by the flags that callbacks can set.
+        After `CALLS` calls a loop that trains or evaluates ends as after its last batch, by the flags that callbacks can set.
         """
         self._calls += 1
         if self._is_asked and self._calls >= self.CALLS:

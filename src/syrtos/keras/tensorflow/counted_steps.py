@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -19,20 +19,15 @@ from syrtos.keras.tensorflow.step import count_samples, ready_at
 from syrtos.keras.trainer import timing
 
 if TYPE_CHECKING:
+    from syrtos.keras.protocols import P, R
     from syrtos.keras.tensorflow.types import BatchStep
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class _Counter:
     """A variable of all graphs of this process: samples and seconds so far, float64, shape (2,)."""
 
     def __init__(self) -> None:
-        # Not a `tf.Variable`: a variable without a class is seen by no strategy.
-        with tf.init_scope(), tf.device("/cpu:0"):
-            self._handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[2], shared_name="syrtos_counted")
-            tf.raw_ops.AssignVariableOp(resource=self._handle, value=tf.zeros(2, tf.float64))
+        self._handle = tf_internals_iterators.variable_handle("syrtos_counted", 2)
         self._reported = np.zeros(2)
 
     def add(self, samples: tf.Tensor, seconds: tf.Tensor) -> None:

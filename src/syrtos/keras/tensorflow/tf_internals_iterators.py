@@ -16,13 +16,18 @@ from syrtos.keras.tensorflow import tf_internals_graphs
 
 
 @functools.cache
-def _asked_handle() -> tf.Tensor:
-    """Returns the handle of the variable that holds when data was asked for."""
+def variable_handle(name: str, *shape: int) -> tf.Tensor:
+    """Returns the handle of a float64 variable of this process that no strategy sees; it begins with zeros."""
     # Not by `tf.Variable`: a variable without a class is seen by no strategy.
     with tf.init_scope(), tf.device("/cpu:0"):
-        handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[], shared_name="syrtos_asked")
-        tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(0.0, tf.float64))
+        handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shape, shared_name=name)
+        tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros(shape, tf.float64))
         return handle
+
+
+def _asked_handle() -> tf.Tensor:
+    """Returns the handle of the variable that holds when data was asked for."""
+    return variable_handle("syrtos_asked")
 
 
 # The iterators that this thread has drawn from within `restoring_iterators`, each with its state before.

@@ -98,10 +98,10 @@ class Watching(TorchFunctionMode):
             for name in _GUARDS:
                 guard = getattr(module, name)
                 self._guards.callback(setattr, module, name, guard)
-                setattr(module, name, self._watched(guard))
+                setattr(module, name, self._wrap_guard(guard))
         return super().__enter__()
 
-    def _watched(self, guard: Callable[..., object]) -> Callable[..., object]:
+    def _wrap_guard(self, guard: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object, **kwargs: object) -> object:
             if args and (isinstance(args[0], _Number) or id(args[0]) in self._followed):
                 self.note(guard.__name__)

@@ -46,11 +46,11 @@ def apply_all() -> None:
     Raises:
         ConfigurationError: the run has parameter servers.
     """
+    session = world.current()
     # The backend may come from keras.json.
-    check_servers({"KERAS_BACKEND": "torch"}, world.current().options.servers)
+    check_servers({"KERAS_BACKEND": "torch"}, session.options.servers)
     apply_to_optimizers()
     patching.install([*share_patches.LOSSES_AND_SEEDS, *OPTIMIZERS, *TRAINER, *patches.PATCHES])
-    session = world.current()
     # A step of one worker notes nothing, and reads its variables some hundred times.
     if session.world.size > 1 or session.options.sync_every:
         patching.install(VARIABLES)
