@@ -97,6 +97,8 @@ def execute(
                     f"The run in {run_dir} {_why_not(request, run_dir)}, and has kept a snapshot: `syrtos resume {run_dir}` goes on from it. To begin anew "
                     "remove that folder, or name another with --run-dir."
                 )
+        elif not resume and (run_dir / REQUEST).exists():
+            print(f"syrtos: {run_dir} holds an earlier run, which this one replaces.", file=sys.stderr)
         if resume:
             note(run_dir, end=None, **(changes or {}))
         else:

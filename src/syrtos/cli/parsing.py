@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Options of other launchers (horovodrun, torchrun, accelerate, mpiexec) by the one that means the same here.
 _ELSEWHERE = {
-    "--gpus": "-n", "--np": "-n", "-np": "-n", "--nproc": "-n", "--nproc-per-node": "-n", "--nproc_per_node": "-n", "--num-processes": "-n",
+    "--gpus": "-n", "--n": "-n", "--np": "-n", "-np": "-n", "--nproc": "-n", "--nproc-per-node": "-n", "--nproc_per_node": "-n", "--num-processes": "-n",
     "--num-workers": "-n", "--num_processes": "-n", "--workers": "-n", "-H": "--hosts", "--host": "--hosts", "--machinefile": "--hostfile",
     "--timeout-seconds": "--timeout", "--elastic-timeout": "--timeout",
 }  # fmt: skip

@@ -59,8 +59,9 @@ def main(chosen: argparse.Namespace) -> int:
         raise ConfigurationError(
             f"`syrtos verify` compares several workers with one process. Expected: `-n 2` or more. Received: -n {chosen.workers}."
         )
-    with tempfile.TemporaryDirectory(prefix="syrtos-verify-") as folder:
-        run_dir = Path(folder, "run")
+    run_dir = Path(tempfile.mkdtemp(prefix="syrtos-verify-"))
+    code = None
+    try:
         spec = Spec(
             program=parse(["-m", *chosen.script] if chosen.module else chosen.script),
             workers=chosen.workers,
@@ -71,6 +72,10 @@ def main(chosen: argparse.Namespace) -> int:
         make_plan(spec, this_machine(spec.hosts), settings.environment())
         code = execute(RunRequest(spec, RestartPolicy(0), 0), run_dir)
         functions = list(_functions(run_dir))
+    finally:
+        # The error of a script that has failed names the logs.
+        if code in (None, 0, INTERRUPTED):
+            shutil.rmtree(run_dir)
     if chosen.json:
         for function in functions:
             print(json.dumps(function))

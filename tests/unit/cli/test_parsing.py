@@ -12,6 +12,7 @@ from syrtos import cli
     [
         ("run --np 2 train.py", "syrtos: there is no option --np; did you mean `-n`? `syrtos run -h` explains."),
         ("run --num-processes=2 train.py", "there is no option --num-processes; did you mean `-n`?"),
+        ("run --n 2 train.py", "there is no option --n; did you mean `-n`?"),
         ("run -n 2 --sync-batchnorms train.py", "did you mean `--sync-batchnorm`?"),
         ("run --zzz train.py", "syrtos: there is no option --zzz. `syrtos run -h` explains."),
         ("verify --gpus 2 train.py", "did you mean `-n`? `syrtos verify -h` explains."),
