@@ -78,3 +78,15 @@ def test_the_table_says_what_is_not_split(tmp_path: Path) -> None:
     assert "Not split:" in done.stdout
     assert "Each worker computes the whole batch" in " ".join(done.stdout.split())
     assert "samples/s" not in done.stderr  # the summary of a run of two batches
+
+
+def test_the_log_that_an_error_names_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise ValueError('x')")
+    words = [str(SYRTOS), "verify", "train.py"]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "nothing to compare" not in done.stderr
+    log = Path(done.stderr.split("Its output is in ")[1].split()[0])
+    assert log.is_relative_to(tmp_path)
+    assert "ValueError: x" in log.read_text()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -74,12 +76,12 @@ def main(chosen: argparse.Namespace) -> int:
         functions = list(_functions(run_dir))
     finally:
         # The error of a script that has failed names the logs.
-        if code in (None, 0, INTERRUPTED):
+        if code in (None, 0, 128 + signal.SIGINT):
             shutil.rmtree(run_dir)
     if chosen.json:
         for function in functions:
             print(json.dumps(function))
-    else:
+    elif functions or not code:
         _print(functions, chosen.workers)
     return code or int(not functions or any(_differs(row, f) for f in functions if not f["whole"] for row in f["rows"]))
 
