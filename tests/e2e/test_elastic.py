@@ -82,6 +82,7 @@ def test_a_run_gets_another_number_of_workers(tmp_path: Path, backend: str, data
         until(lambda count=count: len(steps(folder)) > count + 7)
         subprocess.run([SYRTOS, "resize", run_dir, "-n", str(workers)], check=True, timeout=60)
         until(lambda workers=workers: steps(folder)[-1:] == [workers])
+    (folder / "hurry").touch()
     _, said = process.communicate(timeout=LONG)
     assert process.returncode == 0, said
     assert "The run is to have 1 worker in the place of 2. Generation 2 goes on from step" in said
@@ -129,6 +130,7 @@ def test_hosts_come_and_go(tmp_path: Path) -> None:
         listed.write_text("node-a:1\nnode-b:1\n")
         until(lambda: steps(folder).count(2) > 5)
         os.kill(hosts.first_pids[1], signal.SIGKILL)
+        (folder / "hurry").touch()
         _, said = process.communicate(timeout=LONG)
     assert process.returncode == 0, said
     assert "There are slots for 2 workers now, and 1 trained. Generation 2 goes on from step" in said

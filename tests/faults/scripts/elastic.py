@@ -1,4 +1,5 @@
-"""Trains at a leisurely pace, on any number of workers with the same result: ``elastic.py OUT DATA [SECONDS]``, a pause after each step.
+"""Trains at a leisurely pace, on any number of workers with the same result: ``elastic.py OUT DATA [SECONDS]``, a pause after each step until OUT has a
+file ``hurry``.
 
 What depends on the number of workers by its nature (BatchNormalization over a worker's rows, torch's Dropout) is not in the model.
 """
@@ -26,7 +27,8 @@ class Pace(keras.callbacks.Callback):
     """Rank 0 notes the number of workers of each step."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        time.sleep(PAUSE)
+        if PAUSE and not Path(OUT, "hurry").exists():
+            time.sleep(PAUSE)
         if syrtos.rank() == 0:
             with Path(OUT, "steps.txt").open("a") as file:
                 print(syrtos.size(), file=file)
