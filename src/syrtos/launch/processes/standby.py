@@ -52,10 +52,12 @@ class Standby:
         # When the first zygote began to import, and when it was ready, s since the epoch.
         self._imported: tuple[float, float] | None = None
 
-    # -- before the first generation ---------------------------------------------------------------
+    # -- before a generation -----------------------------------------------------------------------
 
     def begin(self, command: Sequence[str], env: Mapping[str, str], workers: int) -> None:
-        """Starts a zygote for the first generation, if the script's text says what to import.
+        """Starts a zygote for the first generation, and for a later one whose workers share the machine in other parts.
+
+        It does if the script's text says what to import.
 
         The zygote ends with the thread that calls this.
 
@@ -67,8 +69,9 @@ class Standby:
         try:
             shared = resources.shared_variables(env, workers)
             if self._imported and (settings.NEW_INTERPRETERS_VARIABLE in env or shared != self._begun):
-                # What was imported is not what these workers import.
+                # What was imported is not what these workers import, e.g. with fewer threads for each of more workers.
                 self.close()
+                self._begun = None
             if self._begun is not None or settings.NEW_INTERPRETERS_VARIABLE in env or not _is_plain(command):
                 return
             self._begun = shared or {}

@@ -162,6 +162,15 @@ def test_new_interpreters_can_be_asked_for(standby: Standby, tmp_path: Path) -> 
     assert facts["parent"] == os.getpid()
 
 
+def test_workers_of_another_number_are_forked_from_another_import(standby: Standby, tmp_path: Path) -> None:
+    first = started(standby, tmp_path, "import keras")
+    second = started(standby, tmp_path, "import keras")
+    assert first["parent"] == second["parent"] != os.getpid()
+    # As after a resize, where each worker has other threads.
+    third = started(standby, tmp_path, "import keras", {"TF_NUM_INTRAOP_THREADS": "3"})
+    assert third["parent"] not in (first["parent"], os.getpid())
+
+
 def test_an_import_that_fails_is_left_to_the_script(standby: Standby, tmp_path: Path) -> None:
     script = "import keras\ntry:\n    import sklearn.no_such_module\nexcept ImportError:\n    pass"
     assert started(standby, tmp_path, script)["parent"] != os.getpid()  # a library, which the script does without
