@@ -51,8 +51,14 @@ def findings(run_dir: Path) -> list[advice.Recommendation]:
     return advice.findings(found)
 
 
+# A slow callback is also in `test_the_next_run_says_whether_it_came_true`, and a slow reader is found as a slow worker is.
+LIKE_ANOTHER = ("callback", "one reader")
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.long) if way in LIKE_ANOTHER else way for way in WAYS]
+)
 def test_a_training_that_is_slow_in_one_way(tmp_path: Path, way: str) -> None:
     rule, words, least, most = WAYS[way]
     found = train(tmp_path / "run", way)
