@@ -104,13 +104,18 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.long  # planned data goes on in `test_elastic` too
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "first", "dies", "second"),
     [
         ("tensorflow", 2, (13, 1), 2),
-        ("tensorflow", 1, (20, 0), 3),
-        *((name, 3, (13, 1), 2) for name in ("tensorflow", "jax", "torch")),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [
+                ("tensorflow", 1, (20, 0), 3),
+                *((name, 3, (13, 1), 2) for name in ("tensorflow", "jax", "torch")),
+            ]
+        ),
     ],
 )
 def test_a_killed_run_goes_on_with_the_next_batch(

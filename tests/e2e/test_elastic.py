@@ -130,6 +130,7 @@ def test_hosts_come_and_go(tmp_path: Path) -> None:
         listed.write_text("node-a:1\nnode-b:1\n")
         until(lambda: steps(folder).count(2) > 5)
         os.kill(hosts.first_pids[1], signal.SIGKILL)
+        until((tmp_path / "run" / "generation-3").exists)
         (folder / "hurry").touch()
         _, said = process.communicate(timeout=LONG)
     assert process.returncode == 0, said

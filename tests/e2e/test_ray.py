@@ -124,6 +124,7 @@ def test_a_lost_node_s_worker_runs_on_the_others(cluster: RayCluster, here: Path
     run = on(cluster, tmp_path, *training(tmp_path), env=SLOW)
     until(lambda: steps(tmp_path) > 10, run)
     cluster.kill(2)
+    until((tmp_path / "run" / "generation-2").exists, run)
     (tmp_path / "out" / "hurry").touch()
     code, said = ended(run)
     assert code == 0, said

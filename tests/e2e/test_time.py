@@ -109,7 +109,7 @@ def test_all_time_of_a_run_is_accounted_for(tmp_path: Path) -> None:
     assert callbacks - SLACK <= mine.seconds["callbacks"] <= callbacks + fits * 0.1 + SLACK
     assert mine.seconds["checkpoint"] > 0
     assert mine.seconds["evaluation"] > 0
-    assert mine.seconds["rest"] >= 1.0
+    assert mine.seconds["script"] >= 1.0
     assert (summary.steps, summary.loops) == (40, False)
     assert 800 / summary.samples_per_second == pytest.approx(fits, abs=SLACK)
     shown = re.search(r"callbacks +([\d.]+)%", screen)

@@ -55,17 +55,11 @@ def _compare(trained: Trained, group: str, name: str, workers: int) -> None:
         assert difference <= registry.TOLERANCE_OF_DIALECTS.get(name, 1e-5), difference
 
 
-def _cases(
-    groups: list[str],
-    *worlds: int,
-    quick: tuple[str, ...] = (),
-    of_two: slice = slice(None),
-    long: tuple[str, ...] = (),
-) -> list[Any]:
-    """Group by group, so that those who wait for the same training stand together; groups in ``long`` are for `make test-long`."""
+def _cases(groups: list[str], *worlds: int, quick: tuple[str, ...] = (), of_two: slice = slice(None)) -> list[Any]:
+    """Group by group, so that those who wait for the same training stand together."""
 
     def slow(group: str, workers: int) -> slice:
-        if workers == 2 and group not in long:
+        if workers == 2:
             return of_two
         return slice(0, None, 4) if group in ON_THREE and workers == 3 else slice(0)
 
@@ -90,7 +84,6 @@ def test_a_dialect_means_what_it_meant(trained: Trained, group: str, workers: in
 
 
 @pytest.mark.timeout(900)
-# Estimators build graphs of TensorFlow, with Keras 2 as with Keras 3.
-@pytest.mark.parametrize(("group", "workers", "name"), _cases(LEGACY, 2, of_two=slice(0, None, 4), long=("estimator",)))
+@pytest.mark.parametrize(("group", "workers", "name"), _cases(LEGACY, 2, of_two=slice(0, None, 4)))
 def test_also_with_keras_2(trained_with_keras_2: Trained, group: str, workers: int, name: str) -> None:
     _compare(trained_with_keras_2, group, name, workers)

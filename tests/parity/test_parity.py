@@ -18,7 +18,7 @@ LIKE_ANOTHER = {
     "embedding_adam", "gradient_accumulation_scaled", "reduce_lr_on_plateau", "learning_rate_schedule", "batch_logs", "last_batch_of_one",
     "batches_of_one", "custom_train_step_with_sums", "own_loop_of_losses_by_sample", "regularizers", "py_dataset", "loss_sum", "metrics_of_ratios",
     "early_stopping_restores_best", "every_optimizer", "validation_data_uneven", "tf_data_shuffled", "words_on_batch", "embedding_small_sent_as_table",
-    "own_loop_of_a_compiled_model", "gradient_accumulation_by_an_optimizer_of_its_own", "stateful_layer_of_one_row", "metric_of_extremes",
+    "own_loop_of_a_compiled_model",
     # The slow tier has these with a compiled or a sharded update.
     "custom_train_step_in_tf_function", "custom_train_step_two_optimizers",
 }  # fmt: skip
@@ -82,7 +82,12 @@ def compiled_rows(request: pytest.FixtureRequest) -> table.Rows:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", registry.in_tiers(COMPILED, slow=COMPILED[::5]))
+@pytest.mark.parametrize(
+    "name",
+    registry.in_tiers(
+        COMPILED, slow=("custom_train_step_in_tf_function", "global_clipnorm", "embedding_large_sent_as_rows")
+    ),
+)
 def test_compiled_updates(compiled_rows: table.Rows, name: str) -> None:
     table.check(compiled_rows, name)
 

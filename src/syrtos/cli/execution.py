@@ -98,7 +98,7 @@ def execute(
                     "remove that folder, or name another with --run-dir."
                 )
         elif not resume and (run_dir / REQUEST).exists():
-            print(f"syrtos: {run_dir} holds an earlier run, which this one replaces.", file=sys.stderr)
+            print(f"syrtos: {run_dir} holds an earlier run, whose logs and record this one replaces.", file=sys.stderr)
         if resume:
             note(run_dir, end=None, **(changes or {}))
         else:

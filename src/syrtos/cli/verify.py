@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -76,8 +75,8 @@ def main(chosen: argparse.Namespace) -> int:
         functions = list(_functions(run_dir))
     finally:
         # The error of a script that has failed names the logs.
-        if code in (None, 0, 128 + signal.SIGINT):
-            shutil.rmtree(run_dir)
+        if not code:
+            shutil.rmtree(run_dir, ignore_errors=True)
     if chosen.json:
         for function in functions:
             print(json.dumps(function))

@@ -73,8 +73,8 @@ def supervise(
 def _await_imports(standby: Standby, plan: Plan, env: Mapping[str, str]) -> int:
     """Waits until the workers can be forked; returns the signal that has come meanwhile, or 0."""
     came: list[int] = []
-    standby.begin(plan.groups[0].command, env, plan.processes)
     with signalling.answering_signals(came.append):
+        standby.begin(plan.groups[0].command, env, plan.processes)
         if not standby.is_settled():
             with output.show_wait(f"importing {', '.join(standby.frameworks)}, once for all workers"):
                 standby.settle(lambda: bool(came))

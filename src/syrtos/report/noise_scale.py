@@ -49,9 +49,8 @@ def describe_noise_scale(run: Run) -> dict[str, Any]:
             + "over these steps the noise of the gradients hides the gradient itself. A longer run or a larger batch can tell."
         )
         return {"text": text, "batch": batch, "series": [], "measured": len(at)}
-    # No batch has more samples than an epoch.
-    usable = min(scale, batch * (_steps_per_epoch(run) or math.inf))
-    supported = max(int(usable / batch * len(run.last_trained.ranks)), 1)
+    workers = len(run.last_trained.ranks)
+    epoch = max((line.get("steps_per_epoch") or 0 for line in run.last_trained.epochs), default=0) * batch
     return {
         "scale": scale,
         "low": low,
@@ -59,16 +58,10 @@ def describe_noise_scale(run: Run) -> dict[str, Any]:
         "batch": batch,
         "series": _series(at, variance, square),
         "measured": len(at),
-        "supported": supported,
-        "rates": _rates(usable, batch),
-        "text": _text((scale, low, high), usable, batch, supported),
+        "supported": max(int(scale / batch * workers), 1),
+        "rates": _rates(scale, batch),
+        "text": _text(scale, low, high, batch, workers) + _bound(scale, epoch),
     }
-
-
-def _steps_per_epoch(run: Run) -> int | None:
-    """Returns the number of steps of an epoch; None where the data has no known length."""
-    found = [line.get("steps_per_epoch") for line in run.last_trained.epochs]
-    return found[-1] if found else None
 
 
 def _measurements(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
@@ -163,8 +156,12 @@ def _rates(scale: float, batch: float) -> dict[str, float]:
     return {"linear": ratio, "square_root": math.sqrt(ratio), "noise_scale": (1 + ratio) / 2}
 
 
-def _text(measured: tuple[float, float | None, float | None], usable: float, batch: float, supported: int) -> str:
-    scale, low, high = measured
+def _bound(scale: float, epoch: float) -> str:
+    """Returns a sentence where the longest epoch of the run, of about ``epoch`` samples, has fewer than ``scale``."""
+    return f" No step can have that many here: an epoch had about {_round(epoch)} samples." if 0 < epoch < scale else ""
+
+
+def _text(scale: float, low: float | None, high: float | None, batch: float, workers: int) -> str:
     between = f" ({_round(low or 0)} to {_round(high) if high is not None else 'unknown'})"
     told = f"The gradient noise scale is about {_round(scale)} samples{between}, and a step has {batch:,.0f}."
     if scale < batch:
@@ -172,10 +169,10 @@ def _text(measured: tuple[float, float | None, float | None], usable: float, bat
             f"{told} A larger batch would mostly average noise that does not matter any more: more workers pay off only if each takes a smaller "
             "part of this batch."
         )
-    size = f"up to the {_round(usable)} samples of an epoch" if usable < scale else "up to that size"
-    rates = _rates(usable, batch)
+    supported = float(f"{max(int(scale / batch * workers), 1):.2g}")
+    rates = _rates(scale, batch)
     return (
-        f"{told} Batches {size} are worth it: about {supported:,} workers with as many samples as each worker has now. A learning "
+        f"{told} Batches up to that size are worth it: about {supported:,.0f} workers with as many samples as each of the {workers} has now. A learning "
         f"rate that suits this batch would be multiplied there by {_round(rates['linear'])} (linear scaling, for SGD), {_round(rates['square_root'])} "
         f"(square root, for Adam and the like) or {_round(rates['noise_scale'])} (what the noise scale says of SGD). The noise scale grows while a "
         "model learns."

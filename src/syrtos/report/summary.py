@@ -28,6 +28,8 @@ SHARES = {
     "evaluation": "evaluation",
     "checkpoint": "checkpoints",
     "profile": "profiling",
+    "script": "script",
+    "end": "ending",
     "rest": "rest",
 }
 EVALUATION = ("test", "predict")
@@ -83,7 +85,7 @@ class Tally:
             self.seconds["evaluation"] += record["wall"]
         else:
             for kind in SHARES:
-                self.seconds[kind] += record.get(kind, 0.0)
+                self.seconds["script" if (kind, phase) == ("rest", "script") else kind] += record.get(kind, 0.0)
         if phase in ("fit", *TRAINING) or record.get("in_fit"):
             self.training += record["wall"]
         if phase in TRAINING and record.get("steps"):
@@ -112,7 +114,7 @@ class Tally:
         missing = max(launcher["ended"] - launcher["began"] - self.total, 0.0)
         before = min(max(self.facts["began"] - launcher["began"], 0.0), missing)
         imported = imported_before(self.facts, launcher["began"], before)
-        more = {"start": before - imported, "import": imported, "rest": missing - before}
+        more = {"start": before - imported, "import": imported, "end": missing - before}
         return {kind: value + more.get(kind, 0.0) for kind, value in self.seconds.items()}
 
 

@@ -15,8 +15,11 @@ from syrtos.observe.clock import KINDS
 from syrtos.report.read import Generation, Rank, Run
 from syrtos.report.summary import SHARES, imported_before
 
-_MORE = {"script": "script's own code", "end": "ending", "lost": "lost work"}
-PARTS = {**{kind: words for kind, words in SHARES.items() if kind != "rest"}, **_MORE, "rest": SHARES["rest"]}
+PARTS = {
+    **{kind: words for kind, words in SHARES.items() if kind != "rest"},
+    "lost": "lost work",
+    "rest": SHARES["rest"],
+}
 Seconds = dict[str, float]
 
 

@@ -52,13 +52,13 @@ def test_the_noise_that_was_put_in_is_found(tmp_path: Path, shares: list[int], n
     assert len(found["series"]) == 40
 
 
-def test_no_batch_is_larger_than_an_epoch(tmp_path: Path) -> None:
+def test_an_epoch_of_fewer_samples_is_named(tmp_path: Path) -> None:
     write(tmp_path, [16, 16], 300.0)
     epoch = {"epoch": 0, "epochs": 1, "step": 4, "steps_per_epoch": 4, "trained": 400, "time": 1.0, "logs": {}}
     (tmp_path / "ledger" / "epochs.jsonl").write_text(json.dumps(epoch) + "\n")
-    found = noise_scale.describe_noise_scale(load(tmp_path))
-    assert found["supported"] == 8
-    assert "up to the 130 samples of an epoch are worth it: about 8 workers" in found["text"]
+    text = noise_scale.describe_noise_scale(load(tmp_path))["text"]
+    assert "about 23 workers with as many samples" in text
+    assert "No step can have that many here: an epoch had about 130 samples." in text
 
 
 def test_a_batch_that_is_larger_than_the_noise_scale(tmp_path: Path) -> None:

@@ -96,7 +96,9 @@ def test_what_lies_before_and_after_a_workers_lines_is_the_runs(tmp_path: Path) 
     summary = summarize(tmp_path)
     assert summary.seconds == pytest.approx(10.0)
     assert summary.shares["start"] == pytest.approx(0.2)
-    assert summary.shares["rest"] == pytest.approx(0.5)
+    assert summary.shares["script"] == pytest.approx(0.2)
+    assert summary.shares["end"] == pytest.approx(0.3)
+    assert summary.shares["rest"] == 0
 
 
 def test_a_host_whose_clock_is_wrong_adds_no_time(tmp_path: Path) -> None:

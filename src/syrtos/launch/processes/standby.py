@@ -1,6 +1,7 @@
 """A process that has imported what the workers need, and from which they are forked.
 
-It forks the workers of the first generation, and those that take their place.
+It forks the workers of the first generation, and those that take their place. Workers that have another share of the
+machine, e.g. more of them with fewer threads each, are forked from another process, which imports with that share.
 """
 
 from __future__ import annotations
@@ -44,22 +45,20 @@ class Standby:
     """
 
     def __init__(self) -> None:
-        self.frameworks: tuple[str, ...] = ()  # that the first zygote imports
+        self.frameworks: tuple[str, ...] = ()  # that the zygote imports which `begin` has started
         self._zygote: Zygote | None = None
         self._given_up: list[Zygote] = []  # which end with what they have forked
-        # with which variables of a worker's share of this machine
-        self._begun: dict[str, str] | None = None
-        # When the first zygote began to import, and when it was ready, s since the epoch.
+        # The variables of the workers' share of this machine, of the generation that began last.
+        self._share: dict[str, str] | None = None
+        # When the zygote of `begin` began to import, and when it was ready, s since the epoch.
         self._imported: tuple[float, float] | None = None
 
     # -- before a generation -----------------------------------------------------------------------
 
     def begin(self, command: Sequence[str], env: Mapping[str, str], workers: int) -> None:
-        """Starts a zygote for the first generation, and for a later one whose workers share the machine in other parts.
+        """Starts a zygote where there is none for the workers' share of this machine, if the script's text says what to import.
 
-        It does if the script's text says what to import.
-
-        The zygote ends with the thread that calls this.
+        A zygote that has imported for another share is ended. The new one ends with the thread that calls this.
 
         Args:
             command: the command of each worker.
@@ -68,13 +67,15 @@ class Standby:
         """
         try:
             shared = resources.shared_variables(env, workers)
-            if self._imported and (settings.NEW_INTERPRETERS_VARIABLE in env or shared != self._begun):
-                # What was imported is not what these workers import, e.g. with fewer threads for each of more workers.
+            known, self._share = self._share, shared or {}
+            is_new = settings.NEW_INTERPRETERS_VARIABLE in env
+            if (known is not None and known != self._share) or (self._imported and is_new):
+                # What was imported is not what these workers import.
                 self.close()
-                self._begun = None
-            if self._begun is not None or settings.NEW_INTERPRETERS_VARIABLE in env or not _is_plain(command):
+            elif known is not None:
                 return
-            self._begun = shared or {}
+            if is_new or not _is_plain(command):
+                return
             # A script's `setdefault` finds what workers are given; but the level of a log is the script's.
             given = {name: value for name, value in (shared or {}).items() if name != "TF_CPP_MIN_LOG_LEVEL"}
             found = first_imports(program.parse(command[3:]), {**env, **given})
@@ -124,7 +125,10 @@ class Standby:
 
     def _start(self, modules: Mapping[str, str], env: Mapping[str, str], **how: Any) -> None:
         """Starts a zygote in the place of one that there is; ``how`` are further arguments of `Zygote`."""
-        self.close()
+        # Not those that were given up: workers that they have forked still run.
+        if self._zygote is not None:
+            self._zygote.close()
+        self._zygote = self._imported = None
         try:
             self._zygote = Zygote(modules, env, **how)
         except OSError as error:

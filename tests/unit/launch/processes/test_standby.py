@@ -124,7 +124,14 @@ pathlib.Path(sys.argv[1]).with_suffix(".json").write_text(json.dumps(facts))
 """
 
 
-def started(standby: Standby, folder: Path, script: str, env: dict[str, str] | None = None) -> dict[str, object]:
+_SEVERAL_CORES = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="on one core any number of workers has one thread each"
+)
+
+
+def started(
+    standby: Standby, folder: Path, script: str, env: dict[str, str] | None = None, workers: int = 1
+) -> dict[str, object]:
     """What a process says that stands for a worker, of which `syrtos.launch.worker.main` and Keras are little modules."""
     (folder / "keras.py").write_text(
         "import os\nbackend = os.environ.get('KERAS_BACKEND')\nos.environ['IMPORTED'] = '1'"
@@ -132,8 +139,9 @@ def started(standby: Standby, folder: Path, script: str, env: dict[str, str] | N
     (folder / "worker.py").write_text(WORKER)
     (folder / "train.py").write_text(script)
     command = (sys.executable, "-m", "worker", str(folder / "train.py"))
-    variables = {"PYTHONPATH": str(folder), "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **(env or {})}
-    standby.begin(command, variables, 1)
+    place = {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": str(workers)}
+    variables = {"PYTHONPATH": str(folder), "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **place, **(env or {})}
+    standby.begin(command, variables, workers)
     standby.settle(lambda: False)
     with open(os.devnull, "rb") as nothing:
         process = standby.start(command, variables, nothing.fileno(), (nothing.fileno(), 1, 2))
@@ -162,13 +170,24 @@ def test_new_interpreters_can_be_asked_for(standby: Standby, tmp_path: Path) -> 
     assert facts["parent"] == os.getpid()
 
 
+@_SEVERAL_CORES
 def test_workers_of_another_number_are_forked_from_another_import(standby: Standby, tmp_path: Path) -> None:
-    first = started(standby, tmp_path, "import keras")
-    second = started(standby, tmp_path, "import keras")
-    assert first["parent"] == second["parent"] != os.getpid()
-    # As after a resize, where each worker has other threads.
-    third = started(standby, tmp_path, "import keras", {"TF_NUM_INTRAOP_THREADS": "3"})
-    assert third["parent"] not in (first["parent"], os.getpid())
+    one = started(standby, tmp_path, "import keras")
+    assert started(standby, tmp_path, "import keras")["parent"] == one["parent"] != os.getpid()
+    # As after a resize: each of more workers has fewer threads.
+    two = started(standby, tmp_path, "import keras", workers=2)
+    assert two["parent"] not in (one["parent"], os.getpid())
+    assert not Path(f"/proc/{one['parent']}").exists()
+
+
+@_SEVERAL_CORES
+def test_what_stands_by_for_another_number_of_workers_is_ended(standby: Standby, tmp_path: Path) -> None:
+    by_itself = "import os\nos.environ.update(KERAS_BACKEND='jax')\nimport keras"
+    assert started(standby, tmp_path, by_itself)["parent"] == os.getpid()
+    standby.prepare(Imports({"json": ""}, {}), {"PATH": os.environ["PATH"]})
+    assert standby._zygote is not None
+    assert started(standby, tmp_path, by_itself, workers=2)["parent"] == os.getpid()
+    assert standby._zygote is None
 
 
 def test_an_import_that_fails_is_left_to_the_script(standby: Standby, tmp_path: Path) -> None:
