@@ -9,8 +9,17 @@ import pytest
 from syrtos.testing import WorldFailed, run_world
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("check", ["exchanges", "slices", "gradients", "loops", "process_sets", "many_process_sets"])
+CHECKS = ("exchanges", "slices", "gradients", "loops", "process_sets")
+
+
+@pytest.mark.parametrize(
+    ("check", "size"),
+    [
+        *((check, size) for check in CHECKS for size in (2, 3)),
+        ("many_process_sets", 2),
+        pytest.param("many_process_sets", 3, marks=pytest.mark.long),
+    ],
+)
 def test_tensors(check: str, size: int) -> None:
     # Not imported at the top: each process of pytest that only looks for its tests would import TensorFlow for five seconds.
     tensors = importlib.import_module("tensors")
