@@ -8,7 +8,6 @@ import pytest
 
 from syrtos.testing import WorldFailed, run_world
 
-
 CHECKS = ("exchanges", "slices", "gradients", "loops", "process_sets")
 
 
