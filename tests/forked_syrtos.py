@@ -1,10 +1,9 @@
 """The command `syrtos`; the workers that it would start are forked by a zygote."""
 
 import os
-import sys
 from collections.abc import Mapping
 
-from syrtos.cli import main
+from syrtos.cli import process_main
 from syrtos.launch.processes import local
 from syrtos.launch.processes.forking import Command, Forked
 
@@ -15,4 +14,4 @@ def start(command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: loc
 
 
 local.start = start
-sys.exit(main())
+process_main()

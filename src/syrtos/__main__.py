@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from syrtos import settings
-from syrtos.cli import engine_runs
+from syrtos.cli import engine_runs, process_main
 from syrtos.cli import main as command
 from syrtos.engines import gathered_hosts
 from syrtos.errors import SyrtosError
@@ -21,7 +21,7 @@ def main() -> None:
     if len(sys.argv) < 2 or not (sys.argv[1].endswith(".py") or sys.argv[1] == "-m"):
         # Programs that run `python -m syrtos` give all that they want: no file of the folder
         # (syrtos.toml) adds to it, as one does for a person's `syrtos run`.
-        sys.exit(command(sys.argv[1:]))
+        process_main(sys.argv[1:])
     try:
         if gathered_hosts.cluster_to_form(settings.environment()) is not None:
             sys.exit(command(["run", "--on", engine_runs.PLACED, *sys.argv[1:]]))

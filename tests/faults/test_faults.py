@@ -590,6 +590,20 @@ def test_interrupted_training(tmp_path: Path) -> None:
     ended.check_nothing_left()
 
 
+def test_ctrl_c_twice_ends_as_once(tmp_path: Path) -> None:
+    """The second one comes while the launcher ends what has imported, or prints."""
+    started = Run(tmp_path, "-n", "2", TRAINING, "long")
+    started.until_exist("begun-0", "begun-1", within=START)
+    for pause in (0.3, 0.2, 0.2, 0.2, 0.0):
+        started.send(signal.SIGINT)
+        time.sleep(pause)
+    ended = started.ends(PROMISED + 2)
+    assert ended.code == 130, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "stopped by SIGINT" in ended.stderr
+    ended.check_nothing_left()
+
+
 def kill_launcher(started: Run) -> Run:
     started.until_exist("begun-0", "begun-1", within=START)
     started.send(signal.SIGKILL)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 import textwrap
+from typing import NoReturn
 
 from syrtos import __version__
 from syrtos.cli.parsing import Parser, refuse_unknown_command
@@ -99,6 +101,16 @@ def main(arguments: list[str] | None = None) -> int:
     except SyrtosError as error:
         print(f"syrtos: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def process_main(arguments: list[str] | None = None) -> NoReturn:
+    """Runs the command line and ends the process with its exit code; ``arguments`` are those of `main`."""
+    code = main(arguments)
+    # One more Ctrl-C while Python itself ends would print a traceback, and change the exit code.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def _packages_of_jobs() -> str:

@@ -26,6 +26,7 @@ from syrtos.launch import generations, losses
 from syrtos.launch.membership import Membership
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.plan import Machine, Plan, make_plan
+from syrtos.launch.processes.signalling import answering_signals
 from syrtos.launch.processes.standard_input import has_data, input_descriptor
 from syrtos.launch.processes.standby import Standby
 from syrtos.launch.remote.here import is_here
@@ -184,10 +185,28 @@ def is_going_on(run_dir: Path) -> bool:
 
 
 def _execute(request: RunRequest, run_dir: Path, resume: bool, connected: ConnectedHosts | None) -> int:
-    spec, policy, began = request.spec, request.policy, time.time() - process_age()
     # `syrtos verify` prints a table in place of all that is printed of a run
-    verifies = spec.options.verify == "only"
-    if not verifies:
+    verifies = request.spec.options.verify == "only"
+    with contextlib.ExitStack() as ending:
+        ended = _run(request, run_dir, resume, connected, ending)
+        note(run_dir, end=[ended.outcome.end.name, ended.outcome.code])
+        if ended.outcome.end is not End.FINISHED:
+            return _print_failed(ended, run_dir, request.policy.asked)
+        if not verifies:
+            print_summary(run_dir)
+        return ended.outcome.code
+
+
+def _run(
+    request: RunRequest,
+    run_dir: Path,
+    resume: bool,
+    connected: ConnectedHosts | None,
+    ending: contextlib.ExitStack,
+) -> generations.RunEnd:
+    """Runs all generations. Once they have ended, signals do nothing until ``ending`` is closed."""
+    spec, policy, began = request.spec, request.policy, time.time() - process_age()
+    if spec.options.verify != "only":
         _announce(spec, generations.generation_folder(run_dir, generations.next_generation(run_dir, resume)))
 
     machine, env = this_machine(spec.hosts, connected), settings.environment()
@@ -217,12 +236,9 @@ def _execute(request: RunRequest, run_dir: Path, resume: bool, connected: Connec
         else:
             generations.forget(run_dir)
             ended = generations.RunEnd(starter.start(run_dir, lambda workers: {}), run_dir)
-    note(run_dir, end=[ended.outcome.end.name, ended.outcome.code])
-    if ended.outcome.end is not End.FINISHED:
-        return _print_failed(ended, run_dir, policy.asked)
-    if not verifies:
-        print_summary(run_dir)
-    return ended.outcome.code
+        # A second Ctrl-C would leave out what the first one has begun: the end is written down and explained.
+        ending.enter_context(answering_signals(lambda number: None))
+    return ended
 
 
 @dataclasses.dataclass

@@ -81,7 +81,7 @@ def main(chosen: argparse.Namespace) -> int:
         for function in functions:
             print(json.dumps(function))
     elif functions or not code:
-        _print(functions, chosen.workers)
+        _print(functions, chosen.workers, is_whole=not code)
     return code or int(not functions or any(_differs(row, f) for f in functions if not f["whole"] for row in f["rows"]))
 
 
@@ -95,7 +95,7 @@ def _differs(row: Mapping[str, Any], function: Mapping[str, Any]) -> bool:
     return not row["difference"] <= function["bound"]
 
 
-def _print(functions: list[Mapping[str, Any]], workers: int) -> None:
+def _print(functions: list[Mapping[str, Any]], workers: int, is_whole: bool) -> None:
     console = Console()
     if not functions:
         print(
@@ -115,7 +115,14 @@ def _print(functions: list[Mapping[str, Any]], workers: int) -> None:
         worst = max(row["difference"] for row, _ in rows)
         equal = f"All {len(rows)} values are those of one process: the largest difference is {worst:.0e}."
         text = f"{different} of {len(rows)} values differ from those of one process." if different else equal
-        console.print(text, style="bold red" if different else "bold green", highlight=False)
+        style = "bold red" if different else "bold green" if is_whole else ""
+        console.print(text, style=style, highlight=False)
+    if not is_whole:
+        console.print(
+            "The script did not come to its end: what it would have called later was not compared.",
+            style="bold red",
+            highlight=False,
+        )
 
 
 def _table(function: Mapping[str, Any], workers: int) -> Table:

@@ -60,7 +60,7 @@ def describe_noise_scale(run: Run) -> dict[str, Any]:
         "measured": len(at),
         "supported": max(int(scale / batch * workers), 1),
         "rates": _rates(scale, batch),
-        "text": _text(scale, low, high, batch, workers) + _bound(scale, epoch),
+        "text": _text(scale, low, high, batch, workers) + _epoch_limit(scale, epoch),
     }
 
 
@@ -156,7 +156,7 @@ def _rates(scale: float, batch: float) -> dict[str, float]:
     return {"linear": ratio, "square_root": math.sqrt(ratio), "noise_scale": (1 + ratio) / 2}
 
 
-def _bound(scale: float, epoch: float) -> str:
+def _epoch_limit(scale: float, epoch: float) -> str:
     """Returns a sentence where the longest epoch of the run, of about ``epoch`` samples, has fewer than ``scale``."""
     return f" No step can have that many here: an epoch had about {_round(epoch)} samples." if 0 < epoch < scale else ""
 

@@ -126,7 +126,10 @@ def _others(facts: Facts) -> Iterator[RenderableType]:
         yield Text(f"data: verified, {complete} of {len(data['epochs'])} epochs trained on each record exactly once")
     for incident in facts["incidents"]:
         again = f"; {incident['again']:,} steps were computed again" if incident["again"] else ""
-        yield Text(f"incident at {incident['at']:,.1f} s, step {incident['step']:,}: {incident['text']}{again}", "red")
+        yield Text(
+            f"incident at {incident['at']:,.1f} s, step {incident['step']:,}: {incident['text'].rstrip('.') if again else incident['text']}{again}",
+            "red",
+        )
     if len(facts["incidents"]) and facts["run"]["generations"] > 1:
         yield Text(f"goodput: {facts['goodput']:.1%} of the time was not lost")
 
