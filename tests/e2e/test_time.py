@@ -124,7 +124,7 @@ def test_loops_of_the_scripts_own_have_steps_and_a_summary(tmp_path: Path) -> No
     for rank in (0, 1):
         mine = tally(tmp_path, rank)
         assert mine.steps == mine.loop_steps == 32
-        assert mine.seconds["rest"] >= 4.0  # it sleeps
+        assert mine.seconds["rest"] + mine.seconds["script"] >= 4.0  # it sleeps, between the loops too
         assert mine.seconds["trace"] > 0
         assert mine.seconds["compute"] > 0
         assert mine.training >= 3.0
