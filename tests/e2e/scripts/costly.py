@@ -91,7 +91,7 @@ def train() -> None:
     elif WAY == "tiny batches":
         made = keras.Sequential([keras.Input((16,)), Heavy(), keras.layers.Dense(1)])
         made.compile("sgd", "mse")
-        made.fit(RANDOM.normal(size=(1202, 16)), RANDOM.normal(size=(1202, 1)), batch_size=4, epochs=2, verbose=0)
+        made.fit(RANDOM.normal(size=(1202, 16)), RANDOM.normal(size=(1202, 1)), batch_size=4, epochs=4, verbose=0)
     elif WAY == "update":
         x, y = RANDOM.normal(size=(120, 2000)), RANDOM.normal(size=(120, 1))
         made = model(5_000, 2000, keras.optimizers.Adam())
