@@ -10,7 +10,6 @@ import sys
 
 from syrtos import settings
 from syrtos.cli import engine_runs, process_main
-from syrtos.cli import main as command
 from syrtos.engines import gathered_hosts
 from syrtos.errors import SyrtosError
 from syrtos.launch.worker.main import main as run_worker
@@ -24,7 +23,7 @@ def main() -> None:
         process_main(sys.argv[1:])
     try:
         if gathered_hosts.cluster_to_form(settings.environment()) is not None:
-            sys.exit(command(["run", "--on", engine_runs.PLACED, *sys.argv[1:]]))
+            process_main(["run", "--on", engine_runs.PLACED, *sys.argv[1:]])
     except SyrtosError as error:
         sys.exit(_print_error(error))
     run_worker(sys.argv[1:])

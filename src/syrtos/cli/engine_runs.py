@@ -279,10 +279,7 @@ def print_output(run_dir: Path, follow_it: bool) -> int:
         ConfigurationError: the run was not submitted.
     """
     submitted = _require_submitted(run_dir)
-    try:
-        _print_pieces(submitted.output(follow_it))
-    except KeyboardInterrupt:
-        return _INTERRUPTED
+    _print_pieces(submitted.output(follow_it))
     return 0
 
 

@@ -187,6 +187,9 @@ def is_going_on(run_dir: Path) -> bool:
 def _execute(request: RunRequest, run_dir: Path, resume: bool, connected: ConnectedHosts | None) -> int:
     # `syrtos verify` prints a table in place of all that is printed of a run
     verifies = request.spec.options.verify == "only"
+    if not verifies:
+        number = generations.next_generation(run_dir, resume)
+        _announce(request.spec, generations.generation_folder(run_dir, number))
     with contextlib.ExitStack() as ending:
         ended = _run(request, run_dir, resume, connected, ending)
         note(run_dir, end=[ended.outcome.end.name, ended.outcome.code])
@@ -206,9 +209,6 @@ def _run(
 ) -> generations.RunEnd:
     """Runs all generations. Once they have ended, signals do nothing until ``ending`` is closed."""
     spec, policy, began = request.spec, request.policy, time.time() - process_age()
-    if spec.options.verify != "only":
-        _announce(spec, generations.generation_folder(run_dir, generations.next_generation(run_dir, resume)))
-
     machine, env = this_machine(spec.hosts, connected), settings.environment()
     agents = _agents(spec, connected)
     resized = functools.partial(_on_resize, run_dir)

@@ -99,13 +99,10 @@ def _logs(chosen: argparse.Namespace) -> int:
         print("syrtos: no service runs: the job goes on when one is started (`syrtos serve`).", file=sys.stderr)
     several = _instances(service, chosen.name) > 1
     out = Console(highlight=False, markup=False, soft_wrap=True)
-    try:
-        for instance, line in local.follow(service, chosen.name, wait=chosen.follow):
-            if several:
-                out.print(f"algo-{instance + 1} | ", style=_COLORS[instance % len(_COLORS)], end="")
-            out.print(line)
-    except KeyboardInterrupt:
-        return 130
+    for instance, line in local.follow(service, chosen.name, wait=chosen.follow):
+        if several:
+            out.print(f"algo-{instance + 1} | ", style=_COLORS[instance % len(_COLORS)], end="")
+        out.print(line)
     return 0
 
 

@@ -94,7 +94,7 @@ def _digest(script: str) -> str:
     return hashlib.sha256(Path(script).read_bytes()).hexdigest() if os.path.isfile(script) else ""
 
 
-def _why(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"it has no file {REQUEST}" if isinstance(error, FileNotFoundError) else str(error)
 
 
@@ -132,7 +132,7 @@ def read_request(run_dir: Path) -> RunRequest:
         seed = int(found["seed"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"{run_dir} is not the run directory of a run that can be resumed: {_why(error)}. Name the folder that `syrtos run` printed at its start."
+            f"{run_dir} is not the run directory of a run that can be resumed: {_describe(error)}. Name the folder that `syrtos run` printed at its start."
         ) from error
     if options.servers or not policy.restarts:
         raise ConfigurationError(

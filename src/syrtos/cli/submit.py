@@ -67,8 +67,6 @@ def main(chosen: argparse.Namespace) -> int:
         signal.signal(number, signal.default_int_handler)
     try:
         estimator.fit(inputs, wait=not chosen.no_wait, job_name=chosen.name)
-    except KeyboardInterrupt:
-        return 130
     except LaunchError as error:
         print(f"syrtos: {error}", file=sys.stderr)
         return 1

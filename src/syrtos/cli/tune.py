@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,8 +34,4 @@ def main(chosen: argparse.Namespace) -> int:
     """Calls the file of the form: a batch size, a learning rate or a search."""
     name = _FORMS.get(chosen.form, _SEARCH)
     rest = chosen.rest if chosen.form in _FORMS else [chosen.form, *chosen.rest]
-    try:
-        return importlib.import_module(f"syrtos.cli.{name}").main(rest)
-    except KeyboardInterrupt:
-        # A person's Ctrl-C came between two trials: within one it ends the trial.
-        return 128 + signal.SIGINT
+    return importlib.import_module(f"syrtos.cli.{name}").main(rest)

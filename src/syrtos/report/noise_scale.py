@@ -50,6 +50,7 @@ def describe_noise_scale(run: Run) -> dict[str, Any]:
         )
         return {"text": text, "batch": batch, "series": [], "measured": len(at)}
     workers = len(run.last_trained.ranks)
+    supported = max(int(scale / batch * workers), 1)
     epoch = max((line.get("steps_per_epoch") or 0 for line in run.last_trained.epochs), default=0) * batch
     return {
         "scale": scale,
@@ -58,9 +59,9 @@ def describe_noise_scale(run: Run) -> dict[str, Any]:
         "batch": batch,
         "series": _series(at, variance, square),
         "measured": len(at),
-        "supported": max(int(scale / batch * workers), 1),
+        "supported": supported,
         "rates": _rates(scale, batch),
-        "text": _text(scale, low, high, batch, workers) + _epoch_limit(scale, epoch),
+        "text": _text((scale, low, high), batch, workers, supported) + _epoch_limit(scale, epoch),
     }
 
 
@@ -161,18 +162,18 @@ def _epoch_limit(scale: float, epoch: float) -> str:
     return f" No step can have that many here: an epoch had about {_round(epoch)} samples." if 0 < epoch < scale else ""
 
 
-def _text(scale: float, low: float | None, high: float | None, batch: float, workers: int) -> str:
-    between = f" ({_round(low or 0)} to {_round(high) if high is not None else 'unknown'})"
+def _text(measured: tuple[float, float | None, float | None], batch: float, workers: int, supported: int) -> str:
+    scale, low, high = measured
+    between = f" ({_round(low or 0.0)} to {_round(high) if high is not None else 'unknown'})"
     told = f"The gradient noise scale is about {_round(scale)} samples{between}, and a step has {batch:,.0f}."
     if scale < batch:
         return (
             f"{told} A larger batch would mostly average noise that does not matter any more: more workers pay off only if each takes a smaller "
             "part of this batch."
         )
-    supported = float(f"{max(int(scale / batch * workers), 1):.2g}")
     rates = _rates(scale, batch)
     return (
-        f"{told} Batches up to that size are worth it: about {supported:,.0f} workers with as many samples as each of the {workers} has now. A learning "
+        f"{told} Batches up to that size are worth it: about {_round(supported)} workers with as many samples as each of the {workers} has now. A learning "
         f"rate that suits this batch would be multiplied there by {_round(rates['linear'])} (linear scaling, for SGD), {_round(rates['square_root'])} "
         f"(square root, for Adam and the like) or {_round(rates['noise_scale'])} (what the noise scale says of SGD). The noise scale grows while a "
         "model learns."
@@ -180,5 +181,5 @@ def _text(scale: float, low: float | None, high: float | None, batch: float, wor
 
 
 def _round(value: float) -> str:
-    """Returns the value with two digits: more would be noise."""
-    return f"{float(f'{value:.2g}'):,.{0 if value >= 10 else 1}f}"
+    """Returns the value with two digits: more would be noise. Of a small whole number there is no second one."""
+    return f"{float(f'{value:.2g}'):,.{0 if value >= 10 or isinstance(value, int) else 1}f}"

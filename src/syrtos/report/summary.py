@@ -105,7 +105,7 @@ class Tally:
             for kind in _STEP_KINDS:
                 self.step_parts[kind] += record.get(kind, 0.0)
 
-    def completed(self, launcher: dict[str, float]) -> dict[str, float]:
+    def complete_seconds(self, launcher: dict[str, float]) -> dict[str, float]:
         """Returns the seconds, with the time before the worker started and after its last line."""
         if "ended" not in launcher or "began" not in self.facts:
             return self.seconds
@@ -251,7 +251,7 @@ class _Generation:
         self.ranks = reader.read()
         self.first = self.ranks[0] if self.ranks else Tally()
         self.launcher = reader.launcher()
-        self.completed = [rank.completed(self.launcher) for rank in self.ranks]
+        self.completed = [rank.complete_seconds(self.launcher) for rank in self.ranks]
         lasted = max(self.launcher.get("ended", 0.0) - self.launcher.get("began", 0.0), 0.0)
         self.seconds = max((sum(seconds.values()) for seconds in self.completed), default=lasted)
 
@@ -311,7 +311,7 @@ class SecondsByRank:
 
     def now(self) -> list[dict[str, float]]:
         """Returns the sums so far, by rank."""
-        return [rank.completed(self._reader.launcher()) for rank in self._reader.read()]
+        return [rank.complete_seconds(self._reader.launcher()) for rank in self._reader.read()]
 
 
 class _Reader:

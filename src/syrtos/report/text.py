@@ -125,11 +125,10 @@ def _others(facts: Facts) -> Iterator[RenderableType]:
         complete = sum(epoch["complete"] for epoch in data["epochs"])
         yield Text(f"data: verified, {complete} of {len(data['epochs'])} epochs trained on each record exactly once")
     for incident in facts["incidents"]:
-        again = f"; {incident['again']:,} steps were computed again" if incident["again"] else ""
-        yield Text(
-            f"incident at {incident['at']:,.1f} s, step {incident['step']:,}: {incident['text'].rstrip('.') if again else incident['text']}{again}",
-            "red",
-        )
+        says = incident["text"]
+        if incident["again"]:
+            says = f"{says.rstrip('.')}; {incident['again']:,} steps were computed again"
+        yield Text(f"incident at {incident['at']:,.1f} s, step {incident['step']:,}: {says}", "red")
     if len(facts["incidents"]) and facts["run"]["generations"] > 1:
         yield Text(f"goodput: {facts['goodput']:.1%} of the time was not lost")
 

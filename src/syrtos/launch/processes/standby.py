@@ -126,9 +126,7 @@ class Standby:
     def _start(self, modules: Mapping[str, str], env: Mapping[str, str], **how: Any) -> None:
         """Starts a zygote in the place of one that there is; ``how`` are further arguments of `Zygote`."""
         # Not those that were given up: workers that they have forked still run.
-        if self._zygote is not None:
-            self._zygote.close()
-        self._zygote = self._imported = None
+        self._close_zygote()
         try:
             self._zygote = Zygote(modules, env, **how)
         except OSError as error:
@@ -150,11 +148,15 @@ class Standby:
         return local.start(command, env, pmi, files)
 
     def close(self) -> None:
-        """Ends the zygote, if there is one."""
-        for zygote in (*self._given_up, self._zygote):
-            if zygote is not None:
-                zygote.close()
+        """Ends the zygote, if there is one, and those that were given up."""
+        for zygote in self._given_up:
+            zygote.close()
         self._given_up.clear()
+        self._close_zygote()
+
+    def _close_zygote(self) -> None:
+        if self._zygote is not None:
+            self._zygote.close()
         self._zygote = self._imported = None
 
 
