@@ -1,4 +1,7 @@
-"""A service whose jobs run on a real Slurm and on a real Ray cluster of three nodes: SDK v3 trains there as on one machine."""
+"""A service whose jobs run on a real Slurm and on a real Ray cluster of three nodes: SDK v3 trains there as on one machine.
+
+Kubernetes is an emulation (`pod_cluster`), with pods that are namespaces: no real cluster is at hand.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import pod_cluster
 import pytest
 import ray_cluster
 import slurm
@@ -44,6 +48,22 @@ def nodes_of_ray() -> Iterator[ray_cluster.RayCluster]:
 def on_ray(nodes_of_ray: ray_cluster.RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     words = ("--on", "ray", "--with", f"address={nodes_of_ray.address}")
     with serving(tmp_path_factory.mktemp("ray"), words) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def nodes_of_kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pod_cluster.PodCluster]:
+    if reason := pod_cluster.missing():
+        pytest.skip(reason)
+    with pod_cluster.cluster(tmp_path_factory.mktemp("pods")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def on_kubernetes(nodes_of_kubernetes: pod_cluster.PodCluster) -> Iterator[Service]:
+    shared = nodes_of_kubernetes.machine.claim("home")
+    words = ("--on", "kubernetes", "--with", "image=i", "--with", f"claim=home:{shared}")
+    with serving(shared, words, {"KUBECONFIG": str(nodes_of_kubernetes.server.kube_config)}) as found:
         yield found
 
 
@@ -100,6 +120,30 @@ def test_a_job_whose_nodes_slurm_gives_to_another_runs_again(
 
     ran = train_paced(on_slurm, digits, tmp_path, "preempted", preempt)
     assert "Interrupted" in steps(ran.answer["description"])
+
+
+def test_two_pods_train_as_one_world(
+    on_kubernetes: Service,
+    nodes_of_kubernetes: pod_cluster.PodCluster,
+    digits: Path,
+    plain_model: Path,
+    tmp_path: Path,
+) -> None:
+    ran = train(on_kubernetes, digits, tmp_path, "digits.py", "pods")
+    assert "algo-2 has trained" in ran.output
+    same_weights(unpacked(ran.answer["archive"], tmp_path / "model") / "digits.keras", plain_model)
+    assert steps(ran.answer["description"]) == AT_ONCE
+    deadline = time.monotonic() + 30
+    while nodes_of_kubernetes.running():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_job_that_loses_a_pod_runs_again(
+    on_kubernetes: Service, nodes_of_kubernetes: pod_cluster.PodCluster, digits: Path, tmp_path: Path
+) -> None:
+    ran = train_paced(on_kubernetes, digits, tmp_path, "evicted", lambda: nodes_of_kubernetes.kill(1))
+    assert "Restarting" in steps(ran.answer["description"])
 
 
 def test_a_job_that_loses_a_node_of_ray_runs_again_on_others(

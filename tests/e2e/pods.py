@@ -95,13 +95,13 @@ class Run:
     objects: Sequence[Mapping[str, Any]]
     printed: list[str] = field(default_factory=list)
     starts: int = 0
-    pods: list[_Pod] = field(default_factory=list)
+    pods: list[Pod] = field(default_factory=list)
 
     def start(self) -> None:
         """Starts all pods, after earlier ones are gone."""
         self.starts += 1
         specs = _specs(self.objects, self.machine.folder)
-        self.pods = [_Pod(self.machine, spec, specs, self.printed) for spec in specs]
+        self.pods = [Pod(self.machine, spec, specs, self.printed) for spec in specs]
         for pod in self.pods:
             pod.join_network()
 
@@ -212,7 +212,14 @@ def _specs(objects: Sequence[Mapping[str, Any]], folder: Path) -> list[Spec]:
         env = {"JOB_COMPLETION_INDEX": str(host)}
         found.append(
             _spec(
-                pod, pod["containers"][0], env, host, f"{prefix}{host}", subdomain or pod["subdomain"], objects, folder
+                pod,
+                pod["containers"][0],
+                env,
+                host,
+                f"{prefix}{host}",
+                subdomain or pod.get("subdomain", ""),
+                objects,
+                folder,
             )
         )
     return found
@@ -295,7 +302,7 @@ def _mounted(
 # -- the kubelet ---------------------------------------------------------------------------------------------
 
 
-class _Pod:
+class Pod:
     """A pod that runs."""
 
     def __init__(self, machine: Machine, spec: Spec, specs: Sequence[Spec], printed: list[str]) -> None:
@@ -330,7 +337,7 @@ class _Pod:
 
     def join_network(self) -> None:
         """Connects the pod, and lets its container begin."""
-        first, address = str(self._first), f"{_NETWORK}{self.spec.host + 10}"
+        first, address = str(self._first), self.address
         inside = ["nsenter", "--target", first, "--net"]
         _do(*self._in_switch, "add", self._port, "type", "veth", "peer", "name", "eth0", "netns", first)
         _do(*self._in_switch, "set", self._port, "master", "bridge", "up")
@@ -339,6 +346,19 @@ class _Pod:
         assert self._process.stdin is not None
         self._process.stdin.write("network\n")
         self._process.stdin.close()
+
+    @property
+    def address(self) -> str:
+        """The address at which other pods reach it."""
+        return f"{_NETWORK}{self.spec.host + 10}"
+
+    def enter(self) -> list[str]:
+        """Returns the words that run a command in the pod, as `exec` of Kubernetes does."""
+        spaces = ["--net", "--uts", "--ipc", "--mount", "--pid", "--root", f"--wdns={self.spec.workdir}"]
+        variables = [f"{name}={value}" for name, value in _image_environment(self.spec).items()]
+        rights = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+        inside = ["nsenter", "--target", str(self._first), *spaces, "env", "-i", *variables, *rights]
+        return [*_DIES_WITH_US, "env", f"PATH={_PATH}", *inside]
 
     @property
     def code(self) -> int | None:
@@ -371,7 +391,7 @@ class _Pod:
 def _hosts(spec: Spec, specs: Sequence[Spec]) -> str:
     """Returns the names that a pod knows: its own, and those that DNS has of the others."""
     lines = ["127.0.0.1 localhost", f"{_NETWORK}{spec.host + 10} {spec.name}"]
-    for each in specs:
+    for each in specs if spec.subdomain else ():
         short = f"{each.name}.{each.subdomain}"
         lines.append(f"{_NETWORK}{each.host + 10} {short}.default.svc.cluster.local {short}")
     return "\n".join(lines) + "\n"

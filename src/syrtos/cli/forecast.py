@@ -112,8 +112,8 @@ def _print(step: MeasuredStep, rows: list[dict[str, Any]]) -> None:
 
     console = Console(highlight=False)
     console.print(
-        f"Measured with {step.workers} workers on one host: {_ms(step.own + step.inside)} ms a step, of which {_ms(step.inside)} in exchanging "
-        f"{step.gradients / 1e6:,.2f} MB of gradients."
+        f"Measured with {step.workers} workers on one host: {_ms(step.own + step.waits + step.inside)} ms a step, of which {_ms(step.waits)} in waiting for "
+        f"slower workers and {_ms(step.inside)} in exchanging {step.gradients / 1e6:,.2f} MB of gradients."
     )
     for gbit in dict.fromkeys(row["gbit"] for row in rows):
         table = Table(title=f"{gbit:g} Gbit/s: milliseconds of a step", title_justify="left", box=None, pad_edge=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import shutil
 import sys
@@ -29,6 +30,8 @@ from syrtos.settings import Options
 
 if TYPE_CHECKING:
     from syrtos.cli.parsing import Commands
+
+_WIDTH = 160  # columns, where there is no terminal
 
 
 def add_to(commands: Commands) -> None:
@@ -96,14 +99,20 @@ def _differs(row: Mapping[str, Any], function: Mapping[str, Any]) -> bool:
 
 
 def _print(functions: list[Mapping[str, Any]], workers: int, is_whole: bool) -> None:
-    console = Console()
+    # What is read by a program or a page has room for the names of variables.
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
     if not functions:
         print(
             "syrtos: there was nothing to compare: `fit`, `evaluate` and `predict` of Keras, and Estimators are looked at, and the script called none of them.",
             file=sys.stderr,
         )
+    titles: collections.Counter[str] = collections.Counter()
     for function in functions:
-        console.print(_table(function, workers))
+        title = f"{function['model']}.{function['step']}"
+        titles[title] += 1
+        # A function is compared again for other data: that of `evaluate` after that of validation.
+        title += f", other data ({titles[title]})" if titles[title] > 1 else ""
+        console.print(_table(title, function, workers))
         if function["whole"]:
             console.print(
                 f"Not split: {function['whole']}. {function['computes']} the whole batch: right, and no faster.",
@@ -125,9 +134,9 @@ def _print(functions: list[Mapping[str, Any]], workers: int, is_whole: bool) -> 
         )
 
 
-def _table(function: Mapping[str, Any], workers: int) -> Table:
+def _table(title: str, function: Mapping[str, Any], workers: int) -> Table:
     """Returns a table with all that was compared of a function, a value in a line."""
-    table = Table(title=f"{function['model']}.{function['step']}", title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("")
     table.add_column("", overflow="fold")
     for name in ("one process", f"{workers} workers", "difference"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError, DataError
-from syrtos.keras import backend
+from syrtos.keras import backend, keras_internals
 from syrtos.keras.features import local_steps
 
 if TYPE_CHECKING:
@@ -84,8 +84,10 @@ def optimizer_built_by_training(model: Model) -> Iterator[None]:
 def about_to_use(iterator: object) -> None:
     """Notes an iterator over batches that Keras has made: the `fit` that begins next goes through it."""
     _Fits.iterator = weakref.ref(iterator)
-    if type(getattr(iterator, "data_adapter", None)).__name__ == "ArrayDataAdapter":
-        world.current().ledger.say(input_of="arrays")
+    ledger = world.current().ledger
+    # Iterators over validation data are made after that over the data of training.
+    if "input_of" not in ledger.told:
+        ledger.say(input_of=keras_internals.data_kind(iterator))
 
 
 def iterator_in_use() -> object | None:

@@ -51,6 +51,15 @@ Gradient = TypeVar("Gradient")
 
 # Set on an optimizer of Keras 2: the variables it was built for.
 BUILT_FOR = "_syrtos_built_for"
+# The classes of `keras.src.trainers.data_adapters`, and what they hand to steps.
+_DATA_KINDS = {
+    "ArrayDataAdapter": "arrays",
+    "TFDatasetAdapter": "dataset",
+    "TorchDataLoaderAdapter": "loader",
+    "GraphDataLoaderAdapter": "loader",
+    "PyDatasetAdapter": "py_dataset",
+    "GeneratorDataAdapter": "generator",
+}
 # Optimizers that treat each number of a variable by itself.
 ELEMENTWISE = frozenset({"SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"})
 
@@ -58,6 +67,17 @@ ELEMENTWISE = frozenset({"SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad
 def stream_of(iterator: object) -> Stream | None:
     """Returns the shares of a planned data set that an iterator of Keras goes through; None for other data."""
     return getattr(getattr(iterator, "data_adapter", None), "syrtos_stream", None)
+
+
+def data_kind(iterator: object) -> str:
+    """Returns the kind of data that an iterator of Keras 3 goes through: one of `_DATA_KINDS`, "prefetched" or ""."""
+    adapter = getattr(iterator, "data_adapter", None)
+    dataset: Any = getattr(adapter, "_dataset", None)
+    while type(dataset).__name__ == "_OptionsDataset":
+        dataset = dataset._input_dataset
+    if type(dataset).__name__ == "_PrefetchDataset":
+        return "prefetched"
+    return _DATA_KINDS.get(type(adapter).__name__, "")
 
 
 def keras_of(optimizer: object) -> Any:  # a module: Keras 3 or Keras 2

@@ -99,6 +99,13 @@ _READING = {
     "planned": "make `parse_fn` cheaper (smaller images, fewer Python operations), or give each worker more cores",
     "own": "let the pipeline prepare batches ahead (`dataset.prefetch(tf.data.AUTOTUNE)`, `num_parallel_calls` in `map`)",
 }
+# By the kind of data that `fit` is given, where each worker reads what the script hands over.
+_PREPARING = {
+    "prefetched": "compute more than one batch at a time (`num_parallel_calls=tf.data.AUTOTUNE` in `map`), or keep what `map` makes (`cache`)",
+    "loader": "let the `DataLoader` read in processes of its own (`num_workers=2`, `persistent_workers=True`)",
+    "py_dataset": "let the `PyDataset` prepare batches in parallel (`workers=4`, `use_multiprocessing=True` in its `super().__init__`)",
+    "generator": "hand over a `keras.utils.PyDataset` or a `tf.data` pipeline, which prepare batches ahead, for the generator",
+}
 
 
 def slow_input(situation: Situation) -> Recommendation | None:
@@ -115,7 +122,9 @@ def slow_input(situation: Situation) -> Recommendation | None:
     if way == "own" and situation.facts.get("input_of") == "arrays":
         # The script hands arrays to `fit`: it has no pipeline that could be changed.
         return None
-    return _finding(situation, "slow input", f"input takes {_share(situation, seconds)}", _READING[way], saved)
+    of = str(situation.facts.get("input_of", ""))
+    action = _PREPARING.get(of, _READING["own"]) if way == "own" else _READING[way]
+    return _finding(situation, "slow input", f"input takes {_share(situation, seconds)}", action, saved)
 
 
 def slow_worker(situation: Situation) -> Recommendation | None:
@@ -222,7 +231,7 @@ def tiny_batches(situation: Situation) -> Recommendation | None:
     alone = own[fastest] - computes + situation.compute_with(fastest, situation.workers) + more
     cost = (
         f"a step of {sum(situation.samples()):,.0f} samples takes {wall * 1e3:.1f} ms, of which workers compute {computes * 1e3:.1f} ms and exchange and wait "
-        f"{meets * 1e3:.1f} ms"
+        f"{meets * 1e3:.1f} ms; one worker alone takes {alone * 1e3:.1f} ms at most"
     )
     action = "use one worker (`-n 1`), whose gain this is, or a larger batch"
     return _finding(situation, "tiny batches", cost, action, (wall - alone) * situation.count)

@@ -46,7 +46,8 @@ class MeasuredStep:
     Attributes:
         workers: the number of workers of the run.
         samples: samples of one worker.
-        own: s that a worker spends by itself, or waits for slower ones.
+        own: s that a worker spends by itself.
+        waits: s in which a worker waits for slower ones.
         update: s of these in the optimizer's update.
         inside: s in exchanges, which went through memory.
         gradients: bytes that each worker gives to be summed.
@@ -57,6 +58,7 @@ class MeasuredStep:
     workers: int
     samples: float
     own: float
+    waits: float
     update: float
     inside: float
     gradients: float
@@ -98,7 +100,7 @@ def ring(step: MeasuredStep, place: Layout) -> float:
 
 
 def _beside_wire(step: MeasuredStep, place: Layout) -> float:
-    return step.own + (step.inside if place.workers > 1 else 0.0)
+    return step.own + (step.waits + step.inside if place.workers > 1 else 0.0)
 
 
 def sharded_step(step: MeasuredStep, place: Layout) -> float:
@@ -111,7 +113,9 @@ def sharded_step(step: MeasuredStep, place: Layout) -> float:
 
 def local(step: MeasuredStep, place: Layout, every: int = 32) -> float:
     """Returns the mean seconds of a step with `--sync-every`."""
-    return step.own + (hierarchical(step, place) - step.own) / every
+    # Workers that do not meet in a step do not wait in it for slower ones, but at the next meeting for all of them.
+    own = step.own + step.waits
+    return own + (hierarchical(step, place) - own) / every
 
 
 WAYS: Mapping[str, Callable[[MeasuredStep, Layout], float]] = {
@@ -132,11 +136,14 @@ def measured_step(run_dir: Path) -> MeasuredStep:
     steps, facts = _read(run_dir)
     if problem := _problem(run_dir, steps, facts):
         raise ConfigurationError(problem)
-    exchange, update = (statistics.fmean(_median(lines, kind) for lines in steps) for kind in ("exchange", "update"))
+    exchange, update, waits = (
+        statistics.fmean(_median(lines, kind) for lines in steps) for kind in ("exchange", "update", "wait")
+    )
     return MeasuredStep(
         workers=len(steps),
         samples=statistics.fmean(_median(lines, "samples") for lines in steps),
-        own=statistics.fmean(_median(lines, "wall") for lines in steps) - exchange,
+        own=statistics.fmean(_median(lines, "wall") for lines in steps) - exchange - waits,
+        waits=waits,
         update=update,
         inside=exchange,
         gradients=facts["gradient_bytes"],

@@ -13,6 +13,7 @@ from syrtos.report.json_files import document
 from syrtos.report.read import Run
 
 _FILE = "advice.json"
+_WHOLE = "FINISHED"
 
 
 def keep(run: Run) -> dict[str, Any]:
@@ -26,6 +27,7 @@ def keep(run: Run) -> dict[str, Any]:
     findings, rate = advice.findings(found), situation.samples_per_second(run, without_first=True)
     facts = {
         "samples_per_second": rate,
+        "end": _end_of(run),
         "recommended": findings[0].facts() if findings else None,
         "before": _previous_run_facts(run, rate),
     }
@@ -40,7 +42,7 @@ def read_kept(run_dir: Path) -> dict[str, Any]:
 
 def _previous_run_facts(run: Run, rate: float) -> dict[str, Any] | None:
     """Returns facts of the last run of the same script, if it had a recommendation and something was changed since."""
-    if run.generations[-1].outcome.get("end") != "FINISHED":
+    if _end_of(run) != _WHOLE:
         return None
     candidates = sorted(run.folder.parent.glob(f"*/{_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
     folders = [path.parent for path in candidates if path.parent != run.folder]
@@ -50,7 +52,11 @@ def _previous_run_facts(run: Run, rate: float) -> dict[str, Any] | None:
     )
     if earlier is None:
         return None
-    recommended, past = (read_kept(earlier).get(name) for name in ("recommended", "samples_per_second"))
+    kept = read_kept(earlier)
+    recommended, past = kept.get("recommended"), kept.get("samples_per_second")
+    # a run that was interrupted has another mix of work
+    if kept.get("end") != _WHOLE:
+        return None
     # the same run again proves nothing
     changed = _differences(run.request, request)
     if not recommended or not past or not changed or not _may_follow(recommended["rule"], run.request, request):
@@ -67,6 +73,10 @@ def _previous_run_facts(run: Run, rate: float) -> dict[str, Any] | None:
         "came": came,
         "text": text,
     }
+
+
+def _end_of(run: Run) -> str:
+    return str(run.generations[-1].outcome.get("end"))
 
 
 def _same_script(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:

@@ -48,6 +48,23 @@ def test_one_worker_would_have_to_read_everything(tmp_path: Path) -> None:
     assert [finding.rule for finding in found] == ["slow input"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "names", "does_not_name"),
+    [
+        ("dataset", "prefetch", "num_workers"),
+        ("prefetched", "num_parallel_calls", "prefetch"),
+        ("loader", "num_workers", "prefetch"),
+        ("py_dataset", "workers=4", "prefetch"),
+        ("generator", "PyDataset", "prefetch"),
+    ],
+)
+def test_slow_input_names_what_the_data_lacks(tmp_path: Path, kind: str, names: str, does_not_name: str) -> None:
+    (found,) = findings(tmp_path, steps(input=0.01), input_of=kind)
+    assert found.rule == "slow input"
+    assert names in found.action
+    assert does_not_name not in found.action
+
+
 def test_small_steps_whose_computing_hardly_grows(tmp_path: Path) -> None:
     """Each fifth step has half the samples and computes nearly as long: one worker computes all in 2.2 ms, and two meet for 3 ms."""
     lines = [step(n, 0.005 if n % 5 else 0.0049, samples=8 if n % 5 else 4, exchange=0.003) for n in range(1000)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from syrtos.observe.ledger import ledger_path
 from syrtos.report import forecast
 from syrtos.report.forecast import Layout, Link, MeasuredStep
 
-STEP = MeasuredStep(workers=2, samples=32.0, own=0.1, update=0.02, inside=0.01, gradients=1e8, sums=5.0, meetings=8.0)
+STEP = MeasuredStep(
+    workers=2, samples=32.0, own=0.1, waits=0.0, update=0.02, inside=0.01, gradients=1e8, sums=5.0, meetings=8.0
+)
 LINK = Link(latency=1e-4, bandwidth=1e9)
 
 
@@ -59,6 +62,13 @@ def test_a_ring_of_many_waits_for_its_rounds() -> None:
     place = Layout(64, 16, LINK)
     more = forecast.ring(STEP, place) - forecast.hierarchical(STEP, place)
     assert more == pytest.approx((2 * 63 - 2 * 4) * 5 * 1e-4)
+
+
+def test_waiting_for_slower_workers_is_a_cost_of_several_workers() -> None:
+    waiting = dataclasses.replace(STEP, waits=0.2)
+    assert forecast.hierarchical(waiting, Layout(2, 1, LINK)) == pytest.approx(0.31)
+    assert forecast.hierarchical(waiting, Layout(1, 1, LINK)) == pytest.approx(0.1)
+    assert forecast.local(waiting, Layout(2, 1, LINK)) == pytest.approx(0.3 + 0.01 / 32)
 
 
 def test_workers_that_meet_rarely_pay_their_part() -> None:
@@ -113,7 +123,8 @@ def test_a_run_that_was_started_again_is_measured_by_its_last_generation(
 def test_a_table_and_lines_of_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path)
     assert main(["forecast", str(tmp_path), "-n", "2", "4", "--gbit", "8"]) == 0
-    assert "Measured with 2 workers on one host: 110 ms a step, of which 10" in capsys.readouterr().out
+    says = " ".join(capsys.readouterr().out.split())
+    assert "110 ms a step, of which 0.0 in waiting for slower workers and 10.0 in exchanging" in says
     assert main(["forecast", str(tmp_path), "-n", "2", "4", "--gbit", "8", "--latency", "100", "--json"]) == 0
     one, two = map(json.loads, capsys.readouterr().out.splitlines())
     assert (one["workers"], one["hosts"], two["hosts"]) == (2, 1, 2)

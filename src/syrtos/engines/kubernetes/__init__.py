@@ -5,12 +5,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
 from syrtos.engines.engine import Engine, RunState, Submitted, Wanted
 from syrtos.engines.kubernetes import manifests
 from syrtos.engines.kubernetes.diagnosis import state_of
-from syrtos.engines.kubernetes.request import SETTINGS, Kind, KubernetesRun, request_of
+from syrtos.engines.kubernetes.request import SETTINGS, Kind, KubernetesRun, check_values_of_jobs, request_of
+from syrtos.engines.reservation import NodeRequest, Requester, Reservation
 from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.launch.terminal import output
 
@@ -54,6 +56,17 @@ class Kubernetes(Engine):
             "context": wanted.values.get("context", ""),
             "pods": str(request.pods),
         }
+
+    def check_jobs(self, values: Mapping[str, str]) -> None:
+        check_values_of_jobs(values)
+        # the kube config is read, and no server asked
+        _cluster(values.get("context", ""), values.get("namespace", ""))
+
+    def reserve(self, wanted: NodeRequest, requester: Requester) -> AbstractContextManager[Reservation]:
+        # only here: --dry-run needs no client
+        from syrtos.engines.kubernetes.reserved_pods import reserve_pods
+
+        return reserve_pods(wanted, requester)
 
     def submitted_run(self, facts: Mapping[str, str]) -> Submitted:
         cluster = _cluster(facts["context"], facts["namespace"])

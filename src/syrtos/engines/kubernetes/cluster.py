@@ -11,11 +11,13 @@ from typing import Any, cast
 import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
+from kubernetes.stream import stream
 
 from syrtos.engines.kubernetes.diagnosis import Seen, describe_refusal
 from syrtos.engines.kubernetes.manifests import POD_LABELS
 from syrtos.engines.kubernetes.pods import CONTAINER, Object
 from syrtos.engines.kubernetes.request import Kind
+from syrtos.engines.reservation import EngineAwayError
 from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.settings import environment
 
@@ -175,6 +177,27 @@ class KubernetesNamespace:
         finally:
             answer.close()
 
+    def execute(self, pod: str, command: str) -> Any:
+        """Starts a shell's command in a pod, and returns the connection to it: a `kubernetes.stream.ws_client.WSClient`.
+
+        Raises:
+            LaunchError: the server refuses it.
+        """
+        with _explaining_refusals("Pod", pod, self.namespace):
+            return stream(
+                self._core.connect_get_namespaced_pod_exec,
+                pod,
+                self.namespace,
+                container=CONTAINER,
+                command=["/bin/sh", "-c", command],
+                stdin=True,
+                stdout=True,
+                stderr=True,
+                tty=False,
+                binary=True,
+                _preload_content=False,
+            )
+
     def _resource_path(self, kind: str) -> tuple[str, str, str, str]:
         group, version, plural = _OWNERS[kind]
         return group, version, self.namespace, plural
@@ -236,14 +259,15 @@ def _explaining_refusals(kind: str, name: str, namespace: str) -> Iterator[None]
     """Context manager: what the server refuses is said in a sentence.
 
     Raises:
-        LaunchError: it refuses something, or can't be reached.
+        LaunchError: it refuses something.
+        EngineAwayError: it can't be reached.
     """
     try:
         yield
     except ApiException as error:
         raise LaunchError(f"{kind} {name}: {_meaning(error, kind, name, namespace)}") from error
     except urllib3.exceptions.HTTPError as error:
-        raise LaunchError(
+        raise EngineAwayError(
             f"The cluster's API server can't be reached: {error}. `kubectl get pods` shows whether it is the network, or the kube config."
         ) from error
 

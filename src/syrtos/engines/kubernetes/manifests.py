@@ -157,13 +157,30 @@ def _job_spec(request: KubernetesRun, pod: Object) -> Object:
 
 
 def _job(request: KubernetesRun) -> Object:
-    pod = pods.template(request, f"{request.name}-0.{request.name}") | {"subdomain": request.name}
+    env = pods.environment(request, f"{request.name}-0.{request.name}")
+    pod = pods.template(request, env) | {"subdomain": request.name}
     spec = _job_spec(request, pod) | {"ttlSecondsAfterFinished": request.number("ttl", _DAY)}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata_with_queue(request), "spec": spec}
 
 
+def holding_job(request: KubernetesRun) -> Object:
+    """Returns an Indexed Job whose pods are held for a job of `syrtos serve`: one that is lost is replaced."""
+    spec = {
+        "completionMode": "Indexed",
+        "completions": request.pods,
+        "parallelism": request.pods,
+        # `syrtos serve` counts how often a job may lose nodes
+        "backoffLimit": 2**31 - 1,
+        "template": {
+            "metadata": {"labels": labels(request)},
+            "spec": pods.template(request, pods.variables(request)),
+        },
+    }
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata_with_queue(request), "spec": spec}
+
+
 def _job_set(request: KubernetesRun) -> Object:
-    pod = pods.template(request, f"{request.name}-{_REPLICATED}-0-0.{request.name}")
+    pod = pods.template(request, pods.environment(request, f"{request.name}-{_REPLICATED}-0-0.{request.name}"))
     rule = {
         "name": "stopped",
         "action": "RestartJobSetAndIgnoreMaxRestarts",

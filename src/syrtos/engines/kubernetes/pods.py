@@ -16,18 +16,13 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 SECRET_KEY = "secret"
 
 
-def template(request: KubernetesRun, first: str) -> Object:
-    """Returns the spec of a pod.
-
-    Args:
-        request: the run.
-        first: the name under which the other pods find the first.
-    """
+def template(request: KubernetesRun, env: list[Object]) -> Object:
+    """Returns the spec of a pod, whose container has the variables ``env``."""
     container: Object = {
         "name": CONTAINER,
         "image": request.image,
         "command": list(request.command),
-        "env": environment(request, first),
+        "env": env,
         "ports": [{"name": "syrtos", "containerPort": PORT}],
         "resources": resources(request),
         "volumeMounts": volume_mounts(request),
@@ -50,7 +45,12 @@ def template(request: KubernetesRun, first: str) -> Object:
 
 
 def environment(request: KubernetesRun, first: str = "") -> list[Object]:
-    """Returns the variables of the container; without ``first`` only those that do not say where it is among the others."""
+    """Returns the variables of the container of a run's pod.
+
+    Args:
+        request: the run.
+        first: the name under which the other pods find the first; empty: another system says where a pod is among them.
+    """
     source = {"secretKeyRef": {"name": request.name, "key": SECRET_KEY}}
     env: list[Object] = [{"name": "SYRTOS_SECRET", "valueFrom": source}]
     if first:
@@ -61,7 +61,12 @@ def environment(request: KubernetesRun, first: str = "") -> list[Object]:
             {"name": "SYRTOS_FIRST", "value": f"{first}:{PORT}"},
             {"name": "SYRTOS_SLOTS", "value": str(request.slots)},
         ]
-    return env + [{"name": name, "value": value} for name, value in request.variables().items()]
+    return env + variables(request)
+
+
+def variables(request: KubernetesRun) -> list[Object]:
+    """Returns the variables that `--with env=` gives."""
+    return [{"name": name, "value": value} for name, value in request.variables().items()]
 
 
 def resources(request: KubernetesRun) -> Object:

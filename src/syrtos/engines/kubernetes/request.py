@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Literal, cast, get_args
 
-from syrtos.engines.engine import Wanted
+from syrtos.engines.engine import Wanted, check_values
+from syrtos.engines.reservation import NodeRequest
 from syrtos.errors import ConfigurationError
 from syrtos.launch.program import parse
 
@@ -41,6 +42,12 @@ SETTINGS = {
     "ttl": "seconds after which the ended run's objects are deleted (default: a day; TrainJob: never)",
     "runtime": "the ClusterTrainingRuntime of a TrainJob (default: torch-distributed)",
 }  # fmt: skip
+
+# What `syrtos serve --on kubernetes` can be given: the job says the rest.
+_OF_RUNS = ("kind", "workers-per-pod", "script", "workdir", "name", "restarts", "ttl", "runtime")
+SETTINGS_OF_JOBS = {name: text for name, text in SETTINGS.items() if name not in _OF_RUNS} | {
+    "claim": "PersistentVolumeClaims and where they are mounted: NAME:/path[,NAME:/path]; one has SYRTOS_HOME, at the path that it has here (needed)",
+}
 
 PORT = 29500
 # The folder of a script that travels in a ConfigMap, and that in which it runs where no claim has a better one.
@@ -164,7 +171,7 @@ def request_of(wanted: Wanted) -> KubernetesRun:
     many = ("--on", "placed") if pods > 1 else ()
     number = () if wanted.workers else ("-n", str(slots))
     return KubernetesRun(
-        name=_name_of(values.pop("name", ""), wanted.run_dir.name),
+        name=name_of(values.pop("name", ""), wanted.run_dir.name),
         kind=kind,
         pods=pods,
         slots=slots,
@@ -175,6 +182,48 @@ def request_of(wanted: Wanted) -> KubernetesRun:
         workdir=values.pop("workdir", "") or _workdir(script, mounts),
         mounts=mounts,
         values=values,
+    )
+
+
+def check_values_of_jobs(values: Mapping[str, str]) -> None:
+    """Checks what `syrtos serve --on kubernetes` was given.
+
+    Raises:
+        ConfigurationError: a value is missing, unknown or wrong.
+    """
+    check_values(values, SETTINGS_OF_JOBS, "syrtos serve --on kubernetes")
+    for name in ("image", "claim"):
+        if not values.get(name):
+            raise ConfigurationError(
+                f"`syrtos serve --on kubernetes` needs `--with {name}=...`: {SETTINGS_OF_JOBS[name]}. docs/sagemaker.md has an example."
+            )
+    list(_mounts(values["claim"]))
+
+
+def request_of_nodes(wanted: NodeRequest, name: str, command: tuple[str, ...]) -> KubernetesRun:
+    """Returns what the nodes of a job of `syrtos serve` ask Kubernetes for: pods in which ``command`` runs.
+
+    Raises:
+        ConfigurationError: a value is wrong, or no claim holds the job's folder.
+    """
+    mounts = tuple(_mounts(wanted.values.get("claim", "")))
+    if not any(_is_below(str(wanted.folder), mount.path) for mount in mounts):
+        raise ConfigurationError(
+            f"The pods must have the job's folder {wanted.folder} at this path, and no claim is mounted above it. Expected: `--with claim=NAME:/path` with "
+            f"SYRTOS_HOME below /path. Received: claim={wanted.values.get('claim', '')}."
+        )
+    return KubernetesRun(
+        name=name,
+        kind="Job",
+        pods=wanted.count,
+        slots=wanted.workers,
+        gpus=wanted.gpus,
+        command=command,
+        script=None,
+        run_dir=str(wanted.folder),
+        workdir=str(wanted.folder),
+        mounts=mounts,
+        values=wanted.values,
     )
 
 
@@ -204,7 +253,7 @@ def _divide_workers(workers: int | None, text: str) -> tuple[int, int]:
     return workers // slots, slots
 
 
-def _name_of(asked: str, folder: str) -> str:
+def name_of(asked: str, folder: str) -> str:
     """Returns the name of the objects, which is the same for the same run directory."""
     if asked:
         if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", asked) or len(asked) > _MOST_LETTERS:

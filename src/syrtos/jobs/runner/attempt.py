@@ -176,9 +176,9 @@ class Runner:
         self._move("Downloading")
         # files of an attempt whose process died
         leave_nothing(self._home, self._name)
-        self._folders.make(self._job)
         if nodes:
             self._folders = nodes.await_nodes(self._job, self._folders)
+        self._folders.make(self._job)
         preparation.write_contract(self._job, self._folders, self._placement.gpus)
         preparation.fill_channels(self._job, self._folders, self._places, lambda: bool(self._why))
         if self._why:

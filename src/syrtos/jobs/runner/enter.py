@@ -3,6 +3,7 @@
 `python -m syrtos.jobs.runner.enter SPEC COMMAND ...`, below `python -m syrtos.jobs.runner.enter --as-root AGENT ...`.
 The command
 replaces the process. With `--as-root --no-network` all below have a network in which there is nothing but themselves.
+`--try` ends with 0 where this kernel and user can isolate an instance, and with 1 where they can't.
 
 If the kernel lets users make namespaces (user_namespaces(7)), paths and names are as on SageMaker, and each process of
 an instance mounts the same folders. If it does not, the command gets its folders by variables.
@@ -67,6 +68,8 @@ class InstanceSpec:
 
 def main() -> NoReturn:
     """Enters the instance and becomes the command."""
+    if sys.argv[1] == "--try":
+        sys.exit(not can_isolate())
     if sys.argv[1] == "--as-root":
         become_root()
         words = sys.argv[2:]

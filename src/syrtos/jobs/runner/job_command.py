@@ -37,7 +37,7 @@ class Folders:
 
     Attributes:
         job: the job's folder.
-        isolated: whether instances have mounts of their own, as tried on this machine; nodes are taken to be alike.
+        isolated: whether instances have mounts of their own, as tried on this machine, or on the first of the nodes.
         nodes: the nodes on which the instances are, which see the folders at the same paths; empty: they are on this
             machine.
     """

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
+from syrtos import settings
 from syrtos.engines.registry import engine_of
 from syrtos.engines.reservation import EngineAwayError, Node, NodeRequest, NodesLostError, Reservation
 from syrtos.errors import LaunchError
@@ -28,6 +31,8 @@ _REPLACED_IN = 600.0
 _LOOK = 1.0
 # Seconds between two requests to an engine that does not answer.
 _ANSWERS_IN = 10.0
+# How long a node may take to try what its kernel allows, in seconds.
+_TRIED_IN = 60.0
 # How long to wait, once agents are gone, until the engine says that it has taken the nodes back, in seconds.
 _WORD_IN = 5.0
 
@@ -53,15 +58,31 @@ class ReservedNodes:
         return self._reservation.variables
 
     def await_nodes(self, job: Job, folders: job_command.Folders) -> job_command.Folders:
-        """Waits for a node for each instance, writes their `/etc/hosts`, and returns the folders with these nodes.
+        """Waits for a node for each instance, and returns the folders with these nodes.
 
         Raises:
             NodesLostError: the engine has not replaced a lost node in time.
             LaunchError: the job is to end.
         """
-        folders = dataclasses.replace(folders, nodes=self._await_nodes(len(job.hosts)))
-        job_command.write_hosts_file(job, folders)
-        return folders
+        nodes = self._await_nodes(len(job.hosts))
+        # A container may not allow what this machine does. Nodes that follow are taken to be like the first ones.
+        isolated = folders.isolated if folders.nodes else self._can_isolate(nodes[0])
+        return dataclasses.replace(folders, nodes=nodes, isolated=isolated)
+
+    def _can_isolate(self, node: Node) -> bool:
+        """Returns whether instances can have mounts of their own on a node, which is tried there."""
+        words = (sys.executable, "-P", "-m", "syrtos.jobs.runner.enter", "--try")
+        command = [*shlex.split(self.command), node.name, *map(shlex.quote, words)]
+        variables = {**settings.environment(), **self.variables}
+        variables.pop(processes.MARK, None)
+        try:
+            tried = subprocess.run(
+                command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRIED_IN, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            # the agents, which are started next, say what is wrong with the node
+            return False
+        return tried.returncode == 0
 
     def start_agents(self, commands: Mapping[str, tuple[str, ...]], env: Mapping[str, str]) -> None:
         """Starts agents on nodes that have none, or have lost theirs."""

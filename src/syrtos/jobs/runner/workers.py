@@ -76,6 +76,7 @@ class Workers:
             # a node has its own
             variables = {name: value for name, value in variables.items() if not name.startswith(_OF_MACHINES)}
             self._folders = reserved.await_nodes(self._job, self._folders)
+            job_command.write_hosts_file(self._job, self._folders)
             variables |= reserved.variables
         reach = reserved.command if reserved else ""
         plan = job_command.make_plan(

@@ -194,6 +194,18 @@ def split_rows(data: object) -> object:
     return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, sharding) if leaf.ndim else leaf, data)
 
 
+def rows_sharding() -> NamedSharding | None:
+    """Returns the sharding of an array whose rows are split over all devices.
+
+    None where arrays are not spread, or something else than rows is split too.
+    """
+    distribution = distribution_lib.distribution()
+    if not isinstance(distribution, distribution_lib.DataParallel):
+        return None
+    mesh = distribution.device_mesh.backend_mesh
+    return NamedSharding(mesh, PartitionSpec(distribution.batch_dim_name)) if len(mesh.axis_names) == 1 else None
+
+
 def is_distributed() -> bool:
     """Returns whether arrays are spread over devices: not while `verifying` computes in one process."""
     return distribution_lib.distribution() is not None

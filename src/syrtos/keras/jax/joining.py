@@ -90,7 +90,8 @@ def _leave(pid: int) -> None:
         return
     session = world.current()
     comm = session.comm
-    if not StepCount.made and comm.rank == 0:
+    # A script that has failed may not have come so far.
+    if not StepCount.made and comm.rank == 0 and not hasattr(sys, "last_value"):
         print(
             "syrtos: the script has called no `fit`, `evaluate` or `predict` of Keras. In a loop of its own the "
             "workers share what it splits over the devices of all of them (`jax.devices()`), and each computes the "

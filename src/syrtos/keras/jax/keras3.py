@@ -18,7 +18,7 @@ from syrtos.keras.datasets import batches
 from syrtos.keras.datasets.planned import Stream
 from syrtos.keras.features import finite, sharding
 from syrtos.keras.files import saving
-from syrtos.keras.jax import distribution, finite_steps, joining, sharded_update, step, verifying
+from syrtos.keras.jax import distribution, finite_steps, joining, recurrent, sharded_update, step, verifying
 from syrtos.keras.jax.variables import Jax, gather_array, is_split
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.trainer import methods
@@ -238,6 +238,12 @@ PATCHES = [
         "shuffle",
         _shuffling_whole,
         "XLA ends the process where it sorts along rows that it has split (JAX 0.10).",
+    ),
+    Patch(
+        "keras.src.layers.rnn.rnn:RNN",
+        "inner_loop",
+        recurrent.inner_loop,
+        "XLA exchanges the weights' gradients in each time step.",
     ),
     Patch("keras.src.backend.jax.core:JaxVariable", "__array__", _gathering_array, _SAVED),
     Patch("keras.src.backend.jax.core", "convert_to_numpy", _gathering_numpy, _SAVED, everywhere=True),

@@ -267,6 +267,8 @@ class _Worker:
             traceback.print_exception(error)
             return 1
         cause = _cause(error)
+        # As the interpreter does: functions of `atexit` may look at it.
+        sys.last_value = cause
         self._log(tracebacks.full_text(cause))
         advice = tracebacks.advice(cause, self._size())
         self._report_failure(tracebacks.short_text(cause) + f"\nsyrtos: {advice}\n" * bool(advice), 1)

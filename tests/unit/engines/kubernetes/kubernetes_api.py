@@ -1,4 +1,4 @@
-"""An emulation of Kubernetes' API server in this process, for tests: it stores objects, lists pods by label and streams their logs.
+"""An emulation of Kubernetes' API server in this process, for tests: it stores objects, lists pods by label, streams their logs and runs commands.
 
 It is no Kubernetes: no controller makes pods of a Job, and a test says what becomes of them. What is refused, and in what words, is
 what API servers answer; a test chooses when.
@@ -6,15 +6,23 @@ what API servers answer; a test chooses when.
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import hashlib
 import json
+import os
+import subprocess
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import parse_qs, urlsplit
+
+from websocket import ABNF
+from websocket._abnf import frame_buffer
 
 TOKEN = "a token of a test"
 PLURALS = {
@@ -27,6 +35,8 @@ PLURALS = {
     "jobsets": ("jobset.x-k8s.io/v1alpha2", "JobSet"),
     "trainjobs": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
 }
+# What a server's answer to a key is made with (RFC 6455, 1.3).
+_WEBSOCKET = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 INDEX = "batch.kubernetes.io/job-completion-index"
 
 
@@ -39,6 +49,8 @@ class Emulated:
         asked: method and plural of each request.
         refusals: status and message of requests that are refused, by method and plural.
         missing: plurals of kinds that are not installed.
+        enter: returns the words that run a command in a pod, by the pod's name; by default it runs as a process of this machine.
+        protocols: those of `exec` that the server speaks.
         kube_config: a file by which clients find the server.
     """
 
@@ -48,6 +60,8 @@ class Emulated:
         self.asked: list[tuple[str, str]] = []
         self.refusals: dict[tuple[str, str], tuple[int, str]] = {}
         self.missing: set[str] = set()
+        self.enter: Callable[[str], Sequence[str]] = lambda pod: ()
+        self.protocols = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
         self.change = threading.Condition()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"state": self}))
         self._server.daemon_threads = True
@@ -134,6 +148,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, discovered)
         elif words[-1] == "log" and self._may(words):
             self._log(words[-2], query.get("follow", "").lower() == "true")
+        elif words[-1] == "exec" and self._may(words):
+            self._execute(words[-2], parse_qs(url.query)["command"])
         elif self._may(words):
             self._read(words, query)
 
@@ -173,6 +189,71 @@ class _Handler(BaseHTTPRequestHandler):
             if ends:
                 self._chunk(b"")
                 return
+
+    def _execute(self, pod: str, command: list[str]) -> None:
+        """Runs a command in a pod, and talks to the client in the channels of `v5.channel.k8s.io`, or version 4."""
+        if ("pods", pod) not in self.state.objects:
+            self._answer(*_not_found("pods", pod))
+            return
+        offered = [each.strip() for each in self.headers["Sec-WebSocket-Protocol"].split(",")]
+        chosen = next(each for each in self.state.protocols if each in offered)
+        accepted = hashlib.sha1((self.headers["Sec-WebSocket-Key"] + _WEBSOCKET).encode()).digest()
+        self.send_response(101)
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Connection", "Upgrade")
+        self.send_header("Sec-WebSocket-Accept", base64.b64encode(accepted).decode())
+        self.send_header("Sec-WebSocket-Protocol", chosen)
+        self.end_headers()
+        self.close_connection = True
+        pipe = subprocess.PIPE
+        with subprocess.Popen([*self.state.enter(pod), *command], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stderr is not None
+            threading.Thread(target=self._hear, args=(process.stdin,), daemon=True).start()
+            lock = threading.Lock()
+            readers = [
+                threading.Thread(target=self._tell, args=(lock, channel, source), daemon=True)
+                for channel, source in ((1, process.stdout), (2, process.stderr))
+            ]
+            for each in readers:
+                each.start()
+            for each in readers:
+                each.join()
+            code = process.wait()
+        cause = {"details": {"causes": [{"reason": "ExitCode", "message": str(code)}]}, "status": "Failure"}
+        with contextlib.suppress(OSError):
+            self._frame(b"\x03" + json.dumps(cause if code else {"status": "Success"}).encode())
+            self._frame(b"\x03\xe8", ABNF.OPCODE_CLOSE)
+
+    def _hear(self, to: IO[bytes]) -> None:
+        """Passes on what the client says; the command's input ends with the connection, as with containerd."""
+
+        def take(count: int) -> bytes:
+            if not (data := self.rfile.read(count)):
+                raise EOFError
+            return data
+
+        frames: Any = frame_buffer(take, skip_utf8_validation=True)
+        # ValueError: the connection was closed by the thread that serves it.
+        with contextlib.suppress(EOFError, OSError, ValueError), to:
+            while (frame := frames.recv_frame()).opcode != ABNF.OPCODE_CLOSE:
+                if frame.opcode == ABNF.OPCODE_BINARY and frame.data[:1] == b"\x00":
+                    to.write(frame.data[1:])
+                    to.flush()
+                elif frame.data == b"\xff\x00":
+                    return
+
+    def _tell(self, lock: threading.Lock, channel: int, source: IO[bytes]) -> None:
+        while data := os.read(source.fileno(), 1 << 15):
+            with lock, contextlib.suppress(OSError):
+                self._frame(bytes([channel]) + data)
+
+    def _frame(self, data: bytes, kind: int = ABNF.OPCODE_BINARY) -> None:
+        frame = ABNF.create_frame(data, kind)
+        frame.mask_value = 0  # servers do not mask (RFC 6455, 5.1)
+        self.wfile.write(frame.format())
+        self.wfile.flush()
 
     def _chunk(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
