@@ -110,8 +110,8 @@ def _print(functions: list[Mapping[str, Any]], workers: int, is_whole: bool) -> 
     for function in functions:
         title = f"{function['model']}.{function['step']}"
         titles[title] += 1
-        # A function is compared again for other data: that of `evaluate` after that of validation.
-        title += f", other data ({titles[title]})" if titles[title] > 1 else ""
+        # E.g. for the data of `evaluate` after that of validation, or after another `compile`.
+        title += f", compared again ({titles[title]})" if titles[title] > 1 else ""
         console.print(_table(title, function, workers))
         if function["whole"]:
             console.print(

@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 
 
 class _Fits:
-    """The calls of methods that train which this process is in, their thread, and the iterator over batches that was made last."""
+    """The calls of methods that train which this process is in, their thread, and the iterator over batches that was made last.
+
+    ``is_data_known``: whether the record says what kind of data the outermost call trains on.
+    """
 
     running = 0
+    is_data_known = False
     thread: int | None = None
     iterator: weakref.ref[object] | None = None
 
@@ -32,6 +36,7 @@ def inside_fit(original: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(original)
     def fit(*args: P.args, **kwargs: P.kwargs) -> R:
         _Fits.running += 1
+        _Fits.is_data_known = _Fits.running > 1
         # Exchanges of another thread would meet those of this one: see `refuse_other_threads`.
         _Fits.thread = threading.get_ident()
         try:
@@ -84,10 +89,10 @@ def optimizer_built_by_training(model: Model) -> Iterator[None]:
 def about_to_use(iterator: object) -> None:
     """Notes an iterator over batches that Keras has made: the `fit` that begins next goes through it."""
     _Fits.iterator = weakref.ref(iterator)
-    ledger = world.current().ledger
     # Iterators over validation data are made after that over the data of training.
-    if "input_of" not in ledger.told:
-        ledger.say(input_of=keras_internals.data_kind(iterator))
+    if _Fits.running and not _Fits.is_data_known:
+        _Fits.is_data_known = True
+        world.current().ledger.say(input_of=keras_internals.data_kind(iterator))
 
 
 def iterator_in_use() -> object | None:

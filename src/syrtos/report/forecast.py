@@ -48,7 +48,7 @@ class MeasuredStep:
         samples: samples of one worker.
         own: s that a worker spends by itself.
         waits: s in which a worker waits for slower ones.
-        update: s of these in the optimizer's update.
+        update: s of ``own`` in the optimizer's update.
         inside: s in exchanges, which went through memory.
         gradients: bytes that each worker gives to be summed.
         sums: the number of exchanges of gradients.
@@ -114,7 +114,7 @@ def sharded_step(step: MeasuredStep, place: Layout) -> float:
 def local(step: MeasuredStep, place: Layout, every: int = 32) -> float:
     """Returns the mean seconds of a step with `--sync-every`."""
     # Workers that do not meet in a step do not wait in it for slower ones, but at the next meeting for all of them.
-    own = step.own + step.waits
+    own = step.own + (step.waits if place.workers > 1 else 0.0)
     return own + (hierarchical(step, place) - own) / every
 
 

@@ -47,16 +47,19 @@ def _previous_run_facts(run: Run, rate: float) -> dict[str, Any] | None:
     candidates = sorted(run.folder.parent.glob(f"*/{_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
     folders = [path.parent for path in candidates if path.parent != run.folder]
     earlier, request = next(
-        ((folder, theirs) for folder in folders if _same_script(run.request, theirs := document(folder / "run.json"))),
+        (
+            (folder, theirs)
+            for folder in folders
+            # a run that was interrupted has another mix of work
+            if read_kept(folder).get("end") == _WHOLE
+            and _same_script(run.request, theirs := document(folder / "run.json"))
+        ),
         (None, {}),
     )
     if earlier is None:
         return None
     kept = read_kept(earlier)
     recommended, past = kept.get("recommended"), kept.get("samples_per_second")
-    # a run that was interrupted has another mix of work
-    if kept.get("end") != _WHOLE:
-        return None
     # the same run again proves nothing
     changed = _differences(run.request, request)
     if not recommended or not past or not changed or not _may_follow(recommended["rule"], run.request, request):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from syrtos.engines.engine import Engine, RunState, Submitted, Wanted
 from syrtos.engines.kubernetes import manifests
 from syrtos.engines.kubernetes.diagnosis import state_of
-from syrtos.engines.kubernetes.request import SETTINGS, Kind, KubernetesRun, check_values_of_jobs, request_of
+from syrtos.engines.kubernetes.request import SETTINGS, Kind, KubernetesRun, request_of, sample_of_jobs
 from syrtos.engines.reservation import NodeRequest, Requester, Reservation
 from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.launch.terminal import output
@@ -58,7 +58,8 @@ class Kubernetes(Engine):
         }
 
     def check_jobs(self, values: Mapping[str, str]) -> None:
-        check_values_of_jobs(values)
+        # Objects are made of values of --with, and none sent: a wrong one is refused here.
+        manifests.holding_job(sample_of_jobs(values))
         # the kube config is read, and no server asked
         _cluster(values.get("context", ""), values.get("namespace", ""))
 

@@ -184,7 +184,7 @@ class KubernetesNamespace:
             LaunchError: the server refuses it.
         """
         with _explaining_refusals("Pod", pod, self.namespace):
-            return stream(
+            connection = stream(
                 self._core.connect_get_namespaced_pod_exec,
                 pod,
                 self.namespace,
@@ -197,6 +197,10 @@ class KubernetesNamespace:
                 binary=True,
                 _preload_content=False,
             )
+            # Private (kubernetes 37.0.1): the connection would keep a copy of all that it reads, which `stream` can't
+            # be told to leave out.
+            connection._all = _Nothing()
+            return connection
 
     def _resource_path(self, kind: str) -> tuple[str, str, str, str]:
         group, version, plural = _OWNERS[kind]
@@ -205,6 +209,13 @@ class KubernetesNamespace:
     def _plain(self, found: object) -> Any:
         """Returns a model of the client as the JSON that it was made from."""
         return self._api.sanitize_for_serialization(found)
+
+
+class _Nothing:
+    """Takes the place of a buffer that nobody reads."""
+
+    def write(self, data: bytes) -> None:
+        """Forgets the data."""
 
 
 def _phase(pod: Mapping[str, Any]) -> str:
@@ -260,12 +271,15 @@ def _explaining_refusals(kind: str, name: str, namespace: str) -> Iterator[None]
 
     Raises:
         LaunchError: it refuses something.
-        EngineAwayError: it can't be reached.
+        EngineAwayError: it can't be reached, or can't answer now.
     """
     try:
         yield
     except ApiException as error:
-        raise LaunchError(f"{kind} {name}: {_meaning(error, kind, name, namespace)}") from error
+        text = f"{kind} {name}: {_meaning(error, kind, name, namespace)}"
+        # The server has too much to do, or is being replaced.
+        is_away = error.status == 429 or (error.status or 0) >= 500
+        raise (EngineAwayError(text) if is_away else LaunchError(text)) from error
     except urllib3.exceptions.HTTPError as error:
         raise EngineAwayError(
             f"The cluster's API server can't be reached: {error}. `kubectl get pods` shows whether it is the network, or the kube config."

@@ -16,7 +16,8 @@ from syrtos.engines.kubernetes.request import Kind
 
 Object = Mapping[str, Any]
 
-_GOES_ON = "The same command with this run directory goes on from the last snapshot."
+# What a person does then with a run of `syrtos run`.
+GOES_ON = "The same command with this run directory goes on from the last snapshot."
 # Why a container does not start, by the kubelet's word for it.
 _NOT_STARTED = {
     "InvalidImageName": "the name of the image is none: correct `--with image=...`.",
@@ -75,7 +76,7 @@ def host_of(pod: Object) -> int:
 def state_of(seen: Seen) -> RunState:
     """Returns the state of a run."""
     if seen.owner is None:
-        return RunState("stopped", f"the cluster has no {seen.kind} {seen.name} (any more). {_GOES_ON}", STOPPED)
+        return RunState("stopped", f"the cluster has no {seen.kind} {seen.name} (any more). {GOES_ON}", STOPPED)
     conditions = {each["type"]: each for each in _status(seen.owner).get("conditions", ()) if each["status"] == "True"}
     if "Complete" in conditions or "Completed" in conditions:
         return RunState("finished", code=0)
@@ -200,12 +201,12 @@ def _state_of_failure(seen: Seen, condition: Object) -> RunState:
         return RunState("failed", why, code)
     if condition.get("reason") == "DeadlineExceeded":
         return RunState(
-            "failed", f"{seen.kind} {seen.name} has run for longer than its deadline allows. {_GOES_ON}", code
+            "failed", f"{seen.kind} {seen.name} has run for longer than its deadline allows. {GOES_ON}", code
         )
     if why := next((why for pod in pods if (why := _describe_disruption(pod))), ""):
-        return RunState("stopped", f"{why} {_GOES_ON}", code)
+        return RunState("stopped", f"{why} {GOES_ON}", code)
     if codes and set(codes) == {STOPPED}:
-        return RunState("stopped", f"its state is saved. {_GOES_ON}", STOPPED)
+        return RunState("stopped", f"its state is saved. {GOES_ON}", STOPPED)
     if not codes:
         return RunState(
             "failed", f"{seen.kind} {seen.name} has failed: {_sentence(condition.get('message', ''))}", code
@@ -242,7 +243,7 @@ def _describe_death(pod: Object) -> str:
     if terminated.get("reason") == "OOMKilled":
         return (
             f"pod {name} has used more memory than it may (OOMKilled; /dev/shm counts too): ask for more (`--with memory=16Gi`), or put fewer workers in "
-            "each pod. " + _GOES_ON
+            "each pod. " + GOES_ON
         )
     if terminated.get("reason") in _NEVER_RAN:
         return (
@@ -250,9 +251,9 @@ def _describe_death(pod: Object) -> str:
             "(examples/kubernetes/Dockerfile)."
         )
     if status.get("reason") == "Evicted":
-        return f"pod {name} was evicted: {_sentence(status.get('message', ''))} Ask for what it needs (`--with memory=`). {_GOES_ON}"
+        return f"pod {name} was evicted: {_sentence(status.get('message', ''))} Ask for what it needs (`--with memory=`). {GOES_ON}"
     if status.get("reason") == "DeadlineExceeded":
-        return f"pod {name} has run for longer than its deadline allows. {_GOES_ON}"
+        return f"pod {name} has run for longer than its deadline allows. {GOES_ON}"
     return ""
 
 

@@ -164,13 +164,15 @@ def _job(request: KubernetesRun) -> Object:
 
 
 def holding_job(request: KubernetesRun) -> Object:
-    """Returns an Indexed Job whose pods are held for a job of `syrtos serve`: one that is lost is replaced."""
+    """Returns an Indexed Job whose pods are held for a job of `syrtos serve`; Kubernetes replaces a lost pod."""
     spec = {
         "completionMode": "Indexed",
         "completions": request.pods,
         "parallelism": request.pods,
         # `syrtos serve` counts how often a job may lose nodes
         "backoffLimit": 2**31 - 1,
+        # of pods whose lease has ended, since the service's machine is gone
+        "ttlSecondsAfterFinished": _DAY,
         "template": {
             "metadata": {"labels": labels(request)},
             "spec": pods.template(request, pods.variables(request)),

@@ -1,8 +1,7 @@
 """Runs a command in a pod, as ssh does on a host: `python -m syrtos.engines.kubernetes.reach CONTEXT NAMESPACE POD WORDS`.
 
 Its standard input, output and errors are those of the command, over a connection to the API server (Kubernetes,
-"exec" of pods; the channels are those of `v5.channel.k8s.io`, and of version 4 before Kubernetes 1.30). It ends with
-the command's exit code.
+"exec" of pods, with the channels of `v5.channel.k8s.io`). It ends with the command's exit code.
 """
 
 from __future__ import annotations
@@ -55,18 +54,22 @@ def _pass_input_on(connection: Any) -> None:
 
 def _pass_output_on(connection: Any) -> bytes:
     """Writes what the command writes until it ends, and returns what the server says of its end."""
-    said = b""
     while connection.is_open():
         connection.update(timeout=_SILENCE)
-        pieces = [connection.read_channel(channel) for channel in (STDOUT_CHANNEL, STDERR_CHANNEL)]
-        said += connection.read_channel(ERROR_CHANNEL)
-        # The client keeps a copy of all that it has read until it is asked for it.
-        connection.read_all()
-        for descriptor, piece in enumerate(pieces, 1):
-            _write(descriptor, piece)
-        if connection.is_open() and not any(pieces):
+        if not _pass_pieces_on(connection) and connection.is_open():
             connection.sock.ping()
-    return said
+    # Reading one channel may have brought more of the other.
+    while _pass_pieces_on(connection):
+        pass
+    return connection.read_channel(ERROR_CHANNEL)
+
+
+def _pass_pieces_on(connection: Any) -> bool:
+    """Writes what has come, and returns whether anything has."""
+    pieces = [connection.read_channel(channel) for channel in (STDOUT_CHANNEL, STDERR_CHANNEL)]
+    for descriptor, piece in enumerate(pieces, 1):
+        _write(descriptor, piece)
+    return any(pieces)
 
 
 def _write(descriptor: int, piece: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -185,8 +186,8 @@ def request_of(wanted: Wanted) -> KubernetesRun:
     )
 
 
-def check_values_of_jobs(values: Mapping[str, str]) -> None:
-    """Checks what `syrtos serve --on kubernetes` was given.
+def sample_of_jobs(values: Mapping[str, str]) -> KubernetesRun:
+    """Returns what a job of a service asks for that was given these values of `--with`, which are checked.
 
     Raises:
         ConfigurationError: a value is missing, unknown or wrong.
@@ -197,7 +198,9 @@ def check_values_of_jobs(values: Mapping[str, str]) -> None:
             raise ConfigurationError(
                 f"`syrtos serve --on kubernetes` needs `--with {name}=...`: {SETTINGS_OF_JOBS[name]}. docs/sagemaker.md has an example."
             )
-    list(_mounts(values["claim"]))
+    folder = Path(next(_mounts(values["claim"])).path) / "job"
+    sample = NodeRequest(job="job", count=1, workers=1, gpus=0, values=values, python="python", folder=folder)
+    return request_of_nodes(sample, "job", ())
 
 
 def request_of_nodes(wanted: NodeRequest, name: str, command: tuple[str, ...]) -> KubernetesRun:
@@ -223,7 +226,8 @@ def request_of_nodes(wanted: NodeRequest, name: str, command: tuple[str, ...]) -
         run_dir=str(wanted.folder),
         workdir=str(wanted.folder),
         mounts=mounts,
-        values=wanted.values,
+        # What the service has written is readable for its user alone.
+        values={"user": str(os.getuid()), **wanted.values},
     )
 
 

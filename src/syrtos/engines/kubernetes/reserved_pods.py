@@ -7,6 +7,7 @@ the pods see too: when it ends, for whatever reason, they end some minutes later
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import shlex
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 
 from syrtos.engines.kubernetes import manifests
 from syrtos.engines.kubernetes.cluster import KubernetesNamespace
-from syrtos.engines.kubernetes.diagnosis import Seen, host_of, state_of
+from syrtos.engines.kubernetes.diagnosis import GOES_ON, Seen, host_of, state_of
 from syrtos.engines.kubernetes.request import name_of, request_of_nodes
 from syrtos.engines.reservation import EngineAwayError, Node, NodeRequest, Requester, Reservation
 from syrtos.errors import LaunchError
@@ -27,6 +28,7 @@ from syrtos.settings import environment
 # In the job's folder: the file that is touched while this process lives, and the name of the Job, by which the next
 # runner deletes that of one which was killed.
 _LEASE, _NAME = "pods.lease", "pods.job"
+_DELETED = "the Job {name} of Kubernetes, which held the pods, was deleted"
 _LOOK = 1.0  # seconds between two looks at pods that are waited for
 _EVERY = 3.0  # seconds between two looks at those that there are
 # The longest name of a job that leaves room for a suffix, in letters (`request.name_of`).
@@ -44,7 +46,7 @@ class _ReservedPods(Reservation):
     def nodes(self) -> tuple[Node, ...]:
         try:
             return self.nodes_among(self._cluster.look("Job", self._name))
-        except LaunchError:
+        except EngineAwayError:
             # A server that is away for a moment says nothing of pods.
             return ()
 
@@ -60,12 +62,20 @@ class _ReservedPods(Reservation):
             seen = self._cluster.look("Job", self._name)
         except LaunchError:
             return "", True
-        if seen.owner is None or "deletionTimestamp" in seen.owner["metadata"]:
-            return f"the Job {self._name} of Kubernetes, which held the pods, was deleted", False
+        if _is_deleted(seen):
+            return _DELETED.format(name=self._name), False
         if seen.owner["spec"].get("suspend"):
             return f"Kubernetes has suspended the Job {self._name}, which held the pods", True
-        state = state_of(seen)
-        return (f"Kubernetes has ended the pods. {state.why}".rstrip() if state.is_over else ""), True
+        return (f"Kubernetes has ended the pods. {_why(seen)}".rstrip() if state_of(seen).is_over else ""), True
+
+
+def _is_deleted(seen: Seen) -> bool:
+    return seen.owner is None or "deletionTimestamp" in seen.owner["metadata"]
+
+
+def _why(seen: Seen) -> str:
+    """Returns why pods wait or have ended, without what a person does then with a run of `syrtos run`."""
+    return state_of(seen).why.removesuffix(GOES_ON).rstrip()
 
 
 def _is_ready(pod: Mapping[str, Any]) -> bool:
@@ -102,10 +112,9 @@ def reserve_pods(wanted: NodeRequest, requester: Requester) -> Iterator[Reservat
     lease.touch()
     cluster.create(manifests.holding_job(request))
     over, granted = threading.Event(), threading.Event()
-    watch = threading.Thread(
-        target=_watch, args=(lease, over, granted, requester, held), name="syrtos-pods", daemon=True
-    )
-    watch.start()
+    # Apart from each other: a server that does not answer must not end the lease.
+    for task in (functools.partial(_renew, lease, over), functools.partial(_watch, over, granted, requester, held)):
+        threading.Thread(target=task, name="syrtos-pods", daemon=True).start()
     try:
         _await_pods(cluster, name, wanted.count, held, requester)
         granted.set()
@@ -131,26 +140,31 @@ def _await_pods(cluster: KubernetesNamespace, name: str, count: int, held: _Rese
         else:
             if len(held.nodes_among(seen)) == count:
                 return
-            state = state_of(seen)
-            if state.is_over:
-                raise LaunchError(f"Kubernetes gives no pods: {state.why}")
-            why = state.why
+            if _is_deleted(seen):
+                requester.note_loss(_DELETED.format(name=name), again=False)
+                raise LaunchError(_DELETED.format(name=name))
+            why = _why(seen)
+            if state_of(seen).is_over:
+                raise LaunchError(f"Kubernetes gives no pods: {why}")
         if why and why != told:
             requester.tell(f"Kubernetes: {why}")
             told = why
         time.sleep(_LOOK)
 
 
-def _watch(
-    lease: Path, over: threading.Event, granted: threading.Event, requester: Requester, held: _ReservedPods
-) -> None:
-    """Touches the lease, and passes on that Kubernetes takes the pods back."""
-    lost = ""
+def _renew(lease: Path, over: threading.Event) -> None:
+    """Touches the lease until the pods are given back."""
     while not over.wait(_EVERY):
         # A full disk, or storage that is away for a moment, is no reason to end here.
         with contextlib.suppress(OSError):
             lease.touch()
-        if granted.is_set() and not lost:
+
+
+def _watch(over: threading.Event, granted: threading.Event, requester: Requester, held: _ReservedPods) -> None:
+    """Passes on that Kubernetes takes the pods back."""
+    while not over.wait(_EVERY):
+        if granted.is_set():
             lost, again = held.why_taken_back()
             if lost and not over.is_set():
                 requester.note_loss(lost, again)
+                return

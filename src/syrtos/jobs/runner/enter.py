@@ -3,7 +3,7 @@
 `python -m syrtos.jobs.runner.enter SPEC COMMAND ...`, below `python -m syrtos.jobs.runner.enter --as-root AGENT ...`.
 The command
 replaces the process. With `--as-root --no-network` all below have a network in which there is nothing but themselves.
-`--try` ends with 0 where this kernel and user can isolate an instance, and with 1 where they can't.
+`--try` prints whether this kernel and user can isolate an instance.
 
 If the kernel lets users make namespaces (user_namespaces(7)), paths and names are as on SageMaker, and each process of
 an instance mounts the same folders. If it does not, the command gets its folders by variables.
@@ -35,6 +35,8 @@ _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _SET_FLAGS, _IS_UP = 0x8914, 1  # SIOCSIFFLAGS and IFF_UP of netdevice(7)
 _READ_ONLY, _REMOUNT, _BIND, _MOVE, _RECURSIVE, _PRIVATE = 1, 32, 4096, 8192, 16384, 1 << 18  # MS_* of mount(2)
 _RELATIVE_TIMES = 1 << 21
+# The two answers of --try.
+ISOLATED, NOT_ISOLATED = "instances are isolated here", "instances can't be isolated here"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,8 @@ class InstanceSpec:
 def main() -> NoReturn:
     """Enters the instance and becomes the command."""
     if sys.argv[1] == "--try":
-        sys.exit(not can_isolate())
+        print(ISOLATED if can_isolate() else NOT_ISOLATED)
+        sys.exit()
     if sys.argv[1] == "--as-root":
         become_root()
         words = sys.argv[2:]

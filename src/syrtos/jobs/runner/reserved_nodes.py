@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shlex
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from syrtos.errors import LaunchError
 from syrtos.jobs.placement import Placement
 from syrtos.jobs.requests import states
 from syrtos.jobs.requests.request import Job
-from syrtos.jobs.runner import job_command, processes
+from syrtos.jobs.runner import enter, job_command, processes
 from syrtos.jobs.store.job_store import Record, Store
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.remote.agents import Agents
@@ -33,6 +34,7 @@ _LOOK = 1.0
 _ANSWERS_IN = 10.0
 # How long a node may take to try what its kernel allows, in seconds.
 _TRIED_IN = 60.0
+_TRIES = 2
 # How long to wait, once agents are gone, until the engine says that it has taken the nodes back, in seconds.
 _WORD_IN = 5.0
 
@@ -66,23 +68,46 @@ class ReservedNodes:
         """
         nodes = self._await_nodes(len(job.hosts))
         # A container may not allow what this machine does. Nodes that follow are taken to be like the first ones.
-        isolated = folders.isolated if folders.nodes else self._can_isolate(nodes[0])
+        isolated = folders.isolated if folders.nodes else self._is_isolated(nodes[0])
         return dataclasses.replace(folders, nodes=nodes, isolated=isolated)
 
-    def _can_isolate(self, node: Node) -> bool:
-        """Returns whether instances can have mounts of their own on a node, which is tried there."""
+    def _is_isolated(self, node: Node) -> bool:
+        """Returns whether instances can have mounts of their own on a node, which is tried there.
+
+        Raises:
+            LaunchError: the node does not answer.
+        """
+        for _ in range(_TRIES):
+            tried = self._try(node)
+            if enter.ISOLATED in tried or enter.NOT_ISOLATED in tried:
+                return enter.ISOLATED in tried
+        raise LaunchError(
+            f"No program can be run on {node.name}: {tried.strip() or 'it has not answered'}. Python and SYRTOS_HOME must be there at the same paths as here."
+        )
+
+    def _try(self, node: Node) -> str:
+        """Returns what a node says when it is asked what its kernel allows, errors too; empty where it does not answer."""
         words = (sys.executable, "-P", "-m", "syrtos.jobs.runner.enter", "--try")
         command = [*shlex.split(self.command), node.name, *map(shlex.quote, words)]
-        variables = {**settings.environment(), **self.variables}
+        env = settings.environment()
+        # without the service's secrets, which some commands take along, and without the mark of the job's processes
+        variables = {**job_command.base_environment(env, ""), "PATH": env.get("PATH", os.defpath), **self.variables}
         variables.pop(processes.MARK, None)
         try:
-            tried = subprocess.run(
-                command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRIED_IN, check=False
+            done = subprocess.run(
+                command,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=_TRIED_IN,
+                check=False,
             )
-        except (OSError, subprocess.TimeoutExpired):
-            # the agents, which are started next, say what is wrong with the node
-            return False
-        return tried.returncode == 0
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error) * isinstance(error, OSError)
+        return done.stdout
 
     def start_agents(self, commands: Mapping[str, tuple[str, ...]], env: Mapping[str, str]) -> None:
         """Starts agents on nodes that have none, or have lost theirs."""
@@ -92,7 +117,7 @@ class ReservedNodes:
 
     def _await_nodes(self, count: int) -> tuple[Node, ...]:
         deadline = time.monotonic() + _REPLACED_IN
-        while len(nodes := self._reservation.nodes()) < count:
+        while len(nodes := self._answering(self._reservation.nodes())) < count:
             if self._requester.is_over():
                 raise LaunchError("Gave up waiting for a node: the job was stopped.")
             if time.monotonic() > deadline:
@@ -101,6 +126,12 @@ class ReservedNodes:
                 )
             time.sleep(_LOOK)
         return nodes
+
+    def _answering(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Returns the nodes without those whose agent was lost and on which no other could be started."""
+        # An engine may not know yet that a node has lost its power.
+        lost = self.agents.left_out()
+        return tuple(node for node in nodes if node.name not in lost or "isolated" in self._try(node))
 
     def confirm_loss(self, outcome: Outcome) -> bool:
         """Returns whether workers have ended because nodes were lost.

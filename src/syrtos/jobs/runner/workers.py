@@ -11,7 +11,7 @@ from pathlib import Path
 from syrtos import settings
 from syrtos.jobs.observation import logs
 from syrtos.jobs.requests.request import Job
-from syrtos.jobs.runner import job_command, processes
+from syrtos.jobs.runner import job_command, preparation, processes
 from syrtos.jobs.runner.reserved_nodes import ReservedNodes
 from syrtos.jobs.storage import channels
 from syrtos.jobs.storage.storage_uris import Places
@@ -76,15 +76,17 @@ class Workers:
             # a node has its own
             variables = {name: value for name, value in variables.items() if not name.startswith(_OF_MACHINES)}
             self._folders = reserved.await_nodes(self._job, self._folders)
-            job_command.write_hosts_file(self._job, self._folders)
-            variables |= reserved.variables
+            # a node that takes another's place has another address
+            preparation.write_contract(self._job, self._folders, self._gpus)
         reach = reserved.command if reserved else ""
         plan = job_command.make_plan(
             self._job, self._folders, folder, self._python, settings.environment(), self._credentials, self._gpus, reach
         )
         if reserved:
             plan = dataclasses.replace(plan, forward=tuple(variables))
-            reserved.start_agents(plan.agents, {**variables, "PATH": plan.environment["PATH"]})
+            # what the command needs that reaches the nodes is nothing that scripts need there
+            on_the_way = {**variables, **reserved.variables, "PATH": plan.environment["PATH"]}
+            reserved.start_agents(plan.agents, on_the_way)
         self._pipes = self._open_pipes()
         tail = logs.LogTail(self._outputs(folder))
         self.running = True

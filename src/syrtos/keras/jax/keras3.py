@@ -239,11 +239,10 @@ PATCHES = [
         _shuffling_whole,
         "XLA ends the process where it sorts along rows that it has split (JAX 0.10).",
     ),
-    Patch(
-        "keras.src.layers.rnn.rnn:RNN",
-        "inner_loop",
-        recurrent.inner_loop,
-        "XLA exchanges the weights' gradients in each time step.",
+    # GRU's and LSTM's have loops of their own.
+    *(
+        Patch(layer, "inner_loop", recurrent.inner_loop, "XLA exchanges the weights' gradients in each time step.")
+        for layer in ("keras.src.layers.rnn.rnn:RNN", "keras.src.layers.rnn.gru:GRU", "keras.src.layers.rnn.lstm:LSTM")
     ),
     Patch("keras.src.backend.jax.core:JaxVariable", "__array__", _gathering_array, _SAVED),
     Patch("keras.src.backend.jax.core", "convert_to_numpy", _gathering_numpy, _SAVED, everywhere=True),

@@ -267,7 +267,7 @@ class _Worker:
             traceback.print_exception(error)
             return 1
         cause = _cause(error)
-        # As the interpreter does: functions of `atexit` may look at it.
+        # The interpreter notes errors there, which functions of `atexit` may look at.
         sys.last_value = cause
         self._log(tracebacks.full_text(cause))
         advice = tracebacks.advice(cause, self._size())

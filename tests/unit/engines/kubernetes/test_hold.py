@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 # With less patience than for a machine that is far away.
-HURRIED = "import sys; from syrtos.engines.kubernetes import hold; hold._EVERY, hold._PATIENCE = 0.05, 2.0; sys.argv = ['hold', {file!r}]; hold.main()"
+HURRIED = "import sys; from syrtos.engines.kubernetes import hold; hold._EVERY, hold._PATIENCE = 0.05, 1.5; sys.argv = ['hold', {file!r}]; hold.main()"
 
 
 def hold(file: Path, *before: str) -> subprocess.Popen[bytes]:
@@ -24,7 +24,7 @@ def test_it_lasts_as_long_as_the_file_is_touched(tmp_path: Path) -> None:
     file = tmp_path / "lease"
     file.touch()
     with hold(file) as holder:
-        for _ in range(30):
+        for _ in range(20):
             file.touch()
             time.sleep(0.1)
         assert holder.poll() is None

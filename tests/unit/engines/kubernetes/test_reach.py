@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,6 +40,15 @@ def test_many_bytes_go_through_in_both_directions(server: Emulated) -> None:
     done = reach(server.add_pod("job", 0), "cat", given=given)
     assert done.returncode == 0
     assert done.stdout == given
+
+
+def test_many_small_pieces_of_two_channels_all_come(server: Emulated) -> None:
+    program = (
+        "import os, time\nfor n in range(2000):\n  os.write(1 + n % 2, b'%07d\\n' % n)\n  time.sleep(0.0001 * (n % 3))"
+    )
+    done = reach(server.add_pod("job", 0), sys.executable, "-c", shlex.quote(program))
+    for rest, said in enumerate((done.stdout, done.stderr)):
+        assert list(map(int, said.split())) == list(range(rest, 2000, 2))
 
 
 def test_words_are_those_of_a_shell(server: Emulated) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import threading
@@ -89,6 +90,7 @@ def test_pods_are_held_and_given_back(server: Emulated, tmp_path: Path) -> None:
         (container,) = job["spec"]["template"]["spec"]["containers"]
         assert container["command"][0] == "/opt/python"
         assert Path(container["command"][-1]).exists(), "the file that the pods look at"
+        assert job["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == os.getuid()
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
         assert job["spec"]["completions"] == 2
         words = [*shlex.split(held.command), nodes[1].name, "echo", "there"]
@@ -155,6 +157,18 @@ def test_what_pods_wait_for_is_told(server: Emulated, tmp_path: Path) -> None:
     assert "Job" not in server.names()
 
 
+def test_a_job_that_is_deleted_while_it_waits_is_over(server: Emulated, tmp_path: Path) -> None:
+    def delete() -> None:
+        let_pods_come(server, 1).join()
+        server.objects.pop(("jobs", job_of(server)))
+
+    threading.Thread(target=delete, daemon=True).start()
+    requester = Requester()
+    with pytest.raises(LaunchError, match="was deleted"), ENGINE.reserve(wanted(tmp_path), requester):
+        raise AssertionError("it has no pods")
+    assert [again for _, again in requester.lost] == [False]
+
+
 def test_the_pods_of_a_runner_that_was_killed_are_given_back_by_the_next(server: Emulated, tmp_path: Path) -> None:
     server.put("jobs", {"metadata": {"name": "digits-1-abcdef"}, "spec": {}})
     (tmp_path / "pods.job").write_text("digits-1-abcdef")
@@ -176,6 +190,7 @@ def test_the_pods_of_a_runner_that_was_killed_are_given_back_by_the_next(server:
         ({"image": "i"}, "needs `--with claim="),
         ({"image": "i", "claim": "home"}, "is written NAME:/path"),
         ({"image": "i", "claim": "home:/home", "kind": "JobSet"}, "means nothing to syrtos serve --on kubernetes"),
+        ({"image": "i", "claim": "home:/home", "memory": "lots"}, "must be an amount"),
     ],
 )
 def test_values_of_a_service_are_checked(values: dict[str, str], says: str) -> None:
