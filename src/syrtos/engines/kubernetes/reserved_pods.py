@@ -62,7 +62,7 @@ class _ReservedPods(Reservation):
             seen = self._cluster.look("Job", self._name)
         except LaunchError:
             return "", True
-        if _is_deleted(seen):
+        if seen.owner is None or _is_deleted(seen):
             return _DELETED.format(name=self._name), False
         if seen.owner["spec"].get("suspend"):
             return f"Kubernetes has suspended the Job {self._name}, which held the pods", True

@@ -34,7 +34,6 @@ _LOOK = 1.0
 _ANSWERS_IN = 10.0
 # How long a node may take to try what its kernel allows, in seconds.
 _TRIED_IN = 60.0
-_TRIES = 2
 # How long to wait, once agents are gone, until the engine says that it has taken the nodes back, in seconds.
 _WORD_IN = 5.0
 
@@ -77,10 +76,12 @@ class ReservedNodes:
         Raises:
             LaunchError: the node does not answer.
         """
-        for _ in range(_TRIES):
+        tried = self._try(node)
+        if not _is_answer(tried):
+            # once more: a connection may be lost
             tried = self._try(node)
-            if enter.ISOLATED in tried or enter.NOT_ISOLATED in tried:
-                return enter.ISOLATED in tried
+        if _is_answer(tried):
+            return enter.ISOLATED in tried
         raise LaunchError(
             f"No program can be run on {node.name}: {tried.strip() or 'it has not answered'}. Python and SYRTOS_HOME must be there at the same paths as here."
         )
@@ -131,7 +132,7 @@ class ReservedNodes:
         """Returns the nodes without those whose agent was lost and on which no other could be started."""
         # An engine may not know yet that a node has lost its power.
         lost = self.agents.left_out()
-        return tuple(node for node in nodes if node.name not in lost or "isolated" in self._try(node))
+        return tuple(node for node in nodes if node.name not in lost or _is_answer(self._try(node)))
 
     def confirm_loss(self, outcome: Outcome) -> bool:
         """Returns whether workers have ended because nodes were lost.
@@ -149,6 +150,10 @@ class ReservedNodes:
             elif time.monotonic() > deadline or self._requester.lost.wait(_LOOK):
                 break
         return is_lost
+
+
+def _is_answer(tried: str) -> bool:
+    return enter.ISOLATED in tried or enter.NOT_ISOLATED in tried
 
 
 class JobRequester:

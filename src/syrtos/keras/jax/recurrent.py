@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
-from keras.src.backend.common.stateless_scope import StatelessScope, get_stateless_scope, in_stateless_scope
+from keras.src.backend.common.stateless_scope import StatelessScope, get_stateless_scope
 from keras.src.layers.rnn import conv_lstm, gru, lstm, simple_rnn, stacked_rnn_cells
 
 from syrtos.keras.jax import distribution
@@ -108,7 +108,8 @@ def _are_even(batched: object, devices: int) -> bool:
 
 def _value(weight: keras.Variable) -> Any:
     """Returns the value that a weight has in the step that is being traced, in the dtype in which it is kept."""
-    found = get_stateless_scope().get_current_value(weight) if in_stateless_scope() else None
+    scope = get_stateless_scope()
+    found = None if scope is None else scope.get_current_value(weight)
     return weight._value if found is None else found
 
 
