@@ -315,13 +315,6 @@ class Communicator(abc.ABC):
     def split(self, color: int) -> Communicator:
         """Returns the group of the workers that gave the same ``color``, in the order of their ranks here."""
 
-    def duplicate(self, watchdog: Watchdog) -> Communicator:
-        """Returns another communicator of the same group, for exchanges in an order of their own.
-
-        ``watchdog`` bounds its waits, where an engine has one.
-        """
-        return self.split(0)
-
     @abc.abstractmethod
     def close(self) -> None:
         """Frees the group's resources. Called by all its workers."""

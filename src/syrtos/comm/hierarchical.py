@@ -40,9 +40,6 @@ class HierarchicalCommunicator(MPICommunicator):
     def split(self, color: int) -> MPICommunicator:
         return communicator_over(self.comm.Split(color, self.rank), self.watchdog)
 
-    def duplicate(self, watchdog: Watchdog) -> MPICommunicator:
-        return communicator_over(self.comm.Dup(), watchdog)
-
     def close(self) -> None:
         self.host.close()
         if self.lane:

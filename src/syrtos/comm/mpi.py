@@ -42,9 +42,6 @@ class MPICommunicator(Communicator):
     def split(self, color: int) -> MPICommunicator:
         return type(self)(self.comm.Split(color, self.rank), self.watchdog)
 
-    def duplicate(self, watchdog: Watchdog) -> MPICommunicator:
-        return type(self)(self.comm.Dup(), watchdog)
-
     def close(self) -> None:
         self.comm.Free()
 

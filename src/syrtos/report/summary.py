@@ -247,10 +247,9 @@ class _Generation:
     """The ledgers of one generation of workers."""
 
     def __init__(self, folder: Path) -> None:
-        reader = _Reader(folder)
-        self.ranks = reader.read()
+        self.ranks = _tallies(folder)
         self.first = self.ranks[0] if self.ranks else Tally()
-        self.launcher = reader.launcher()
+        self.launcher = _launcher_times(folder)
         self.completed = [rank.complete_seconds(self.launcher) for rank in self.ranks]
         lasted = max(self.launcher.get("ended", 0.0) - self.launcher.get("began", 0.0), 0.0)
         self.seconds = max((sum(seconds.values()) for seconds in self.completed), default=lasted)
@@ -303,37 +302,21 @@ def _restarts(generations: list[_Generation]) -> Restarts:
     return found
 
 
-class SecondsByRank:
-    """The seconds by kind, for each rank of a running run; each call of `now` reads only new lines."""
+def _tallies(folder: Path) -> list[Tally]:
+    """Returns the sums of all ledgers of a generation, by rank."""
+    found = []
+    for _, path in sorted(ledger_paths(folder).items()):
+        found.append(Tally())
+        # a worker that was killed may have left half a line
+        for line in Tail(path).read():
+            found[-1].add(line)
+    return found
 
-    def __init__(self, run_dir: Path) -> None:
-        self._reader = _Reader(run_dir)
 
-    def now(self) -> list[dict[str, float]]:
-        """Returns the sums so far, by rank."""
-        return [rank.complete_seconds(self._reader.launcher()) for rank in self._reader.read()]
-
-
-class _Reader:
-    """Reads the ledgers of a run, and adds them up."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-        self._tails: dict[Path, Tail] = {}
-        self._tallies: dict[int, Tally] = {}
-
-    def read(self) -> list[Tally]:
-        """Returns the sums of all lines so far, by rank."""
-        for rank, path in ledger_paths(self._run_dir).items():
-            tally = self._tallies.setdefault(rank, Tally())
-            for line in self._tails.setdefault(path, Tail(path)).read():
-                tally.add(line)
-        return [self._tallies[rank] for rank in sorted(self._tallies)]
-
-    def launcher(self) -> dict[str, float]:
-        """Returns the times at which the run began and ended, as far as known."""
-        path = launcher_path(self._run_dir)
-        return json.loads(path.read_text()) if path.exists() else {}
+def _launcher_times(folder: Path) -> dict[str, float]:
+    """Returns the times at which a generation began and ended, as far as known."""
+    path = launcher_path(folder)
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def _pace(ranks: list[Tally]) -> Pace:

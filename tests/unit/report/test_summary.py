@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from syrtos.observe.clock import KINDS
 from syrtos.observe.ledger import launcher_path, ledger_path
-from syrtos.report.summary import SHARES, SecondsByRank, imported_before, summarize
+from syrtos.report.summary import imported_before, summarize
 
 Record = dict[str, Any]
 seconds = st.floats(0, 100)
@@ -163,24 +163,12 @@ def test_time_outside_of_steps_is_no_step(tmp_path: Path) -> None:
     assert summary.shares["checkpoint"] == 1.0
 
 
-def test_seconds_by_rank_are_read_as_they_come(tmp_path: Path) -> None:
-    run = SecondsByRank(tmp_path)
-    assert run.now() == []
-    write(tmp_path, [spent("fit", exchange=0.25)], [spent("fit", exchange=0.5)])
-    assert [rank["exchange"] for rank in run.now()] == [0.25, 0.5]
-    with ledger_path(tmp_path, 1).open("a") as file:
-        file.write(json.dumps(spent("fit", exchange=1.0)) + "\n" + json.dumps(step())[:-3])
-    assert [rank["exchange"] for rank in run.now()] == [0.25, 1.5]
-    assert [rank["compute"] for rank in run.now()] == [0.0, 0.0]
-
-
-def test_the_page_and_the_summary_say_the_same(tmp_path: Path) -> None:
-    write(tmp_path, [spent("script", start=1.0), step(3.0)], [step(2.0, wait=1.0), spent("test", compute=1.0)])
-    launcher_path(tmp_path).write_text(json.dumps({"began": 0.0, "ended": 9.0}))
-    ranks = SecondsByRank(tmp_path).now()
-    whole = sum(sum(rank.values()) for rank in ranks)
-    shares = {kind: sum(rank[kind] for rank in ranks) / whole for kind in SHARES}
-    assert shares == pytest.approx(summarize(tmp_path).shares)
+def test_half_a_line_of_a_killed_worker_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path, [spent("fit", exchange=0.25)])
+    with ledger_path(tmp_path, 0).open("a") as file:
+        file.write(json.dumps(spent("fit", exchange=0.75)) + "\n" + json.dumps(step())[:-3])
+    summary = summarize(tmp_path)
+    assert (summary.shares["exchange"], summary.steps) == (1.0, 0)
 
 
 def generation(folder: Path, began: float, ended: float, steps: int, trained: int = 0) -> Path:
