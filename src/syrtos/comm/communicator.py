@@ -28,7 +28,6 @@ from syrtos.comm.arrays import (
 from syrtos.comm.background import Background
 from syrtos.comm.objects import from_bytes, to_bytes
 from syrtos.comm.tags import Tags, of_call, of_passing
-from syrtos.comm.watchdog import Watchdog
 from syrtos.errors import ExchangeError, OutOfStepError
 from syrtos.observe import trace
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from syrtos.observe.clock import KINDS
 from syrtos.observe.ledger import launcher_path, ledger_path
-from syrtos.report.summary import imported_before, summarize
+from syrtos.report.summary import SHARES, imported_before, summarize
 
 Record = dict[str, Any]
 seconds = st.floats(0, 100)
