@@ -99,6 +99,8 @@ def sentence(run_dir: Path, summary: Summary) -> str:
         return ""
     if text := describe_measured(run_dir):
         return text
+    if summary.facts.get("exchange") == "compiled":
+        return "not known: XLA computes and exchanges in one program; a run with `-n 1` measures it"
     most = summary.pace.alone / summary.pace.step
     return f"at most {most:.2f}× of one worker; a run with `-n 1` measures it"
 

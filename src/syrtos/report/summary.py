@@ -328,8 +328,6 @@ def _pace(ranks: list[Tally]) -> Pace:
     summed = {"compute"} | ({"input"} if facts.get("input") != "sliced" else set())
     # each worker does a part of the update: the parts add up to that of one process
     summed |= {"update"} if "state_whole" in facts else set()
-    # a compiled exchange is not told from computing
-    summed |= {"exchange"} if facts.get("exchange") == "compiled" else set()
     mean = sum(first.values())
     own = sum(first[kind] for kind in ("input", "compute", "update", "callbacks", "rest") if kind not in summed)
     return Pace(

@@ -47,6 +47,14 @@ def test_without_an_earlier_run_it_is_bounded_by_what_workers_compute(tmp_path: 
     assert "-n 1" in said
 
 
+def test_where_xla_exchanges_only_a_run_of_one_worker_says_it(tmp_path: Path) -> None:
+    summary = run_of(tmp_path / "a", 2, 0.02)
+    summary.facts["exchange"] = "compiled"
+    assert speed.sentence(tmp_path / "a", summary).startswith("not known")
+    run_of(tmp_path / "one", 1, 0.02)
+    assert speed.sentence(tmp_path / "a", summary).startswith("1.00× of one worker")
+
+
 def test_an_earlier_run_of_one_worker_is_what_it_is_measured_by(tmp_path: Path) -> None:
     run_of(tmp_path / "one", 1, 0.02)
     summary = run_of(tmp_path / "two", 2, 0.02, wait=0.02)
