@@ -357,3 +357,31 @@ def compiled_step_of_layers_that_train_themselves() -> tuple[Any, Logs]:
     model = Network()
     model.compile()
     return fit(model, *data())
+
+
+@keras3
+def recurrent_layers() -> tuple[Any, Logs]:
+    """On JAX each device scans its own rows, but those of uneven batches and of cells of the script's own."""
+
+    class Cell(keras.layers.SimpleRNNCell):
+        def call(self, sequence: Any, states: Any, training: bool = False) -> Any:
+            out, states = super().call(sequence, states, training=training)
+            return out * 0.9, states
+
+    layers = keras.layers
+    keras.utils.set_random_seed(59)
+    x, y = data()
+    x = np.where(x > 1.0, 0.0, x)[..., None]  # steps of zeros are masked
+    model = keras.Sequential(
+        [
+            keras.Input((12, 1)),
+            layers.Masking(),
+            layers.Bidirectional(layers.LSTM(4, return_sequences=True)),
+            layers.RNN([layers.GRUCell(4), layers.SimpleRNNCell(3)], return_sequences=True),
+            layers.RNN(Cell(3), return_sequences=True),
+            layers.GRU(4),
+            layers.Dense(1),
+        ]
+    )
+    model.compile("sgd", "mse", metrics=["mae"])
+    return fit(model, x, y, epochs=3)
