@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from syrtos.engines.engine import Engine, RunState, Submitted, Wanted, growing, read_end
+from syrtos.errors import ConfigurationError
 from syrtos.launch import events
 from syrtos.launch.processes import signalling
 
@@ -33,7 +35,12 @@ class BackgroundEngine(Engine):
                 # It outlives the terminal of this command.
                 start_new_session=True,
             )
-        facts = {"pid": process.pid, "machine": events.machine(), "born": events.born(process.pid)}
+        facts = {
+            "pid": process.pid,
+            "host": socket.gethostname(),
+            "machine": events.machine(),
+            "born": events.born(process.pid),
+        }
         return {"run_dir": str(wanted.run_dir), **{name: str(value) for name, value in facts.items()}}
 
     def submitted_run(self, facts: Mapping[str, str]) -> Submitted:
@@ -47,9 +54,18 @@ class _Process(Submitted):
     def state(self) -> RunState:
         if self._runs():
             return RunState("running")
-        return read_end(self._run_dir) or RunState(
-            "failed", f"The launcher is gone without a word: {self._run_dir / _OUTPUT} may say why."
-        )
+        if ended := read_end(self._run_dir):
+            return ended
+        if elsewhere := self._elsewhere():
+            return RunState(
+                "running", f"It was started on {elsewhere}, and only there it is known whether it still runs."
+            )
+        return RunState("failed", f"The launcher is gone without a word: {self._run_dir / _OUTPUT} may say why.")
+
+    def _elsewhere(self) -> str:
+        """Returns the name of the host on which the run was started, if that is not this machine; else an empty text."""
+        host = self._facts.get("host", "")
+        return host if host != socket.gethostname() else ""
 
     def _runs(self) -> bool:
         # Elsewhere, or after a start of the machine, the number means another process.
@@ -63,6 +79,10 @@ class _Process(Submitted):
         return growing(self._run_dir / _OUTPUT, self, follow)
 
     def stop(self, at_once: bool = False) -> None:
+        if (elsewhere := self._elsewhere()) and not read_end(self._run_dir):
+            raise ConfigurationError(
+                f"The run in {self._run_dir} was started on {elsewhere}, and this is {socket.gethostname()}: give the command there."
+            )
         if self._runs():
             signalling.to_process(int(self._facts["pid"]), signal.SIGKILL if at_once else signal.SIGTERM)
 
