@@ -5,6 +5,8 @@ Kubernetes is an emulation (`pod_cluster`), with pods that are namespaces: no re
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -144,6 +146,37 @@ def test_a_job_that_loses_a_pod_runs_again(
 ) -> None:
     ran = train_paced(on_kubernetes, digits, tmp_path, "evicted", lambda: nodes_of_kubernetes.kill(1))
     assert "Restarting" in steps(ran.answer["description"])
+
+
+@pytest.mark.long  # the test before it kills a pod too
+def test_a_job_that_may_retry_goes_on_with_the_pod_in_place_of_the_lost_one(
+    on_kubernetes: Service, nodes_of_kubernetes: pod_cluster.PodCluster
+) -> None:
+    data = nodes_of_kubernetes.machine.claim("home") / "retried"
+    data.mkdir()
+    (data / "rows").touch()
+    words = ["--instances", "2", "--max-restarts", "3", "--name", "retried", "--channel", f"train=file://{data}"]
+    command = [sys.executable, "-m", "syrtos", "submit", *words, str(SOURCE / "paced.py")]
+    variables = {**on_kubernetes.variables, "SYRTOS_HOME": str(on_kubernetes.home)}
+    submitted = subprocess.Popen(
+        command, cwd=data.parent, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    attempt = on_kubernetes.home / "jobs" / "retried" / "attempt-1"
+    with submitted:
+        for ledgers in (attempt, attempt / "generation-2"):
+            deadline = time.monotonic() + 120
+            while not list(ledgers.rglob("epochs.jsonl")):
+                assert submitted.poll() is None, submitted.communicate()[0]
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            if ledgers is attempt:
+                nodes_of_kubernetes.kill(1)
+        for folder in attempt.parent.glob("instances/*/ml/input/data/train"):
+            (folder / "go").touch()
+        printed = submitted.communicate(timeout=120)[0]
+    assert submitted.returncode == 0, printed
+    assert "Generation 2 goes on from step" in printed
+    assert "algo-2 has trained 600 steps" in printed
 
 
 def test_a_job_that_loses_a_node_of_ray_runs_again_on_others(
