@@ -385,3 +385,35 @@ def recurrent_layers() -> tuple[Any, Logs]:
     )
     model.compile("sgd", "mse", metrics=["mae"])
     return fit(model, x, y, epochs=3)
+
+
+@keras3
+def term_that_begins_between_steps() -> tuple[Any, Logs]:
+    """A callback raises the weight of a term that mixes rows, in the middle of an epoch; it is 0 before."""
+
+    class Model(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = [keras.layers.Dense(9, activation="tanh"), keras.layers.Dense(1)]
+            self.beta = keras.Variable(0.0, trainable=False)
+
+        def call(self, rows: Any) -> Any:
+            return self.parts[1](self.parts[0](rows))
+
+        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *others: Any, **named: Any) -> Any:
+            ops = keras.ops
+            spread = ops.std(y_pred, axis=0)
+            return ops.mean(ops.square(ops.reshape(y, (-1, 1)) - y_pred)) + self.beta * ops.sum(spread)
+
+    class Raises(keras.callbacks.Callback):
+        steps = 0
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.steps += 1
+            if self.steps == 16:
+                self.model.beta.assign(0.5)
+
+    keras.utils.set_random_seed(61)
+    model = Model()
+    model.compile("sgd")
+    return fit(model, *data(), callbacks=[Raises()])

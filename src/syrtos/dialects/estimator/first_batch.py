@@ -311,6 +311,10 @@ class _Trial:
         # The order of rows shows a maximum, which is not among the ways to combine numbers here.
         return self
 
+    def zeros_raised(self) -> contextlib.nullcontext[list[str]]:
+        # Nothing assigns such a variable between the steps of an Estimator's graph.
+        return contextlib.nullcontext([])
+
     def precision(self) -> int:
         sizes = [t.dtype.size for operation in self._forward for t in operation.outputs if t.dtype.is_floating]
         return 2 if 2 in sizes else 4

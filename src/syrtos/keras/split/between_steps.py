@@ -5,12 +5,17 @@ The term may have counted for nothing in all batches that were compared so far, 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeGuard
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard
+
+import numpy as np
 
 from syrtos.comm.world import Session
 from syrtos.keras import keras_internals
+from syrtos.keras.split import whole_batch
 from syrtos.keras.split.held_numbers import numbers_of
 from syrtos.keras.split.tensors import EagerTensor
 
@@ -22,6 +27,14 @@ if TYPE_CHECKING:
 _MOST_CHANGES = 8
 # Elements of a variable that is taken for a number: larger ones are states or data.
 _MOST_ELEMENTS = 16
+
+
+class _Assignable(Protocol):
+    """A variable of Keras or of a framework."""
+
+    shape: tuple[int, ...]
+
+    def assign(self, value: object, /) -> object: ...
 
 
 class NumbersBetweenSteps:
@@ -55,6 +68,54 @@ class NumbersBetweenSteps:
         changed = any(self._session.comm.agree("have numbers of the script changed?", float(own)))
         self._left -= changed
         return changed
+
+
+@contextlib.contextmanager
+def zeros_raised(model: Model, reads_attributes: bool) -> Iterator[list[str]]:
+    """Context manager: small variables that are 0 are 1 inside; yields their names.
+
+    Such a variable may weigh a term that counts for nothing now, and that a callback raises later. Trained variables
+    and states of metrics stay as they are.
+
+    Args:
+        model: whose variables, and those of its layers, its losses and the script, are looked at.
+        reads_attributes: whether each step reads attributes of objects anew, so that numbers of Python's count too.
+    """
+    found = {(id(zero.holder), zero.name): zero for zero in _zeros(model, reads_attributes)}
+    try:
+        for zero in found.values():
+            zero.become(1.0)
+        yield [zero.name for zero in found.values()]
+    finally:
+        for zero in found.values():
+            zero.become(0.0)
+
+
+class _Zero(NamedTuple):
+    """A number that is 0: of a variable, or an attribute of an object of the script's own class."""
+
+    holder: object
+    name: str
+    become: Callable[[float], object]
+
+
+def _zeros(model: Model, reads_attributes: bool) -> Iterator[_Zero]:
+    trained = {id(variable) for variable in model.trainable_variables}
+    parts = [model, *keras_internals.layers_of(model), *keras_internals.compiled_parts(model)]
+    parts = [part for part in parts if hasattr(part, "__dict__") and not hasattr(part, "update_state")]
+    for part in [*parts, main := sys.modules["__main__"]]:
+        # Keras's own classes keep rates and the like in such attributes.
+        has_own = reads_attributes and part is not main and not whole_batch.is_of_keras(type(part))
+        for name, value in list(vars(part).items()):
+            numbers = _small_number(value, variables_only=True)
+            if numbers and not any(numbers) and id(value) not in trained and "float" in str(value.dtype):
+                yield _Zero(value, name, functools.partial(_assign, value))
+            elif has_own and type(value) is float and value == 0.0 and not name.startswith("_"):
+                yield _Zero(part, name, functools.partial(setattr, part, name))
+
+
+def _assign(variable: _Assignable, number: float) -> None:
+    variable.assign(np.full(tuple(variable.shape), number))
 
 
 def _numbers(model: Model) -> Iterator[tuple[str, list[float]]]:

@@ -68,6 +68,19 @@ def decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
     """
     _decide(plan, trial, session)
     _look_at_more_rows(plan, trial, session, _decide)
+    if plan.was_compared and not plan.reason_not_split:
+        _look_behind_zeros(plan, trial, session)
+
+
+def _look_behind_zeros(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
+    """Compares once more with small variables at 1 that are 0: a term that they weigh may count later."""
+    with trial.zeros_raised() as names:
+        of_all = session.comm.allgather_object(names)
+        # Of workers that hold different ones, some would compute another step than others.
+        if of_all[0] and all(other == of_all[0] for other in of_all) and not confirm(plan, trial, session):
+            plan.reason_not_split = (
+                f"`{names[0]}` is 0 now, and once it is not, parts of the rows give something else than the batch"
+            )
 
 
 def _look_at_more_rows(

@@ -11,8 +11,9 @@ import resource
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Generic, Protocol, Self, SupportsFloat, SupportsInt, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, Self, SupportsFloat, SupportsInt, TypeVar
 
 import numpy as np
 
@@ -20,9 +21,13 @@ from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.world import Session
 from syrtos.keras import backend
 from syrtos.keras.patching import Method
+from syrtos.keras.split import between_steps
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import Change
 from syrtos.keras.split.tensors import bytes_of, has_dtype
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Model
 
 # Takes an optimizer, the gradients that it is given, and their variables, of the classes of the backend.
 Note = Callable[..., None]
@@ -50,7 +55,7 @@ class SamplesCount(SupportsInt, SupportsFloat, Protocol):
 
 
 # The models and batches of a backend.
-ModelT = TypeVar("ModelT")
+ModelT = TypeVar("ModelT", bound="Model")
 BatchT = TypeVar("BatchT", bound=Batch)
 
 
@@ -130,6 +135,10 @@ class StepTrial(Protocol):
 
     def precision(self) -> int:
         """Returns the bytes of the least precise dtype that the step has computed with so far."""
+        ...
+
+    def zeros_raised(self) -> AbstractContextManager[list[str]]:
+        """Returns a context in which small variables that are 0 are 1: see `between_steps.zeros_raised`."""
         ...
 
 
@@ -215,6 +224,14 @@ class TrialOfRows(Generic[ModelT, BatchT]):
     def _with_amount(self, amount: Amount) -> Self:
         """Returns a trial of the same step with another amount of rows."""
         raise NotImplementedError
+
+    def zeros_raised(self) -> AbstractContextManager[list[str]]:
+        """Returns a context in which small variables of the model that are 0 are 1."""
+        return between_steps.zeros_raised(self._model, self._reads_attributes())
+
+    def _reads_attributes(self) -> bool:
+        """Returns whether the step reads attributes of objects whenever it runs, and not only when it is traced."""
+        return bool(getattr(self._model, "run_eagerly", False))
 
     def with_more_rows(self) -> Self | None:
         """Returns the same step on more rows, if there are more and they do not cost too much.

@@ -209,6 +209,9 @@ class _Trial(TrialOfRows):
     def _with_amount(self, amount: Amount) -> Self:
         return type(self)(self._model, self._session, self._step, self._all, amount, self)
 
+    def _reads_attributes(self) -> bool:
+        return True
+
     def compute_as_one_process(self, all_rows: bool) -> StepOutcome:
         if all_rows:
             self._some = self._all

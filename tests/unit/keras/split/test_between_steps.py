@@ -57,3 +57,25 @@ def test_a_number_that_changes_in_each_epoch_is_looked_into_a_few_times(together
         return found
 
     assert together(2, seen) == [between_steps._MOST_CHANGES] * 2
+
+
+def test_zeros_that_may_weigh_a_term_are_raised_for_a_while() -> None:
+    class Penalty(keras.losses.Loss):
+        def __init__(self) -> None:
+            super().__init__()
+            self.share: Any = keras.Variable([0.0, 0.0], trainable=False)
+
+    model, loss = Annealed(), Penalty()
+    model.count = keras.Variable(0, trainable=False, dtype="int32")
+    model.dense.build((None, 3))
+    model.compile("sgd", loss, metrics=["mae"])
+    weights = [weight.numpy() for weight in model.weights]
+    with between_steps.zeros_raised(model, reads_attributes=True) as names:
+        assert sorted(names) == ["share", "weight_of_term"], "not what is trained, counts, is large, or is not 0"
+        assert model.weight_of_term == 1.0
+        assert loss.share.numpy().tolist() == [1.0, 1.0]
+    assert (model.weight_of_term, loss.share.numpy().tolist()) == (0.0, [0.0, 0.0])
+    with between_steps.zeros_raised(model, reads_attributes=False) as names:
+        assert names == ["share"]
+    for weight, before in zip(model.weights, weights, strict=True):
+        assert (weight.numpy() == before).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -49,6 +50,9 @@ class Trial:
 
     def precision(self) -> int:
         return 4
+
+    def zeros_raised(self) -> contextlib.AbstractContextManager[list[str]]:
+        return contextlib.nullcontext([])
 
     def compute_split(self, plan: SplitPlan) -> StepOutcome:
         try:
