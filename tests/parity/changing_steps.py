@@ -417,3 +417,18 @@ def term_that_begins_between_steps() -> tuple[Any, Logs]:
     model = Model()
     model.compile("sgd")
     return fit(model, *data(), callbacks=[Raises()])
+
+
+@keras3
+def layer_that_adds_a_loss_of_rows() -> tuple[Any, Logs]:
+    """What Keras notes of `add_loss` is a share's, and in the loss."""
+
+    class Penalty(keras.layers.Layer):
+        def call(self, rows: Any) -> Any:
+            self.add_loss(0.1 * keras.ops.mean(keras.ops.square(rows)))
+            return rows
+
+    keras.utils.set_random_seed(67)
+    model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(6), Penalty(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return fit(model, *data())

@@ -51,6 +51,8 @@ Gradient = TypeVar("Gradient")
 
 # Set on an optimizer of Keras 2: the variables it was built for.
 BUILT_FOR = "_syrtos_built_for"
+# Where layers of Keras 3 and Keras 2 note what `add_loss` was given: it is a part of the loss, and that of a share.
+ADDED_LOSSES = frozenset({"_losses", "_eager_losses"})
 # The classes of `keras.src.trainers.data_adapters`, and what they hand to steps.
 _DATA_KINDS = {
     "ArrayDataAdapter": "arrays",

@@ -7,7 +7,9 @@ time steps took 26 ms with two workers on two cores, and takes 5 so; one process
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,8 +21,6 @@ from keras.src.layers.rnn import conv_lstm, gru, lstm, simple_rnn, stacked_rnn_c
 from syrtos.keras.jax import distribution
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import keras
 
     from syrtos.keras.patching import Method
@@ -30,11 +30,30 @@ _CELLS = (conv_lstm.ConvLSTMCell, gru.GRUCell, lstm.LSTMCell, simple_rnn.SimpleR
 _MASKS = ("_dropout_mask", "_recurrent_dropout_mask")
 
 
+class _Step:
+    """Whether a step over the devices of all workers is being traced."""
+
+    is_traced = False
+
+
+@contextlib.contextmanager
+def tracing_step() -> Iterator[None]:
+    """Context manager around the trace of a step over the devices of all workers.
+
+    A function that the script compiles itself may be this worker's alone: outside of it no layer is split.
+    """
+    before, _Step.is_traced = _Step.is_traced, True
+    try:
+        yield
+    finally:
+        _Step.is_traced = before
+
+
 def inner_loop(original: Method) -> Method:
     """Wraps `RNN.inner_loop`, and those of its subclasses: the loop over the time steps."""
 
     def loop(layer: Any, sequences: Any, initial_state: Any, mask: Any, training: bool = False) -> Any:
-        rows = distribution.rows_sharding() if isinstance(sequences, Tracer) else None
+        rows = distribution.rows_sharding() if _Step.is_traced and isinstance(sequences, Tracer) else None
         batched = (sequences, initial_state, mask)
         cells = list(_cells(layer.cell))
         weights = [weight for cell in cells for weight in cell.weights]

@@ -12,7 +12,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import share_of
 from syrtos.errors import DataError
 from syrtos.keras import fitting
-from syrtos.keras.jax import distribution, joining
+from syrtos.keras.jax import distribution, joining, recurrent
 from syrtos.keras.jax.variables import await_arrays, gather_array, is_split
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def compile_step(
         return jax.jit(step, donate_argnums=donate_argnums)
 
     def on_all_devices(state: State, data: object) -> tuple[object, State]:
-        return step(state, distribution.split_rows(data))
+        with recurrent.tracing_step():
+            return step(state, distribution.split_rows(data))
 
     shardings = (distribution.replicated_sharding(), *out_shardings[1:])
     return TimedStep(jax.jit(on_all_devices, donate_argnums=donate_argnums, out_shardings=shardings), step)

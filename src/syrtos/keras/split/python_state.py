@@ -169,7 +169,8 @@ class _Kept:
             names = {k: v for k, v in names.items() if k != "built" and k[:1] != "_" and v is not None}
         label = str(getattr(part, "name", "") or type(part).__name__)
         # What Keras itself notes under private names, such as a metric's last result, is put back and not compared.
-        compared = [name for name in names if name[:1] != "_" or is_of_script(type(part))]
+        noted = keras_internals.ADDED_LOSSES
+        compared = [name for name in names if name not in noted and (name[:1] != "_" or is_of_script(type(part)))]
         # Not the object's own method: Keras's layers track what they are given by it.
         self.keep_values(names, functools.partial(object.__setattr__, part), depth, vars(part), label, compared)
         for kind in type(part).__mro__:

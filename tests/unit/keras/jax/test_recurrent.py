@@ -78,7 +78,10 @@ for kind in (RNN, GRU, LSTM):
     kind.inner_loop = recurrent.inner_loop(vars(kind)["inner_loop"])
 # Shapes of a layer that has no weights yet are found by a trace.
 keras.Sequential([layers.LSTM(5)]).build((8, 6, 3))
-print(json.dumps({name: [plain[name], compute(name)] for name in LAYERS}))
+own = compute("lstm")
+with recurrent.tracing_step():
+    found = {name: [plain[name], compute(name)] for name in LAYERS}
+print(json.dumps({**found, "function of the script": [plain["lstm"], own]}))
 """
 
 Computed = tuple[str, list[Any]]
@@ -109,7 +112,16 @@ def test_gradients_are_equal_and_exchanged_once(computed: dict[str, tuple[Comput
 
 
 @pytest.mark.parametrize(
-    "layer", ["cell of the script", "stack of the script", "softmax of rows", "penalty", "drawn", "uneven"]
+    "layer",
+    [
+        "cell of the script",
+        "stack of the script",
+        "softmax of rows",
+        "penalty",
+        "drawn",
+        "uneven",
+        "function of the script",
+    ],
 )
 def test_what_may_mix_rows_or_is_uneven_is_left_to_xla(
     computed: dict[str, tuple[Computed, Computed]], layer: str
