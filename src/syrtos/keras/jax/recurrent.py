@@ -31,7 +31,7 @@ _MASKS = ("_dropout_mask", "_recurrent_dropout_mask")
 
 
 class _Step:
-    """Whether a step over the devices of all workers is being traced."""
+    """The state of this process: ``is_traced`` while a step over the devices of all workers is being traced."""
 
     is_traced = False
 
