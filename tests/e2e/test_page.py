@@ -99,16 +99,28 @@ def page(context: BrowserContext) -> Iterator[Page]:
 
 
 @pytest.fixture
-def submit(server: Server, tmp_path: Path) -> Submit:
-    """Creates a job of a script's text; its name, which is another one each time, as a test may be run again."""
+def submit(server: Server, tmp_path: Path) -> Iterator[Submit]:
+    """Creates a job of a script's text, and returns its name, which is another one each time, as a test may be run again.
+
+    A test that fails leaves no job, which would keep the workers from the next test.
+    """
+    created: list[str] = []
 
     def create(name: str, text: str, **arguments: Any) -> str:
         name = f"{name}-{secrets.token_hex(2)}"
         script = tmp_path / f"{name}.py"
         script.write_text(text)
-        return Estimator(script, home=server.service.home.path, **arguments).create(server.service, job_name=name)
+        created.append(
+            Estimator(script, home=server.service.home.path, **arguments).create(server.service, job_name=name)
+        )
+        return created[-1]
 
-    return create
+    yield create
+    for name in created:
+        record = server.service.store.get(name)
+        if record is not None and not record.state.final:
+            server.service.stop_training_job({"TrainingJobName": name})
+            wait_for(server, name, "Stopped")
 
 
 def wait_for(server: Server, name: str, *statuses: str) -> None:
@@ -442,7 +454,11 @@ def test_legends_have_room(server: Server, page: Page, submit: Submit, width: in
     page.set_viewport_size({"width": width, "height": 900})
     go(page, server, name)
     chart = page.locator("[data-metric=loss] svg")
-    texts = [chart.locator("text", has_text=text).bounding_box() for text in ("at the end of epochs", "validation")]
+    legends = [chart.locator("text", has_text=text) for text in ("at the end of epochs", "validation")]
+    for legend in legends:
+        # it has no box before the chart is drawn
+        expect(legend).to_be_visible()
+    texts = [legend.bounding_box() for legend in legends]
     first, second = (box for box in texts if box is not None)
     assert first["y"] == second["y"], "the legend is on two lines"
     marks = chart.locator("path").evaluate_all("all => all.map(one => one.getBoundingClientRect().toJSON())")

@@ -100,7 +100,10 @@ class _Zero(NamedTuple):
 
 
 def _zeros(model: Model, reads_attributes: bool) -> Iterator[_Zero]:
-    trained = {id(variable) for variable in model.trainable_variables}
+    trained: set[int] = set()
+    # Keras 2 refuses to list those of a model that is not built.
+    with contextlib.suppress(ValueError):
+        trained = {id(variable) for variable in model.trainable_variables}
     parts = [model, *keras_internals.layers_of(model), *keras_internals.compiled_parts(model)]
     parts = [part for part in parts if hasattr(part, "__dict__") and not hasattr(part, "update_state")]
     for part in [*parts, main := sys.modules["__main__"]]:
