@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from registry import QUICK_XLA
 
 pytest.importorskip("jax")
 
@@ -89,7 +90,7 @@ Computed = tuple[str, list[Any]]
 
 @pytest.fixture(scope="module")
 def computed() -> dict[str, tuple[Computed, Computed]]:
-    env = {**os.environ, "KERAS_BACKEND": "jax", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    env = {**os.environ, "KERAS_BACKEND": "jax", "XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {QUICK_XLA}"}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
