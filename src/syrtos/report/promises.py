@@ -46,19 +46,18 @@ def _previous_run_facts(run: Run, rate: float) -> dict[str, Any] | None:
         return None
     candidates = sorted(run.folder.parent.glob(f"*/{_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
     folders = [path.parent for path in candidates if path.parent != run.folder]
-    earlier, request = next(
+    earlier, request, kept = next(
         (
-            (folder, theirs)
+            (folder, theirs, kept)
             for folder in folders
             # a run that was interrupted has another mix of work
-            if read_kept(folder).get("end") == _WHOLE
+            if (kept := read_kept(folder)).get("end") == _WHOLE
             and _same_script(run.request, theirs := document(folder / "run.json"))
         ),
-        (None, {}),
+        (None, {}, {}),
     )
     if earlier is None:
         return None
-    kept = read_kept(earlier)
     recommended, past = kept.get("recommended"), kept.get("samples_per_second")
     # the same run again proves nothing
     changed = _differences(run.request, request)

@@ -124,7 +124,10 @@ def test_a_table_and_lines_of_json(tmp_path: Path, capsys: pytest.CaptureFixture
     write(tmp_path)
     assert main(["forecast", str(tmp_path), "-n", "2", "4", "--gbit", "8"]) == 0
     says = " ".join(capsys.readouterr().out.split())
-    assert "110 ms a step, of which 0.0 in waiting for slower workers and 10.0 in exchanging" in says
+    assert (
+        "Measured with 2 workers on one host: 110 ms a step, of which 0.0 in waiting for slower workers and 10.0 in exchanging"
+        in says
+    )
     assert main(["forecast", str(tmp_path), "-n", "2", "4", "--gbit", "8", "--latency", "100", "--json"]) == 0
     one, two = map(json.loads, capsys.readouterr().out.splitlines())
     assert (one["workers"], one["hosts"], two["hosts"]) == (2, 1, 2)

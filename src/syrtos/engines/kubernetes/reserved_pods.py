@@ -66,14 +66,16 @@ class _ReservedPods(Reservation):
             return _DELETED.format(name=self._name), False
         if seen.owner["spec"].get("suspend"):
             return f"Kubernetes has suspended the Job {self._name}, which held the pods", True
-        return (f"Kubernetes has ended the pods. {_why(seen)}".rstrip() if state_of(seen).is_over else ""), True
+        return (
+            f"Kubernetes has ended the pods. {_describe_state(seen)}".rstrip() if state_of(seen).is_over else ""
+        ), True
 
 
 def _is_deleted(seen: Seen) -> bool:
     return seen.owner is None or "deletionTimestamp" in seen.owner["metadata"]
 
 
-def _why(seen: Seen) -> str:
+def _describe_state(seen: Seen) -> str:
     """Returns why pods wait or have ended, without what a person does then with a run of `syrtos run`."""
     return state_of(seen).why.removesuffix(GOES_ON).rstrip()
 
@@ -143,7 +145,7 @@ def _await_pods(cluster: KubernetesNamespace, name: str, count: int, held: _Rese
             if _is_deleted(seen):
                 requester.note_loss(_DELETED.format(name=name), again=False)
                 raise LaunchError(_DELETED.format(name=name))
-            why = _why(seen)
+            why = _describe_state(seen)
             if state_of(seen).is_over:
                 raise LaunchError(f"Kubernetes gives no pods: {why}")
         if why and why != told:

@@ -55,11 +55,13 @@ def inner_loop(original: Method) -> Method:
     def loop(layer: Any, sequences: Any, initial_state: Any, mask: Any, training: bool = False) -> Any:
         rows = distribution.rows_sharding() if _Step.is_traced and isinstance(sequences, Tracer) else None
         batched = (sequences, initial_state, mask)
+        if rows is None or not _are_even(batched, rows.mesh.size):
+            return original(layer, *batched, training)
         cells = list(_cells(layer.cell))
         weights = [weight for cell in cells for weight in cell.weights]
-        if rows is None or not _can_be_split(layer, cells, weights) or not _are_even(batched, rows.mesh.size):
+        if not _can_be_split(layer, cells, weights):
             return original(layer, *batched, training)
-        masks = [[_plain(getattr(cell, name, None)) for name in _MASKS] for cell in cells]
+        masks = [[_untracked(getattr(cell, name, None)) for name in _MASKS] for cell in cells]
 
         def scan(values: list[Any], masks: list[Any], batched: tuple[Any, ...]) -> Any:
             with StatelessScope(state_mapping=list(zip(weights, values, strict=True))):
@@ -132,7 +134,7 @@ def _value(weight: keras.Variable) -> Any:
     return weight._value if found is None else found
 
 
-def _plain(masks: Any) -> Any:
+def _untracked(masks: Any) -> Any:
     """Returns the list of Keras's own class as one that JAX knows."""
     return list(masks) if isinstance(masks, list) else masks
 

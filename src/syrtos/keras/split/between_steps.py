@@ -104,8 +104,7 @@ def _zeros(model: Model, reads_attributes: bool) -> Iterator[_Zero]:
     # Keras 2 refuses to list those of a model that is not built.
     with contextlib.suppress(ValueError):
         trained = {id(variable) for variable in model.trainable_variables}
-    parts = [model, *keras_internals.layers_of(model), *keras_internals.compiled_parts(model)]
-    parts = [part for part in parts if hasattr(part, "__dict__") and not hasattr(part, "update_state")]
+    parts = [part for part in _parts(model) if hasattr(part, "__dict__") and not hasattr(part, "update_state")]
     for part in [*parts, main := sys.modules["__main__"]]:
         # Keras's own classes keep rates and the like in such attributes.
         has_own = reads_attributes and part is not main and not whole_batch.is_of_keras(type(part))
@@ -123,8 +122,7 @@ def _assign(variable: _Assignable, number: float) -> None:
 
 def _numbers(model: Model) -> Iterator[tuple[str, list[float]]]:
     # By their places, since names of layers and losses need not be unique.
-    parts = [model, *keras_internals.layers_of(model), *keras_internals.compiled_parts(model)]
-    for index, part in enumerate(parts):
+    for index, part in enumerate(_parts(model)):
         for name, value in getattr(part, "__dict__", {}).items():
             if not name.startswith("_") and (found := _small_number(value, variables_only=False)):
                 yield f"{index} {name}", found
@@ -132,6 +130,11 @@ def _numbers(model: Model) -> Iterator[tuple[str, list[float]]]:
     for name, value in list(vars(sys.modules["__main__"]).items()):
         if found := _small_number(value, variables_only=True):
             yield name, found
+
+
+def _parts(model: Model) -> list[object]:
+    """Returns a model, its layers, and the losses and metrics that it was compiled with."""
+    return [model, *keras_internals.layers_of(model), *keras_internals.compiled_parts(model)]
 
 
 def _small_number(value: object, variables_only: bool) -> list[float] | None:
