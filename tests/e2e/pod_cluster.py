@@ -69,7 +69,7 @@ class PodCluster:
             self._pods[made] = (name, pod)
             status = {
                 "phase": "Running",
-                "podIP": pod.address,
+                "podIP": pod.spec.address,
                 "conditions": [{"type": "Ready", "status": "True"}],
             }
             self.server.put("pods", {**self.server.objects["pods", made], "status": status})

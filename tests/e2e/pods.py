@@ -81,6 +81,11 @@ class Spec:
     volumes: tuple[tuple[str, str], ...]
     grace: float
 
+    @property
+    def address(self) -> str:
+        """The address at which other pods reach it."""
+        return f"{_NETWORK}{self.host + 10}"
+
 
 @dataclass
 class Run:
@@ -337,7 +342,7 @@ class Pod:
 
     def join_network(self) -> None:
         """Connects the pod, and lets its container begin."""
-        first, address = str(self._first), self.address
+        first, address = str(self._first), self.spec.address
         inside = ["nsenter", "--target", first, "--net"]
         _do(*self._in_switch, "add", self._port, "type", "veth", "peer", "name", "eth0", "netns", first)
         _do(*self._in_switch, "set", self._port, "master", "bridge", "up")
@@ -346,11 +351,6 @@ class Pod:
         assert self._process.stdin is not None
         self._process.stdin.write("network\n")
         self._process.stdin.close()
-
-    @property
-    def address(self) -> str:
-        """The address at which other pods reach it."""
-        return f"{_NETWORK}{self.spec.host + 10}"
 
     def enter(self) -> list[str]:
         """Returns the words that run a command in the pod, as `exec` of Kubernetes does."""
@@ -390,10 +390,10 @@ class Pod:
 
 def _hosts(spec: Spec, specs: Sequence[Spec]) -> str:
     """Returns the names that a pod knows: its own, and those that DNS has of the others."""
-    lines = ["127.0.0.1 localhost", f"{_NETWORK}{spec.host + 10} {spec.name}"]
+    lines = ["127.0.0.1 localhost", f"{spec.address} {spec.name}"]
     for each in specs if spec.subdomain else ():
         short = f"{each.name}.{each.subdomain}"
-        lines.append(f"{_NETWORK}{each.host + 10} {short}.default.svc.cluster.local {short}")
+        lines.append(f"{each.address} {short}.default.svc.cluster.local {short}")
     return "\n".join(lines) + "\n"
 
 
