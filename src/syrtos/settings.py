@@ -325,6 +325,11 @@ def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if is_harmless(name) and not name.startswith(others)}
 
 
+def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables for a process that needs none of ours that are secret."""
+    return {name: value for name, value in env.items() if name not in (SECRET_VARIABLE, DATABASE_VARIABLE)}
+
+
 def common_seed() -> int:
     """Returns the seed that all workers of a run began with; 0 outside of a run."""
     return int(os.environ.get(SEED_VARIABLE, "0"))

@@ -180,7 +180,7 @@ _BY_THEMSELVES = {"SYRTOS_NEW_INTERPRETERS": "first"}, ["a new interpreter", "fo
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("killed", "expected"),
-    [({}, ["forked from keras 1"] * 2), pytest.param(*_BY_THEMSELVES, marks=pytest.mark.long)],
+    [({}, ["forked from keras tensorflow 1"] * 2), pytest.param(*_BY_THEMSELVES, marks=pytest.mark.long)],
 )
 def test_all_generations_are_forked_from_a_process_that_has_imported_the_frameworks(
     tmp_path: Path, killed: dict[str, str], expected: list[str]
@@ -217,4 +217,4 @@ def test_workers_of_other_backends_are_forked_too(tmp_path: Path, backend: str) 
         within=300.0, env={"KERAS_BACKEND": backend},
     )  # fmt: skip
     assert ended.code == 0, ended.stderr
-    assert (tmp_path / "generations.txt").read_text() == "forked from keras 1\n"
+    assert (tmp_path / "generations.txt").read_text() == f"forked from keras {backend} 1\n"

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import importlib
 import os
 import signal
 import sys
 import textwrap
+from collections.abc import Sequence
 from typing import NoReturn
 
-from syrtos import __version__
+from syrtos import __version__, settings
 from syrtos.cli.parsing import Parser, refuse_unknown_command
 from syrtos.errors import SyrtosError
+from syrtos.launch.processes.zygote_process import ZygoteProcess
+from syrtos.launch.resources import shared_variables
+from syrtos.launch.seeds import hash_seed
 
 # The commands in groups, and the file of each: only that of the one that is asked for is imported, which takes half
 # of the time.
@@ -28,6 +34,8 @@ _GROUPS = {
 _COMMANDS = {command: file for group in _GROUPS.values() for command, file in group.items()}
 # Commands whose last words are a script and its arguments.
 _WITH_SCRIPTS = ("run", "verify")
+# Options of `run` whose workers are not started by this process, or not at all.
+_NOT_FROM_HERE = {"--hosts", "--hostfile", "--on", "--detach", "--dry-run", "-h", "--help"}
 _OF_JOBS = ("sqlalchemy", "starlette", "uvicorn", "httptools", "botocore", "yaml", "prometheus_client", "optuna")
 
 
@@ -74,6 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
         _print_help()
         return 0 if words else 2
     refuse_unknown_command(words, _COMMANDS)
+    # Before the imports of this process, which take as long as those of the other.
+    early = _start_early(words[1:]) if arguments is None and words[0] == "run" else None
     made = parser(words[0])
     if words[0] in _WITH_SCRIPTS:
         _commands_of(made).choices[words[0]].refuse_unknown_options(words[1:])
@@ -86,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
             if added := added_words(_commands_of(made).choices["run"], words[1:]):
                 words = ["run", *added, *words[1:]]
                 chosen = made.parse_args(words)
-        chosen.words = words[1:]
+        chosen.words, chosen.early = words[1:], early
         return chosen.main(chosen)
     except ModuleNotFoundError as error:
         if error.name not in _OF_JOBS:
@@ -105,11 +115,27 @@ def main(arguments: list[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
+def _start_early(words: Sequence[str]) -> ZygoteProcess | None:
+    """Starts the interpreter that the workers of `run` are forked from, by a first look at its words."""
+    env = settings.environment()
+    number = words[words.index("-n") + 1 :][:1] if "-n" in words else ["1"]
+    if _NOT_FROM_HERE & set(words) or not "".join(number).isdigit():
+        return None
+    shared = shared_variables(env, max(int(number[0]), 1))
+    if shared is None:
+        return None
+    with contextlib.suppress(OSError):  # as without memory: workers are interpreters of their own
+        return ZygoteProcess({**settings.without_secrets(env), **hash_seed(env), **shared})
+    return None
+
+
 def process_main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command line and ends the process with its exit code; ``arguments`` are those of `main`."""
     code = main(arguments)
     # One more Ctrl-C while Python itself ends would print a traceback, and change the exit code.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Nothing that is left needs to be looked through once more.
+    gc.freeze()
     sys.exit(code)
 
 

@@ -39,6 +39,7 @@ from syrtos.observe.ledger import forget, launching
 from syrtos.report.json_files import document
 
 if TYPE_CHECKING:
+    from syrtos.launch.processes.zygote_process import ZygoteProcess
     from syrtos.launch.remote.agents import Agent, Agents
 
 _LOCK = ".lock"
@@ -70,6 +71,7 @@ def execute(
     resume: bool = False,
     connected: ConnectedHosts | None = None,
     changes: Mapping[str, object] | None = None,
+    early: ZygoteProcess | None = None,
 ) -> int:
     """Runs a request, prints what a person wants to know, and returns the exit code.
 
@@ -106,7 +108,7 @@ def execute(
             forget_watched(run_dir)
             request.write(run_dir)
         with watching(run_dir, request.track, request.metrics_port):
-            return _execute(request, run_dir, resume, connected)
+            return _execute(request, run_dir, resume, connected, early)
 
 
 def _on_new_hosts(kept: RunRequest, asked: Spec) -> RunRequest:
@@ -184,14 +186,16 @@ def is_going_on(run_dir: Path) -> bool:
     return False
 
 
-def _execute(request: RunRequest, run_dir: Path, resume: bool, connected: ConnectedHosts | None) -> int:
+def _execute(
+    request: RunRequest, run_dir: Path, resume: bool, connected: ConnectedHosts | None, early: ZygoteProcess | None
+) -> int:
     # `syrtos verify` prints a table in place of all that is printed of a run
     verifies = request.spec.options.verify == "only"
     if not verifies:
         number = generations.next_generation(run_dir, resume)
         _announce(request.spec, generations.generation_folder(run_dir, number))
     with contextlib.ExitStack() as ending:
-        ended = _run(request, run_dir, resume, connected, ending)
+        ended = _run(request, run_dir, resume, connected, early, ending)
         note(run_dir, end=[ended.outcome.end.name, ended.outcome.code])
         if ended.outcome.end is not End.FINISHED:
             return _print_failed(ended, run_dir, request.policy.asked)
@@ -205,6 +209,7 @@ def _run(
     run_dir: Path,
     resume: bool,
     connected: ConnectedHosts | None,
+    early: ZygoteProcess | None,
     ending: contextlib.ExitStack,
 ) -> generations.RunEnd:
     """Runs all generations. Once they have ended, signals do nothing until ``ending`` is closed."""
@@ -213,7 +218,7 @@ def _run(
     agents = _agents(spec, connected)
     resized = functools.partial(_on_resize, run_dir)
     with (
-        contextlib.closing(Standby()) as standby,
+        contextlib.closing(Standby(early)) as standby,
         contextlib.closing(Membership(spec, machine, run_dir, agents, env, resume, resized)) as members,
     ):
         snapshots = (OnHosts(agents) if agents else Here()) if policy.restarts else None

@@ -212,7 +212,7 @@ def _launch(chosen: argparse.Namespace, run_dir: Path, connected: ConnectedHosts
     seed = random.SystemRandom().randrange(2**31)
     backend = settings.environment().get("KERAS_BACKEND")
     request = RunRequest(spec, policy, seed, track, chosen.metrics_port, backend)
-    return execute(request, run_dir, connected=connected)
+    return execute(request, run_dir, connected=connected, early=chosen.early)
 
 
 def _policy(chosen: argparse.Namespace, spec: Spec) -> RestartPolicy:

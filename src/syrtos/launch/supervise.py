@@ -75,9 +75,10 @@ def _await_imports(standby: Standby, plan: Plan, env: Mapping[str, str]) -> int:
     came: list[int] = []
     with signalling.answering_signals(came.append):
         standby.begin(plan.groups[0].command, env, plan.processes)
-        if not standby.is_settled():
+        if standby.frameworks and not standby.is_settled():
             with output.show_wait(f"importing {', '.join(standby.frameworks)}, once for all workers"):
                 standby.settle(lambda: bool(came))
+        standby.settle(lambda: bool(came))
     return came[0] if came else 0
 
 

@@ -5,8 +5,8 @@ FOLDER gets a file with a line for each generation, and the weights. With ``whol
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import signal
 import sys
 import time
@@ -24,22 +24,31 @@ FOLDER, WHOLE = Path(sys.argv[1]), len(sys.argv) > 2
 GENERATIONS = FOLDER / "generations.txt"
 
 
-def zygote_of(pid: int) -> list[str]:
-    """The command line of a process, if it is one that forks others."""
+def is_zygote(pid: int) -> bool:
+    """Whether a process is one that forks others."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        return "launch/processes/zygote.py" in Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
-        return []
-    return words if any(word.endswith("launch/processes/zygote.py") for word in words) else []
+        return False
 
 
 def is_ready() -> bool:
-    """Whether the launcher, this process's parent, has one that can be asked."""
+    """Whether the launcher, or the parent of this process that it has started, has one that can be asked."""
+    if is_zygote(os.getppid()):
+        # It has forked this process.
+        return True
     children = [
-        child for file in Path(f"/proc/{os.getppid()}/task").glob("*/children") for child in file.read_text().split()
+        int(child)
+        for file in Path(f"/proc/{os.getppid()}/task").glob("*/children")
+        for child in file.read_text().split()
     ]
-    found = [words for child in children if (words := zygote_of(int(child)))]
-    return any(os.path.exists(f"{word}.imported") for words in found for word in words if word.endswith("/socket"))
+    # It marks that it has imported everything by a file beside its socket.
+    sockets = [
+        word
+        for child in filter(is_zygote, children)
+        for word in re.findall(r'"path": "([^"]*)"', Path(f"/proc/{child}/cmdline").read_text())
+    ]
+    return any(os.path.exists(f"{path}.imported") for path in sockets)
 
 
 class Kill(keras.callbacks.Callback):
@@ -52,11 +61,14 @@ class Kill(keras.callbacks.Callback):
 
 
 if syrtos.rank() == 1:
-    forked = zygote_of(os.getppid())
-    variable = Path(f"/proc/{os.getppid()}/environ").read_text().count("TF_ENABLE_ONEDNN_OPTS=0")
-    names = " ".join(json.loads(forked[3])["modules"]) if forked else ""
+    # The finder of the modules that the zygote has imported.
+    found = [finder for finder in sys.meta_path if type(finder).__name__ == "Imported"]
+    line = "a new interpreter"
+    if is_zygote(os.getppid()):
+        names, variables = found[0]._modules, found[0]._before
+        line = f"forked from {' '.join(names)} {int(variables.get('TF_ENABLE_ONEDNN_OPTS') == '0')}"
     with GENERATIONS.open("a") as file:
-        file.write(f"forked from {names} {variable}\n" if forked else "a new interpreter\n")
+        file.write(f"{line}\n")
 keras.utils.set_random_seed(0)
 x = np.random.default_rng(0).normal(size=(640, 8)).astype("float32")
 x = x @ np.random.default_rng(1).normal(size=(8, 256)).astype("float32")  # NumPy's own threads

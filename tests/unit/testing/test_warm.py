@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -29,8 +30,8 @@ def test_a_dead_one_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "_own", functools.cache(warm._own.__wrapped__))  # those of other tests stay
     first = warm.zygote_path(ENV)
     assert warm.zygote_path(ENV) == first
-    process = warm._own((), (("KERAS_BACKEND", "tensorflow"),))._process
-    process.kill()
+    process = warm._own((), (("KERAS_BACKEND", "tensorflow"),)).process
+    os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert warm.zygote_path(ENV) != first
     assert warm._answers(warm.zygote_path(ENV))

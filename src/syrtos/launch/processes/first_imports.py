@@ -54,7 +54,7 @@ def first_imports(program: Program, env: Mapping[str, str]) -> FirstImports | No
         debuggers, scripts without a framework, and where variables that frameworks read are set in another way than as
         constants at the beginning of the file.
     """
-    if program.is_module or program.flags or any(name.startswith(_WATCHERS) for name in env):
+    if program.is_module or program.flags or is_watched(env):
         return None
     reader = _Reader(Path(os.path.realpath(program.name)).parent, env)
     try:
@@ -64,6 +64,11 @@ def first_imports(program: Program, env: Mapping[str, str]) -> FirstImports | No
     if reader.uncertain or not reader.frameworks:
         return None
     return FirstImports(tuple(reader.in_order()), tuple(reader.libraries), reader.variables)
+
+
+def is_watched(env: Mapping[str, str]) -> bool:
+    """Returns whether coverage.py or a debugger watches processes from their start, so that they can't be forked."""
+    return any(name.startswith(_WATCHERS) for name in env)
 
 
 class _Reader:

@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -16,10 +14,10 @@ from pathlib import Path
 from typing import IO
 
 from syrtos.errors import LaunchError
-from syrtos.launch.processes import signalling, zygote
+from syrtos.launch.processes import zygote
+from syrtos.launch.processes.zygote_process import ZygoteProcess
 
 _LONGEST_IMPORT = 600.0  # seconds
-_END = 2.0  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +40,8 @@ class Zygote:
 
     Attributes:
         path: the socket at which a `Family` asks it for processes.
+        modules: the names of the modules that its processes find when they import them.
+        process: the interpreter.
     """
 
     SOCKET = "socket"
@@ -51,10 +51,12 @@ class Zygote:
         modules: Mapping[str, str],
         env: Mapping[str, str],
         libraries: Sequence[str] = (),
+        shared_libraries: Sequence[str] = (),
         compare: bool = False,
         idle: bool = False,
         home: Path | None = None,
         life: IO[bytes] | None = None,
+        process: ZygoteProcess | None = None,
     ) -> None:
         """Starts the process.
 
@@ -63,28 +65,32 @@ class Zygote:
                 processes find them when they import them.
             env: the environment in which it imports.
             libraries: further modules that it imports. The forked processes find them imported.
+            shared_libraries: names of files in the environment's folder ``lib`` that it loads, if they are there.
             compare: whether a forked process ends that imports in another environment than ``env``.
             idle: whether it imports only while the processors have nothing else to do.
             home: a folder for its socket, which it removes at its end; else one is made.
             life: a stream with whose end it ends, in place of the end of this process.
+            process: an interpreter that waits for its order, in place of a new one.
+
+        Raises:
+            OSError: no process can be started, or ``process`` has ended.
         """
-        self._folder = None
+        self._folder, self.modules = None, tuple(modules)
         if home is None:
             self._folder = tempfile.TemporaryDirectory(prefix="syrtos-")
             home = Path(self._folder.name)
-        self.path, self._log = str(home / self.SOCKET), home / "log"
-        order = {"modules": dict(modules), "libraries": list(libraries), "compare": compare, "idle": idle}
-        command = [sys.executable, zygote.__file__, self.path, json.dumps(order)]
-        with self._log.open("wb") as said:
-            self._process = subprocess.Popen(
-                command,
-                env=env,
-                stdin=life or subprocess.PIPE,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-                preexec_fn=None if life else signalling.die_with_parent,
-            )
+        self.path = str(home / self.SOCKET)
+        order = {
+            "path": self.path,
+            "modules": dict(modules),
+            "libraries": list(libraries),
+            "shared_libraries": list(shared_libraries),
+            "compare": compare,
+            "idle": idle,
+        }
+        if process is not None:
+            process.give(order, env)
+        self.process = process or ZygoteProcess(env, order, life)
 
     def wait(self) -> None:
         """Waits until the zygote can be asked for processes; it answers once it has imported.
@@ -104,25 +110,18 @@ class Zygote:
 
     def lives(self) -> bool:
         """Returns whether the zygote runs, and so can still fork."""
-        return self._process.poll() is None
+        return self.process.lives()
 
     def close(self) -> None:
         """Ends the zygote, and the processes that it has forked and that still run."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            # A zygote that still imports does not see that its input has ended.
-            self._process.wait(_END if self.is_ready() else 0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self.process.end()
         if self._folder:
             self._folder.cleanup()
 
     @property
     def printed_text(self) -> str:
         """The text that the zygote has printed."""
-        return self._log.read_text(errors="replace")
+        return self.process.printed_text
 
 
 class Family:

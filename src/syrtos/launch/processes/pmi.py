@@ -122,24 +122,26 @@ class Sockets:
         while self._selector.get_map():
             for key, _ in self._selector.select():
                 rank: int = key.data
-                if line := self._line(rank):
+                lines = self._lines(rank)
+                for line in lines:
                     self._on_line(rank, line)
-                else:
+                if not lines:
                     self._selector.unregister(key.fileobj)
                     self._ours[rank].close()
 
-    def _line(self, rank: int) -> str:
-        """Returns a worker's next message; empty if the worker is gone."""
-        # A worker waits for the answer to a line before it sends the next: nothing follows the end of the line.
-        line = b""
+    def _lines(self, rank: int) -> list[str]:
+        """Returns a worker's next messages; none if the worker is gone."""
+        # A worker waits for the answer to a line before it sends the next, but for an abort: MPI goes on to its
+        # finalization, whose first message may have arrived with it.
+        text = b""
         try:
-            while not line.endswith(b"\n"):
+            while not text.endswith(b"\n"):
                 if not (part := self._ours[rank].recv(1 << 16)):
-                    return ""
-                line += part
+                    return []
+                text += part
         except OSError:
-            return ""
-        return line.decode(errors="replace")
+            return []
+        return text.decode(errors="replace").splitlines()
 
     def tell(self, rank: int, text: str) -> None:
         """Sends a worker a line as the answer to its message."""

@@ -1,20 +1,29 @@
-"""An interpreter that has imported the frameworks, and forks processes from itself: ``zygote.py SOCKET ORDER``.
+"""An interpreter that has imported the frameworks, and forks processes from itself: ``zygote.py [ORDER]``.
 
 The forked processes go on as if they were new interpreters.
 
-ORDER is a JSON object. ``modules``: the modules that it imports, by name, each with its file, or an empty text; it ends
-if a module has another file. ``libraries``: further modules that it imports, and that its children find imported.
-``compare``: whether a process that imports a module must have the environment and the places of modules in which the
-module was imported. ``idle``: whether it imports only while the processors have nothing else to do.
+ORDER is a JSON object:
+
+- ``path``: its socket.
+- ``modules``: the modules that it imports, by name, each with its file, or an empty text; it ends if a module has
+  another file.
+- ``libraries``: further modules that it imports, and that its children find imported.
+- ``shared_libraries``: files in the environment's folder ``lib`` that it loads.
+- ``compare``: whether a process that imports a module must have the environment and the places of modules in which the
+  module was imported.
+- ``idle``: whether it imports only while the processors have nothing else to do.
+
+Without ORDER the first line of standard input is it, with ``env`` beside, the environment to import in: meanwhile the
+interpreter imports what the workers of any script do.
 
 TensorFlow and Keras take seconds of processor time to import, a fork takes milliseconds. The zygote does nothing but
-import: a fork after TensorFlow has run an operation hangs. It is a program by itself and imports nothing of syrtos, so
-that its children haven't either.
+import: a fork after TensorFlow has run an operation hangs. It is a program by itself: of syrtos it imports what it is
+told to, so that other children than workers have nothing of it.
 
-A client connects to SOCKET and sends a request for each process: a JSON object with ``argv`` (``["-m", module, ...]``
-or ``[script, ...]``), ``env`` (all of it), ``cwd``, and with it the descriptors of standard input, output and error,
-and of the socket for PMI if MPI is to start. It hears ``{"pid": ...}``, and later ``{"pid": ..., "status": ...}`` with
-the wait status. When it closes the connection its processes are killed; the zygote ends with its standard input.
+A client connects to the socket and sends a request for each process: a JSON object with ``argv`` (``["-m", module,
+...]`` or ``[script, ...]``), ``env`` (all of it), ``cwd``, and with it the descriptors of standard input, output and
+error, and of the socket for PMI if MPI is to start. It hears ``{"pid": ...}``, and later ``{"pid": ..., "status": ...}``
+with the wait status. When it closes the connection its processes are killed; the zygote ends with its standard input.
 """
 
 from __future__ import annotations
@@ -60,11 +69,13 @@ def is_compared(variable: str) -> bool:
     return not variable.startswith(_OF_OTHERS) and variable != "_"
 
 
-def main(path: str, order: dict[str, Any]) -> None:
+def main(order: dict[str, Any] | None) -> None:
     """Imports what is ordered and serves requests; in a child, stops serving and runs the program of its request."""
     if not sys.flags.safe_path:
         # The folder of this file is no place of the script's modules.
         del sys.path[0]
+    order = order or _prepare_for_workers()
+    path: str = order["path"]
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path + ".new")
     # Clients that connect during the imports are served afterwards.
@@ -75,6 +86,10 @@ def main(path: str, order: dict[str, Any]) -> None:
     modules = Imported(
         order["modules"], order.get("libraries", ()), bool(order.get("compare")), bool(order.get("idle"))
     )
+    for name in order.get("shared_libraries", ()):
+        # A worker that finds it elsewhere loads it itself.
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(os.path.join(sys.prefix, "lib", name))
     # from now on the end of standard input is the end
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
     # What is still in the buffers would be printed by each child too.
@@ -90,6 +105,18 @@ def main(path: str, order: dict[str, Any]) -> None:
     else:
         modules.hide()
         become(request)
+
+
+def _prepare_for_workers() -> dict[str, Any]:
+    """Imports what workers of any script do, and waits for the order; ends the process where none comes."""
+    for name in ("syrtos.launch.worker.main", "syrtos.comm.world", "numpy.random"):
+        importlib.import_module(name)
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit()
+    order = json.loads(line)
+    _set_environment(order["env"])
+    return order
 
 
 def marker_path(path: str) -> str:
@@ -354,10 +381,7 @@ def become(request: dict[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     # As of a new interpreter: Ctrl-C is the launcher's to pass on.
     os.setsid()
-    # Python itself sets it where there is no locale (PEP 538).
-    coerced = {name: value for name, value in os.environ.items() if name == "LC_CTYPE"}
-    os.environ.clear()
-    os.environ.update({**coerced, **request["env"]})
+    _set_environment(request["env"])
     os.chdir(request["cwd"])
     _take(request["descriptors"])
     _open_streams()
@@ -378,6 +402,13 @@ def become(request: dict[str, Any]) -> None:
         sys.argv = [first, *rest]
         with open(first, "rb") as source:
             _run(compile(source.read(), first, "exec"), __file__=first)
+
+
+def _set_environment(env: dict[str, str]) -> None:
+    # Python itself sets it where there is no locale (PEP 538).
+    coerced = {name: value for name, value in os.environ.items() if name == "LC_CTYPE"}
+    os.environ.clear()
+    os.environ.update({**coerced, **env})
 
 
 def _run_module(name: str, arguments: list[str]) -> None:
@@ -434,4 +465,4 @@ def _run(code: types.CodeType | None, **facts: object) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    main(json.loads(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -46,7 +46,7 @@ def test_a_path_that_exists_can_be_connected_to(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(zygote.gc, "freeze", lambda: None)
     monkeypatch.setattr(sys, "path", ["its folder", *sys.path])
     with pytest.raises(Served):
-        zygote.main(path, {"modules": {}})
+        zygote.main({"path": path, "modules": {}})
     assert found == [False]
     assert os.path.exists(path)
 
@@ -62,10 +62,10 @@ def test_processes_are_forked(empty: Zygote, tmp_path: Path) -> None:
 
 def test_no_answer_is_an_error(empty: Zygote) -> None:
     family = Family(empty.path, patience=0.1)
-    os.kill(empty._process.pid, signal.SIGSTOP)
+    os.kill(empty.process.pid, signal.SIGSTOP)
     with pytest.raises(LaunchError, match=r"has not answered in 0\.1 s"):
         family.fork(Command(("script.py",), ENV), (0, 1, 2))
-    os.kill(empty._process.pid, signal.SIGCONT)
+    os.kill(empty.process.pid, signal.SIGCONT)
     family.close()
 
 
@@ -85,13 +85,13 @@ def test_one_process_as_a_popen(empty: Zygote) -> None:
 def test_a_process_ends_with_the_one_that_has_forked_it(empty: Zygote, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import time; time.sleep(600)")
     process = Forked(empty.path, Command([str(tmp_path / "script.py")], ENV), (0, 1, 2))
-    empty._process.kill()
+    os.kill(empty.process.pid, signal.SIGKILL)
     assert process.wait(60) == -signal.SIGKILL
 
 
 def test_one_that_can_not_import_says_why() -> None:
     broken = Zygote({"no_such_module": ""}, ENV)
-    broken._process.wait()
+    broken.process.wait()
     with pytest.raises(LaunchError, match="No module named 'no_such_module'"):
         broken.wait()
     assert not broken.is_ready()
@@ -102,9 +102,10 @@ def test_its_folder_goes_with_it() -> None:
     """Also where the process that has started it was killed, and only its standard input ends."""
     found = Zygote({}, ENV)
     found.wait()
-    assert found._process.stdin is not None
-    found._process.stdin.close()
-    found._process.wait()
+    stdin = found.process._process.stdin
+    assert stdin is not None
+    stdin.close()
+    found.process.wait()
     assert not Path(found.path).parent.exists()
     found.close()
 

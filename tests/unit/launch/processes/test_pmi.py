@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+
 import pytest
 
 from syrtos.launch.processes import pmi
@@ -44,3 +46,14 @@ def test_places_of_a_worker() -> None:
     found = pmi.environment(3, [0, 1, 0, 1], 7)
     assert (found["PMI_RANK"], found["PMI_SIZE"], found["PMI_FD"]) == ("3", "4", "7")
     assert (found["MPI_LOCALRANKID"], found["MPI_LOCALNRANKS"]) == ("1", "2")
+
+
+def test_messages_that_arrive_together_are_read_one_by_one() -> None:
+    """MPI sends an abort, waits for no answer, and goes on to the first message of its end."""
+    heard: queue.Queue[tuple[int, str]] = queue.Queue()
+    sockets = pmi.Sockets([0, 1], lambda rank, line: heard.put((rank, line)))
+    sockets.ends[1].sendall(b"cmd=abort exitcode=3\ncmd=barrier_in\n")
+    sockets.start()
+    assert [heard.get(timeout=60) for _ in range(2)] == [(1, "cmd=abort exitcode=3"), (1, "cmd=barrier_in")]
+    for end in sockets.ends.values():
+        end.close()

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from syrtos.launch.processes.standby import Imports, Standby
+from syrtos.launch.processes.zygote_process import ZygoteProcess
 
 NOTHING = Imports({}, {})
 CODE = "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(str(os.getppid()))\n"
@@ -41,7 +43,7 @@ def ready(standby: Standby) -> int:
     assert standby._zygote is not None
     while not standby._zygote.is_ready():
         time.sleep(0.01)
-    return standby._zygote._process.pid
+    return standby._zygote.process.pid
 
 
 def test_new_interpreters_until_one_is_ready(standby: Standby, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +62,8 @@ def test_one_that_has_died_is_replaced_when_the_workers_have_imported_again(stan
     first = ready(standby)
     assert ready(standby) == first
     assert standby._zygote is not None
-    standby._zygote._process.kill()
-    standby._zygote._process.wait()
+    os.kill(standby._zygote.process.pid, signal.SIGKILL)
+    standby._zygote.process.wait()
     assert parent_of_started(standby, tmp_path) == os.getpid()
     assert ready(standby) != first
 
@@ -85,7 +87,7 @@ def test_one_that_still_imports_holds_up_no_end(tmp_path: Path) -> None:
 def test_another_file_of_a_module_is_not_what_the_workers_have(standby: Standby) -> None:
     standby.prepare(Imports({"json": "/my/json.py"}, {}), {})
     assert standby._zygote is not None
-    standby._zygote._process.wait()
+    standby._zygote.process.wait()
     assert not standby._zygote.is_ready()
     assert "and was /my/json.py" in standby._zygote.printed_text
 
@@ -153,7 +155,7 @@ def test_workers_are_forked_from_what_has_imported_for_them(standby: Standby, tm
     script = "import os\nos.environ['KERAS_BACKEND'] = 'jax'\nimport keras"
     facts = started(standby, tmp_path, script)
     assert standby._zygote is not None
-    assert facts["parent"] == standby._zygote._process.pid
+    assert facts["parent"] == standby._zygote.process.pid
     assert facts["backend"] == "jax"
     assert not facts["was"]  # until the script imports it
     assert facts["argv"] == ["-m", "worker"]
@@ -235,3 +237,62 @@ def test_a_signal_ends_the_wait(standby: Standby, tmp_path: Path) -> None:
     standby.begin((sys.executable, "-m", "worker", str(tmp_path / "train.py")), {"PYTHONPATH": str(tmp_path)}, 2)
     assert not standby.is_settled()
     standby.settle(lambda: True)
+
+
+# -- an interpreter that was started before the order was known -----------------------------------------
+
+BY_ITSELF = "import os\nos.environ.update(KERAS_BACKEND='jax')\nimport keras"
+
+
+def early(folder: Path, **variables: str) -> ZygoteProcess:
+    """An interpreter as the command line starts it."""
+    env = {"PYTHONPATH": str(folder), "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
+    return ZygoteProcess({**env, **variables})
+
+
+@pytest.mark.parametrize("script", ["import keras", BY_ITSELF])
+def test_workers_are_forked_from_one_that_was_started_early(tmp_path: Path, script: str) -> None:
+    process = early(tmp_path)
+    with contextlib.closing(Standby(process)) as standby:
+        facts = started(standby, tmp_path, script)
+    assert facts["parent"] == process.pid
+    assert not facts["was"]
+    assert not Path(f"/proc/{process.pid}").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "variables"),
+    [
+        (BY_ITSELF, {"OMP_NUM_THREADS": "3"}),
+        (BY_ITSELF, {"PYTHONHASHSEED": "7"}),
+        (BY_ITSELF, {"COVERAGE_PROCESS_START": "x"}),
+        ("import keras", {"SYRTOS_NEW_INTERPRETERS": "1"}),
+    ],
+)
+def test_one_that_has_read_another_environment_is_ended(tmp_path: Path, script: str, variables: dict[str, str]) -> None:
+    process = early(tmp_path)
+    with contextlib.closing(Standby(process)) as standby:
+        assert started(standby, tmp_path, script, variables)["parent"] == os.getpid()
+        assert not Path(f"/proc/{process.pid}").exists()
+
+
+def test_one_without_frameworks_is_replaced_when_the_workers_have_imported(tmp_path: Path) -> None:
+    process = early(tmp_path)
+    with contextlib.closing(Standby(process)) as standby:
+        assert started(standby, tmp_path, BY_ITSELF)["parent"] == process.pid
+        standby.prepare(Imports({"json": ""}, {}), {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)})
+        # The workers that run are its children.
+        assert Path(f"/proc/{process.pid}").exists()
+        assert standby._zygote is not None
+        while not standby._zygote.is_ready():
+            time.sleep(0.01)
+        assert parent_of_started(standby, tmp_path) == standby._zygote.process.pid
+
+
+def test_one_that_never_has_an_order_ends_with_its_starter(tmp_path: Path) -> None:
+    code = "import os\nfrom syrtos.launch.processes.zygote_process import ZygoteProcess\nprint(ZygoteProcess(os.environ).pid)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    end = time.monotonic() + 60
+    while Path(f"/proc/{said.stdout.strip()}").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
