@@ -137,6 +137,10 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
         numbers are read counts as that of what reads them.
         """
 
+    def numbers(self, scalars: Sequence[TensorT]) -> list[float]:
+        """Returns the values of tensors of one number each, which a device may compute."""
+        return [float(cast("Any", scalar)) for scalar in scalars]
+
     def count_draws(self) -> int:
         """Returns how often steps of this process have drawn random numbers, where no variable of the model tells."""
         return 0

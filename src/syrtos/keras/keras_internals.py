@@ -5,7 +5,6 @@ Seen on Keras 3.12.4, 3.15.1 and tf_keras 2.21.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -248,20 +247,34 @@ def call_in_training_thread(callback_list: CallbackList) -> None:
     for kind in ("train", "test", "predict"):
         if getattr(callback_list, f"_async_{kind}", False):
             name = f"on_{kind}_batch_end"
-            setattr(callback_list, name, functools.partial(_call_after_batch, callback_list, name))
+            setattr(callback_list, name, _AfterBatch(callback_list, name))
 
 
-def _call_after_batch(callback_list: Any, name: str, batch: int, logs: Logs = None) -> None:
-    # Those that do nothing after a batch are left out: to read the numbers for them would wait for the step.
-    called = [(_package_of(each), getattr(each, name)) for each in callback_list.callbacks if _has_hook(each, name)]
-    if of_keras := [method for package, method in called if package == "keras"]:
-        callback_list._async_dispatch(_call_with_numbers, of_keras, batch, logs)
-    flat = _flatten(logs)
-    for package, method in called:
-        if package == "syrtos":
-            method(batch, flat)
-        elif package != "keras":
-            _call_with_numbers([method], batch, logs)
+class _AfterBatch:
+    """Calls the callbacks of a list after a batch."""
+
+    def __init__(self, callback_list: Any, name: str) -> None:
+        self._list, self._name = callback_list, name
+        # Of each callback its package and method. Those that do nothing after a batch have an empty package: to read the
+        # numbers for them would wait for the step.
+        self._hooks: list[tuple[str, Callable[..., None]]] = []
+
+    def __call__(self, batch: int, logs: Logs = None) -> None:
+        callbacks = self._list.callbacks
+        if len(self._hooks) != len(callbacks):
+            self._hooks = [
+                (_package_of(each) if _has_hook(each, self._name) else "", getattr(each, self._name))
+                for each in callbacks
+            ]
+        if of_keras := [method for package, method in self._hooks if package == "keras"]:
+            self._list._async_dispatch(_call_with_numbers, of_keras, batch, logs)
+        flat = _flatten(logs)
+        # The list counts the time between taking one callback and the next.
+        for _, (package, method) in zip(callbacks, self._hooks, strict=True):
+            if package == "syrtos":
+                method(batch, flat)
+            elif package not in ("", "keras"):
+                _call_with_numbers([method], batch, logs)
 
 
 def _package_of(callback: object) -> str:

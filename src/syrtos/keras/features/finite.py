@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from syrtos.comm import compression, world
 from syrtos.comm.communicator import Communicator
 from syrtos.errors import NonFiniteError
+from syrtos.keras import backend
 from syrtos.keras.replica import state
 
 if TYPE_CHECKING:
@@ -257,7 +258,12 @@ class Notice:
     def read(self) -> None:
         """Looks at the losses that were not looked at; called at the end of an epoch too."""
         unread, self._unread, self._read_at = self._unread, [], time.monotonic()
-        losses = ((epoch, batch, float(loss)) for epoch, batch, loss in unread)
+        computed = [loss for _, _, loss in unread if not isinstance(loss, numbers.Real)]
+        read = iter(backend.active().numbers(computed)) if computed else iter(())
+        losses = (
+            (epoch, batch, float(loss) if isinstance(loss, numbers.Real) else next(read))
+            for epoch, batch, loss in unread
+        )
         epoch, batch, loss = next((each for each in losses if not math.isfinite(each[2])), (0, 0, 0.0))
         if math.isfinite(loss):
             return

@@ -18,12 +18,13 @@ from syrtos.keras.jax.variables import await_arrays, gather_array, is_split
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
     from jax.sharding import Sharding
 
     from syrtos.keras.jax.types import State, Step
 
     # The shape and the dtype of each leaf of a batch.
-    Shapes = tuple[tuple[tuple[int, ...], str], ...]
+    Shapes = tuple[tuple[tuple[int, ...], np.dtype[np.generic]], ...]
 
 # Steps that a device may have been given and not ended, when it is given the next one.
 _IN_FLIGHT = 2
@@ -83,7 +84,7 @@ class TimedStep:
     def __call__(self, state: State, data: object) -> tuple[object, State]:
         joining.StepCount.made += 1
         session = world.sharing()
-        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(data))
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(data))
         if session.world.size > 1:
             # A worker that does something else, or is late, is named here: XLA's own exchange would wait for ever.
             _agree_on_shapes(shapes)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import NamedSharding
@@ -68,6 +69,20 @@ class Jax(Backend):
 
     def await_values(self, logs: Logs) -> None:
         await_arrays(logs)
+
+    def numbers(self, scalars: Sequence[jax.Array]) -> list[float]:
+        # Each copy from a GPU takes 0.1 ms (H200): many numbers become arrays there first. On the part of this process: other
+        # processes read none.
+        mine = [scalar.addressable_data(0) if isinstance(scalar, jax.Array) else scalar for scalar in scalars]
+        whole = len(mine) // _AT_ONCE * _AT_ONCE
+        arrays = [_stack(mine[first : first + _AT_ONCE]) for first in range(0, whole, _AT_ONCE)]
+        found = jax.device_get([*arrays, *mine[whole:]])
+        return [float(number) for array in found for number in np.ravel(array)]
+
+
+# So many arguments a compiled function takes in 0.1 ms.
+_AT_ONCE = 64
+_stack = jax.jit(jnp.stack)
 
 
 def await_arrays(tree: object) -> None:

@@ -67,6 +67,12 @@ class Torch(Backend["AnyVariable", torch.Tensor]):
     def on_host(self, function: Callable[[Array], Array], value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return ops.tensor_of(function(ops.array_of(value)), value)
 
+    def numbers(self, scalars: Sequence[torch.Tensor]) -> list[float]:
+        # One copy from the device instead of one for each.
+        if len({(scalar.device, scalar.dtype) for scalar in scalars}) == 1:
+            return torch.stack(list(scalars)).tolist()
+        return super().numbers(scalars)
+
     def splits_variables(self) -> bool:
         return sharding.is_asked()
 
