@@ -34,17 +34,28 @@ _INTERRUPTED = 130
 _WITH_VALUE, _WITHOUT = ("--on", "--with", "--gpus-per-worker", "--run-dir"), ("--detach", "--dry-run")
 
 
+def add_engine(group: argparse._ActionsContainer, engines: str, values: str) -> None:
+    """Adds the options that choose an engine, and its own settings; ``values`` are examples of those."""
+    group.add_argument("--on", metavar="ENGINE", help=engines)
+    group.add_argument(
+        "--with",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="engine_values",
+        help=f"with --on: what only that engine has, e.g. {values}; may be repeated",
+    )
+
+
 def add_to(parser: argparse.ArgumentParser) -> None:
     """Adds the options that choose where a run's processes are placed."""
     group = parser.add_argument_group("where")
-    group.add_argument(
-        "--on",
-        metavar="ENGINE",
-        help="what places the workers: slurm, kubernetes, ray; or placed: something has started this very command on each host, whose variables say which "
-        "it is (default: this machine or --hosts; in an allocation of Slurm its nodes)",
+    add_engine(
+        group,
+        "what places the workers: slurm, kubernetes, ray; or placed: something has started this very command on each host, "
+        "whose variables say which it is (default: this machine or --hosts; in an allocation of Slurm its nodes)",
+        "time=2:00:00 or image=...",
     )
-    group.add_argument("--with", action="append", default=[], metavar="NAME=VALUE", dest="engine_values",
-                       help="with --on: what only that engine has, e.g. time=2:00:00 or image=...; may be repeated")  # fmt: skip
     group.add_argument(
         "--gpus-per-worker",
         type=int,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from syrtos.cli.engine_runs import values_of
+from syrtos.cli.engine_runs import add_engine, values_of
 from syrtos.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -39,14 +39,12 @@ def add_to(commands: Commands) -> None:
         metavar="N",
         help="workers that may run at once (default: number of cores; with --on as many as the engine has places for)",
     )
-    parser.add_argument(
-        "--on",
-        metavar="ENGINE",
-        help="what reserves a node for each instance of a job: slurm or ray (default: instances are processes of this machine). The service's folder "
-        "(SYRTOS_HOME) must be at the same path on all nodes",
+    add_engine(
+        parser,
+        "what reserves a node for each instance of a job: slurm, kubernetes or ray (default: instances are processes of "
+        "this machine). The service's folder (SYRTOS_HOME) must be at the same path on all nodes",
+        "partition=gpu or time=2:00:00",
     )
-    parser.add_argument("--with", action="append", default=[], metavar="NAME=VALUE", dest="engine_values",
-                        help="with --on: what only that engine has, e.g. partition=gpu or time=2:00:00; may be repeated")  # fmt: skip
     parser.add_argument(
         "--gpus-per-instance", type=int, metavar="G", help="with --on: GPUs of each instance (default: 0)"
     )
