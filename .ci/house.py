@@ -45,7 +45,7 @@ def measure(package: Path, riddles: Collection[str], participles: Collection[str
         rows = text.splitlines()
         lines, longest = lines + len(rows), max(longest, len(rows))
         comments += sum(row.lstrip().startswith("#") for row in rows)
-        wide += sum(len(row) > 120 for row in rows)
+        wide += sum(len(row) > 100 for row in rows)
         found = list(annotations(tree))
         annotated, of_any = annotated + len(found), of_any + sum(bool(re.search(r"\bAny\b", one)) for one in found)
         for node in ast.walk(tree):
@@ -59,7 +59,7 @@ def measure(package: Path, riddles: Collection[str], participles: Collection[str
         "functions named by a lone participle or adverb, %": 100 * named / functions,
         "annotations with Any, %": 100 * of_any / annotated,
         "lines without a comment, %": 100 - 100 * comments / lines,
-        "lines of more than 120 columns, %": 100 * wide / lines,
+        "lines of more than 100 columns, %": 100 * wide / lines,
         "global statements": globals_,
         "lines of the longest file": longest,
     }

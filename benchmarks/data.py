@@ -46,7 +46,9 @@ def write(folder: Path) -> list[str]:
     for number in range(FILES):
         path = folder / f"part-{number}.tfrecord"
         if not path.exists():
-            path.with_suffix(".new").write_bytes(b"".join(framed(example(rng, k)) for k in range(PER_FILE)))
+            path.with_suffix(".new").write_bytes(
+                b"".join(framed(example(rng, k)) for k in range(PER_FILE))
+            )
             path.with_suffix(".new").rename(path)
     return [str(path) for path in sorted(folder.glob("*.tfrecord"))]
 
@@ -54,7 +56,9 @@ def write(folder: Path) -> list[str]:
 def example(rng: np.random.Generator, label: int) -> bytes:
     x = tf.train.Feature(float_list=tf.train.FloatList(value=rng.normal(size=250)))
     y = tf.train.Feature(int64_list=tf.train.Int64List(value=[label % 10]))
-    return tf.train.Example(features=tf.train.Features(feature={"x": x, "y": y})).SerializeToString()
+    return tf.train.Example(
+        features=tf.train.Features(feature={"x": x, "y": y})
+    ).SerializeToString()
 
 
 def framed(record: bytes) -> bytes:
@@ -82,7 +86,11 @@ def planned(files: Iterable[str] | str, kept: cache.Cache, reader: str) -> tuple
     source = Counted(find(files, kept), TFRecord(), kept)
     raw = "raw" in reader
     dataset: Any = from_source(
-        source, objects if raw else each(parse), batch_size=BATCH, shuffle="shuffled" in reader, seed=1
+        source,
+        objects if raw else each(parse),
+        batch_size=BATCH,
+        shuffle="shuffled" in reader,
+        seed=1,
     )
     return pipeline_of(Stream(dataset, lambda batch: batch)), source
 
@@ -149,7 +157,11 @@ def remote(files: list[str]) -> dict[str, Any]:
         epoch(batches)
         first = (time.perf_counter() - started) * 1e3
         second = min(epoch(batches)[0] for _ in range(3))
-    return {"median_ms": round(second, 1), "uncached_ms": round(first, 1), "ratio": round(first / second, 1)}
+    return {
+        "median_ms": round(second, 1),
+        "uncached_ms": round(first, 1),
+        "ratio": round(first / second, 1),
+    }
 
 
 def resume() -> dict[str, Any]:
@@ -158,7 +170,9 @@ def resume() -> dict[str, Any]:
 
     times = []
     for place in (0, 900_000):
-        dataset: Any = from_arrays(np.zeros((1_000_000, 8), np.float32), batch_size=BATCH, shuffle=True, seed=place)
+        dataset: Any = from_arrays(
+            np.zeros((1_000_000, 8), np.float32), batch_size=BATCH, shuffle=True, seed=place
+        )
         dataset.position = Position(3, place)
         started = time.perf_counter()
         next(iter(pipeline_of(Stream(dataset, lambda batch: batch))))
@@ -174,7 +188,10 @@ def main() -> None:
         write(folder)
     syrtos.barrier()
     files = write(folder)
-    special: dict[str, Callable[[], dict[str, Any]]] = {"remote": lambda: remote(files), "resume": resume}
+    special: dict[str, Callable[[], dict[str, Any]]] = {
+        "remote": lambda: remote(files),
+        "resume": resume,
+    }
     line = special[work]() if work in special else read(work, files)
     everyone = world.current().comm.allgather_object(line)
     slowest = max(everyone, key=lambda each: each["median_ms"])

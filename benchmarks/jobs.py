@@ -26,7 +26,8 @@ def main() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as home:
         os.environ["SYRTOS_HOME"] = home
         server = subprocess.Popen(
-            [sys.executable, "-m", "syrtos", "serve", "--port", "0", "--capacity", "1"], stderr=subprocess.PIPE
+            [sys.executable, "-m", "syrtos", "serve", "--port", "0", "--capacity", "1"],
+            stderr=subprocess.PIPE,
         )
         assert server.stderr is not None
         server.stderr.readline()
@@ -36,7 +37,9 @@ def main() -> list[dict[str, Any]]:
             server.terminate()
             server.wait()
             for job in Path(home, "jobs").iterdir():
-                subprocess.run(["pkill", "-9", "-f", f"syrtos.jobs.runner.attempt {job.name}"], check=False)
+                subprocess.run(
+                    ["pkill", "-9", "-f", f"syrtos.jobs.runner.attempt {job.name}"], check=False
+                )
 
 
 def _client() -> Any:
@@ -73,12 +76,16 @@ def _first_line(home: Path) -> dict[str, Any]:
         client.create_training_job(**_request(name, "echo hello"))
         while not (
             lines := [
-                line for path in (home / "jobs" / name / "logs").glob("*") for line in path.read_text().splitlines()
+                line
+                for path in (home / "jobs" / name / "logs").glob("*")
+                for line in path.read_text().splitlines()
             ]
         ):
             time.sleep(0.01)
         seconds.append(json.loads(lines[0])["t"] / 1000 - began)
-        while client.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] == "InProgress":
+        while (
+            client.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] == "InProgress"
+        ):
             time.sleep(0.05)
     return _line("create to first line", sorted(seconds)[2])
 
@@ -91,7 +98,9 @@ def _create(count: int) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     listed = sum(
         len(page["TrainingJobSummaries"])
-        for page in client.get_paginator("list_training_jobs").paginate(NameContains="queued-", MaxResults=100)
+        for page in client.get_paginator("list_training_jobs").paginate(
+            NameContains="queued-", MaxResults=100
+        )
     )
     assert listed == count
     return _line("create, one of 500 queued", seconds / count)
@@ -107,19 +116,27 @@ def _describe() -> list[dict[str, Any]]:
     url = Home().endpoint()
     assert url is not None
     body = json.dumps({"TrainingJobName": "queued-0250"}).encode()
-    headers = {"X-Amz-Target": "SageMaker.DescribeTrainingJob", "Content-Type": "application/x-amz-json-1.1"}
+    headers = {
+        "X-Amz-Target": "SageMaker.DescribeTrainingJob",
+        "Content-Type": "application/x-amz-json-1.1",
+    }
     request = AWSRequest("POST", url + "/", data=body, headers=headers)
     SigV4Auth(Credentials(*Home().keys()), "sagemaker", "us-west-2").add_auth(request)
     host, port = url.removeprefix("http://").split(":")
     head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
-    raw = f"POST / HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode() + body
+    raw = (
+        f"POST / HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode()
+        + body
+    )
     began = time.perf_counter()
     latencies = asyncio.run(_load(host, int(port), raw))
     seconds = time.perf_counter() - began
     latencies.sort()
     count = len(latencies)
     rate = round(count / seconds)
-    return [_line(f"describe p{part}", latencies[count * part // 100], rate=rate) for part in (50, 99)]
+    return [
+        _line(f"describe p{part}", latencies[count * part // 100], rate=rate) for part in (50, 99)
+    ]
 
 
 async def _load(host: str, port: int, raw: bytes) -> list[float]:
@@ -134,7 +151,9 @@ async def _load(host: str, port: int, raw: bytes) -> list[float]:
             head = await reader.readuntil(b"\r\n\r\n")
             assert b" 200 " in head.split(b"\r\n")[0], head
             length = next(
-                int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
+                int(line.split(b":")[1])
+                for line in head.split(b"\r\n")
+                if line.lower().startswith(b"content-length")
             )
             await reader.readexactly(length)
             latencies.append(time.perf_counter() - moment)

@@ -36,12 +36,16 @@ Line = dict[str, Any]
 def measure(backend: str, workers: int, is_sharded: bool) -> Line:
     """The medians of all workers of one run."""
     with tempfile.TemporaryDirectory() as folder:
-        flags = f"-n {workers} --oversubscribe --max-restarts 0 {'--shard-update' * is_sharded}".split()
+        flags = (
+            f"-n {workers} --oversubscribe --max-restarts 0 {'--shard-update' * is_sharded}".split()
+        )
         command = [str(SYRTOS), "run", *flags, "--run-dir", folder, str(HERE / "memory_fit.py")]
         env = {**os.environ, **ONE_THREAD, "KERAS_BACKEND": backend, "WORKERS": str(workers)}
         subprocess.run(command, env=env, check=True, capture_output=True)
         logs = [path.read_text() for path in Path(folder, "logs").glob("rank-*.log")]
-    found = [json.loads(line) for log in logs for line in log.splitlines() if line.startswith('{"peak')]
+    found = [
+        json.loads(line) for log in logs for line in log.splitlines() if line.startswith('{"peak')
+    ]
     assert len(found) == workers, found
     numbers = {name: round(statistics.median(one[name] for one in found), 1) for name in found[0]}
     return {"backend": backend, "workers": workers, "shard_update": is_sharded, **numbers}
@@ -66,7 +70,10 @@ def _cell(lines: list[Line], backend: str, workers: int, is_sharded: bool) -> st
 
 def _line(lines: list[Line], backend: str, workers: int, is_sharded: bool) -> Line | None:
     wanted = (backend, workers, is_sharded)
-    return next((one for one in lines if (one["backend"], one["workers"], one["shard_update"]) == wanted), None)
+    return next(
+        (one for one in lines if (one["backend"], one["workers"], one["shard_update"]) == wanted),
+        None,
+    )
 
 
 # -- the picture -------------------------------------------------------------------------------------------
@@ -87,7 +94,9 @@ def picture(lines: list[Line]) -> str:
         for workers in WORKERS:
             for is_sharded in (False, True):
                 if line := _line(lines, backend, workers, is_sharded):
-                    drawn.append(_bar(place, line["peak_mb"], most, "sharded" if is_sharded else "whole"))
+                    drawn.append(
+                        _bar(place, line["peak_mb"], most, "sharded" if is_sharded else "whole")
+                    )
                     place += 32
             drawn.append(
                 f'<text x="{place - (32 if workers > 1 else 16)}" y="{_BASE + 16}" text-anchor="middle">{workers}</text>'
@@ -108,14 +117,20 @@ def _bar(place: float, value: float, most: float, kind: str) -> str:
     height = 190 * value / most
     top = _BASE - height
     label = f'<text x="{place + 14}" y="{top - 4:.0f}" text-anchor="middle" font-size="10">{value:,.0f}</text>'
-    return f'<rect class="{kind}" x="{place}" y="{top:.1f}" width="28" height="{height:.1f}"/>{label}'
+    return (
+        f'<rect class="{kind}" x="{place}" y="{top:.1f}" width="28" height="{height:.1f}"/>{label}'
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--backends", nargs="*", choices=BACKENDS, default=BACKENDS)
     chosen = parser.parse_args()
-    path = HERE / "results" / f"memory-{time.strftime('%Y-%m-%d')}-{platform.machine()}-{os.cpu_count()}cores.jsonl"
+    path = (
+        HERE
+        / "results"
+        / f"memory-{time.strftime('%Y-%m-%d')}-{platform.machine()}-{os.cpu_count()}cores.jsonl"
+    )
     lines: list[Line] = []
     with path.open("a", encoding="utf-8") as file:
         for backend in chosen.backends:

@@ -47,7 +47,9 @@ def main() -> None:
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(5000, "relu") for _ in range(4)]
     model: Any = keras.Sequential([keras.Input((784,)), *layers, keras.layers.Dense(10)])
-    model.compile(keras.optimizers.Adam(1e-4), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+        keras.optimizers.Adam(1e-4), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     batch = EACH * int(os.environ["WORKERS"])
     random = np.random.default_rng(0)
     x = random.normal(size=(batch * STEPS, 784)).astype("float32")
@@ -58,7 +60,12 @@ def main() -> None:
     sampler.over.set()
     sampler.join()
     print(
-        json.dumps({"peak_mb": max(sampler.found) - before, "median_mb": float(np.median(sampler.found)) - before}),
+        json.dumps(
+            {
+                "peak_mb": max(sampler.found) - before,
+                "median_mb": float(np.median(sampler.found)) - before,
+            }
+        ),
         flush=True,
     )
 

@@ -173,9 +173,13 @@ def estimator_step(repeats: int) -> float:
         train_op = optimizer.minimize(loss, global_step=v1.train.get_global_step())
         return estimators.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
-    config = estimators.RunConfig(save_checkpoints_steps=None, save_summary_steps=None, log_step_count_steps=None)
+    config = estimators.RunConfig(
+        save_checkpoints_steps=None, save_summary_steps=None, log_step_count_steps=None
+    )
     data = lambda: tf.data.Dataset.from_tensors((x, y)).repeat()  # noqa: E731
-    estimators.Estimator(model_fn, config=config).train(data, hooks=[Timed()], steps=WARM_UP + repeats)
+    estimators.Estimator(model_fn, config=config).train(
+        data, hooks=[Timed()], steps=WARM_UP + repeats
+    )
     return statistics.median(clock.seconds[WARM_UP:]) * 1e3
 
 
@@ -205,7 +209,12 @@ def main() -> None:
     size = world.current().world.size if world.is_initialized() else 1
     median, what = measured(chosen)
     if not world.is_initialized() or syrtos.rank() == 0:
-        line = {"peer": "syrtos", "workers": size, "median_ms": round(median, 4), "repeats": chosen.repeats}
+        line = {
+            "peer": "syrtos",
+            "workers": size,
+            "median_ms": round(median, 4),
+            "repeats": chosen.repeats,
+        }
         print(json.dumps(line | what), flush=True)
 
 
@@ -213,7 +222,10 @@ def measured(chosen: argparse.Namespace) -> tuple[float, dict[str, Any]]:
     """Milliseconds, and of what."""
     if chosen.work != "step":
         works = {"reduce": reduce, "in_graph": in_graph, "call": call, "floor": floor, "copy": copy}
-        return works[chosen.work](chosen.bytes, chosen.repeats), {"work": chosen.work, "bytes": chosen.bytes}
+        return works[chosen.work](chosen.bytes, chosen.repeats), {
+            "work": chosen.work,
+            "bytes": chosen.bytes,
+        }
     what = {"work": " ".join(filter(None, ("step of", chosen.model, chosen.dialect)))}
     if chosen.dialect == "estimator":
         return estimator_step(chosen.repeats), what

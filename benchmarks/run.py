@@ -54,12 +54,23 @@ def call(*command: str, timeout: float = 600, backend: str = "tensorflow") -> li
 
 
 def own(workers: int, *arguments: str, backend: str = "tensorflow") -> Line:
-    run = [str(BIN / "syrtos"), "run", "-n", str(workers), "--oversubscribe", "--run-dir", "/tmp/syrtos-bench"]
+    run = [
+        str(BIN / "syrtos"),
+        "run",
+        "-n",
+        str(workers),
+        "--oversubscribe",
+        "--run-dir",
+        "/tmp/syrtos-bench",
+    ]
     return call(*run, str(HERE / "own.py"), *arguments, backend=backend)[0]
 
 
 def peer(name: str, *arguments: str) -> Line:
-    line = {"peer": name, **call(sys.executable, str(HERE / "peers" / f"{name}.py"), "--workers", "2", *arguments)[0]}
+    line = {
+        "peer": name,
+        **call(sys.executable, str(HERE / "peers" / f"{name}.py"), "--workers", "2", *arguments)[0],
+    }
     if "median_step_ms" in line:
         line["median_ms"] = line.pop("median_step_ms")
     return line
@@ -98,7 +109,12 @@ def own_step(backend: str, model: str) -> Line:
     without = two_apart(backend, model)
     ratio = line.get("median_ms", 0) / without["median_ms"]
     who = {"peer": f"syrtos on {backend}"}
-    return {**line, **who, "no_exchange_step_ms": without["median_ms"], "ratio_to_no_exchange": round(ratio, 3)}
+    return {
+        **line,
+        **who,
+        "no_exchange_step_ms": without["median_ms"],
+        "ratio_to_no_exchange": round(ratio, 3),
+    }
 
 
 def two_apart(backend: str, model: str) -> Line:
@@ -106,22 +122,38 @@ def two_apart(backend: str, model: str) -> Line:
     command = [sys.executable, str(HERE / "own.py"), "step", "--repeats", "10", "--model", model]
     env = {**os.environ, **ONE_THREAD, "KERAS_BACKEND": backend}
     both = [
-        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         for _ in range(2)
     ]
     printed = [process.communicate(timeout=600)[0] for process in both]
-    return max((json.loads(text.splitlines()[-1]) for text in printed), key=lambda line: line["median_ms"])
+    return max(
+        (json.loads(text.splitlines()[-1]) for text in printed), key=lambda line: line["median_ms"]
+    )
 
 
 def dialect_rounds(rounds: int) -> list[Line]:
     """The same step by the native API and by old ones."""
     names = ("native", "horovod", "smddp", "mirrored", "estimator")
-    return [own(2, "step", "--repeats", "10", "--dialect", name) for _ in range(rounds) for name in names]
+    return [
+        own(2, "step", "--repeats", "10", "--dialect", name)
+        for _ in range(rounds)
+        for name in names
+    ]
 
 
 def data_rounds(rounds: int) -> list[Line]:
     """An epoch of TFRecords by each reader, alone and on two workers; S3, and going on in the middle of an epoch."""
-    run = [str(BIN / "syrtos"), "run", "-n", "2", "--oversubscribe", "--run-dir", "/tmp/syrtos-bench"]
+    run = [
+        str(BIN / "syrtos"),
+        "run",
+        "-n",
+        "2",
+        "--oversubscribe",
+        "--run-dir",
+        "/tmp/syrtos-bench",
+    ]
     script, folder = str(HERE / "data.py"), "/tmp/syrtos-bench-data"
     call(sys.executable, script, "syrtos", folder)  # writes the files
     lines = []
@@ -153,20 +185,39 @@ def _as_work(line: Line) -> Line:
 
 def growth(rounds: int) -> list[Line]:
     """Exchange time of 100 MB with the number of workers; beyond the cores they take turns."""
-    return [own(n, "reduce", "--bytes", str(LARGE), "--repeats", "8") for _ in range(rounds) for n in (1, 2, 4, 8)]
+    return [
+        own(n, "reduce", "--bytes", str(LARGE), "--repeats", "8")
+        for _ in range(rounds)
+        for n in (1, 2, 4, 8)
+    ]
 
 
 def start_up(rounds: int) -> list[Line]:
     """An empty script, plain and on two workers."""
     empty = Path("/tmp/syrtos-bench-empty.py")
     empty.write_text("")
-    run = [str(BIN / "syrtos"), "run", "-n", "2", "--oversubscribe", "--run-dir", "/tmp/syrtos-bench", str(empty)]
+    run = [
+        str(BIN / "syrtos"),
+        "run",
+        "-n",
+        "2",
+        "--oversubscribe",
+        "--run-dir",
+        "/tmp/syrtos-bench",
+        str(empty),
+    ]
     lines = []
     for _ in range(rounds * 3):
         for name, command in (("python", [sys.executable, str(empty)]), ("syrtos", run)):
             started = time.perf_counter()
             subprocess.run(command, check=True, capture_output=True)
-            lines.append({"peer": name, "work": "start", "median_ms": round((time.perf_counter() - started) * 1e3, 1)})
+            lines.append(
+                {
+                    "peer": name,
+                    "work": "start",
+                    "median_ms": round((time.perf_counter() - started) * 1e3, 1),
+                }
+            )
     return lines
 
 
@@ -185,7 +236,13 @@ def ledger_cost(_rounds: int) -> list[Line]:
                 ledger.become("callbacks")
                 ledger.end_step(step)
         ledger.close()
-        return [{"peer": "syrtos", "work": "ledger", "median_ms": (time.process_time() - started) / steps * 1e3}]
+        return [
+            {
+                "peer": "syrtos",
+                "work": "ledger",
+                "median_ms": (time.process_time() - started) / steps * 1e3,
+            }
+        ]
 
 
 def job_rounds(rounds: int) -> list[Line]:
@@ -216,9 +273,9 @@ def medians(lines: list[Line], key: str = "median_ms") -> dict[tuple[str, str, i
     groups: dict[tuple[str, str, int, int], list[float]] = {}
     for line in lines:
         if key in line:
-            groups.setdefault((line["work"], line["peer"], line.get("bytes", 0), line.get("workers", 0)), []).append(
-                line[key]
-            )
+            groups.setdefault(
+                (line["work"], line["peer"], line.get("bytes", 0), line.get("workers", 0)), []
+            ).append(line[key])
     return {group: statistics.median(values) for group, values in groups.items()}
 
 
@@ -236,10 +293,18 @@ def show(lines: list[Line]) -> None:
     for (work, who, size, workers), value in sorted(by_time.items()):
         ratio = by_ratio.get((work, who, size, workers))
         base = by_time.get((work, "syrtos", size, workers))
-        text = f"{ratio:.2f} x not exchanging" if ratio else f"{value / base:.2f} x syrtos" if base else ""
+        text = (
+            f"{ratio:.2f} x not exchanging"
+            if ratio
+            else f"{value / base:.2f} x syrtos"
+            if base
+            else ""
+        )
         if work.startswith("whole"):
             text = _against_python(lines, (work, who, size, workers))
-        table.add_row(f"{work} {size:,} B" if size else work, who, str(workers or ""), f"{value:,.3f}", text)
+        table.add_row(
+            f"{work} {size:,} B" if size else work, who, str(workers or ""), f"{value:,.3f}", text
+        )
     Console().print(table)
     for line in lines:
         if "error" in line:
@@ -249,7 +314,9 @@ def show(lines: list[Line]) -> None:
 def _against_python(lines: list[Line], group: tuple[str, str, int, int]) -> str:
     """A whole run's wall and processor time over plain Python's, and its memory."""
     plain = (group[0], "python", *group[2:])
-    wall, processor, memory = (medians(lines, key) for key in ("median_ms", "cpu_seconds", "pss_mb"))
+    wall, processor, memory = (
+        medians(lines, key) for key in ("median_ms", "cpu_seconds", "pss_mb")
+    )
     ratios = f"{wall[group] / wall[plain]:.2f} x python, processor {processor[group] / processor[plain]:.2f} x"
     return f"{ratios}, {memory[group]:,.0f} MB"
 
@@ -264,7 +331,12 @@ def main() -> None:
     day = time.strftime("%Y-%m-%d")
     out = HERE / "results" / f"{day}-{platform.machine()}-{os.cpu_count()}cores.jsonl"
     out.parent.mkdir(exist_ok=True)
-    facts = {"date": day, "cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()}
+    facts = {
+        "date": day,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "load": os.getloadavg(),
+    }
     with out.open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in [facts, *lines])
     show(lines)

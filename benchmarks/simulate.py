@@ -42,14 +42,33 @@ def script(model: str) -> list[str]:
 
 
 def on_one_host(model: str, workers: int, run_dir: str) -> forecast.MeasuredStep:
-    command = [SYRTOS, "run", "-n", str(workers), "--oversubscribe", *PLAIN, "--run-dir", run_dir, *script(model)]
+    command = [
+        SYRTOS,
+        "run",
+        "-n",
+        str(workers),
+        "--oversubscribe",
+        *PLAIN,
+        "--run-dir",
+        run_dir,
+        *script(model),
+    ]
     subprocess.run(command, env={**os.environ, **ONE_THREAD}, check=True, capture_output=True)
     return forecast.measured_step(Path(run_dir))
 
 
 def on_hosts(hosts: netns.Hosts, workers: int, run_dir: str, *words: str) -> str:
     """What the run printed; ``words`` are its script and arguments."""
-    command = [SYRTOS, "run", *hosts.flags(workers // 2), "--oversubscribe", *PLAIN, "--run-dir", run_dir, *words]
+    command = [
+        SYRTOS,
+        "run",
+        *hosts.flags(workers // 2),
+        "--oversubscribe",
+        *PLAIN,
+        "--run-dir",
+        run_dir,
+        *words,
+    ]
     done = hosts.run(command, timeout=1200, env=ONE_THREAD)
     if done.returncode:
         raise RuntimeError(done.stderr)
@@ -94,11 +113,17 @@ def table(lines: list[Line], link: Link) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", nargs="*", choices=list(STEPS), default=list(STEPS))
-    parser.add_argument("--workers", nargs="*", type=int, default=[2, 4, 8], help="on both hosts together")
+    parser.add_argument(
+        "--workers", nargs="*", type=int, default=[2, 4, 8], help="on both hosts together"
+    )
     chosen = parser.parse_args()
     if reason := netns.missing():
         sys.exit(f"bench-simulate {reason}")
-    path = HERE / "results" / f"simulate-{time.strftime('%Y-%m-%d')}-{platform.machine()}-{os.cpu_count()}cores.jsonl"
+    path = (
+        HERE
+        / "results"
+        / f"simulate-{time.strftime('%Y-%m-%d')}-{platform.machine()}-{os.cpu_count()}cores.jsonl"
+    )
     lines: list[Line] = []
     with tempfile.TemporaryDirectory() as folder, netns.two_hosts("1gbit") as hosts:
         link = link_between(hosts, folder)
@@ -107,13 +132,34 @@ def main() -> None:
                 lines.append(compare(hosts, link, model, workers, folder))
                 print(lines[-1], file=sys.stderr, flush=True)
         path.write_text(
-            "".join(json.dumps(line | {"latency": link.latency, "bandwidth": link.bandwidth}) + "\n" for line in lines)
+            "".join(
+                json.dumps(line | {"latency": link.latency, "bandwidth": link.bandwidth}) + "\n"
+                for line in lines
+            )
         )
         Console().print(table(lines, link))
         for model in chosen.models:
             print(f"\n{model}:", flush=True)
-            many = ["-n", "8", "16", "32", "64", "128", "256", "512", "1024", "--gbit", "1", "10", "100", "400"]
-            subprocess.run([SYRTOS, "forecast", f"{folder}/one-{model}-{min(chosen.workers)}", *many], check=True)
+            many = [
+                "-n",
+                "8",
+                "16",
+                "32",
+                "64",
+                "128",
+                "256",
+                "512",
+                "1024",
+                "--gbit",
+                "1",
+                "10",
+                "100",
+                "400",
+            ]
+            subprocess.run(
+                [SYRTOS, "forecast", f"{folder}/one-{model}-{min(chosen.workers)}", *many],
+                check=True,
+            )
 
 
 if __name__ == "__main__":

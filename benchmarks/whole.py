@@ -31,13 +31,36 @@ def ways(script: Path, backend: str) -> Iterator[tuple[str, list[str]]]:
     """Who runs a script, and the command."""
     yield "python", [sys.executable, str(script)]
     for workers in (1, 2, 4):
-        run = [str(BIN / "syrtos"), "run", "-n", str(workers), "--oversubscribe", "--run-dir", tempfile.mkdtemp()]
+        run = [
+            str(BIN / "syrtos"),
+            "run",
+            "-n",
+            str(workers),
+            "--oversubscribe",
+            "--run-dir",
+            tempfile.mkdtemp(),
+        ]
         yield f"syrtos -n {workers}", [*run, str(script)]
     if backend == "torch":  # these start two processes, each of which trains by itself
-        yield "torchrun, 2", [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", str(script)]
+        yield (
+            "torchrun, 2",
+            [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", str(script)],
+        )
         if importlib.util.find_spec("accelerate"):
-            launch = ["launch", "--cpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
-            yield "accelerate, 2", [str(BIN / "accelerate"), *launch, "--dynamo_backend", "no", str(script)]
+            launch = [
+                "launch",
+                "--cpu",
+                "--num_processes",
+                "2",
+                "--num_machines",
+                "1",
+                "--mixed_precision",
+                "no",
+            ]
+            yield (
+                "accelerate, 2",
+                [str(BIN / "accelerate"), *launch, "--dynamo_backend", "no", str(script)],
+            )
 
 
 def measured(command: list[str], backend: str) -> dict[str, Any]:
@@ -51,7 +74,11 @@ def measured(command: list[str], backend: str) -> dict[str, Any]:
     if process.returncode:
         return {"error": said.decode(errors="replace")[-300:]}
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"median_ms": round(wall * 1e3, 1), "cpu_seconds": round(cpu, 2), "pss_mb": round(peak.found() / 1e6)}
+    return {
+        "median_ms": round(wall * 1e3, 1),
+        "cpu_seconds": round(cpu, 2),
+        "pss_mb": round(peak.found() / 1e6),
+    }
 
 
 class _Peak:
@@ -93,7 +120,11 @@ def main(rounds: int, names: list[str]) -> None:
                 if backend != "tensorflow" and name in ("empty", *OF_TENSORFLOW):
                     continue
                 for who, command in ways(SCRIPTS[name], backend):
-                    line = {"work": f"whole {name} {backend}", "peer": who, **measured(command, backend)}
+                    line = {
+                        "work": f"whole {name} {backend}",
+                        "peer": who,
+                        **measured(command, backend),
+                    }
                     print(json.dumps(line), flush=True)
 
 

@@ -81,7 +81,12 @@ def mlp(hosts: netns.Hosts, link: str, way: str) -> Line:
     last = fit(hosts, way, "mlp", steps, 1)[-1]
     if "error" in last:
         return {"link": link, "way": way, "model": "mlp", **last}
-    return {"link": link, "way": way, "model": "mlp", "step_ms": round(1e3 * last["seconds"] / last["steps"], 1)}
+    return {
+        "link": link,
+        "way": way,
+        "model": "mlp",
+        "step_ms": round(1e3 * last["seconds"] / last["steps"], 1),
+    }
 
 
 def steps_to_target(losses: list[float]) -> float | None:
@@ -106,7 +111,9 @@ def table(lines: list[Line]) -> Table:
     for way in dict.fromkeys(line["way"] for line in lines):
         found = {(line["model"], line["link"]): line for line in lines if line["way"] == way}
         curve = max((line.get("losses", []) for line in found.values()), key=len)
-        shown.add_row(way, *(cell(found.get(column, {}), steps_to_target(curve)) for column in columns))
+        shown.add_row(
+            way, *(cell(found.get(column, {}), steps_to_target(curve)) for column in columns)
+        )
     return shown
 
 
@@ -122,15 +129,24 @@ def cell(line: Line, steps: float | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument(
-        "--steps", type=int, default=800, help="of the characters, on the first link; 100 on the others"
+        "--steps",
+        type=int,
+        default=800,
+        help="of the characters, on the first link; 100 on the others",
     )
     parser.add_argument("--links", nargs="*", choices=list(LINKS), default=list(LINKS))
     parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--models", nargs="*", choices=["characters", "mlp"], default=["characters", "mlp"])
+    parser.add_argument(
+        "--models", nargs="*", choices=["characters", "mlp"], default=["characters", "mlp"]
+    )
     chosen = parser.parse_args()
     if reason := netns.missing():
         sys.exit(f"bench-wire {reason}")
-    path = HERE / "results" / f"wire-{time.strftime('%Y-%m-%d')}-{platform.machine()}-{os.cpu_count()}cores.jsonl"
+    path = (
+        HERE
+        / "results"
+        / f"wire-{time.strftime('%Y-%m-%d')}-{platform.machine()}-{os.cpu_count()}cores.jsonl"
+    )
     lines: list[Line] = []
     for number, link in enumerate(chosen.links):
         rate, delay = LINKS[link]

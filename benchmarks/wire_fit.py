@@ -41,7 +41,13 @@ class Seconds(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         print(
-            json.dumps({"seconds": round(self.trained, 3), "steps": self.steps, "val_loss": logs["val_loss"]}),
+            json.dumps(
+                {
+                    "seconds": round(self.trained, 3),
+                    "steps": self.steps,
+                    "val_loss": logs["val_loss"],
+                }
+            ),
             flush=True,
         )
 
@@ -56,7 +62,9 @@ def characters() -> tuple[Any, Any, Any, int]:
     order = np.random.default_rng(0).permutation(len(x))
     test = tuple(part[:256] for part in chars.windows(codes[-held_out:]))
     model = chars.build()
-    model.compile(keras.optimizers.Adam(2e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+        keras.optimizers.Adam(2e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     return model, (x[order], y[order]), test, chars.BATCH
 
 
@@ -67,7 +75,9 @@ def mlp() -> tuple[Any, Any, Any, int]:
     y = (x @ random.normal(size=(784, 10))).argmax(1)
     layers = [keras.layers.Dense(5000, "relu") for _ in range(4)]
     model = keras.Sequential([keras.Input((784,)), *layers, keras.layers.Dense(10)])
-    model.compile(keras.optimizers.SGD(0.02), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+        keras.optimizers.SGD(0.02), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     return model, (x[:-256], y[:-256]), (x[-256:], y[-256:]), 128
 
 

@@ -38,7 +38,9 @@ class Positions(keras.layers.Layer):
     """Add a learnt vector for each place in the row."""
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        self.table = self.add_weight(shape=input_shape[1:], initializer="random_normal", name="table")
+        self.table = self.add_weight(
+            shape=input_shape[1:], initializer="random_normal", name="table"
+        )
 
     def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
         return inputs + self.table
@@ -82,9 +84,14 @@ def main() -> None:
     held_out = len(codes) // 20
     train, test = windows(codes[:-held_out]), windows(codes[-held_out:])
     steps = epochs * math.ceil(len(train[0]) / BATCH)
-    schedule = keras.optimizers.schedules.CosineDecay(0.0, steps, warmup_target=3e-3, warmup_steps=steps // 10)
+    schedule = keras.optimizers.schedules.CosineDecay(
+        0.0, steps, warmup_target=3e-3, warmup_steps=steps // 10
+    )
     model = build()
-    model.compile(keras.optimizers.Adam(schedule), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+        keras.optimizers.Adam(schedule),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
 
     print(f"{len(codes):,} characters, {model.count_params():,} weights, {steps} steps")
     print(f"bits per character before: {bits(model, test):.3f}")

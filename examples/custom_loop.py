@@ -24,11 +24,15 @@ keras.utils.set_random_seed(0)  # equal weights to begin with; they would be bro
 
 digits = load_digits()
 images = digits.images[..., np.newaxis].astype("float32") / 16
-train_x, test_x, train_y, test_y = train_test_split(images, digits.target, test_size=0.2, random_state=0)
+train_x, test_x, train_y, test_y = train_test_split(
+    images, digits.target, test_size=0.2, random_state=0
+)
 mine = slice(syrtos.rank(), None, syrtos.size())
 steps = len(train_x) // syrtos.size() // BATCH  # the same on every worker
 batches = (
-    tf.data.Dataset.from_tensor_slices((train_x[mine], train_y[mine])).shuffle(2000, seed=syrtos.rank()).batch(BATCH)
+    tf.data.Dataset.from_tensor_slices((train_x[mine], train_y[mine]))
+    .shuffle(2000, seed=syrtos.rank())
+    .batch(BATCH)
 )
 
 model = keras.Sequential(

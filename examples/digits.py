@@ -50,7 +50,11 @@ def main() -> None:
     steps = epochs * math.ceil(len(train_images) / BATCH)
     learning_rate = keras.optimizers.schedules.CosineDecay(2e-3, steps)
     model = build()
-    model.compile(keras.optimizers.Adam(learning_rate), loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.compile(
+        keras.optimizers.Adam(learning_rate),
+        loss="sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+    )
     model.fit(train_images, train_labels, batch_size=BATCH, epochs=epochs)
 
     _, accuracy = model.evaluate(test_images, test_labels, batch_size=BATCH, verbose=0)

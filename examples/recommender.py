@@ -40,8 +40,12 @@ def build() -> keras.Model:
     small = keras.initializers.RandomNormal(stddev=0.01)
     user = keras.Input((), dtype="int32", name="user")
     item = keras.Input((), dtype="int32", name="item")
-    user_vector = keras.layers.Embedding(USERS, WIDTH, embeddings_initializer=small, name="users")(user)
-    item_vector = keras.layers.Embedding(ITEMS, WIDTH, embeddings_initializer=small, name="items")(item)
+    user_vector = keras.layers.Embedding(USERS, WIDTH, embeddings_initializer=small, name="users")(
+        user
+    )
+    item_vector = keras.layers.Embedding(ITEMS, WIDTH, embeddings_initializer=small, name="items")(
+        item
+    )
     return keras.Model([user, item], keras.layers.Dot(axes=-1)([user_vector, item_vector]))
 
 
@@ -64,7 +68,9 @@ def main() -> None:
     )
     print(f"{model.count_params():,} weights")
     print(f"test AUC before: {model.evaluate(*test, batch_size=BATCH, verbose=0)[1]:.3f}")
-    model.fit([users[:TRAIN], items[:TRAIN]], clicked[:TRAIN], batch_size=BATCH, epochs=epochs, verbose=2)
+    model.fit(
+        [users[:TRAIN], items[:TRAIN]], clicked[:TRAIN], batch_size=BATCH, epochs=epochs, verbose=2
+    )
     print(f"test AUC after: {model.evaluate(*test, batch_size=BATCH, verbose=0)[1]:.3f}")
 
 

@@ -28,7 +28,9 @@ def run(script: Path) -> int:
     flags = ["--oversubscribe", "--run-dir", str(run_dir), *FLAGS.get(script.stem, [])]
     started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "syrtos", "run", "-n", "2", *flags, str(script)], capture_output=True, text=True
+        [sys.executable, "-m", "syrtos", "run", "-n", "2", *flags, str(script)],
+        capture_output=True,
+        text=True,
     )
     run_dir.mkdir(parents=True, exist_ok=True)
     output = run_dir / "output.txt"

@@ -71,19 +71,29 @@ def pytest_unconfigure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what needs a missing framework; sorts folders, which `--no-loadscope-reorder` keeps in this order."""
     for item in items:
-        if missing := sorted(name for name in _packages_of(item) if importlib.util.find_spec(name) is None):
+        if missing := sorted(
+            name for name in _packages_of(item) if importlib.util.find_spec(name) is None
+        ):
             names = ", ".join(missing)
             item.add_marker(
-                pytest.mark.skip(reason=f"{names} is not installed: `make test BACKENDS=...` chooses what is")
+                pytest.mark.skip(
+                    reason=f"{names} is not installed: `make test BACKENDS=...` chooses what is"
+                )
             )
-    items.sort(key=lambda item: ORDER.get(item.path.stem, ORDER.get(item.path.parent.name, len(ORDER))))
+    items.sort(
+        key=lambda item: ORDER.get(item.path.stem, ORDER.get(item.path.parent.name, len(ORDER)))
+    )
 
 
 def _packages_of(item: pytest.Item) -> set[str]:
     """The frameworks that a test asks for by a mark `needs("torch")`, or by a parameter with such a name."""
     marked = [name for mark in item.iter_markers("needs") for name in mark.args]
     params = getattr(getattr(item, "callspec", None), "params", {})
-    return {PACKAGES[name] for name in (*marked, *params.values()) if isinstance(name, str) and name in PACKAGES}
+    return {
+        PACKAGES[name]
+        for name in (*marked, *params.values())
+        if isinstance(name, str) and name in PACKAGES
+    }
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

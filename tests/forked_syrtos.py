@@ -10,7 +10,11 @@ from syrtos.launch.processes.forking import Command, Forked
 
 def start(command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: local.Files) -> Forked:
     """Stands for `local.start`."""
-    return Forked(os.environ["SYRTOS_TESTS_ZYGOTE"], Command(command[command.index("-m") :], env), (*files, pmi))
+    return Forked(
+        os.environ["SYRTOS_TESTS_ZYGOTE"],
+        Command(command[command.index("-m") :], env),
+        (*files, pmi),
+    )
 
 
 local.start = start

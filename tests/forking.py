@@ -29,7 +29,10 @@ def command(first: object, env: dict[str, str]) -> list[str]:
 
 
 def run(
-    words: Sequence[object], env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 600
+    words: Sequence[object],
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout: float = 600,
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``script ...`` or ``syrtos ...`` to its end in a forked process, as `subprocess.run` does with captured output.
 
@@ -38,7 +41,11 @@ def run(
     """
     environment = {**os.environ, **(env or {})}
     argv = [*command(words[0], environment)[1:], *map(str, words[1:])]
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull, "rb") as nothing:
+    with (
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+        open(os.devnull, "rb") as nothing,
+    ):
         family = Family(environment[ZYGOTE])
         try:
             started = Command(argv, environment, str(cwd or "."))
@@ -55,6 +62,8 @@ def _text(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace")
 
 
-def syrtos_run(folder: Path, workers: int, *words: object, flags: Sequence[object] = ()) -> Sequence[object]:
+def syrtos_run(
+    folder: Path, workers: int, *words: object, flags: Sequence[object] = ()
+) -> Sequence[object]:
     """The command line of a run recorded in ``folder``."""
     return ["syrtos", "run", "-n", workers, "--oversubscribe", "--run-dir", folder, *flags, *words]

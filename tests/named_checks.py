@@ -24,7 +24,9 @@ class CheckedRun:
 
         A check that fails ends the run, so those after it fail as well: the first failure is the one to look at.
         """
-        assert f"ok {name}\n" in self.done.stdout, f"`{name}` did not come to its end.\n{self.done.stderr[-4000:]}"
+        assert f"ok {name}\n" in self.done.stdout, (
+            f"`{name}` did not come to its end.\n{self.done.stderr[-4000:]}"
+        )
         if name == self.names[-1]:
             assert self.done.returncode == 0, self.done.stderr[-4000:]
 

@@ -28,9 +28,16 @@ def build(name: str) -> Path:
     venv.create(FOLDER / name, clear=True, with_pip=True)
     python = FOLDER / name / "bin" / "python"
     # Of torch one version comes without CUDA where there is none.
-    torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    torch = next(
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line.startswith("torch==")
+    )
     install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*install, torch, *(minimums() if name == "minimum" else []), "-e", f"{ROOT}[{EXTRAS}]"], check=True)
+    subprocess.run(
+        [*install, torch, *(minimums() if name == "minimum" else []), "-e", f"{ROOT}[{EXTRAS}]"],
+        check=True,
+    )
     return python
 
 
@@ -39,8 +46,14 @@ def main(names: list[str]) -> int:
     failed = []
     for name in names or ["minimum", "newest"]:
         python = build(name)
-        versions = subprocess.run([str(python), "-m", "pip", "freeze"], capture_output=True, text=True, check=True)
-        print(name, *(line for line in versions.stdout.split() if line.startswith(FRAMEWORKS)), flush=True)
+        versions = subprocess.run(
+            [str(python), "-m", "pip", "freeze"], capture_output=True, text=True, check=True
+        )
+        print(
+            name,
+            *(line for line in versions.stdout.split() if line.startswith(FRAMEWORKS)),
+            flush=True,
+        )
         tests = ["-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
         tests += ["-m", "not slow and not long"]
         if subprocess.run([str(python), *tests], cwd=ROOT, check=False).returncode:

@@ -190,7 +190,9 @@ def work(options: argparse.Namespace, measure: Callable[[Worker], Any]) -> None:
         result_path(worker.directory).write_text(json.dumps(result))
 
 
-def reduce_medians(bind: Callable[[int], Reduce], worker: Worker, options: argparse.Namespace) -> list[float]:
+def reduce_medians(
+    bind: Callable[[int], Reduce], worker: Worker, options: argparse.Namespace
+) -> list[float]:
     return [reduce_median(bind(size // 4), worker, options.repeats) for size in options.bytes]
 
 

@@ -15,7 +15,9 @@ def connect(worker: common.Worker) -> Callable[[int], common.Reduce]:
     join(worker)
     mesh = jax.make_mesh((worker.size,), ("workers",))
     split = PartitionSpec("workers")
-    all_reduce = jax.jit(jax.shard_map(sum_over_workers, mesh=mesh, in_specs=split, out_specs=PartitionSpec()))
+    all_reduce = jax.jit(
+        jax.shard_map(sum_over_workers, mesh=mesh, in_specs=split, out_specs=PartitionSpec())
+    )
 
     def bind(count: int) -> common.Reduce:
         own = np.full(count, worker.rank + 1, np.float32)

@@ -19,7 +19,9 @@ def train(worker: common.Worker, kind: models.Model, steps: int) -> list[float]:
     import keras
 
     if worker.exchange:
-        keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+        keras.distribution.set_distribution(
+            keras.distribution.DataParallel(auto_shard_dataset=False)
+        )
     keras.utils.set_random_seed(0)  # Keras expects equal weights of all processes
     model = kind.build(keras)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -48,9 +48,13 @@ def transformer(keras: Any) -> Any:
     x = layers.Embedding(WORDS, WIDTH)(words)
     for _ in range(BLOCKS):
         normal = layers.LayerNormalization()(x)
-        x = layers.Add()([x, layers.MultiHeadAttention(4, WIDTH // 4)(normal, normal, use_causal_mask=True)])
+        x = layers.Add()(
+            [x, layers.MultiHeadAttention(4, WIDTH // 4)(normal, normal, use_causal_mask=True)]
+        )
         normal = layers.LayerNormalization()(x)
-        x = layers.Add()([x, layers.Dense(WIDTH)(layers.Dense(4 * WIDTH, activation="relu")(normal))])
+        x = layers.Add()(
+            [x, layers.Dense(WIDTH)(layers.Dense(4 * WIDTH, activation="relu")(normal))]
+        )
     return keras.Model(words, layers.Dense(WORDS)(layers.LayerNormalization()(x)))
 
 

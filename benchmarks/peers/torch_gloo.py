@@ -32,7 +32,9 @@ def join(worker: common.Worker) -> None:
         world_size=worker.size,
         rank=worker.rank,
     )
-    atexit.register(distributed.destroy_process_group)  # gloo's threads can abort a process that just ends
+    atexit.register(
+        distributed.destroy_process_group
+    )  # gloo's threads can abort a process that just ends
 
 
 def all_reduce(vector: torch.Tensor) -> torch.Tensor:

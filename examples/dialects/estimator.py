@@ -15,7 +15,9 @@ images = (images / 16.0).reshape(-1, 8, 8, 1).astype("float32")
 
 
 def cnn_model_fn(features, labels, mode):
-    net = tf.compat.v1.layers.conv2d(features["x"], filters=32, kernel_size=3, activation=tf.nn.relu)
+    net = tf.compat.v1.layers.conv2d(
+        features["x"], filters=32, kernel_size=3, activation=tf.nn.relu
+    )
     net = tf.compat.v1.layers.flatten(net)
     net = tf.compat.v1.layers.dense(net, units=64, activation=tf.nn.relu)
     net = tf.compat.v1.layers.dropout(net, rate=0.2, training=mode == tf.estimator.ModeKeys.TRAIN)
@@ -30,7 +32,9 @@ def cnn_model_fn(features, labels, mode):
         train_op = optimizer.minimize(loss=loss, global_step=tf.compat.v1.train.get_global_step())
         return tf.estimator.EstimatorSpec(mode=mode, loss=loss, train_op=train_op)
 
-    metrics = {"accuracy": tf.compat.v1.metrics.accuracy(labels=labels, predictions=predictions["classes"])}
+    metrics = {
+        "accuracy": tf.compat.v1.metrics.accuracy(labels=labels, predictions=predictions["classes"])
+    }
     return tf.estimator.EstimatorSpec(mode=mode, loss=loss, eval_metric_ops=metrics)
 
 
@@ -50,13 +54,21 @@ eval_input_fn = tf.compat.v1.estimator.inputs.numpy_input_fn(
 
 classifier = tf.estimator.Estimator(
     model_fn=cnn_model_fn,
-    config=tf.estimator.RunConfig(model_dir=tempfile.mkdtemp(), tf_random_seed=1, save_checkpoints_steps=150),
+    config=tf.estimator.RunConfig(
+        model_dir=tempfile.mkdtemp(), tf_random_seed=1, save_checkpoints_steps=150
+    ),
 )
-exporter = tf.estimator.BestExporter(serving_input_receiver_fn=serving_input_receiver_fn, exports_to_keep=1)
+exporter = tf.estimator.BestExporter(
+    serving_input_receiver_fn=serving_input_receiver_fn, exports_to_keep=1
+)
 results, exported = tf.estimator.train_and_evaluate(
     classifier,
     tf.estimator.TrainSpec(input_fn=train_input_fn, max_steps=450),
-    tf.estimator.EvalSpec(input_fn=eval_input_fn, steps=None, exporters=exporter, start_delay_secs=0, throttle_secs=0),
+    tf.estimator.EvalSpec(
+        input_fn=eval_input_fn, steps=None, exporters=exporter, start_delay_secs=0, throttle_secs=0
+    ),
 )
-print(f"exported to {exported[0].decode() if exported[0] else 'nowhere: an earlier one was better'}")
+print(
+    f"exported to {exported[0].decode() if exported[0] else 'nowhere: an earlier one was better'}"
+)
 print(f"test accuracy: {results['accuracy']:.4f}")

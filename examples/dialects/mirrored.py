@@ -8,7 +8,11 @@ from sklearn.datasets import load_digits
 
 images, labels = load_digits(return_X_y=True)
 images = (images / 16.0).reshape(-1, 8, 8, 1).astype("float32")
-train = tf.data.Dataset.from_tensor_slices((images[:1437], labels[:1437])).shuffle(1437, seed=1).batch(64)
+train = (
+    tf.data.Dataset.from_tensor_slices((images[:1437], labels[:1437]))
+    .shuffle(1437, seed=1)
+    .batch(64)
+)
 test = tf.data.Dataset.from_tensor_slices((images[1437:], labels[1437:])).batch(64)
 
 tf.keras.utils.set_random_seed(1)

@@ -20,9 +20,13 @@ model = keras.Sequential(
     ]
 )
 parallel_model = multi_gpu_model(model, gpus=2)
-parallel_model.compile(loss="sparse_categorical_crossentropy", optimizer="adam", metrics=["accuracy"])
+parallel_model.compile(
+    loss="sparse_categorical_crossentropy", optimizer="adam", metrics=["accuracy"]
+)
 parallel_model.fit(images[:1437], labels[:1437], batch_size=64, epochs=5, verbose=2)
 
 assert parallel_model.layers[-2] is model
-model.compile(loss="sparse_categorical_crossentropy", metrics=["accuracy"])  # the template has the weights
+model.compile(
+    loss="sparse_categorical_crossentropy", metrics=["accuracy"]
+)  # the template has the weights
 print(f"test accuracy: {model.evaluate(images[1437:], labels[1437:], verbose=0)[1]:.4f}")

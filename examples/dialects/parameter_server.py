@@ -11,7 +11,9 @@ images = (images / 16.0).reshape(-1, 8, 8, 1).astype("float32")
 tf.keras.utils.set_random_seed(1)
 
 cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(min_shard_bytes=256 << 10, max_shards=2)
+partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
+    min_shard_bytes=256 << 10, max_shards=2
+)
 strategy = tf.distribute.ParameterServerStrategy(cluster_resolver, variable_partitioner=partitioner)
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 
@@ -61,7 +63,9 @@ for epoch in range(10):
     for _ in range(45):
         last = coordinator.schedule(step_fn, args=(per_worker_iterator,))
     coordinator.join()
-    print(f"Finished epoch {epoch}, accuracy is {accuracy.result().numpy():.4f}, last loss {last.fetch():.4f}")
+    print(
+        f"Finished epoch {epoch}, accuracy is {accuracy.result().numpy():.4f}, last loss {last.fetch():.4f}"
+    )
 
 accuracy.reset_state()
 accuracy.update_state(labels[1437:], model(images[1437:]))

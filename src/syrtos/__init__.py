@@ -8,8 +8,8 @@
     print(syrtos.rank(), "of", syrtos.size())
     total = syrtos.allreduce(values)
 
-The functions take and return NumPy arrays, or TensorFlow tensors inside and outside `tf.function`. Importing this
-module loads no framework.
+The functions take and return NumPy arrays, or TensorFlow tensors inside and outside `tf.function`.
+Importing this module loads no framework.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`python -m syrtos train.py` or `-m module` as one worker; the `syrtos` command otherwise.
 
-The worker is of a world that something else has started, or of one whose hosts are described by variables of the
-environment (TF_CONFIG, those of Kubernetes, SageMaker, Slurm ...), or alone.
+The worker is of a world that something else has started, or of one whose hosts are described by
+variables of the environment (TF_CONFIG, those of Kubernetes, SageMaker, Slurm ...), or alone.
 """
 
 from __future__ import annotations

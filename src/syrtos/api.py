@@ -1,8 +1,9 @@
 """The native API: ranks, and exchanges of arrays and tensors between workers.
 
-Every exchange is called by all workers of its process set in the same order. NumPy arrays (or anything `numpy.asarray`
-takes) give NumPy arrays; TensorFlow tensors give tensors, eagerly and inside `tf.function`, where errors come as
-TensorFlow's that quote the ones named here. Before `init` all of them raise WorldError.
+Every exchange is called by all workers of its process set in the same order. NumPy arrays (or
+anything `numpy.asarray` takes) give NumPy arrays; TensorFlow tensors give tensors, eagerly and
+inside `tf.function`, where errors come as TensorFlow's that quote the ones named here. Before
+`init` all of them raise WorldError.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ def process_set(ranks: Sequence[int]) -> ProcessSet:
     """Forms a subgroup. All workers of the world call it with the same ranks, members or not.
 
     Args:
-        ranks: the members' ranks in the world, in any order; inside the set they are numbered in ascending order.
+        ranks: the members' ranks in the world, in any order; inside the set they are numbered in
+            ascending order.
 
     Returns:
         The set, to be given to exchanges between its members.
@@ -127,7 +129,8 @@ def process_set(ranks: Sequence[int]) -> ProcessSet:
     comm = world.current().comm
     if not ranks or len(set(ranks)) != len(ranks) or not all(0 <= r < comm.size for r in ranks):
         raise ConfigurationError(
-            f"A process set is one or more different ranks of the world (0 to {comm.size - 1}). Received: {list(ranks)}."
+            f"A process set is one or more different ranks of the world (0 to {comm.size - 1})."
+            f" Received: {list(ranks)}."
         )
     members = sorted(ranks)
     comm.agree(f"process_set {members}")
@@ -140,21 +143,24 @@ def process_set(ranks: Sequence[int]) -> ProcessSet:
 
 
 @unconverted
-def allreduce(value: Any, op: ReduceOp = ReduceOp.SUM, process_set: ProcessSet | None = None) -> Any:
+def allreduce(
+    value: Any, op: ReduceOp = ReduceOp.SUM, process_set: ProcessSet | None = None
+) -> Any:
     """Reduces arrays elementwise over the workers: by default their sum.
 
     Args:
         value: an array or tensor of numbers, of the same shape and dtype on all workers.
-        op: SUM (the default), MEAN, MIN, MAX, PRODUCT or ADASUM. MEAN and ADASUM need floats. 16-bit floats are added
-            up in float32.
+        op: SUM (the default), MEAN, MIN, MAX, PRODUCT or ADASUM. MEAN and ADASUM need floats.
+            16-bit floats are added up in float32.
         process_set: the workers that take part; all by default.
 
     Returns:
-        The reduced array, of the shape and dtype of ``value``, bitwise equal on all workers. Tensors are differentiable
-        for SUM and MEAN.
+        The reduced array, of the shape and dtype of ``value``, bitwise equal on all workers.
+        Tensors are differentiable for SUM and MEAN.
 
     Raises:
-        OutOfStepError: shapes, dtypes or ``op`` differ between workers, or a worker calls another exchange.
+        OutOfStepError: shapes, dtypes or ``op`` differ between workers, or a worker calls another
+            exchange.
         ExchangeError: the dtype has no such reduction.
         StalledError: a worker did not come within the watchdog's time (`--timeout`).
         ConfigurationError: this worker is no member of ``process_set``.
@@ -167,16 +173,16 @@ def allgather(value: Any, process_set: ProcessSet | None = None) -> Any:
     """Concatenates the workers' arrays along the first axis, in rank order.
 
     Args:
-        value: an array or tensor, of the same dtype on all workers, and of the same shape but for the first dimension.
-            A scalar counts as one row.
+        value: an array or tensor, of the same dtype on all workers, and of the same shape but for
+            the first dimension. A scalar counts as one row.
         process_set: the workers that take part; all by default.
 
     Returns:
         All rows, of shape (sum of the first dimensions, ...), equal on all workers.
 
     Raises:
-        OutOfStepError: dtypes, or dimensions after the first, differ between workers, or a worker calls another
-            exchange.
+        OutOfStepError: dtypes, or dimensions after the first, differ between workers, or a worker
+            calls another exchange.
         StalledError: a worker did not come within the watchdog's time (`--timeout`).
         ConfigurationError: this worker is no member of ``process_set``.
     """
@@ -188,7 +194,8 @@ def broadcast(value: Any, root: int = 0, process_set: ProcessSet | None = None) 
     """Copies one worker's array to all.
 
     Args:
-        value: an array or tensor, of the same shape and dtype on all workers; only the root's numbers matter.
+        value: an array or tensor, of the same shape and dtype on all workers; only the root's
+            numbers matter.
         root: the rank, inside the process set, of the worker whose array is copied; 0 by default.
         process_set: the workers that take part; all by default.
 
@@ -196,7 +203,8 @@ def broadcast(value: Any, root: int = 0, process_set: ProcessSet | None = None) 
         The root's array.
 
     Raises:
-        OutOfStepError: shapes, dtypes or ``root`` differ between workers, or a worker calls another exchange.
+        OutOfStepError: shapes, dtypes or ``root`` differ between workers, or a worker calls another
+            exchange.
         ExchangeError: ``root`` is no rank of the process set.
         StalledError: a worker did not come within the watchdog's time (`--timeout`).
         ConfigurationError: this worker is no member of ``process_set``.
@@ -205,19 +213,24 @@ def broadcast(value: Any, root: int = 0, process_set: ProcessSet | None = None) 
 
 
 @unconverted
-def reducescatter(value: Any, op: ReduceOp = ReduceOp.SUM, process_set: ProcessSet | None = None) -> Any:
+def reducescatter(
+    value: Any, op: ReduceOp = ReduceOp.SUM, process_set: ProcessSet | None = None
+) -> Any:
     """Reduces arrays elementwise over the workers, by default to their sum, and splits the result by rows.
 
     Args:
-        value: an array or tensor with at least one dimension, of the same shape and dtype on all workers.
+        value: an array or tensor with at least one dimension, of the same shape and dtype on all
+            workers.
         op: the reduction, as for `allreduce`; SUM by default.
         process_set: the workers that take part; all by default.
 
     Returns:
-        This worker's rows of the reduced array: contiguous, in rank order; numbers of rows differ by at most one.
+        This worker's rows of the reduced array: contiguous, in rank order; numbers of rows differ
+        by at most one.
 
     Raises:
-        OutOfStepError: shapes, dtypes or ``op`` differ between workers, or a worker calls another exchange.
+        OutOfStepError: shapes, dtypes or ``op`` differ between workers, or a worker calls another
+            exchange.
         ExchangeError: the dtype has no such reduction, or ``value`` is a scalar.
         StalledError: a worker did not come within the watchdog's time (`--timeout`).
         ConfigurationError: this worker is no member of ``process_set``.
@@ -226,24 +239,26 @@ def reducescatter(value: Any, op: ReduceOp = ReduceOp.SUM, process_set: ProcessS
 
 
 @unconverted
-def alltoall(value: Any, splits: Sequence[int] | None = None, process_set: ProcessSet | None = None) -> Any:
+def alltoall(
+    value: Any, splits: Sequence[int] | None = None, process_set: ProcessSet | None = None
+) -> Any:
     """Sends groups of rows from each worker to every worker.
 
     Args:
-        value: an array or tensor of rows, first those for rank 0, then those for rank 1, and so on; of the same dtype
-            on all workers, and of the same shape but for the first dimension.
+        value: an array or tensor of rows, first those for rank 0, then those for rank 1, and so on;
+            of the same dtype on all workers, and of the same shape but for the first dimension.
         splits: the number of rows for each worker; by default equally many.
         process_set: the workers that take part; all by default.
 
     Returns:
-        The received rows in rank order of their senders, and the number of rows from each worker: a list, or for
-        tensors int32 of shape (workers,).
+        The received rows in rank order of their senders, and the number of rows from each worker: a
+        list, or for tensors int32 of shape (workers,).
 
     Raises:
-        OutOfStepError: dtypes, or dimensions after the first, differ between workers, or a worker calls another
-            exchange.
-        ExchangeError: ``splits`` does not add up to the rows, or is missing where they can't be split equally;
-            ``value`` is a scalar.
+        OutOfStepError: dtypes, or dimensions after the first, differ between workers, or a worker
+            calls another exchange.
+        ExchangeError: ``splits`` does not add up to the rows, or is missing where they can't be
+            split equally; ``value`` is a scalar.
         StalledError: a worker did not come within the watchdog's time (`--timeout`).
         ConfigurationError: this worker is no member of ``process_set``.
     """
@@ -269,8 +284,8 @@ def broadcast_object(value: Any, root: int = 0, process_set: ProcessSet | None =
     """Copies one worker's Python value to all.
 
     Args:
-        value: plain data: str, int, float, bool, None, bytes, lists, tuples, sets, dicts and NumPy arrays. Nothing is
-            pickled. Only the root's value is sent.
+        value: plain data: str, int, float, bool, None, bytes, lists, tuples, sets, dicts and NumPy
+            arrays. Nothing is pickled. Only the root's value is sent.
         root: the rank, inside the process set, of the worker whose value is copied; 0 by default.
         process_set: the workers that take part; all by default.
 
@@ -323,8 +338,8 @@ def comm_of(group: ProcessSet | None) -> Communicator:
         return world.current().comm
     if group.comm is None:
         raise ConfigurationError(
-            f"This worker (rank {world.current().world.rank}) is no member of the process set {list(group.ranks)}: "
-            "guard the call with `if process_set.included:`."
+            f"This worker (rank {world.current().world.rank}) is no member of the process set"
+            f" {list(group.ranks)}: guard the call with `if process_set.included:`."
         )
     return group.comm
 
@@ -332,7 +347,11 @@ def comm_of(group: ProcessSet | None) -> Communicator:
 def _call(name: str, value: Any, group: ProcessSet | None, **arguments: Any) -> Any:
     comm = comm_of(group)
     tensors = _tensor_room(value)
-    return getattr(tensors, name)(comm, value, **arguments) if tensors else getattr(comm, name)(value, **arguments)
+    return (
+        getattr(tensors, name)(comm, value, **arguments)
+        if tensors
+        else getattr(comm, name)(value, **arguments)
+    )
 
 
 def _tensor_room(value: Any) -> ModuleType | None:

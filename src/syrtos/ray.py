@@ -38,36 +38,40 @@ def run(
 ) -> object:
     """Calls ``function(*args)`` on several workers that Ray places on its nodes, and returns rank 0's result.
 
-    The function trains like a script under `syrtos run`: plain `model.fit` needs no change. It travels as that of
-    `syrtos.notebook_launcher` does, and its result comes back alike. Inside a trial of Ray Tune, workers take the
-    bundles of the trial's placement group from the second on. Where a session of Ray Tune or Ray Train is active, the
-    logs of
-    each epoch are reported to it.
+    The function trains like a script under `syrtos run`: plain `model.fit` needs no change. It
+    travels as that of `syrtos.notebook_launcher` does, and its result comes back alike. Inside a
+    trial of Ray Tune, workers take the bundles of the trial's placement group from the second on.
+    Where a session of Ray Tune or Ray Train is active, the logs of each epoch are reported to it.
 
     Usage::
 
         def trial(config):
             syrtos.ray.run(train, (config,), workers=4)
 
-        bundles = [{"CPU": 1}] + [{"CPU": 1}] * 4
-        tune.Tuner(tune.with_resources(trial, tune.PlacementGroupFactory(bundles)), param_space=...).fit()
+        bundles = [{"CPU": 1}] + [{"CPU": 1}] * 4 tune.Tuner(tune.with_resources(trial,
+        tune.PlacementGroupFactory(bundles)), param_space=...).fit()
 
     Args:
         function: the function that each worker calls.
         args: its arguments.
         workers: the number of workers.
         gpus_per_worker: GPUs of each.
-        min_workers: follow the nodes, with so many workers at least, while they are lost and come back.
-        values: what `syrtos run --on ray` has `--with` for: ``{"cpus-per-worker": 2, "strategy": "SPREAD"}``.
-        options: options of `syrtos run`, with underscores: ``max_restarts=0``, ``run_dir="/shared/runs/first"``.
+        min_workers: follow the nodes, with so many workers at least, while they are lost and come
+            back.
+        values: what `syrtos run --on ray` has `--with` for: ``{"cpus-per-worker": 2, "strategy":
+            "SPREAD"}``.
+        options: options of `syrtos run`, with underscores: ``max_restarts=0``,
+            ``run_dir="/shared/runs/first"``.
 
     Returns:
-        The result of the function on rank 0. A Keras model comes as a copy, a `History` without its model.
+        The result of the function on rank 0. A Keras model comes as a copy, a `History` without its
+        model.
 
     Raises:
-        ConfigurationError: something can't travel, an option is wrong, or Ray is not installed; or, at the end, the
-            result can't travel back.
-        LaunchError: Ray has no places for the workers, or a worker failed: the message has its traceback.
+        ConfigurationError: something can't travel, an option is wrong, or Ray is not installed; or,
+            at the end, the result can't travel back.
+        LaunchError: Ray has no places for the workers, or a worker failed: the message has its
+            traceback.
         KeyboardInterrupt: this process was sent SIGINT; no worker is left.
     """
     launcher.check(function, args, workers)
@@ -100,7 +104,17 @@ def _command(workers: int, least: int | None, options: Mapping[str, object]) -> 
     elastic = () if least is None else ("--min-workers", str(least))
     chosen = ("--on", "ray", "-n", str(workers), *elastic)
     of_run = tuple(launcher.flags(options))
-    return (sys.executable, "-P", "-m", "syrtos", "run", *chosen, *of_run, "-m", "syrtos.notebook.call")
+    return (
+        sys.executable,
+        "-P",
+        "-m",
+        "syrtos",
+        "run",
+        *chosen,
+        *of_run,
+        "-m",
+        "syrtos.notebook.call",
+    )
 
 
 def _request_of(workers: int, gpus: int, values: Mapping[str, object]) -> Asked:
@@ -156,7 +170,9 @@ def reporting(places: WorkerPlaces, run_dir: str) -> Iterator[None]:
         _report_new(places.epochs(run_dir), told, report)
 
 
-def _report_new(found: Mapping[str, list[str]], told: dict[str, int], report: Callable[[dict[str, Any]], None]) -> None:
+def _report_new(
+    found: Mapping[str, list[str]], told: dict[str, int], report: Callable[[dict[str, Any]], None]
+) -> None:
     """Reports lines about epochs that have come since; ``told`` has the number of those that were reported."""
     for name, lines in found.items():
         for line in lines[told.get(name, 0) :]:

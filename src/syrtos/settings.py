@@ -20,7 +20,8 @@ CompileUpdate = Literal["auto", "on", "off"]
 Verify = Literal["first", "off", "only"]
 
 _SECRET_NAME = re.compile(
-    r"secret|passw|passphrase|pwd|credential|(api|access|private)[_-]?key|(^|[_-])(token|key|auth|pw)$", re.IGNORECASE
+    r"secret|passw|passphrase|pwd|credential|(api|access|private)[_-]?key|(^|[_-])(token|key|auth|pw)$",
+    re.IGNORECASE,
 )
 _CODEC = re.compile(r"none|auto|bf16|fp16|powersgd:[1-9]\d*")
 
@@ -29,24 +30,24 @@ _STEPS = re.compile(r"steps=(\d{1,12}):(\d{1,12})")
 OPTIONS_VARIABLE = "SYRTOS_OPTIONS"
 SEED_VARIABLE = "SYRTOS_SEED"
 
-# Further variables of the launcher for workers: that it reads their reports, the place of their standard input, the
-# processes of TF_CONFIG's tasks, and where they keep snapshots.
+# Further variables of the launcher for workers: that it reads their reports, the place of their
+# standard input, the processes of TF_CONFIG's tasks, and where they keep snapshots.
 SUPERVISED_VARIABLE = "SYRTOS_SUPERVISED"
 INPUT_VARIABLE = "SYRTOS_INPUT"
 TASKS_VARIABLE = "SYRTOS_TASKS"
 SNAPSHOTS_VARIABLE = "SYRTOS_SNAPSHOTS"
 TRIAL_VARIABLE = "SYRTOS_TRIAL"
-# Where workers find a function that they are to call, and leave its result: two files in the memory of a process of
-# this user, and their name there.
+# Where workers find a function that they are to call, and leave its result: two files in the memory
+# of a process of this user, and their name there.
 CALL_VARIABLE = "SYRTOS_CALL"
 CALL_NAME = "syrtos-notebook"
 # Set where a worker shares its GPU with another.
 SHARED_GPU_VARIABLE = "SYRTOS_SHARED_GPU"
-# When a process began to import the frameworks from which this one is forked, and when it had, in seconds since the
-# epoch.
+# When a process began to import the frameworks from which this one is forked, and when it had, in
+# seconds since the epoch.
 IMPORTED_VARIABLE = "SYRTOS_IMPORTED"
-# "1": each worker is a new interpreter, and imports by itself. "first", which the launcher sets: those are that are
-# started before any has imported.
+# "1": each worker is a new interpreter, and imports by itself. "first", which the launcher sets:
+# those are that are started before any has imported.
 NEW_INTERPRETERS_VARIABLE = "SYRTOS_NEW_INTERPRETERS"
 FOR_WORKERS = (
     OPTIONS_VARIABLE,
@@ -58,8 +59,8 @@ FOR_WORKERS = (
     IMPORTED_VARIABLE,
 )
 
-# Variables that begin like this configure libraries and hold no secrets: they may be shown, and sent to other hosts.
-# Not all of `TF_`: Terraform keeps tokens there.
+# Variables that begin like this configure libraries and hold no secrets: they may be shown, and
+# sent to other hosts. Not all of `TF_`: Terraform keeps tokens there.
 HARMLESS = (
     "SYRTOS_",
     "KERAS_",
@@ -86,9 +87,13 @@ HARMLESS = (
 # Begin like harmless ones, and are none: never shown, sent to other hosts, or given to scripts.
 SECRET_VARIABLE = "SYRTOS_SECRET"
 DATABASE_VARIABLE = "SYRTOS_DATABASE_URL"
-# Set by Kubeflow Trainer, 2.2 and later: where the progress of a TrainJob is reported to, and the files with the
-# authority and the token for it.
-KUBEFLOW_VARIABLES = ("KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_CA_CERT", "KUBEFLOW_TRAINER_SERVER_TOKEN")
+# Set by Kubeflow Trainer, 2.2 and later: where the progress of a TrainJob is reported to, and the
+# files with the authority and the token for it.
+KUBEFLOW_VARIABLES = (
+    "KUBEFLOW_TRAINER_SERVER_URL",
+    "KUBEFLOW_TRAINER_SERVER_CA_CERT",
+    "KUBEFLOW_TRAINER_SERVER_TOKEN",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,41 +101,45 @@ class Options:
     """The options of one run; the same on every worker.
 
     Attributes:
-        batch: ``"global"``: a batch of the script is one optimizer step over all workers. ``"per-worker"``: each worker
-            takes whole batches (Horovod's meaning).
+        batch: ``"global"``: a batch of the script is one optimizer step over all workers.
+            ``"per-worker"``: each worker takes whole batches (Horovod's meaning).
         sync_batchnorm: whether BatchNormalization statistics are computed over the global batch.
         scale_lr: the rule by which the learning rate grows with the number of workers.
         warmup_epochs: epochs over which the learning rate climbs to its scaled value.
-        check_every: steps between two comparisons of the replicas' weights; 0 turns them off; -1: every 100, or so
-            rarely that they take no more than 0.5 % of the time.
+        check_every: steps between two comparisons of the replicas' weights; 0 turns them off; -1:
+            every 100, or so rarely that they take no more than 0.5 % of the time.
         timeout: seconds a worker may wait for the others before the run is stopped.
         run_dir: folder that everything about the run is written to; empty for none.
-        servers: number of processes beside the workers that hold the parameters and apply the optimizers.
-        staleness: with servers, how many updates a worker may be ahead of the slowest; None: any number; 0: every
-            update is made of all workers' gradients.
-        exchange: the engine that sums gradients: ``"mpi"`` (with shared memory inside a host); ``"framework"``: the
-            collectives of Keras's backend; ``"auto"``: the framework's where gradients are on GPUs, and with JAX, MPI
-            elsewhere.
-        on_nan: the treatment of a gradient that is NaN or infinite, before it is applied: ``"stop"``: the run ends;
-            ``"skip"``: the batch is left out; ``"warn"``: it is applied, and a loss that is not finite is reported
-            once.
-        on_divergence: the treatment of replicas that differ: ``"stop"``: the run ends; ``"repair"``: it goes on from
-            the last snapshot, before each of which the replicas are compared.
-        sync_every: in `fit`, steps that each worker trains alone before the workers exchange the change of their
-            weights; 0: gradients are exchanged in each step.
-        outer_lr: with ``sync_every``, the rate of the outer optimizer, for which the mean change of the weights is the
-            gradient.
+        servers: number of processes beside the workers that hold the parameters and apply the
+            optimizers.
+        staleness: with servers, how many updates a worker may be ahead of the slowest; None: any
+            number; 0: every update is made of all workers' gradients.
+        exchange: the engine that sums gradients: ``"mpi"`` (with shared memory inside a host);
+            ``"framework"``: the collectives of Keras's backend; ``"auto"``: the framework's where
+            gradients are on GPUs, and with JAX, MPI elsewhere.
+        on_nan: the treatment of a gradient that is NaN or infinite, before it is applied:
+            ``"stop"``: the run ends; ``"skip"``: the batch is left out; ``"warn"``: it is applied,
+            and a loss that is not finite is reported once.
+        on_divergence: the treatment of replicas that differ: ``"stop"``: the run ends;
+            ``"repair"``: it goes on from the last snapshot, before each of which the replicas are
+            compared.
+        sync_every: in `fit`, steps that each worker trains alone before the workers exchange the
+            change of their weights; 0: gradients are exchanged in each step.
+        outer_lr: with ``sync_every``, the rate of the outer optimizer, for which the mean change of
+            the weights is the gradient.
         outer_momentum: with ``sync_every``, the Nesterov momentum of the outer optimizer.
         compress: the codec by which gradients, or changes of weights, travel between workers: see
             `syrtos.comm.compression`.
-        compile_update: whether XLA compiles an optimizer's update (TensorFlow); ``"auto"``: on CPUs, where variables
-            are many and large.
-        shard_update: whether each worker updates its part of each variable, and keeps the optimizer's state of that
-            part alone: see `syrtos.keras.features.sharding`.
-        verify: ``"first"``: some rows of the first batch are computed both whole and split, before it counts, where not
-            all is Keras's own: see `syrtos.keras.split.first_batch`; ``"off"``: steps are split as Keras's own are;
-            ``"only"``: the first batches of all functions are looked at, and training ends after them.
-        bucket_mb: the approximate size, in megabytes, of the groups in which gradients are exchanged.
+        compile_update: whether XLA compiles an optimizer's update (TensorFlow); ``"auto"``: on
+            CPUs, where variables are many and large.
+        shard_update: whether each worker updates its part of each variable, and keeps the
+            optimizer's state of that part alone: see `syrtos.keras.features.sharding`.
+        verify: ``"first"``: some rows of the first batch are computed both whole and split, before
+            it counts, where not all is Keras's own: see `syrtos.keras.split.first_batch`;
+            ``"off"``: steps are split as Keras's own are; ``"only"``: the first batches of all
+            functions are looked at, and training ends after them.
+        bucket_mb: the approximate size, in megabytes, of the groups in which gradients are
+            exchanged.
         profile: the training steps that a profile is made of, as ``steps=20:30``; empty: none.
     """
 
@@ -176,28 +185,34 @@ class Options:
         _one_of("verify", self.verify, get_args(Verify))
         _one_of("compile_update", self.compile_update, get_args(CompileUpdate))
         if self.warmup_epochs < 0:
-            raise ConfigurationError(f"`warmup_epochs` must be 0 or more. Received: {self.warmup_epochs}.")
+            raise ConfigurationError(
+                f"`warmup_epochs` must be 0 or more. Received: {self.warmup_epochs}."
+            )
         if self.check_every < -1:
             raise ConfigurationError(
-                f"`check_every` must be steps, 0 (never) or -1 (automatic). Received: {self.check_every}."
+                "`check_every` must be steps, 0 (never) or -1 (automatic). Received:"
+                f" {self.check_every}."
             )
         if self.servers < 0:
             raise ConfigurationError(f"`servers` must be 0 or more. Received: {self.servers}.")
         if self.staleness is not None and (self.staleness < 0 or not self.servers):
             raise ConfigurationError(
-                f"`staleness` is a number of updates, 0 or more, between workers that train over parameter servers (`--ps`). "
-                f"Received: {self.staleness} with {self.servers} servers."
+                "`staleness` is a number of updates, 0 or more, between workers that train over"
+                f" parameter servers (`--ps`). Received: {self.staleness} with {self.servers}"
+                " servers."
             )
         if self.servers and self.on_nan != "warn":
             raise ConfigurationError(
-                f"`--on-nan {self.on_nan}` can't be given with `--ps`: servers apply each gradient that comes. Leave one of them out."
+                f"`--on-nan {self.on_nan}` can't be given with `--ps`: servers apply each gradient"
+                " that comes. Leave one of them out."
             )
         self._check_sharding()
         self._check_profile()
         if self.asynchronous and self.batch == "per-worker":
             raise ConfigurationError(
-                "`--batch per-worker` can't be given with `--ps`: servers assign whole batches to workers, from data that all workers read alike. Leave it "
-                "out, or add `--staleness 0`."
+                "`--batch per-worker` can't be given with `--ps`: servers assign whole batches to"
+                " workers, from data that all workers read alike. Leave it out, or add"
+                " `--staleness 0`."
             )
         if not _CODEC.fullmatch(self.compress):
             raise ConfigurationError(
@@ -206,49 +221,64 @@ class Options:
             )
         if self.servers and self.compress != "none":
             raise ConfigurationError(
-                "`--compress` can't be given with `--ps`: servers take gradients as they are. Leave one of them out."
+                "`--compress` can't be given with `--ps`: servers take gradients as they are. Leave"
+                " one of them out."
             )
         if self.exchange == "framework" and self.compress != "none":
             raise ConfigurationError(
-                "`--compress` can't be given with `--exchange framework`: what the framework exchanges is not compressed. Leave one of them out."
+                "`--compress` can't be given with `--exchange framework`: what the framework"
+                " exchanges is not compressed. Leave one of them out."
             )
         self._check_local_steps()
         for name in ("timeout", "bucket_mb", "outer_lr"):
             # Written so that NaN is refused too.
             if not getattr(self, name) > 0:
-                raise ConfigurationError(f"`{name}` must be more than 0. Received: {getattr(self, name)}.")
+                raise ConfigurationError(
+                    f"`{name}` must be more than 0. Received: {getattr(self, name)}."
+                )
 
     def _check_profile(self) -> None:
-        if self.profile and (self.profiled_steps is None or self.profiled_steps[0] >= self.profiled_steps[1]):
+        if self.profile and (
+            self.profiled_steps is None or self.profiled_steps[0] >= self.profiled_steps[1]
+        ):
             raise ConfigurationError(
-                f"`--profile` takes two numbers of training steps, as steps=20:30 for those after step 20 up to step 30. Received: {self.profile!r}."
+                "`--profile` takes two numbers of training steps, as steps=20:30 for those after"
+                f" step 20 up to step 30. Received: {self.profile!r}."
             )
         if self.profiled_steps and self.profiled_steps[1] - self.profiled_steps[0] > _MOST_PROFILED:
             raise ConfigurationError(
-                f"`--profile` takes at most {_MOST_PROFILED} steps: the framework's profiler keeps all that it sees in memory. Received: {self.profile!r}."
+                f"`--profile` takes at most {_MOST_PROFILED} steps: the framework's profiler keeps"
+                f" all that it sees in memory. Received: {self.profile!r}."
             )
         if self.profile and self.servers:
             raise ConfigurationError(
-                "`--profile` can't be given with `--ps`: its workers do not make each step together. Leave one of them out."
+                "`--profile` can't be given with `--ps`: its workers do not make each step"
+                " together. Leave one of them out."
             )
 
     def _check_sharding(self) -> None:
         if self.shard_update and (self.servers or self.sync_every):
             raise ConfigurationError(
-                f"`--shard-update` can't be given with {'--ps' if self.servers else '--sync-every'}: its workers do not make each update together. Leave one "
-                "of them out."
+                "`--shard-update` can't be given with"
+                f" {'--ps' if self.servers else '--sync-every'}: its workers do not make each"
+                " update together. Leave one of them out."
             )
         if self.shard_update and self.on_divergence == "repair" and self.check_every != 1:
             raise ConfigurationError(
-                "`--on-divergence repair` needs `--check-every 1` with --shard-update: an update gathers the parts of all workers, after which replicas "
-                "that had diverged are equal again."
+                "`--on-divergence repair` needs `--check-every 1` with --shard-update: an update"
+                " gathers the parts of all workers, after which replicas that had diverged are"
+                " equal again."
             )
 
     def _check_local_steps(self) -> None:
         if self.sync_every < 0:
-            raise ConfigurationError(f"`sync_every` must be 0 or more steps. Received: {self.sync_every}.")
+            raise ConfigurationError(
+                f"`sync_every` must be 0 or more steps. Received: {self.sync_every}."
+            )
         if not 0 <= self.outer_momentum < 1:
-            raise ConfigurationError(f"`outer_momentum` must be in [0, 1). Received: {self.outer_momentum}.")
+            raise ConfigurationError(
+                f"`outer_momentum` must be in [0, 1). Received: {self.outer_momentum}."
+            )
         if not self.sync_every:
             return
         others = {
@@ -261,8 +291,9 @@ class Options:
         }
         if given := [name for name, is_given in others.items() if is_given]:
             raise ConfigurationError(
-                f"`--sync-every {self.sync_every}` lets each worker train alone on its share of the batches. It can't be given with {given[0]}, which is made "
-                "for workers that make each update together. Leave one of them out."
+                f"`--sync-every {self.sync_every}` lets each worker train alone on its share of the"
+                f" batches. It can't be given with {given[0]}, which is made for workers that make"
+                " each update together. Leave one of them out."
             )
 
     def to_json(self) -> str:
@@ -274,8 +305,8 @@ class TuneTrial:
     """The work of the first `fit` of a script for `syrtos tune`, in place of its own training.
 
     Attributes:
-        kind: ``"batch"``: it trains some steps with batches of another size; ``"lr"``: its learning rate rises from
-            batch to batch.
+        kind: ``"batch"``: it trains some steps with batches of another size; ``"lr"``: its learning
+            rate rises from batch to batch.
         steps: training steps that are measured, or batches over which the rate rises.
         batch: with ``"batch"``, rows of a global batch; 0: as many as the script's own.
         first_rate: with ``"lr"``, the learning rate of the first batch.
@@ -300,7 +331,9 @@ def trial_from(env: Mapping[str, str]) -> TuneTrial | None:
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ConfigurationError(f"`{name}` must be one of {', '.join(allowed)}. Received: {value!r}.")
+        raise ConfigurationError(
+            f"`{name}` must be one of {', '.join(allowed)}. Received: {value!r}."
+        )
 
 
 def environment() -> Mapping[str, str]:
@@ -322,12 +355,20 @@ def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that TensorFlow, Keras and their libraries read when they are imported."""
     # ours, each worker's own GPUs, and what an interpreter has read before
     others = ("SYRTOS_", "CUDA_", "PYTHON")
-    return {name: value for name, value in env.items() if is_harmless(name) and not name.startswith(others)}
+    return {
+        name: value
+        for name, value in env.items()
+        if is_harmless(name) and not name.startswith(others)
+    }
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables for a process that needs none of ours that are secret."""
-    return {name: value for name, value in env.items() if name not in (SECRET_VARIABLE, DATABASE_VARIABLE)}
+    return {
+        name: value
+        for name, value in env.items()
+        if name not in (SECRET_VARIABLE, DATABASE_VARIABLE)
+    }
 
 
 def common_seed() -> int:

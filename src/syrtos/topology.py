@@ -30,7 +30,9 @@ def world_from_hosts(rank: int, hosts: Sequence[str]) -> World:
     """Returns the world in which worker ``i`` runs on ``hosts[i]``, seen from ``rank``."""
     nodes = list(dict.fromkeys(hosts))
     mine = [r for r, host in enumerate(hosts) if host == hosts[rank]]
-    return World(rank, len(hosts), mine.index(rank), len(mine), nodes.index(hosts[rank]), len(nodes))
+    return World(
+        rank, len(hosts), mine.index(rank), len(mine), nodes.index(hosts[rank]), len(nodes)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +75,8 @@ def check_world(launch: Launch | None, size: int) -> None:
     if launch is None or launch.size == size:
         return
     raise WorldError(
-        f"This process was started by {launch.starter} as one of {launch.size} workers, but found itself in a "
-        f"world of {size}. Each worker would have trained alone. {_fix(launch)}"
+        f"This process was started by {launch.starter} as one of {launch.size} workers, but found"
+        f" itself in a world of {size}. Each worker would have trained alone. {_fix(launch)}"
     )
 
 
@@ -87,8 +89,9 @@ def check_keras_backend(env: Mapping[str, str], size: int) -> None:
     backend = env.get("KERAS_BACKEND") or "tensorflow"
     if size > 1 and backend not in BACKENDS:
         raise ConfigurationError(
-            f"KERAS_BACKEND={backend} can't exchange gradients between {size} workers yet; each would train alone. Backends "
-            f"that can: {', '.join(BACKENDS)}. Set KERAS_BACKEND=tensorflow, or run with one worker."
+            f"KERAS_BACKEND={backend} can't exchange gradients between {size} workers yet; each"
+            f" would train alone. Backends that can: {', '.join(BACKENDS)}. Set"
+            " KERAS_BACKEND=tensorflow, or run with one worker."
         )
 
 
@@ -101,8 +104,8 @@ def check_servers(env: Mapping[str, str], servers: int) -> None:
     backend = env.get("KERAS_BACKEND") or "tensorflow"
     if servers and backend != "tensorflow":
         raise ConfigurationError(
-            f"`--ps` has no meaning with KERAS_BACKEND={backend}: parameter servers take updates of TensorFlow's variables. Leave it out, or set "
-            "KERAS_BACKEND=tensorflow."
+            f"`--ps` has no meaning with KERAS_BACKEND={backend}: parameter servers take updates of"
+            " TensorFlow's variables. Leave it out, or set KERAS_BACKEND=tensorflow."
         )
 
 
@@ -121,8 +124,9 @@ def check_tf_config(env: Mapping[str, str]) -> None:
         config = None
     if not isinstance(config, dict):
         raise ConfigurationError(
-            f"TF_CONFIG is no JSON object: {text[:80]!r}. syrtos does not need it: unset it, or write it as "
-            '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}.'
+            f"TF_CONFIG is no JSON object: {text[:80]!r}. syrtos does not need it: unset it, or"
+            ' write it as {"cluster": {"worker": ["host:port", ...]}, "task": {"type":'
+            ' "worker", "index": 0}}.'
         )
 
 
@@ -133,7 +137,9 @@ def tf_config_of(env: Mapping[str, str], rank: int, size: int) -> dict[str, str]
     """
     config = json.loads(env.get("TF_CONFIG") or "{}")
     jobs = config.get("cluster", {})
-    roles = [(role, k) for role in ("chief", "master", "worker") for k in range(len(jobs.get(role, [])))]
+    roles = [
+        (role, k) for role in ("chief", "master", "worker") for k in range(len(jobs.get(role, [])))
+    ]
     if len(roles) != size or size == 1:
         return {}
     role, index = roles[rank]
@@ -159,7 +165,8 @@ _ELSEWHERE = "192.0.2.1"
 def address_of_default_route() -> str:
     """Returns the IP address that this host has on its default route; empty where there is none."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # To connect a datagram socket sends nothing: it chooses the route, and so this host's address on it.
+        # To connect a datagram socket sends nothing: it chooses the route, and so this host's
+        # address on it.
         probe.connect((_ELSEWHERE, 9))
         return probe.getsockname()[0]
     return ""

@@ -71,13 +71,23 @@ class Cost:
 
 def start(folder: Path, workers: int, data: str, ends: Sequence[str]) -> Run:
     """The script on workers, with these faults."""
-    flags = ("-n", str(workers), "--oversubscribe", "--max-restarts", "99", "--on-divergence", "repair")
+    flags = (
+        "-n",
+        str(workers),
+        "--oversubscribe",
+        "--max-restarts",
+        "99",
+        "--on-divergence",
+        "repair",
+    )
     return Run(folder, *flags, SCRIPT, folder / "out", data, *ends, env={"OMP_NUM_THREADS": "1"})
 
 
 def results(folder: Path) -> Files:
     """What a run has written."""
-    return tuple((folder / "out" / name).read_bytes() for name in ("weights.npz", "results.json", "log.csv"))
+    return tuple(
+        (folder / "out" / name).read_bytes() for name in ("weights.npz", "results.json", "log.csv")
+    )
 
 
 @functools.cache
@@ -97,7 +107,10 @@ def disturbed(rng: random.Random, workers: int, data: str) -> list[Cost]:
     kinds.sort(
         key=lambda kind: kind == "flip"
     )  # the last: it is noticed at the next snapshot, before which another fault would undo it
-    ends = [f"{kind}:{rng.randrange(workers)}:{update}" for kind, update in zip(kinds, updates, strict=True)]
+    ends = [
+        f"{kind}:{rng.randrange(workers)}:{update}"
+        for kind, update in zip(kinds, updates, strict=True)
+    ]
     print(f"{workers} workers, {data}: {' '.join(ends)}", flush=True)
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
         folder, said = Path(name), list[float]()
@@ -114,7 +127,9 @@ def disturbed(rng: random.Random, workers: int, data: str) -> list[Cost]:
             print(run.stderr + run.logs, file=sys.stderr)
         run.check_nothing_left()
         steps = [line.split() for line in (folder / "out" / "times.txt").read_text().splitlines()]
-        return [_cost(folder / "out", end, at, steps, equal) for end, at in zip(ends, said, strict=True)]
+        return [
+            _cost(folder / "out", end, at, steps, equal) for end, at in zip(ends, said, strict=True)
+        ]
 
 
 def _cost(out: Path, end: str, noticed: float, steps: Sequence[Sequence[str]], equal: bool) -> Cost:
@@ -131,7 +146,9 @@ class HostRun:
         flags = ["run", "--max-restarts", "99", *hosts.flags(1), "--run-dir", str(folder / "run")]
         env = {"OMP_NUM_THREADS": "1", "PACE": "0.1"}
         self.folder, self.said = folder, list[tuple[float, str]]()
-        self.process = hosts.start([SYRTOS, *flags, str(SCRIPT), str(folder / "out"), "arrays"], env=env)
+        self.process = hosts.start(
+            [SYRTOS, *flags, str(SCRIPT), str(folder / "out"), "arrays"], env=env
+        )
         threading.Thread(target=self._hear, daemon=True).start()
 
     def _hear(self) -> None:
@@ -181,12 +198,20 @@ def disturbed_hosts(rng: random.Random, kinds: Sequence[str]) -> list[Cost]:
             struck, before = time.time(), run.steps()[-1][1]
             strike(hosts, kind)
             if kind != "pause":
-                run.until(lambda struck=struck: any(". Generation " in line for at, line in run.said if at > struck))
-            noticed = next((at for at, line in run.said if at > struck and ". Generation " in line), struck)
+                run.until(
+                    lambda struck=struck: any(
+                        ". Generation " in line for at, line in run.said if at > struck
+                    )
+                )
+            noticed = next(
+                (at for at, line in run.said if at > struck and ". Generation " in line), struck
+            )
             after = max(noticed, struck + 5 if kind == "pause" else 0)
             run.until(lambda after=after: run.steps()[-1][0] > after)
             when, number = next(step for step in run.steps() if step[0] > after)
-            found.append(Cost(kind, noticed - struck, when - struck, max(before + 1 - number, 0), False))
+            found.append(
+                Cost(kind, noticed - struck, when - struck, max(before + 1 - number, 0), False)
+            )
         code = run.process.wait(timeout=300)
         equal = code == 0 and results(Path(name)) == undisturbed(2, "arrays")
         if not equal:
@@ -205,8 +230,13 @@ def table(costs: Sequence[Cost], kinds: Mapping[str, str]) -> str:
     for kind, title in kinds.items():
         found = [cost for cost in costs if cost.kind == kind]
         if found:
-            cells = [_both([getattr(cost, name) for cost in found]) for name in ("noticed", "steps", "again")]
-            lines.append(f"| {title} | {len(found)} | {sum(cost.equal for cost in found)} | {' | '.join(cells)} |")
+            cells = [
+                _both([getattr(cost, name) for cost in found])
+                for name in ("noticed", "steps", "again")
+            ]
+            lines.append(
+                f"| {title} | {len(found)} | {sum(cost.equal for cost in found)} | {' | '.join(cells)} |"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -217,7 +247,9 @@ def _both(values: Sequence[float]) -> str:
 def main() -> int:
     """Runs and prints; exit code 1 if a result differed."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--faults", type=int, default=14, help="at least so many (default: %(default)s)")
+    parser.add_argument(
+        "--faults", type=int, default=14, help="at least so many (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--hosts", action="store_true", help="on two network namespaces, as root")
@@ -233,7 +265,9 @@ def main() -> int:
             costs += disturbed(rng, chosen.workers, DATA[number % len(DATA)])
         number += 1
     cores = len(os.sched_getaffinity(0))
-    print(f"{chosen.workers} workers on {cores} cores, seed {chosen.seed}; median (worst)\n\n{table(costs, kinds)}")
+    print(
+        f"{chosen.workers} workers on {cores} cores, seed {chosen.seed}; median (worst)\n\n{table(costs, kinds)}"
+    )
     return int(not all(cost.equal for cost in costs))
 
 

@@ -20,7 +20,11 @@ import netns
 from syrtos.jobs.runner.enter import InstanceSpec
 
 HOSTS = ("algo-1", "algo-2")
-_ENTRYPOINT = ("/bin/bash", "-c", "chmod +x {0}/sm_train.sh && {0}/sm_train.sh".format("/opt/ml/input/data/sm_drivers"))
+_ENTRYPOINT = (
+    "/bin/bash",
+    "-c",
+    "chmod +x {0}/sm_train.sh && {0}/sm_train.sh".format("/opt/ml/input/data/sm_drivers"),
+)
 _PATIENCE = 300.0
 
 
@@ -56,7 +60,10 @@ class Job:
         """Exit code and output of each host."""
         with self.started() as (_, processes):
             outputs = [process.communicate(timeout=_PATIENCE) for process in processes]
-        return [(process.returncode, out + err) for process, (out, err) in zip(processes, outputs, strict=True)]
+        return [
+            (process.returncode, out + err)
+            for process, (out, err) in zip(processes, outputs, strict=True)
+        ]
 
     def _start(self, hosts: netns.Hosts, host: int, names: Path) -> subprocess.Popen[str]:
         self._fill(host)
@@ -74,8 +81,14 @@ class Job:
         )
         path = self.folder / f"{HOSTS[host]}.json"
         path.write_text(json.dumps(dataclasses.asdict(spec)))
-        bare = ["env", f"PATH={Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"]
-        return hosts.start([*bare, sys.executable, "-m", "syrtos.jobs.runner.enter", str(path), *_ENTRYPOINT], on=host)
+        bare = [
+            "env",
+            f"PATH={Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        ]
+        return hosts.start(
+            [*bare, sys.executable, "-m", "syrtos.jobs.runner.enter", str(path), *_ENTRYPOINT],
+            on=host,
+        )
 
     def _fill(self, host: int) -> None:
         """Fills /opt/ml as SageMaker does before it starts a container; what checkpoints there are stays."""
@@ -90,8 +103,16 @@ class Job:
             (ml / "input" / "config" / f"{name}.json").write_text(json.dumps(facts))
 
     def _configuration(self, host: int) -> dict[str, Any]:
-        one = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
-        group = {"instance_group_name": "homogeneousCluster", "instance_type": "ml.m5.large", "hosts": HOSTS}
+        one = {
+            "TrainingInputMode": "File",
+            "S3DistributionType": "FullyReplicated",
+            "RecordWrapperType": "None",
+        }
+        group = {
+            "instance_group_name": "homogeneousCluster",
+            "instance_type": "ml.m5.large",
+            "hosts": HOSTS,
+        }
         return {
             "hyperparameters": dict(self.hyperparameters),
             "inputdataconfig": dict.fromkeys(self.channels, one),

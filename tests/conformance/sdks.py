@@ -84,27 +84,35 @@ class Service:
         printed = self.user / "printed.log"
         with printed.open("w") as file:
             command = [python, SCRIPTS / client, asked]
-            process = subprocess.Popen(command, cwd=self.user, env=dict(self.variables), stdout=file, stderr=file)
+            process = subprocess.Popen(
+                command, cwd=self.user, env=dict(self.variables), stdout=file, stderr=file
+            )
         try:
             process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
         output = printed.read_text()
-        assert process.returncode == 0, f"{client} ended with {process.returncode}:\n{output}\n{self._logs()}"
+        assert process.returncode == 0, (
+            f"{client} ended with {process.returncode}:\n{output}\n{self._logs()}"
+        )
         return Ran(output, json.loads(answer.read_text()))
 
     def _logs(self) -> str:
         """What the youngest job and its runner have said; a client that has failed does not show it."""
         jobs = sorted(self.home.glob("jobs/*"), key=lambda path: path.stat().st_mtime)
-        paths = [path for job in jobs[-1:] for path in (*job.glob("logs/*.jsonl"), job / "runner.log")]
+        paths = [
+            path for job in jobs[-1:] for path in (*job.glob("logs/*.jsonl"), job / "runner.log")
+        ]
         paths.append(self.home.parent / "serve.log")
         return "\n".join(f"{path}:\n{path.read_text()[-4000:]}" for path in paths if path.exists())
 
 
 @contextlib.contextmanager
 def serving(
-    folder: Path, words: Sequence[str] = ("--capacity", "2"), variables: Mapping[str, str] | None = None
+    folder: Path,
+    words: Sequence[str] = ("--capacity", "2"),
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[Service]:
     """A service with two workers, from `syrtos serve` to its end; jobs that a failed test has left end with it.
 
@@ -127,7 +135,9 @@ def serving(
             assert time.monotonic() < deadline, said.read_text()
             time.sleep(0.05)
         command = [sys.executable, "-m", "syrtos", "aws-env"]
-        printed = subprocess.run(command, env=own, capture_output=True, text=True, check=True).stdout
+        printed = subprocess.run(
+            command, env=own, capture_output=True, text=True, check=True
+        ).stdout
         yield Service(home, user, bare | _exported(printed))
     finally:
         _end_jobs(home)
@@ -158,8 +168,18 @@ def started_plainly(data: Path, folder: Path, variables: Mapping[str, str]) -> P
     """Trains with `syrtos run -n 2` and more environment variables, without any job; the folder that has the model."""
     model = folder / "model"
     model.mkdir()
-    arguments = [word for name, value in HYPERPARAMETERS.items() for word in (f"--{name}", str(value))]
-    command = ["run", "-n", "2", "--run-dir", str(folder / "run"), str(SOURCE / "digits.py"), *arguments]
+    arguments = [
+        word for name, value in HYPERPARAMETERS.items() for word in (f"--{name}", str(value))
+    ]
+    command = [
+        "run",
+        "-n",
+        "2",
+        "--run-dir",
+        str(folder / "run"),
+        str(SOURCE / "digits.py"),
+        *arguments,
+    ]
     places = {"SM_MODEL_DIR": str(model), "SM_CHANNEL_TRAIN": str(data), "SM_CURRENT_HOST": "here"}
     subprocess.run(
         [sys.executable, "-m", "syrtos", *command],

@@ -9,10 +9,15 @@ pytestmark = [needs("v2"), pytest.mark.slow]
 
 
 def test_training_jobs_and_their_logs(service: Service) -> None:
-    found = service.run("v2", "boto_jobs.py", access_key=service.variables["AWS_ACCESS_KEY_ID"]).answer
+    found = service.run(
+        "v2", "boto_jobs.py", access_key=service.variables["AWS_ACCESS_KEY_ID"]
+    ).answer
     assert found["arn"] == "arn:aws:sagemaker:us-west-2:000000000000:training-job/counts-1"
     assert found["me"] == "000000000000"
-    assert found["statuses"] == {**{f"counts-{k}": "Completed" for k in (1, 2, 3, 4)}, "sleeps": "Stopped"}
+    assert found["statuses"] == {
+        **{f"counts-{k}": "Completed" for k in (1, 2, 3, 4)},
+        "sleeps": "Stopped",
+    }
     assert steps(found["description"])[-1] == "Completed"
     assert found["running"] == ["sleeps"]
 
@@ -28,8 +33,16 @@ def test_training_jobs_and_their_logs(service: Service) -> None:
     assert found["not here"][0] == "UnknownOperationException"
     assert found["no group"][0] == found["no stream"][0] == "ResourceNotFoundException"
     # SageMaker, S3 and STS each have words of their own
-    assert found["stranger"] == ["UnrecognizedClientException", "InvalidAccessKeyId", "InvalidClientTokenId"]
-    assert found["forger"] == ["InvalidSignatureException", "SignatureDoesNotMatch", "SignatureDoesNotMatch"]
+    assert found["stranger"] == [
+        "UnrecognizedClientException",
+        "InvalidAccessKeyId",
+        "InvalidClientTokenId",
+    ]
+    assert found["forger"] == [
+        "InvalidSignatureException",
+        "SignatureDoesNotMatch",
+        "SignatureDoesNotMatch",
+    ]
 
     assert found["pages"] == [["counts-1", "counts-2", "counts-3"], ["counts-4"]]
     assert found["newest"] == ["sleeps", "counts-4"]
@@ -70,7 +83,11 @@ def test_objects(service: Service) -> None:
     assert found["listed parts"] == [[1, 10]]
     assert found["given up"] == ["NoSuchUpload", "404"]
 
-    assert found["pages"] == [["many/0/0", "many/0/2", "many/0/4"], ["many/0/6", "many/1/1", "many/1/3"], ["many/1/5"]]
+    assert found["pages"] == [
+        ["many/0/0", "many/0/2", "many/0/4"],
+        ["many/0/6", "many/1/1", "many/1/3"],
+        ["many/1/5"],
+    ]
     assert found["folders"] == ["a folder/", "copies/", "many/", "sums/"]
     assert found["files"] == ["large"]
     assert found["links"] == ["some bytes", "some bytes"]

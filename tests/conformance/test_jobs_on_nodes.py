@@ -16,7 +16,17 @@ import pod_cluster
 import pytest
 import ray_cluster
 import slurm
-from sdks import HYPERPARAMETERS, SOURCE, Ran, Service, needs, same_weights, serving, steps, unpacked
+from sdks import (
+    HYPERPARAMETERS,
+    SOURCE,
+    Ran,
+    Service,
+    needs,
+    same_weights,
+    serving,
+    steps,
+    unpacked,
+)
 
 pytestmark = [needs("v3"), pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -32,9 +42,13 @@ def nodes_of_slurm() -> Iterator[slurm.Slurm]:
 
 
 @pytest.fixture(scope="module")
-def on_slurm(nodes_of_slurm: slurm.Slurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def on_slurm(
+    nodes_of_slurm: slurm.Slurm, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
     variables = {"SLURM_CONF": str(nodes_of_slurm.folder / "slurm.conf")}
-    with serving(tmp_path_factory.mktemp("slurm"), ("--on", "slurm", "--with", "time=20"), variables) as found:
+    with serving(
+        tmp_path_factory.mktemp("slurm"), ("--on", "slurm", "--with", "time=20"), variables
+    ) as found:
         yield found
 
 
@@ -47,14 +61,18 @@ def nodes_of_ray() -> Iterator[ray_cluster.RayCluster]:
 
 
 @pytest.fixture(scope="module")
-def on_ray(nodes_of_ray: ray_cluster.RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def on_ray(
+    nodes_of_ray: ray_cluster.RayCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
     words = ("--on", "ray", "--with", f"address={nodes_of_ray.address}")
     with serving(tmp_path_factory.mktemp("ray"), words) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def nodes_of_kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pod_cluster.PodCluster]:
+def nodes_of_kubernetes(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[pod_cluster.PodCluster]:
     if reason := pod_cluster.missing():
         pytest.skip(reason)
     with pod_cluster.cluster(tmp_path_factory.mktemp("pods")) as found:
@@ -65,27 +83,40 @@ def nodes_of_kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[po
 def on_kubernetes(nodes_of_kubernetes: pod_cluster.PodCluster) -> Iterator[Service]:
     shared = nodes_of_kubernetes.machine.claim("home")
     words = ("--on", "kubernetes", "--with", "image=i", "--with", f"claim=home:{shared}")
-    with serving(shared, words, {"KUBECONFIG": str(nodes_of_kubernetes.server.kube_config)}) as found:
+    with serving(
+        shared, words, {"KUBECONFIG": str(nodes_of_kubernetes.server.kube_config)}
+    ) as found:
         yield found
 
 
 def train(service: Service, digits: Path, folder: Path, script: str, name: str) -> Ran:
     """Trains on two instances with a ModelTrainer of SDK v3."""
-    facts = {"source": str(SOURCE), "data": str(digits), "folder": str(folder), "code": {"entry_script": script}}
+    facts = {
+        "source": str(SOURCE),
+        "data": str(digits),
+        "folder": str(folder),
+        "code": {"entry_script": script},
+    }
     ran = service.run("v3", "v3_train.py", **facts, name=name, hyperparameters=HYPERPARAMETERS)
     assert not ran.answer["error"], ran.answer["error"]
     return ran
 
 
-def train_paced(service: Service, digits: Path, folder: Path, name: str, happens: Callable[[], None]) -> Ran:
+def train_paced(
+    service: Service, digits: Path, folder: Path, name: str, happens: Callable[[], None]
+) -> Ran:
     """Trains slowly until something has happened in the middle, and then to the end."""
 
     # Ray starts nodes in the main thread only: so the SDK is in another
     with ThreadPoolExecutor(1) as executor:
         training = executor.submit(train, service, digits, folder, "paced.py", name)
-        until(lambda: any(service.home.glob(f"jobs/{name}-*/attempt-1/ledger/epochs.jsonl")), training)
+        until(
+            lambda: any(service.home.glob(f"jobs/{name}-*/attempt-1/ledger/epochs.jsonl")), training
+        )
         happens()
-        until(lambda: any(service.home.glob(f"jobs/{name}-*/attempt-2/ledger/epochs.jsonl")), training)
+        until(
+            lambda: any(service.home.glob(f"jobs/{name}-*/attempt-2/ledger/epochs.jsonl")), training
+        )
         for data in service.home.glob(f"jobs/{name}-*/instances/*/ml/input/data/train"):
             (data / "go").touch()
         ran = training.result()
@@ -142,9 +173,14 @@ def test_two_pods_train_as_one_world(
 
 
 def test_a_job_that_loses_a_pod_runs_again(
-    on_kubernetes: Service, nodes_of_kubernetes: pod_cluster.PodCluster, digits: Path, tmp_path: Path
+    on_kubernetes: Service,
+    nodes_of_kubernetes: pod_cluster.PodCluster,
+    digits: Path,
+    tmp_path: Path,
 ) -> None:
-    ran = train_paced(on_kubernetes, digits, tmp_path, "evicted", lambda: nodes_of_kubernetes.kill(1))
+    ran = train_paced(
+        on_kubernetes, digits, tmp_path, "evicted", lambda: nodes_of_kubernetes.kill(1)
+    )
     assert "Restarting" in steps(ran.answer["description"])
 
 
@@ -155,11 +191,25 @@ def test_a_job_that_may_retry_goes_on_with_the_pod_in_place_of_the_lost_one(
     data = nodes_of_kubernetes.machine.claim("home") / "retried"
     data.mkdir()
     (data / "rows").touch()
-    words = ["--instances", "2", "--max-restarts", "3", "--name", "retried", "--channel", f"train=file://{data}"]
+    words = [
+        "--instances",
+        "2",
+        "--max-restarts",
+        "3",
+        "--name",
+        "retried",
+        "--channel",
+        f"train=file://{data}",
+    ]
     command = [sys.executable, "-m", "syrtos", "submit", *words, str(SOURCE / "paced.py")]
     variables = {**on_kubernetes.variables, "SYRTOS_HOME": str(on_kubernetes.home)}
     submitted = subprocess.Popen(
-        command, cwd=data.parent, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=data.parent,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     attempt = on_kubernetes.home / "jobs" / "retried" / "attempt-1"
     with submitted:

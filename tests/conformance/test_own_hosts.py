@@ -27,11 +27,22 @@ _LONGEST = 120.0
 
 
 @pytest.fixture(scope="module")
-def trained(service: Service, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
+def trained(
+    service: Service, digits: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Ran, Path]:
     """A ModelTrainer's job on the service, and the folder with the channels that the SDK has uploaded for it."""
     folder = tmp_path_factory.mktemp("trained")
-    facts: dict[str, Any] = {"source": str(SOURCE), "data": str(digits), "folder": str(folder), "name": "own-hosts"}
-    facts |= {"code": {"entry_script": "digits.py"}, "hyperparameters": _PLAIN, "wanted": ["sm_drivers", "code"]}
+    facts: dict[str, Any] = {
+        "source": str(SOURCE),
+        "data": str(digits),
+        "folder": str(folder),
+        "name": "own-hosts",
+    }
+    facts |= {
+        "code": {"entry_script": "digits.py"},
+        "hyperparameters": _PLAIN,
+        "wanted": ["sm_drivers", "code"],
+    }
     return service.run("v3", "v3_train.py", **facts, syrtos={"workers_per_host": 1}), folder
 
 
@@ -52,7 +63,8 @@ def test_the_service_runs_the_jobs_own_driver(
     same_weights(model / "digits.keras", plain_model)
     given = json.loads((model / "arguments.json").read_text())
     assert dict(zip(given[::2], given[1::2], strict=True)) == {
-        f"--{name}": value if isinstance(value, str) else json.dumps(value) for name, value in _PLAIN.items()
+        f"--{name}": value if isinstance(value, str) else json.dumps(value)
+        for name, value in _PLAIN.items()
     }
     assert secret not in ran.output
     assert secret not in json.dumps(ran.answer["description"])
@@ -61,7 +73,10 @@ def test_the_service_runs_the_jobs_own_driver(
 
 def _job(trained: tuple[Ran, Path], data: Path, folder: Path, **hyperparameters: Any) -> Job:
     channels = {name: trained[1] / name for name in ("sm_drivers", "code")}
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in hyperparameters.items()}
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in hyperparameters.items()
+    }
     return Job(folder, {**channels, "train": data}, texts)
 
 
@@ -83,7 +98,9 @@ def test_hosts_of_sagemaker_train_as_one_world(
 
 
 @pytest.mark.root
-def test_a_mistake_of_the_script_is_the_jobs_failure(trained: tuple[Ran, Path], digits: Path, tmp_path: Path) -> None:
+def test_a_mistake_of_the_script_is_the_jobs_failure(
+    trained: tuple[Ran, Path], digits: Path, tmp_path: Path
+) -> None:
     job = _named(_job(trained, digits, tmp_path), "failing.py", tmp_path)
     ran = job.run()
     assert all(code for code, _ in ran), ran
@@ -108,7 +125,9 @@ def test_an_interrupted_job_goes_on_from_its_checkpoints(
     for process in processes:
         process.wait(_LONGEST)
     (data / "go").touch()
-    shutil.copytree(run_dir, job.ml(1) / "checkpoints" / "syrtos", dirs_exist_ok=True)  # each host gets all of them
+    shutil.copytree(
+        run_dir, job.ml(1) / "checkpoints" / "syrtos", dirs_exist_ok=True
+    )  # each host gets all of them
     ran = job.run()
     assert [code for code, _ in ran] == [0, 0], ran
     assert "the same run was stopped in /opt/ml/checkpoints/syrtos, and goes on" in ran[0][1]

@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sdks import HYPERPARAMETERS, SOURCE, Ran, Service, needs, same_weights, started_plainly, steps, unpacked
+from sdks import (
+    HYPERPARAMETERS,
+    SOURCE,
+    Ran,
+    Service,
+    needs,
+    same_weights,
+    started_plainly,
+    steps,
+    unpacked,
+)
 
 pytestmark = [needs("v2"), pytest.mark.slow]
 
@@ -21,13 +31,17 @@ _WHOLE_LIFE = ["Starting", "Downloading", "Training", "Uploading", "Completed"]
 
 def fit(service: Service, folder: Path, script: str, fails: bool = False, **facts: Any) -> Ran:
     """Trains with an estimator of SDK v2."""
-    ran = service.run("v2", "v2_fit.py", script=script, source=str(SOURCE), folder=str(folder), **facts)
+    ran = service.run(
+        "v2", "v2_fit.py", script=script, source=str(SOURCE), folder=str(folder), **facts
+    )
     assert bool(ran.answer["error"]) == fails, ran.answer["error"]
     return ran
 
 
 @pytest.mark.long
-def test_two_instances_train_as_one_world(service: Service, digits: Path, plain_model: Path, tmp_path: Path) -> None:
+def test_two_instances_train_as_one_world(
+    service: Service, digits: Path, plain_model: Path, tmp_path: Path
+) -> None:
     arguments = {
         "instance_count": 2,
         "hyperparameters": HYPERPARAMETERS,
@@ -54,7 +68,9 @@ def test_two_instances_train_as_one_world(service: Service, digits: Path, plain_
     assert description["TrainingStartTime"] <= description["TrainingEndTime"]
     assert 0 < description["BillableTimeInSeconds"] <= 900
     history = json.loads((model / "history.json").read_text())
-    metrics = {metric["MetricName"]: metric["Value"] for metric in description["FinalMetricDataList"]}
+    metrics = {
+        metric["MetricName"]: metric["Value"] for metric in description["FinalMetricDataList"]
+    }
     assert metrics == {
         "train:loss": pytest.approx(history["loss"][-1], abs=1e-3),
         "train:accuracy": pytest.approx(history["accuracy"][-1], abs=1e-3),
@@ -66,20 +82,31 @@ def test_two_instances_train_as_one_world(service: Service, digits: Path, plain_
         assert min(values) - 1e-3 <= value <= max(values) + 1e-3
     progress = description["ProgressInfo"]
     assert (progress["CurrentEpoch"], progress["MaxEpoch"]) == (3, 3)
-    assert progress["TotalStepCountPerEpoch"] == 29  # 1797 images in batches of 64, over both instances
+    assert (
+        progress["TotalStepCountPerEpoch"] == 29
+    )  # 1797 images in batches of 64, over both instances
 
 
-@pytest.mark.parametrize("backend", [pytest.param(name, marks=pytest.mark.long) for name in ("jax", "torch")])
+@pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=pytest.mark.long) for name in ("jax", "torch")]
+)
 def test_other_backends(service: Service, digits: Path, tmp_path: Path, backend: str) -> None:
     variables = {"KERAS_BACKEND": backend}
     plain = started_plainly(digits, tmp_path, variables)
     arguments = {"instance_count": 2, "hyperparameters": HYPERPARAMETERS, "environment": variables}
     ran = fit(service, tmp_path, "digits.py", data=str(digits), arguments=arguments)
-    same_weights(unpacked(ran.answer["fetched"][0], tmp_path / "job") / "digits.keras", plain / "digits.keras")
+    same_weights(
+        unpacked(ran.answer["fetched"][0], tmp_path / "job") / "digits.keras",
+        plain / "digits.keras",
+    )
 
 
 def test_horovod_over_mpi(service: Service, digits: Path, tmp_path: Path) -> None:
-    mpi = {"enabled": True, "processes_per_host": 1, "custom_mpi_options": "--NCCL-tuning x -x NCCL_DEBUG=WARN"}
+    mpi = {
+        "enabled": True,
+        "processes_per_host": 1,
+        "custom_mpi_options": "--NCCL-tuning x -x NCCL_DEBUG=WARN",
+    }
     arguments = {"instance_count": 2, "distribution": {"mpi": mpi}}
     ran = fit(service, tmp_path, "horovod_digits.py", data=str(digits), arguments=arguments)
     found = sorted(line for _, line in ran.answer["lines"] if line.startswith("rank "))
@@ -94,7 +121,10 @@ def test_horovod_over_mpi(service: Service, digits: Path, tmp_path: Path) -> Non
 
 @pytest.mark.long
 def test_multi_worker_mirrored_strategy(service: Service, digits: Path, tmp_path: Path) -> None:
-    arguments = {"instance_count": 2, "distribution": {"multi_worker_mirrored_strategy": {"enabled": True}}}
+    arguments = {
+        "instance_count": 2,
+        "distribution": {"multi_worker_mirrored_strategy": {"enabled": True}},
+    }
     ran = fit(service, tmp_path, "mirrored_digits.py", data=str(digits), arguments=arguments)
     found = sorted((host, line) for host, line in ran.answer["lines"] if line.startswith("worker "))
     assert [(host, line.split(": ")[0]) for host, line in found] == [
@@ -110,7 +140,9 @@ def test_a_mistake_of_the_script_is_the_sdks_error(service: Service, tmp_path: P
     ran = fit(service, tmp_path, "failing.py", fails=True, arguments={"instance_count": 2})
     assert "there is no digit 'ten'" in ran.answer["error"]
     description = ran.answer["description"]
-    assert description["FailureReason"].startswith("AlgorithmError: ExecuteUserScriptError:\nExitCode 1\n")
+    assert description["FailureReason"].startswith(
+        "AlgorithmError: ExecuteUserScriptError:\nExitCode 1\n"
+    )
     assert "ValueError: there is no digit 'ten'" in description["FailureReason"]
     assert steps(description)[-1] == description["TrainingJobStatus"] == "Failed"
     lines = [tuple(line) for line in ran.answer["lines"]]

@@ -28,8 +28,15 @@ def request(name: str, instances: int, entrypoint: list[str], **facts: Any) -> d
     algorithm = {"TrainingImage": "toolkit", "TrainingInputMode": "File"}
     return {
         "TrainingJobName": name,
-        "AlgorithmSpecification": {**algorithm, **({"ContainerEntrypoint": entrypoint} if entrypoint else {})},
-        "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": instances, "VolumeSizeInGB": 1},
+        "AlgorithmSpecification": {
+            **algorithm,
+            **({"ContainerEntrypoint": entrypoint} if entrypoint else {}),
+        },
+        "ResourceConfig": {
+            "InstanceType": "ml.m5.large",
+            "InstanceCount": instances,
+            "VolumeSizeInGB": 1,
+        },
         "InputDataConfig": [channel("train", "digits")],
         **facts,
     }
@@ -37,7 +44,10 @@ def request(name: str, instances: int, entrypoint: list[str], **facts: Any) -> d
 
 def channel(name: str, prefix: str) -> dict[str, Any]:
     """A channel of our bucket."""
-    return {"ChannelName": name, "DataSource": {"S3DataSource": {**_CHANNEL, "S3Uri": f"s3://ours/{prefix}"}}}
+    return {
+        "ChannelName": name,
+        "DataSource": {"S3DataSource": {**_CHANNEL, "S3Uri": f"s3://ours/{prefix}"}},
+    }
 
 
 def created(service: Service, digits: Path, folder: Path, asked: dict[str, Any]) -> Ran:
@@ -50,7 +60,10 @@ def created(service: Service, digits: Path, folder: Path, asked: dict[str, Any])
 
 def seen_by(ran: Ran, folder: Path) -> dict[str, Any]:
     """What the script has written down, by host."""
-    return {path.stem: json.loads(path.read_text()) for path in unpacked(ran.answer["model"], folder).glob("*.json")}
+    return {
+        path.stem: json.loads(path.read_text())
+        for path in unpacked(ran.answer["model"], folder).glob("*.json")
+    }
 
 
 @pytest.mark.parametrize("instances", [1, 2])
@@ -59,7 +72,10 @@ def test_it_runs_unmodified(service: Service, digits: Path, tmp_path: Path, inst
     asked = request(f"toolkit-{instances}", instances, [_TRAIN])
     asked["InputDataConfig"] += [channel("source", "code")]
     asked["Environment"] = {"SAGEMAKER_PROGRAM": "witness.py"}
-    asked["HyperParameters"] = {"epochs": "3", "sagemaker_submit_directory": "/opt/ml/input/data/source"}
+    asked["HyperParameters"] = {
+        "epochs": "3",
+        "sagemaker_submit_directory": "/opt/ml/input/data/source",
+    }
     ran = created(service, digits, tmp_path, asked)
     assert any("Reporting training SUCCESS" in line for line in ran.answer["lines"])
     seen = seen_by(ran, tmp_path / "model")
@@ -70,28 +86,47 @@ def test_it_runs_unmodified(service: Service, digits: Path, tmp_path: Path, inst
         assert len(set(facts["addresses"].values())) == instances
         assert facts["data"] == ["train/digits.npz"]
     written = unpacked(ran.answer["output"], tmp_path / "output")
-    assert sorted(path.name for path in written.iterdir()) == [f"algo-{k + 1}.txt" for k in range(instances)]
+    assert sorted(path.name for path in written.iterdir()) == [
+        f"algo-{k + 1}.txt" for k in range(instances)
+    ]
 
 
 @pytest.mark.parametrize("distribution", ["none", "multi_worker_mirrored_strategy"])
-def test_scripts_see_what_it_shows_them(service: Service, digits: Path, tmp_path: Path, distribution: str) -> None:
+def test_scripts_see_what_it_shows_them(
+    service: Service, digits: Path, tmp_path: Path, distribution: str
+) -> None:
     """The same request with its `train` and without: arguments, variables and files are equal."""
-    given = {**_AS_SDK, f"sagemaker_{distribution}_enabled": "true"} if distribution != "none" else _AS_SDK
+    given = (
+        {**_AS_SDK, f"sagemaker_{distribution}_enabled": "true"}
+        if distribution != "none"
+        else _AS_SDK
+    )
     ran = {
         kind: created(
-            service, digits, tmp_path, request(f"{kind}-{distribution[:5]}", 1, command, HyperParameters=given)
+            service,
+            digits,
+            tmp_path,
+            request(f"{kind}-{distribution[:5]}", 1, command, HyperParameters=given),
         )
         for kind, command in (("theirs", [_TRAIN]), ("ours", []))
     }
-    started_by_it = [any("Reporting training SUCCESS" in line for line in one.answer["lines"]) for one in ran.values()]
+    started_by_it = [
+        any("Reporting training SUCCESS" in line for line in one.answer["lines"])
+        for one in ran.values()
+    ]
     assert started_by_it == [True, False]
     theirs, ours = (seen_by(one, tmp_path / f"{kind}-model")["algo-1"] for kind, one in ran.items())
     for fact in ("arguments", "config", "folder", "host", "data"):
         assert ours[fact] == theirs[fact]
-    variables = [{k: _parsed(v) for k, v in one["variables"].items() if k.startswith("SM_")} for one in (ours, theirs)]
+    variables = [
+        {k: _parsed(v) for k, v in one["variables"].items() if k.startswith("SM_")}
+        for one in (ours, theirs)
+    ]
     facts = [one.pop("SM_TRAINING_ENV") for one in variables]
     for mine, its in (variables, facts):
-        other = {name: (mine.get(name), value) for name, value in its.items() if mine.get(name) != value}
+        other = {
+            name: (mine.get(name), value) for name, value in its.items() if mine.get(name) != value
+        }
         other.pop("job_name", None)  # the jobs' own names
         assert other == {}
 
@@ -110,7 +145,10 @@ def test_a_line_of_the_shell_makes_a_world_of_all_instances(
     asked = request("toolkit-world", 2, [_TRAIN])
     asked["InputDataConfig"] += [channel("source", "code")]
     asked["Environment"] = {"SAGEMAKER_PROGRAM": "run.sh", "SYRTOS_SECRET": "known to both"}
-    own = {name: json.dumps(HYPERPARAMETERS[name]) for name in ("epochs", "batch-size", "learning_rate")}
+    own = {
+        name: json.dumps(HYPERPARAMETERS[name])
+        for name in ("epochs", "batch-size", "learning_rate")
+    }
     asked["HyperParameters"] = {**own, "sagemaker_submit_directory": "/opt/ml/input/data/source"}
     ran = created(service, digits, tmp_path, asked)
     lines = "\n".join(ran.answer["lines"])

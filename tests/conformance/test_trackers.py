@@ -109,8 +109,12 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
 def trained(folder: Path, *flags: str) -> list[float]:
     """A run in this folder; the losses of its epochs."""
     (folder / "train.py").write_text(TRAIN)
-    command = forking.syrtos_run(folder / "run", 2, folder / "train.py", "--api-key", "geheim123", flags=flags)
-    done = forking.run(command, {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}, cwd=folder)
+    command = forking.syrtos_run(
+        folder / "run", 2, folder / "train.py", "--api-key", "geheim123", flags=flags
+    )
+    done = forking.run(
+        command, {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}, cwd=folder
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1])
 
@@ -128,10 +132,18 @@ def test_mlflow_and_wandb_have_what_a_run_logged(tmp_path: Path) -> None:
     with mlflow_server(tmp_path) as address:
         done = track(tmp_path / "run", f"mlflow:{address}", "wandb")
         assert done.returncode == 0, done.stderr
-        again = track(tmp_path / "run", f"mlflow:{address}")  # goes on with the same run, and logs nothing twice
+        again = track(
+            tmp_path / "run", f"mlflow:{address}"
+        )  # goes on with the same run, and logs nothing twice
         assert again.returncode == 0, again.stderr
         told = subprocess.run(
-            [str(PYTHON), str(SCRIPTS / "tracked.py"), address, "train", str(tmp_path / "run" / "wandb")],
+            [
+                str(PYTHON),
+                str(SCRIPTS / "tracked.py"),
+                address,
+                "train",
+                str(tmp_path / "run" / "wandb"),
+            ],
             capture_output=True,
             text=True,
             timeout=100,
@@ -191,7 +203,10 @@ def test_a_tracker_that_is_not_there_does_not_stop_the_others(tmp_path: Path) ->
     done = track(tmp_path / "run", f"otlp:http://127.0.0.1:{port()}/v1/metrics", "jsonl")
     assert done.returncode == 2
     assert "The run was not logged to otlp:" in done.stderr
-    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["ended"] == "finished"
+    assert (
+        json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["ended"]
+        == "finished"
+    )
 
 
 def test_event_files_and_lines_beside_the_scripts_own(tmp_path: Path) -> None:
@@ -206,11 +221,14 @@ def test_event_files_and_lines_beside_the_scripts_own(tmp_path: Path) -> None:
     theirs.Reload()
     assert theirs.Tags()["tensors"]
     assert len((tmp_path / "mine.csv").read_text().splitlines()) == 5
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [line["epoch/loss"] for line in lines if "epoch/loss" in line] == pytest.approx(losses)
     assert (
         "geheim123"
-        not in (tmp_path / "run" / "metrics.jsonl").read_text() + (tmp_path / "run" / "report.html").read_text()
+        not in (tmp_path / "run" / "metrics.jsonl").read_text()
+        + (tmp_path / "run" / "report.html").read_text()
     )
     assert (tmp_path / "run" / "report.html").is_file()
 
@@ -221,7 +239,12 @@ def test_a_run_that_cannot_be_tracked_does_not_begin(tmp_path: Path) -> None:
         ("foo", "`--track` takes tensorboard, mlflow"),
         ("mlflow:http://me:geheim@host", "holds a user's name, a password or a query"),
     ):
-        done = forking.run(forking.syrtos_run(tmp_path / "run", 1, tmp_path / "train.py", flags=["--track", words]), {})
+        done = forking.run(
+            forking.syrtos_run(
+                tmp_path / "run", 1, tmp_path / "train.py", flags=["--track", words]
+            ),
+            {},
+        )
         assert done.returncode == 2
         assert says in done.stderr
         assert "geheim" not in done.stderr

@@ -45,13 +45,22 @@ def test_sdk_v2(service: Service) -> None:
     ]
     assert found["model"] == found["job"]["ModelArtifacts"]["S3ModelArtifacts"]
     frame = found["frame"]
-    assert {"rate", "layers", "activation", "TrainingJobName", "TrainingElapsedTimeSeconds"} <= {*frame}
+    assert {"rate", "layers", "activation", "TrainingJobName", "TrainingElapsedTimeSeconds"} <= {
+        *frame
+    }
     assert frame["TrainingJobStatus"] == ["Completed"] * 4
-    assert [name.rsplit("-", 2)[1] for name in frame["TrainingJobName"]] == ["001", "002", "003", "004"]
+    assert [name.rsplit("-", 2)[1] for name in frame["TrainingJobName"]] == [
+        "001",
+        "002",
+        "003",
+        "004",
+    ]
     assert {json.loads(value) for value in frame["activation"]} <= {"relu", "tanh"}
     warm = found["warm"]
     assert warm["WarmStartConfig"] == found["warm_attached"]
-    assert warm["WarmStartConfig"]["ParentHyperParameterTuningJobs"] == [{"HyperParameterTuningJobName": found["name"]}]
+    assert warm["WarmStartConfig"]["ParentHyperParameterTuningJobs"] == [
+        {"HyperParameterTuningJobName": found["name"]}
+    ]
     overall, own = warm["OverallBestTrainingJob"], warm["BestTrainingJob"]
     values = [one["FinalHyperParameterTuningJobObjectiveMetric"]["Value"] for one in (overall, own)]
     assert values[0] == max(values[1], *found["values"])

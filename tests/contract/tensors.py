@@ -92,7 +92,11 @@ def loops() -> str:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(tf.square(alone(x)))
             plain.apply_gradients(
-                zip(tape.gradient(loss, alone.trainable_variables), alone.trainable_variables, strict=True)
+                zip(
+                    tape.gradient(loss, alone.trainable_variables),
+                    alone.trainable_variables,
+                    strict=True,
+                )
             )
         np.testing.assert_allclose(model.get_weights()[0], alone.get_weights()[0], rtol=1e-5)
     return "ok"
@@ -105,7 +109,9 @@ def _model() -> Any:
 
 def _with_optimizer() -> Any:
     model = _model()
-    model.layers[0].kernel.assign_add(tf.fill([5, 3], float(syrtos.rank())))  # rank 0's weights are broadcast
+    model.layers[0].kernel.assign_add(
+        tf.fill([5, 3], float(syrtos.rank()))
+    )  # rank 0's weights are broadcast
     optimizer = syrtos.keras.DistributedOptimizer(keras.optimizers.SGD(0.1, global_clipnorm=0.3))
     assert type(optimizer) is keras.optimizers.SGD
     optimizer.build(model.trainable_variables)
@@ -115,7 +121,11 @@ def _with_optimizer() -> Any:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(model(x)))
         optimizer.apply_gradients(
-            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+            zip(
+                tape.gradient(loss, model.trainable_variables),
+                model.trainable_variables,
+                strict=True,
+            )
         )
 
     return model, step
@@ -141,7 +151,9 @@ def process_sets() -> str:
     odd = syrtos.process_set(list(range(1, size, 2)))
     if odd.included:
         assert odd.rank() == rank // 2
-        np.testing.assert_allclose(syrtos.allreduce(tf.ones([2]), process_set=odd), np.full(2, odd.size()))
+        np.testing.assert_allclose(
+            syrtos.allreduce(tf.ones([2]), process_set=odd), np.full(2, odd.size())
+        )
         assert syrtos.allgather_object(rank, process_set=odd) == list(range(1, size, 2))
     else:
         with pytest.raises(ConfigurationError, match="no member"):

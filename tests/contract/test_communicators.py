@@ -12,7 +12,9 @@ from syrtos.testing import run_world
 
 WORLDS = [1, 2, 3, 4, 5, 8]
 # Processes of 5 are another odd number.
-OF_PROCESSES = [pytest.param(size, marks=pytest.mark.long) if size == 5 else size for size in WORLDS]
+OF_PROCESSES = [
+    pytest.param(size, marks=pytest.mark.long) if size == 5 else size for size in WORLDS
+]
 
 
 @pytest.mark.parametrize("size", WORLDS)
@@ -25,7 +27,10 @@ def test_in_process(size: int) -> None:
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=play, args=(comm,)) for comm in InProcessCommunicator.world(size, timeout=20)]
+    threads = [
+        threading.Thread(target=play, args=(comm,))
+        for comm in InProcessCommunicator.world(size, timeout=20)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -45,7 +50,8 @@ def test_shared_memory(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "hosts", [[0, 1], [0, 0, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1, 2, 2]]
+    "hosts",
+    [[0, 1], [0, 0, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1, 2, 2]],
 )
 def test_hierarchy(hosts: list[int]) -> None:
     assert run_world(len(hosts), workers.on_hierarchy, hosts) == ["ok"] * len(hosts)

@@ -47,7 +47,9 @@ def reduces(comm: Communicator) -> None:
                 got = comm.allreduce(mine, op)
                 assert got.dtype == mine.dtype
                 np.testing.assert_array_equal(got, want, err_msg=f"{dtype} {size} {op}")
-            np.testing.assert_array_equal(mine, values(comm.rank, size, dtype), err_msg="the input was changed")
+            np.testing.assert_array_equal(
+                mine, values(comm.rank, size, dtype), err_msg="the input was changed"
+            )
 
 
 def reduces_means(comm: Communicator) -> None:
@@ -189,7 +191,9 @@ def broadcasts(comm: Communicator) -> None:
     for root in {0, comm.size - 1}:
         for dtype in DTYPES:
             mine = np.full((3, 2), comm.rank + 1, dtype)
-            np.testing.assert_array_equal(comm.broadcast(mine, root), np.full((3, 2), root + 1, dtype))
+            np.testing.assert_array_equal(
+                comm.broadcast(mine, root), np.full((3, 2), root + 1, dtype)
+            )
             assert (mine == dtype(comm.rank + 1)).all()
     assert comm.broadcast(np.zeros(0)).size == 0
     with pytest.raises(ExchangeError, match="rank of this group"):
@@ -242,7 +246,9 @@ def sends_to_all(comm: Communicator) -> None:
     np.testing.assert_array_equal(got, np.full(2 * comm.size, comm.rank))
     assert received == [2] * comm.size
     splits = [comm.rank] * comm.size
-    got, received = comm.alltoall(np.full((comm.rank * comm.size, 3), comm.rank, np.float32), splits)
+    got, received = comm.alltoall(
+        np.full((comm.rank * comm.size, 3), comm.rank, np.float32), splits
+    )
     assert received == list(range(comm.size))
     assert got.shape == (sum(received), 3)
 
@@ -267,7 +273,9 @@ def splits(comm: Communicator) -> None:
 def explains_mistakes(comm: Communicator) -> None:
     if comm.size == 1:
         return
-    with pytest.raises(OutOfStepError, match=r"rank 0: allreduce sum float32 \(4\)[\s\S]*rank 1: barrier"):
+    with pytest.raises(
+        OutOfStepError, match=r"rank 0: allreduce sum float32 \(4\)[\s\S]*rank 1: barrier"
+    ):
         comm.allreduce(np.zeros(4, np.float32)) if comm.rank == 0 else comm.barrier()
     with pytest.raises(OutOfStepError, match=r"\(2, 2\)"):
         comm.allreduce(np.zeros((2, 2 + (comm.rank == 1)), np.float32))
@@ -290,7 +298,9 @@ def passes_by(comm: Communicator) -> None:
     assert not comm.pass_by(f"each another {comm.rank}", again=True)
     if last:
         comm.pass_by("before a mistake of the others")
-    with pytest.raises(OutOfStepError, match=rf"rank 0: barrier[\s\S]*rank {comm.size - 1}: allreduce"):
+    with pytest.raises(
+        OutOfStepError, match=rf"rank 0: barrier[\s\S]*rank {comm.size - 1}: allreduce"
+    ):
         comm.allreduce(np.ones(2)) if last else comm.barrier()
 
 

@@ -26,13 +26,30 @@ def run_anew(
     backend: str, workers: int, folder: Path, *words: object, flags: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     """The same in new interpreters, as a user starts it."""
-    command = [sys.executable, "-m", "syrtos", "run", "-n", str(workers), "--run-dir", str(folder / "run"), *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "syrtos",
+        "run",
+        "-n",
+        str(workers),
+        "--run-dir",
+        str(folder / "run"),
+        *flags,
+    ]
     env = {**os.environ, "KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([*command, *map(str, words)], env=env, capture_output=True, text=True, timeout=800)
+    return subprocess.run(
+        [*command, *map(str, words)], env=env, capture_output=True, text=True, timeout=800
+    )
 
 
 def run_checks(
-    backend: str, workers: int, folder: Path, names: Sequence[str], flags: tuple[str, ...] = (), of: str = "behaviours"
+    backend: str,
+    workers: int,
+    folder: Path,
+    names: Sequence[str],
+    flags: tuple[str, ...] = (),
+    of: str = "behaviours",
 ) -> CheckedRun:
     """Runs the named checks of the backend's script ``of`` something in a folder that is made for it."""
     folder.mkdir()
@@ -42,7 +59,12 @@ def run_checks(
 
 
 def check(
-    backend: str, workers: int, folder: Path, *names: str, flags: tuple[str, ...] = (), of: str = "behaviours"
+    backend: str,
+    workers: int,
+    folder: Path,
+    *names: str,
+    flags: tuple[str, ...] = (),
+    of: str = "behaviours",
 ) -> None:
     """Runs the named checks of the backend's script; each must say that it came to its end."""
     run_checks(backend, workers, folder, names, flags, of).check_all()

@@ -68,7 +68,9 @@ class Kernel:
 def kernel(folder: Path, env: Mapping[str, str] | None = None) -> Iterator[Kernel]:
     """Inside, a kernel runs in this folder."""
     manager, client = start_new_kernel(
-        kernel_name="python3", cwd=str(folder), env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+        kernel_name="python3",
+        cwd=str(folder),
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
     )
     try:
         yield Kernel(manager, client)

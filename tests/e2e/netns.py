@@ -44,7 +44,9 @@ _PID_FILE = "/run/sshd.pid"  # each host has a /run of its own
 
 _TOOLS = ("ip", "tc", "ssh", "sshd", "ssh-keygen", "unshare", "nsenter", "setpriv", "mount", "ps")
 _SEPARATE = ["--net", "--pid", "--ipc", "--uts", "--mount"]
-_PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"  # an ordinary PATH lacks sshd, ip and tc
+_PATH = (
+    os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
+)  # an ordinary PATH lacks sshd, ip and tc
 
 # The first process of a host. It must stay, and it must reap what others orphan, or ended workers would still be
 # listed: a shell in `wait` does both. sshd wants /run/sshd, and only a new sysfs shows the new network.
@@ -142,7 +144,11 @@ class Hosts:
         return ["--hosts", names, "--ssh", f"{self.ssh_wrapper} -p 22"]
 
     def run(
-        self, command: list[str], on: int = 0, timeout: float = 300.0, env: Mapping[str, str] | None = None
+        self,
+        command: list[str],
+        on: int = 0,
+        timeout: float = 300.0,
+        env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a host to its end, or kill it at the timeout; `env` is added to this process's own."""
         with self.start(command, on, env) as process:
@@ -153,7 +159,9 @@ class Hosts:
                 raise
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
-    def start(self, command: list[str], on: int = 0, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(
+        self, command: list[str], on: int = 0, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
         """Start a command on a host. The process returned waits for it: end the command itself with `signal`."""
         return subprocess.Popen(
             [*_enter(self.first_pids[on]), "env", f"--chdir={Path.cwd()}", *command],
@@ -191,7 +199,9 @@ class Hosts:
 
     def mend_link(self) -> None:
         """Undoes `cut_link`; routes have gone with the link."""
-        _check(self.run(["sh", "-c", f"ip link set {INTERFACE} up && {_route(ADDRESSES[1])}"], on=1))
+        _check(
+            self.run(["sh", "-c", f"ip link set {INTERFACE} up && {_route(ADDRESSES[1])}"], on=1)
+        )
 
     def stop_sshd(self, host: int) -> None:
         """From now on the host refuses ssh connections; open sessions stay."""
@@ -228,7 +238,9 @@ def _route(address: str) -> str:
 def _prepare_ssh(folder: Path) -> Path:
     """Keys, settings and host table for both hosts; returns the wrapper that calls ssh with them."""
     for name in ("host_key", "client_key"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True
+        )
     host_key = (folder / "host_key.pub").read_text()
     (folder / "known_hosts").write_text(f"{','.join(NAMES + ADDRESSES)} {host_key}")
     entries = [f"{address} {name}\n" for address, name in zip(ADDRESSES, NAMES, strict=True)]
@@ -250,7 +262,16 @@ def _host(name: str, folder: Path) -> Iterator[int]:
 
     The kernel ties it to the thread that runs this, so that thread has to outlive the host.
     """
-    dies_with_us = ["setpriv", "--pdeathsig", "KILL", "unshare", *_SEPARATE, "--fork", "--mount-proc", "--kill-child"]
+    dies_with_us = [
+        "setpriv",
+        "--pdeathsig",
+        "KILL",
+        "unshare",
+        *_SEPARATE,
+        "--fork",
+        "--mount-proc",
+        "--kill-child",
+    ]
     command = [*dies_with_us, "sh", "-c", _FIRST_PROCESS, "sh", name, str(folder / "hosts")]
     with subprocess.Popen(
         command, env=_environment(), stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -271,7 +292,11 @@ def _await_ready(process: subprocess.Popen[str], name: str) -> None:
 def _join(hosts: Hosts, rate: str | None) -> None:
     """Connect the hosts, and wait until both ends know it."""
     ends = [["name", INTERFACE, "netns", str(pid)] for pid in hosts.first_pids]
-    subprocess.run(["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]], env=_environment(), check=True)
+    subprocess.run(
+        ["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]],
+        env=_environment(),
+        check=True,
+    )
     for host, address in enumerate(ADDRESSES):
         _check(hosts.run(["sh", "-c", _shaped_end(address, rate)], on=host))
 
@@ -280,14 +305,26 @@ def _join(hosts: Hosts, rate: str | None) -> None:
 def _relay(hosts: Hosts, rate: str, delay: int) -> Iterator[None]:
     """Connect the hosts by a process; long packets keep it from taking the processors' time."""
     script = Path(__file__).with_name("relay.py")
-    command = [sys.executable, str(script), *map(str, hosts.first_pids), INTERFACE, rate, str(delay)]
+    command = [
+        sys.executable,
+        str(script),
+        *map(str, hosts.first_pids),
+        INTERFACE,
+        rate,
+        str(delay),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             _await_ready(process, "relay")
             for host, address in enumerate(ADDRESSES):
                 _check(
                     hosts.run(
-                        ["sh", "-c", f"ip link set {INTERFACE} mtu 9000 && {_shaped_end(address, None)}"], on=host
+                        [
+                            "sh",
+                            "-c",
+                            f"ip link set {INTERFACE} mtu 9000 && {_shaped_end(address, None)}",
+                        ],
+                        on=host,
                     )
                 )
             yield

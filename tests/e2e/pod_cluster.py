@@ -43,7 +43,9 @@ class PodCluster:
                     self._remove(name)
             for name, job in jobs.items():
                 here = {pod.spec.host for owner, pod in self._pods.values() if owner == name}
-                if missing := [host for host in range(job["spec"]["completions"]) if host not in here]:
+                if missing := [
+                    host for host in range(job["spec"]["completions"]) if host not in here
+                ]:
                     self._add(name, job, missing)
         for name in list(self._pods):
             self._remove(name)

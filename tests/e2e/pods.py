@@ -32,7 +32,9 @@ _NETWORK = "10.79.0."
 _TOOLS = ("ip", "unshare", "nsenter", "setpriv", "mount", "chroot")
 _PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 _DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL"]
-_SWITCH = "ip link add bridge type bridge && ip link set bridge up && echo ready && exec sleep infinity"
+_SWITCH = (
+    "ip link add bridge type bridge && ip link set bridge up && echo ready && exec sleep infinity"
+)
 _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 # Makes the container's file system, a view of this machine's with what the pod mounts, and becomes the container's process there.
@@ -63,7 +65,17 @@ def missing() -> str | None:
     absent = [tool for tool in _TOOLS if shutil.which(tool, path=_PATH) is None]
     if absent:
         return f"needs {', '.join(absent)} on PATH"
-    tried = ["unshare", "--net", "--pid", "--mount", "--uts", "--fork", "sh", "-c", "ip link add bridge type bridge"]
+    tried = [
+        "unshare",
+        "--net",
+        "--pid",
+        "--mount",
+        "--uts",
+        "--fork",
+        "sh",
+        "-c",
+        "ip link add bridge type bridge",
+    ]
     done = subprocess.run(tried, env={"PATH": _PATH}, capture_output=True, text=True, check=False)
     return f"this system refuses: {done.stderr.strip()}" if done.returncode else None
 
@@ -178,7 +190,9 @@ def machine(folder: Path) -> Iterator[Machine]:
     """Context manager: pods can be made; they end with it."""
     with ExitStack() as stack:
         command = [*_DIES_WITH_US, "unshare", "--net", "sh", "-c", _SWITCH]
-        switch = stack.enter_context(subprocess.Popen(command, env={"PATH": _PATH}, stdout=subprocess.PIPE, text=True))
+        switch = stack.enter_context(
+            subprocess.Popen(command, env={"PATH": _PATH}, stdout=subprocess.PIPE, text=True)
+        )
         stack.callback(switch.kill)
         netns._await_ready(switch, "the switch")
         yield Machine(folder, switch.pid, stack)
@@ -205,7 +219,10 @@ def _specs(objects: Sequence[Mapping[str, Any]], folder: Path) -> list[Spec]:
     owner = objects[-1]
     name, spec = owner["metadata"]["name"], owner["spec"]
     if owner["kind"] == "TrainJob":
-        return [_of_train_job(name, spec, host, objects, folder) for host in range(spec["trainer"]["numNodes"])]
+        return [
+            _of_train_job(name, spec, host, objects, folder)
+            for host in range(spec["trainer"]["numNodes"])
+        ]
     prefix, subdomain = f"{name}-", ""
     if owner["kind"] == "JobSet":
         assert spec["network"]["enableDNSHostnames"]
@@ -230,10 +247,14 @@ def _specs(objects: Sequence[Mapping[str, Any]], folder: Path) -> list[Spec]:
     return found
 
 
-def _of_train_job(name: str, spec: Mapping[str, Any], host: int, objects: Any, folder: Path) -> Spec:
+def _of_train_job(
+    name: str, spec: Mapping[str, Any], host: int, objects: Any, folder: Path
+) -> Spec:
     """Returns a pod of the stock runtime `torch-distributed`, with what pkg/runtime/framework/plugins/torch of Kubeflow Trainer 2.3 sets."""
     trainer = spec["trainer"]
-    patch = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+    patch = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][
+        0
+    ]
     pod = patch["template"]["spec"]["template"]["spec"]
     container = {**pod["containers"][0], "command": trainer["command"], "env": trainer["env"]}
     env = {
@@ -272,7 +293,9 @@ def _value(variable: Mapping[str, Any], host: int, objects: Any) -> str:
     source = variable.get("valueFrom", {})
     if "secretKeyRef" in source:
         asked = source["secretKeyRef"]
-        secret = next(o for o in objects if o["kind"] == "Secret" and o["metadata"]["name"] == asked["name"])
+        secret = next(
+            o for o in objects if o["kind"] == "Secret" and o["metadata"]["name"] == asked["name"]
+        )
         return secret["stringData"][asked["key"]]
     if "fieldRef" in source:
         assert source["fieldRef"]["fieldPath"] == _INDEX
@@ -310,7 +333,9 @@ def _mounted(
 class Pod:
     """A pod that runs."""
 
-    def __init__(self, machine: Machine, spec: Spec, specs: Sequence[Spec], printed: list[str]) -> None:
+    def __init__(
+        self, machine: Machine, spec: Spec, specs: Sequence[Spec], printed: list[str]
+    ) -> None:
         self.spec, self._printed = spec, printed
         hosts = machine.folder / f"hosts-{spec.host}"
         hosts.write_text(_hosts(spec, specs))
@@ -323,7 +348,17 @@ class Pod:
             spec.workdir,
             _mounts(spec, str(machine.folder / "root")),
         ]
-        separate = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        separate = [
+            "unshare",
+            "--net",
+            "--uts",
+            "--ipc",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+        ]
         self._process = subprocess.Popen(
             [*_DIES_WITH_US, *separate, "sh", "-c", *first, *spec.command],
             env=_image_environment(spec),
@@ -344,7 +379,18 @@ class Pod:
         """Connects the pod, and lets its container begin."""
         first, address = str(self._first), self.spec.address
         inside = ["nsenter", "--target", first, "--net"]
-        _do(*self._in_switch, "add", self._port, "type", "veth", "peer", "name", "eth0", "netns", first)
+        _do(
+            *self._in_switch,
+            "add",
+            self._port,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            first,
+        )
         _do(*self._in_switch, "set", self._port, "master", "bridge", "up")
         for words in (f"addr add {address}/24 dev eth0", "link set eth0 up", "link set lo up"):
             _do(*inside, "ip", *words.split())
@@ -354,10 +400,27 @@ class Pod:
 
     def enter(self) -> list[str]:
         """Returns the words that run a command in the pod, as `exec` of Kubernetes does."""
-        spaces = ["--net", "--uts", "--ipc", "--mount", "--pid", "--root", f"--wdns={self.spec.workdir}"]
+        spaces = [
+            "--net",
+            "--uts",
+            "--ipc",
+            "--mount",
+            "--pid",
+            "--root",
+            f"--wdns={self.spec.workdir}",
+        ]
         variables = [f"{name}={value}" for name, value in _image_environment(self.spec).items()]
         rights = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
-        inside = ["nsenter", "--target", str(self._first), *spaces, "env", "-i", *variables, *rights]
+        inside = [
+            "nsenter",
+            "--target",
+            str(self._first),
+            *spaces,
+            "env",
+            "-i",
+            *variables,
+            *rights,
+        ]
         return [*_DIES_WITH_US, "env", f"PATH={_PATH}", *inside]
 
     @property
@@ -379,7 +442,12 @@ class Pod:
         self._process.kill()
         self._process.wait()
         # The kernel does it too, but later, and the next pod of this host has the same address.
-        subprocess.run([*self._in_switch, "del", self._port], env={"PATH": _PATH}, capture_output=True, check=False)
+        subprocess.run(
+            [*self._in_switch, "del", self._port],
+            env={"PATH": _PATH},
+            capture_output=True,
+            check=False,
+        )
         self._reader.join(10.0)
 
     def _read(self) -> None:
@@ -414,10 +482,16 @@ def _mounts(spec: Spec, root: str) -> str:
 def _image_environment(spec: Spec) -> dict[str, str]:
     """Returns what the image sets, of which PYTHONPATH has this checkout, and what the pod's object does."""
     kept = {
-        name: os.environ[name] for name in ("PYTHONPATH", "HOME", "KERAS_BACKEND", "XLA_FLAGS") if name in os.environ
+        name: os.environ[name]
+        for name in ("PYTHONPATH", "HOME", "KERAS_BACKEND", "XLA_FLAGS")
+        if name in os.environ
     }
     path = f"{Path(sys.executable).parent}:{_PATH}"
-    more = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": spec.name, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    more = {
+        "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+        "HOSTNAME": spec.name,
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
     return {**kept, "PATH": path, **more, **spec.env}
 
 

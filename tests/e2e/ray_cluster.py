@@ -54,7 +54,11 @@ class RayCluster:
 
     def why_no_jobs(self) -> str | None:
         """Says why no jobs can be submitted here; None where they can."""
-        return None if self._cluster.head_node.webui_url else "needs Ray's dashboard: `pip install 'ray[default]'`"
+        return (
+            None
+            if self._cluster.head_node.webui_url
+            else "needs Ray's dashboard: `pip install 'ray[default]'`"
+        )
 
     def add(self) -> None:
         """Starts a further node."""
@@ -101,7 +105,9 @@ def of_syrtos() -> Iterator[str]:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             words, env = process.cmdline(), process.environ()
-            if "syrtos.engines.ray.driver" in words or ("syrtos" in " ".join(words) and _is_of_ray(env)):
+            if "syrtos.engines.ray.driver" in words or (
+                "syrtos" in " ".join(words) and _is_of_ray(env)
+            ):
                 yield " ".join(words)
 
 

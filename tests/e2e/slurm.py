@@ -84,7 +84,9 @@ class Slurm:
         """Run ``srun`` and wait for its step; ``env`` is added to this process's."""
         return self._run(["srun", *args], timeout, env)
 
-    def sbatch(self, script: str, args: list[str], timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
+    def sbatch(
+        self, script: str, args: list[str], timeout: float = 300.0
+    ) -> subprocess.CompletedProcess[str]:
         """Run a batch script to its end; its output is the result's stdout."""
         output = self.folder / f"batch-{time.monotonic_ns()}.out"
         path = output.with_suffix(".sh")

@@ -30,7 +30,12 @@ WAYS = {
     "tiny batches": ("tiny batches", "Use one worker", 1.05, 3.0),
     "checkpoints": ("frequent checkpoints", "Save a fifth as often", 1.1, 5.0),
     "retracing": ("retracing", "`step` has 60 of them", 1.2, 9.0),
-    "skewed": ("skewed shards", "rank 0 trains 2,048 samples in a step and the others 512", 1.1, 1.9),
+    "skewed": (
+        "skewed shards",
+        "rank 0 trains 2,048 samples in a step and the others 512",
+        1.1,
+        1.9,
+    ),
 }
 pytestmark = [pytest.mark.slow, pytest.mark.timing]
 
@@ -38,7 +43,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timing]
 def train(run_dir: Path, way: str, backend: str = "tensorflow") -> Any:
     """The findings about a run that is slow in this way."""
     flags = ["--batch", "per-worker"] if way == "skewed" else []
-    command = forking.syrtos_run(run_dir, 2, SCRIPT, way, run_dir.parent / "saved.keras", flags=flags)
+    command = forking.syrtos_run(
+        run_dir, 2, SCRIPT, way, run_dir.parent / "saved.keras", flags=flags
+    )
     done = forking.run(command, {**ENV, "KERAS_BACKEND": backend})
     assert done.returncode == 0, done.stdout + done.stderr
     return findings(run_dir)
@@ -95,7 +102,15 @@ def test_the_next_run_says_whether_it_came_true(tmp_path: Path) -> None:
 @pytest.mark.timeout(400)
 def test_hosts_that_wait_for_their_network(tmp_path: Path) -> None:
     with netns.two_hosts_or_skip("1gbit") as hosts:
-        command = [str(SYRTOS), "run", *hosts.flags(1), "--run-dir", str(tmp_path / "run"), str(SCRIPT), "network"]
+        command = [
+            str(SYRTOS),
+            "run",
+            *hosts.flags(1),
+            "--run-dir",
+            str(tmp_path / "run"),
+            str(SCRIPT),
+            "network",
+        ]
         done = hosts.run(command, env=ENV)
     assert done.returncode == 0, done.stdout + done.stderr
     found = findings(tmp_path / "run")

@@ -22,10 +22,16 @@ def trained(folder: Path, kind: str, workers: int) -> dict[str, np.ndarray]:
 # In one process the order that is left to threads is not one that workers could have.
 @pytest.mark.parametrize(
     ("kind", "worlds"),
-    [("records", (1, 2)), ("layers", (1, 2)), pytest.param("any order", (2, 3), marks=pytest.mark.long)],
+    [
+        ("records", (1, 2)),
+        ("layers", (1, 2)),
+        pytest.param("any order", (2, 3), marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.slow
-def test_augmentation_is_the_same_on_any_number_of_workers(tmp_path: Path, kind: str, worlds: tuple[int, int]) -> None:
+def test_augmentation_is_the_same_on_any_number_of_workers(
+    tmp_path: Path, kind: str, worlds: tuple[int, int]
+) -> None:
     one, other = (trained(tmp_path, kind, workers) for workers in worlds)
     for name, expected in one.items():
         np.testing.assert_allclose(other[name], expected, rtol=1e-5, atol=1e-6)

@@ -30,20 +30,28 @@ OF_LEARNING_RATES = (
 
 
 def run(folder: Path, names: Sequence[str], *flags: str, workers: int = 2) -> CheckedRun:
-    words = forking.syrtos_run(folder / "run", workers, SCRIPT, ",".join(names), folder, flags=flags)
+    words = forking.syrtos_run(
+        folder / "run", workers, SCRIPT, ",".join(names), folder, flags=flags
+    )
     return CheckedRun(forking.run(words), names)
 
 
 @pytest.fixture(scope="module")
-def without_flags(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CheckedRun:
+def without_flags(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> CheckedRun:
     names = registry.chosen(request, "test_behaviours_without_flags")
     return run(tmp_path_factory.mktemp("without_flags"), names, workers=3)
 
 
 @pytest.fixture(scope="module")
-def with_a_warm_up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CheckedRun:
+def with_a_warm_up(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> CheckedRun:
     names = registry.chosen(request, "test_learning_rate_warms_up")
-    return run(tmp_path_factory.mktemp("warm_up"), names, "--scale-lr", "linear", "--warmup-epochs", "2")
+    return run(
+        tmp_path_factory.mktemp("warm_up"), names, "--scale-lr", "linear", "--warmup-epochs", "2"
+    )
 
 
 @pytest.mark.parametrize("name", WITHOUT_FLAGS)
@@ -73,10 +81,15 @@ def test_the_demo(tmp_path: Path) -> None:
     script = ROOT / "examples" / "digits.py"
     assert "syrtos" not in script.read_text().split('"""')[2]
     words = [str(script), "--epochs", "5"]
-    plain = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=200, check=True)
+    plain = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=200, check=True
+    )
     command = [str(BIN / "syrtos"), "run", "-n", "2", "--run-dir", str(tmp_path / "run"), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
-    alone, together = (float(text.rsplit("test accuracy: ", 1)[1].split()[0]) for text in (plain.stdout, done.stdout))
+    alone, together = (
+        float(text.rsplit("test accuracy: ", 1)[1].split()[0])
+        for text in (plain.stdout, done.stdout)
+    )
     assert together >= 0.95
     assert together == pytest.approx(alone, abs=1e-3)
     assert done.stdout.count("Epoch 1/") == 1

@@ -26,7 +26,10 @@ def example(row: np.ndarray) -> bytes:
     import tensorflow as tf
 
     features = {"x": row.tolist(), "y": [float(row.sum())]}
-    lists = {name: tf.train.Feature(float_list=tf.train.FloatList(value=values)) for name, values in features.items()}
+    lists = {
+        name: tf.train.Feature(float_list=tf.train.FloatList(value=values))
+        for name, values in features.items()
+    }
     return tf.train.Example(features=tf.train.Features(feature=lists)).SerializeToString()
 
 
@@ -49,7 +52,9 @@ def run(
     backend: str = "tensorflow",
 ) -> subprocess.CompletedProcess[str]:
     """The script under `syrtos run`."""
-    command = forking.syrtos_run(run_dir or folder / f"run-{size}", size, SCRIPTS / script, *words, flags=flags)
+    command = forking.syrtos_run(
+        run_dir or folder / f"run-{size}", size, SCRIPTS / script, *words, flags=flags
+    )
     return forking.run(command, {} if backend == "tensorflow" else {"KERAS_BACKEND": backend})
 
 
@@ -142,14 +147,19 @@ CHECKS = (
 
 
 @pytest.fixture(scope="module")
-def checked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., CheckedRun]:
+def checked(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., CheckedRun]:
     """The run of the checks that are asked for on so many workers of a backend, which is made once."""
 
     @functools.cache
     def run_checks(backend: str, size: int) -> CheckedRun:
         folder = tmp_path_factory.mktemp("checks")
         names = registry.chosen(request, "test_checks", backend=backend, size=size)
-        return CheckedRun(run(folder, size, ",".join(names), folder, script="data_checks.py", backend=backend), names)
+        return CheckedRun(
+            run(folder, size, ",".join(names), folder, script="data_checks.py", backend=backend),
+            names,
+        )
 
     return run_checks
 
@@ -158,7 +168,10 @@ def checked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     ("backend", "size", "name"),
     [
         pytest.param(
-            backend, size, name, marks=pytest.mark.slow if (backend, size) == ("tensorflow", 2) else pytest.mark.long
+            backend,
+            size,
+            name,
+            marks=pytest.mark.slow if (backend, size) == ("tensorflow", 2) else pytest.mark.long,
         )
         for size in (2, 1)
         for backend, names in {"tensorflow": CHECKS, "jax": (BAD,), "torch": (BAD,)}.items()
@@ -172,7 +185,9 @@ def test_checks(checked: Callable[..., CheckedRun], backend: str, size: int, nam
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "flags"), [("asynchronous", ("--ps", "1")), ("horovod", ())])
 def test_checks_of_other_ways_to_train(tmp_path: Path, name: str, flags: Sequence[str]) -> None:
-    CheckedRun(run(tmp_path, 2, name, tmp_path, script="data_checks.py", flags=flags), [name]).check_all()
+    CheckedRun(
+        run(tmp_path, 2, name, tmp_path, script="data_checks.py", flags=flags), [name]
+    ).check_all()
 
 
 def test_bad_records_end_the_run_with_their_place(tmp_path: Path) -> None:

@@ -28,7 +28,14 @@ ESTIMATOR = str(Path(__file__).parent / "scripts" / "estimator_checks.py")
 DOCUMENTS = str(Path(__file__).parent / "scripts" / "documents.py")
 
 
-CHECKS_OF_SERVERS = ("every_sample_once", "adapted", "callbacks", "set_between", "tables", "another_strategy")
+CHECKS_OF_SERVERS = (
+    "every_sample_once",
+    "adapted",
+    "callbacks",
+    "set_between",
+    "tables",
+    "another_strategy",
+)
 PACE, TOGETHER = ("--ps", "2"), ("--ps", "1", "--staleness", "0")
 
 
@@ -77,26 +84,39 @@ GROUPS = {
 GROUPS |= {
     "documents, SMDDP": Group(DOCUMENTS, ("plain_fit", "mirrored_fit", "estimator_of_keras")),
     "documents, Horovod": Group(DOCUMENTS, ("horovod_fit", "horovod_records", "horovod_loop")),
-    "documents, GPUs": Group(DOCUMENTS, ("multi_gpu_model", "steps_of_a_strategy", "distributed_data_into_fit")),
+    "documents, GPUs": Group(
+        DOCUMENTS, ("multi_gpu_model", "steps_of_a_strategy", "distributed_data_into_fit")
+    ),
     "documents, hosts": Group(DOCUMENTS, ("workers_of_tf_config", "no_tpu")),
 }
 QUICK = ("horovod", "horovod, models")
-LONG = ("horovod of Keras 2 on Keras 3", "servers of Keras 2", "servers, together", "servers of Keras 2, together")
+LONG = (
+    "horovod of Keras 2 on Keras 3",
+    "servers of Keras 2",
+    "servers, together",
+    "servers of Keras 2, together",
+)
 
 
-def run(folder: Path, checks: str, *flags: str, script: str = SCRIPT) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, checks: str, *flags: str, script: str = SCRIPT
+) -> subprocess.CompletedProcess[str]:
     return forking.run(forking.syrtos_run(folder / "run", 2, script, checks, folder, flags=flags))
 
 
 @pytest.fixture(scope="module")
-def checked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], CheckedRun]:
+def checked(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], CheckedRun]:
     """The run of a group, which is made once, with the checks that are asked for."""
 
     @functools.cache
     def run_group(name: str) -> CheckedRun:
         group, folder = GROUPS[name], tmp_path_factory.mktemp("group")
         names = registry.chosen(request, "test_scripts_of_old_apis", group=name)
-        words = forking.syrtos_run(folder / "run", 2, group.script, ",".join(names), folder, flags=group.flags)
+        words = forking.syrtos_run(
+            folder / "run", 2, group.script, ",".join(names), folder, flags=group.flags
+        )
         return CheckedRun(forking.run(words, group.env), names)
 
     return run_group
@@ -108,7 +128,11 @@ def _marks(group: str) -> Sequence[pytest.MarkDecorator]:
 
 @pytest.mark.parametrize(
     ("group", "name"),
-    [pytest.param(group, name, marks=_marks(group)) for group in GROUPS for name in GROUPS[group].names],
+    [
+        pytest.param(group, name, marks=_marks(group))
+        for group in GROUPS
+        for name in GROUPS[group].names
+    ],
 )
 def test_scripts_of_old_apis(checked: Callable[[str], CheckedRun], group: str, name: str) -> None:
     checked(group).check(name)
@@ -183,11 +207,18 @@ def test_a_horovod_script_alone(tmp_path: Path) -> None:
     """One worker, as Horovod's scripts run under plain Python where it is installed."""
     script = str(ROOT / "examples" / "dialects" / "horovod_loop.py")
     alone = subprocess.run(
-        [sys.executable, "-m", "syrtos", script], capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path
+        [sys.executable, "-m", "syrtos", script],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        cwd=tmp_path,
     )
     assert alone.returncode == 0, alone.stderr[-4000:]
     assert "test accuracy: 0." in alone.stdout
-    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200, check=False)
+    plain = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=200, check=False
+    )
     assert "No module named 'horovod'" in plain.stderr
 
 
@@ -210,7 +241,9 @@ def test_horovod_run_calls_a_function_on_new_workers(tmp_path: Path) -> None:
         "            print('not refused', wrong)\n"
     )
     command = [sys.executable, "-m", "syrtos", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path
+    )
     assert done.stdout == "[[0, 2, 3], [1, 2, 3]]\n", done.stderr[-3000:]
 
 
@@ -230,7 +263,9 @@ def test_a_script_of_tensorflow_1_is_told_so(tmp_path: Path) -> None:
         "tf.Session()\n"
     )
     command = [sys.executable, "-m", "syrtos", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path
+    )
     assert done.returncode == 1
     for name in ("tf.train.AdamOptimizer", "tf.layers", "tf.contrib"):
         assert f"`{name}` belongs to TensorFlow 1" in done.stdout, done.stderr[-3000:]
@@ -242,12 +277,29 @@ def test_an_installed_original_is_served_elsewhere_only(tmp_path: Path) -> None:
     (tmp_path / "horovod").mkdir()
     (tmp_path / "horovod" / "__init__.py").write_text("original = True\n")
     script = tmp_path / "which.py"
-    script.write_text("import horovod\nprint('original' if hasattr(horovod, 'original') else 'served')\n")
+    script.write_text(
+        "import horovod\nprint('original' if hasattr(horovod, 'original') else 'served')\n"
+    )
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [str(BIN / "syrtos"), "run", "-n", "1", "--run-dir", str(tmp_path / "run"), str(script)]
-    ours = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
+    command = [
+        str(BIN / "syrtos"),
+        "run",
+        "-n",
+        "1",
+        "--run-dir",
+        str(tmp_path / "run"),
+        str(script),
+    ]
+    ours = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env=env
+    )
     plain = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False, env=env
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=env,
     )
     assert ours.stdout.startswith("served")
     assert plain.stdout.startswith("original")
@@ -258,7 +310,9 @@ def test_the_hook_costs_little() -> None:
         "import syrtos.launch.worker.import_hook, time; t = time.perf_counter(); "
         "import syrtos.dialects; syrtos.dialects.install(); print(time.perf_counter() - t)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
+    )
     assert float(done.stdout) < 0.05
 
 
@@ -294,6 +348,8 @@ def test_graphs_of_keras_2_are_refused_with_what_to_do(tmp_path: Path) -> None:
         "model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(2,))])\n"
         "model.compile('sgd', 'mse')\n"
     )
-    done = forking.run(forking.syrtos_run(tmp_path / "run", 2, script), {"TF_USE_LEGACY_KERAS": "1"})
+    done = forking.run(
+        forking.syrtos_run(tmp_path / "run", 2, script), {"TF_USE_LEGACY_KERAS": "1"}
+    )
     assert done.returncode != 0
     assert "Remove `tf.compat.v1.disable_eager_execution()`" in done.stderr

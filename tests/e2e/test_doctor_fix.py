@@ -164,7 +164,9 @@ def test_a_converted_script_computes_the_same(tmp_path: Path, text: str) -> None
     before = result(forking.run(forking.syrtos_run(tmp_path / "run", 2, script), cwd=folders[0]))
     written = doctor(script, "--write", "-n", "2")
     assert written.returncode == 0, written.stdout + written.stderr
-    assert not any(word in script.read_text() for word in ("hvd", "dist.", "multi_gpu_model", "estimator"))
+    assert not any(
+        word in script.read_text() for word in ("hvd", "dist.", "multi_gpu_model", "estimator")
+    )
     plain = result(forking.run([script], cwd=folders[1]))
     workers = result(forking.run(forking.syrtos_run(tmp_path / "again", 2, script), cwd=folders[2]))
     for after in (plain, workers):

@@ -19,7 +19,14 @@ def hosts() -> Iterator[netns.Hosts]:
 
 def checks(hosts: netns.Hosts) -> dict[str, dict[str, str]]:
     """What node-a finds, by the name of the check."""
-    command = ["doctor", "--hosts", ",".join(hosts.names), "--ssh", str(hosts.ssh_wrapper), "--json"]
+    command = [
+        "doctor",
+        "--hosts",
+        ",".join(hosts.names),
+        "--ssh",
+        str(hosts.ssh_wrapper),
+        "--json",
+    ]
     done = hosts.run([sys.executable, "-m", "syrtos", *command], timeout=60)
     assert done.stdout, done.stderr
     return {check["name"]: check for check in json.loads(done.stdout)}
@@ -43,7 +50,10 @@ def test_hosts_are_checked_over_ssh(hosts: netns.Hosts) -> None:
     found = checks(hosts)
     assert found["node-b /dev/shm"]["status"] == "warning"
     assert "can't connect to a free port of node-a" in found["node-b network"]["found"]
-    assert "can't connect to a free port of node-b: 10.77.0.2: timed out" in found["node-a network"]["found"]
+    assert (
+        "can't connect to a free port of node-b: 10.77.0.2: timed out"
+        in found["node-a network"]["found"]
+    )
 
     hosts.stop_sshd(1)
     found = checks(hosts)

@@ -41,7 +41,9 @@ def until(done: Callable[[], bool]) -> None:
 
 def trained(folder: Path, *arguments: str, backend: str) -> None:
     """Trains on one worker, to its end."""
-    words = forking.syrtos_run(folder.with_name("one"), 1, ELASTIC, folder, *arguments, flags=("--max-restarts", "0"))
+    words = forking.syrtos_run(
+        folder.with_name("one"), 1, ELASTIC, folder, *arguments, flags=("--max-restarts", "0")
+    )
     done = forking.run(words, {"KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"}, timeout=LONG)
     assert done.returncode == 0, done.stderr
 
@@ -57,7 +59,9 @@ def check_alike(one: Path, other: Path) -> None:
         assert history.keys() == wanted.keys()
         for name in wanted:
             np.testing.assert_allclose(history[name], wanted[name], atol=1e-5)
-    logs = [np.genfromtxt(folder / "log.csv", delimiter=",", skip_header=1) for folder in (one, other)]
+    logs = [
+        np.genfromtxt(folder / "log.csv", delimiter=",", skip_header=1) for folder in (one, other)
+    ]
     np.testing.assert_allclose(logs[1], logs[0], atol=1e-5)
 
 
@@ -75,7 +79,19 @@ def test_a_run_gets_another_number_of_workers(tmp_path: Path, backend: str, data
     trained(tmp_path / "alone", data, backend=backend)
     env = {**os.environ, "KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"}
     folder, run_dir = tmp_path / "resized", tmp_path / "run"
-    command = [SYRTOS, "run", "-n", "2", "--oversubscribe", "--run-dir", run_dir, ELASTIC, folder, data, PAUSE]
+    command = [
+        SYRTOS,
+        "run",
+        "-n",
+        "2",
+        "--oversubscribe",
+        "--run-dir",
+        run_dir,
+        ELASTIC,
+        folder,
+        data,
+        PAUSE,
+    ]
     process = subprocess.Popen(list(map(str, command)), env=env, stderr=subprocess.PIPE, text=True)
     for workers in (1, 3):
         count = len(steps(folder))
@@ -104,12 +120,16 @@ model.fit(x, x[:, :1], batch_size=8 * syrtos.size(), epochs=20, verbose=0, callb
 
 
 @pytest.mark.slow
-def test_batches_that_depend_on_the_number_of_workers_are_no_others_in_silence(tmp_path: Path) -> None:
+def test_batches_that_depend_on_the_number_of_workers_are_no_others_in_silence(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "train.py").write_text(OF_ITS_SIZE)
     command = [str(SYRTOS), "run", "-n", "1", "--run-dir", "run", "train.py"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     until(lambda: len(steps(tmp_path)) > 45)
-    subprocess.run([str(SYRTOS), "resize", str(tmp_path / "run"), "-n", "2"], check=True, timeout=60)
+    subprocess.run(
+        [str(SYRTOS), "resize", str(tmp_path / "run"), "-n", "2"], check=True, timeout=60
+    )
     _, said = process.communicate(timeout=LONG)
     assert process.returncode == 1
     assert "the script makes other batches than before" in said
@@ -123,8 +143,25 @@ def test_hosts_come_and_go(tmp_path: Path) -> None:
     folder, listed = tmp_path / "elastic", tmp_path / "hosts.txt"
     listed.write_text("node-a:1\n")
     with netns.two_hosts_or_skip("1gbit") as hosts:
-        flags = ["--min-workers", "1", "--discover", f"cat {listed}", "--ssh", f"{hosts.ssh_wrapper} -p 22"]
-        command = [SYRTOS, "run", *flags, "--run-dir", tmp_path / "run", ELASTIC, folder, "arrays", PAUSE]
+        flags = [
+            "--min-workers",
+            "1",
+            "--discover",
+            f"cat {listed}",
+            "--ssh",
+            f"{hosts.ssh_wrapper} -p 22",
+        ]
+        command = [
+            SYRTOS,
+            "run",
+            *flags,
+            "--run-dir",
+            tmp_path / "run",
+            ELASTIC,
+            folder,
+            "arrays",
+            PAUSE,
+        ]
         process = hosts.start(list(map(str, command)), env={"OMP_NUM_THREADS": "1"})
         until(lambda: len(steps(folder)) > 5)
         listed.write_text("node-a:1\nnode-b:1\n")
@@ -134,6 +171,8 @@ def test_hosts_come_and_go(tmp_path: Path) -> None:
         (folder / "hurry").touch()
         _, said = process.communicate(timeout=LONG)
     assert process.returncode == 0, said
-    assert "There are slots for 2 workers now, and 1 trained. Generation 2 goes on from step" in said
+    assert (
+        "There are slots for 2 workers now, and 1 trained. Generation 2 goes on from step" in said
+    )
     assert [size for size, _ in itertools.groupby(steps(folder))] == [1, 2, 1]
     check_alike(tmp_path / "alone", folder)

@@ -89,7 +89,9 @@ def test_an_entry_point_adds_an_engine(tmp_path: Path) -> None:
     def syrtos(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "syrtos", "run", "--on", "toy", *words, "train.py"]
         env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+        return subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+        )
 
     ended = syrtos("--with", f"shell={reach}")
     assert ended.returncode == 0, ended.stderr
@@ -112,18 +114,33 @@ def test_it_holds_nodes_for_jobs(tmp_path: Path) -> None:
     with served_jobs.served(tmp_path / "home", 2, *options, PYTHONPATH=str(tmp_path)) as clients:
         sagemaker, s3 = clients("sagemaker"), clients("s3")
         job = served_jobs.request(
-            "held", COMMAND.strip().replace("\n", "; "), CheckpointConfig={"S3Uri": "s3://bucket/checkpoints"}
+            "held",
+            COMMAND.strip().replace("\n", "; "),
+            CheckpointConfig={"S3Uri": "s3://bucket/checkpoints"},
         )
         job["ResourceConfig"]["InstanceCount"] = 2
-        s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+        s3.create_bucket(
+            Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
+        )
         sagemaker.create_training_job(**job)
-        served_jobs.wait_until(lambda: s3.list_objects_v2(Bucket="bucket", Prefix="checkpoints/")["KeyCount"] == 2)
+        served_jobs.wait_until(
+            lambda: s3.list_objects_v2(Bucket="bucket", Prefix="checkpoints/")["KeyCount"] == 2
+        )
         lose("toy-0-1")
         found = served_jobs.final(sagemaker, "held")
         assert found["TrainingJobStatus"] == "Completed", found
         attempt = ["Starting", "Pending", "Starting", "Downloading", "Training"]
-        assert served_jobs.statuses(found) == [*attempt, "Restarting", *attempt, "Uploading", "Completed"]
-        said = [path.read_text() for path in sorted((tmp_path / "home" / "jobs" / "held" / "logs").iterdir())]
+        assert served_jobs.statuses(found) == [
+            *attempt,
+            "Restarting",
+            *attempt,
+            "Uploading",
+            "Completed",
+        ]
+        said = [
+            path.read_text()
+            for path in sorted((tmp_path / "home" / "jobs" / "held" / "logs").iterdir())
+        ]
         assert "algo-1 has 3 processors on toy-0-0" in said[0]
         assert "was on toy-0-1" in said[0]
         assert "algo-2 has 3 processors on toy-1-1" in said[1]
@@ -134,8 +151,15 @@ def test_what_jobs_on_nodes_can_t_have(tmp_path: Path) -> None:
     options = ("--on", "toy", "--with", f"shell={install(tmp_path)}")
     with served_jobs.served(tmp_path / "home", 2, *options, PYTHONPATH=str(tmp_path)) as clients:
         source = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data/"}
-        channel = {"ChannelName": "train", "DataSource": {"S3DataSource": source}, "InputMode": "Pipe"}
+        channel = {
+            "ChannelName": "train",
+            "DataSource": {"S3DataSource": source},
+            "InputMode": "Pipe",
+        }
         with pytest.raises(
-            clients("sagemaker").exceptions.ClientError, match="Pipe mode, and jobs of this service run on nodes of toy"
+            clients("sagemaker").exceptions.ClientError,
+            match="Pipe mode, and jobs of this service run on nodes of toy",
         ):
-            clients("sagemaker").create_training_job(**served_jobs.request("piped", "true", InputDataConfig=[channel]))
+            clients("sagemaker").create_training_job(
+                **served_jobs.request("piped", "true", InputDataConfig=[channel])
+            )

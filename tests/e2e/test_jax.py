@@ -81,7 +81,9 @@ def test_tensorflow_need_not_be_installed(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_three_workers_compute_what_one_process_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_workers_compute_what_one_process_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XLA_FLAGS", "")  # compiled as users do
     for workers in (1, 3):
         check("jax", workers, tmp_path / str(workers), "one_program")
@@ -92,7 +94,8 @@ def test_three_workers_compute_what_one_process_computes(tmp_path: Path, monkeyp
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "others", [("planned_data",), pytest.param(("generators_and_steps", "files"), marks=pytest.mark.long)]
+    "others",
+    [("planned_data",), pytest.param(("generators_and_steps", "files"), marks=pytest.mark.long)],
 )
 def test_workers_with_several_devices_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: tuple[str, ...]
@@ -111,7 +114,13 @@ def test_workers_with_several_devices_each(
     ("how", "rank", "code", "text"),
     [
         ("SIGKILL", 1, 128 + signal.SIGKILL, "rank 1 on .* was ended by SIGKILL"),
-        pytest.param("SIGKILL", 0, 128 + signal.SIGKILL, "rank 0 on .* was ended by SIGKILL", marks=pytest.mark.long),
+        pytest.param(
+            "SIGKILL",
+            0,
+            128 + signal.SIGKILL,
+            "rank 0 on .* was ended by SIGKILL",
+            marks=pytest.mark.long,
+        ),
         pytest.param("raise", 1, 1, "RuntimeError: this rank fails", marks=pytest.mark.long),
         pytest.param(
             "exit",
@@ -129,14 +138,18 @@ def test_workers_with_several_devices_each(
         ),
     ],
 )
-def test_one_worker_ends_the_run_within_seconds(tmp_path: Path, how: str, rank: int, code: int, text: str) -> None:
+def test_one_worker_ends_the_run_within_seconds(
+    tmp_path: Path, how: str, rank: int, code: int, text: str
+) -> None:
     done = run("jax", 2, tmp_path, SCRIPTS / "backend_ends.py", how, rank, flags=("--timeout", "5"))
     assert done.returncode == code, done.stderr[-3000:]
     assert re.search(text, done.stderr), done.stderr[-3000:]
 
 
 def test_options_without_a_meaning_are_refused(tmp_path: Path) -> None:
-    done = run("jax", 2, tmp_path, SCRIPTS / "backend_ends.py", "raise", 0, flags=("--batch", "per-worker"))
+    done = run(
+        "jax", 2, tmp_path, SCRIPTS / "backend_ends.py", "raise", 0, flags=("--batch", "per-worker")
+    )
     assert done.returncode == 1
     assert "`--batch per-worker` has no meaning with KERAS_BACKEND=jax" in done.stderr
     assert "In a job a sharded channel asks for it" in done.stderr

@@ -22,8 +22,12 @@ SCRIPT = Path(__file__).parent / "scripts" / "noisy_regression.py"
         pytest.param("jax", "Adam", 0.35, marks=pytest.mark.slow),  # from its moments
     ],
 )
-def test_the_noise_scale_is_that_of_all_samples(tmp_path: Path, backend: str, optimizer: str, off: float) -> None:
-    done = forking.run(forking.syrtos_run(tmp_path, 2, SCRIPT, optimizer), {"KERAS_BACKEND": backend})
+def test_the_noise_scale_is_that_of_all_samples(
+    tmp_path: Path, backend: str, optimizer: str, off: float
+) -> None:
+    done = forking.run(
+        forking.syrtos_run(tmp_path, 2, SCRIPT, optimizer), {"KERAS_BACKEND": backend}
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     line = next(line for line in done.stdout.splitlines() if line.startswith("noise scale"))
     truth = float(line.split()[-1])

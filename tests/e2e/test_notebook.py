@@ -62,10 +62,19 @@ REFUSED = {
         "log = open('log.txt', 'w')\ndef helper(): log.write('x')\ndef train(): helper()",
         "an open file (log.txt)",
     ),
-    "`lock`": ("import threading\nlock = threading.Lock()\ndef train():\n    with lock: pass", "a lock"),
-    "`numbers`": ("numbers = (n for n in range(3))\ndef train(): return list(numbers)", "a generator"),
+    "`lock`": (
+        "import threading\nlock = threading.Lock()\ndef train():\n    with lock: pass",
+        "a lock",
+    ),
+    "`numbers`": (
+        "numbers = (n for n in range(3))\ndef train(): return list(numbers)",
+        "a generator",
+    ),
     "`data`": ("data = np.zeros(200_000_000)\ndef train(): return data.sum()", "numpy.save"),
-    "args[1]": ("import socket\ndef train(*args): pass\nargs = (1, [socket.socket()])", "an open connection"),
+    "args[1]": (
+        "import socket\ndef train(*args): pass\nargs = (1, [socket.socket()])",
+        "an open connection",
+    ),
     "`secret`": (
         "def outer():\n    secret = open('log.txt')\n    return lambda: secret.read()\ntrain = outer()",
         "Open it inside the function",
@@ -93,9 +102,13 @@ def lives(pid: int) -> bool:
         return False
 
 
-def test_a_function_its_helpers_and_its_closure_run_on_workers(kernel: kernels.Kernel, tmp_path: Path) -> None:
+def test_a_function_its_helpers_and_its_closure_run_on_workers(
+    kernel: kernels.Kernel, tmp_path: Path
+) -> None:
     kernel.right(DEFINED)
-    cell = kernel.right("p = notebook_launcher(closed(10), (np.arange(3.),)); (type(p) is Point, p.x)")
+    cell = kernel.right(
+        "p = notebook_launcher(closed(10), (np.arange(3.),)); (type(p) is Point, p.x)"
+    )
     assert cell.value == "(True, (60.5, 0, 2))"
     assert cell.out == "rank 0 of 2\n"
     assert "2 workers on this machine" in cell.err
@@ -109,15 +122,22 @@ def test_a_function_its_helpers_and_its_closure_run_on_workers(kernel: kernels.K
     assert "no such luck" not in cell.err  # it is told once
 
     kernel.right("import sys\ndef leaving(): sys.exit(0)")
-    assert kernel.run("notebook_launcher(leaving)").error.startswith("LaunchError: rank 0 ended without returning")
+    assert kernel.run("notebook_launcher(leaving)").error.startswith(
+        "LaunchError: rank 0 ended without returning"
+    )
 
     kernel.right("offset = 1000.0")
-    assert kernel.right("notebook_launcher(closed(1), [np.arange(3.)], max_restarts=0).x").value == "(1006.0, 0, 2)"
+    assert (
+        kernel.right("notebook_launcher(closed(1), [np.arange(3.)], max_restarts=0).x").value
+        == "(1006.0, 0, 2)"
+    )
     assert len(list((tmp_path / "runs").iterdir())) == 4
 
 
 @pytest.mark.slow
-def test_what_can_not_travel_is_named_before_anything_starts(kernel: kernels.Kernel, tmp_path: Path) -> None:
+def test_what_can_not_travel_is_named_before_anything_starts(
+    kernel: kernels.Kernel, tmp_path: Path
+) -> None:
     kernel.right(DEFINED)
     for name, (code, why) in REFUSED.items():
         kernel.right(f"args = ()\n{code}")
@@ -187,7 +207,9 @@ def test_the_stop_button_ends_all_workers(kernel: kernels.Kernel, tmp_path: Path
 @pytest.mark.slow
 def test_no_worker_outlives_its_kernel(kernel: kernels.Kernel, tmp_path: Path) -> None:
     kernel.right("import os, time, syrtos")
-    kernel.right("def long():\n    open(f'{syrtos.rank()}.pid', 'w').write(str(os.getpid()))\n    time.sleep(600)")
+    kernel.right(
+        "def long():\n    open(f'{syrtos.rank()}.pid', 'w').write(str(os.getpid()))\n    time.sleep(600)"
+    )
     kernel.client.execute("syrtos.notebook_launcher(long)")
     pids = [tmp_path / f"{rank}.pid" for rank in range(2)]
     until(lambda: all(pid.exists() and pid.read_text() for pid in pids))
@@ -197,7 +219,8 @@ def test_no_worker_outlives_its_kernel(kernel: kernels.Kernel, tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("jax", "torch"))]
+    "backend",
+    ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("jax", "torch"))],
 )
 def test_keras_trains_as_in_one_process(tmp_path: Path, backend: str) -> None:
     with kernels.kernel(tmp_path) as running:
@@ -218,7 +241,10 @@ def test_keras_trains_as_in_one_process(tmp_path: Path, backend: str) -> None:
         assert apart < 1e-6
         assert loss < 1e-6
         cell = running.run("syrtos.notebook_launcher(lambda: model.predict(x))")
-        assert "`model` to the workers: it is a Keras model. Build it inside the function" in cell.error
+        assert (
+            "`model` to the workers: it is a Keras model. Build it inside the function"
+            in cell.error
+        )
 
 
 @pytest.mark.slow
@@ -239,8 +265,13 @@ def test_what_tensorflow_holds_does_not_travel(kernel: kernels.Kernel) -> None:
 @pytest.mark.slow
 def test_settings_of_keras_are_those_of_the_notebook(kernel: kernels.Kernel) -> None:
     kernel.right("import keras, syrtos\nkeras.config.set_dtype_policy('mixed_bfloat16')")
-    kernel.right("def used():\n    return keras.config.dtype_policy().name, keras.layers.Dense(3).compute_dtype")
-    assert kernel.right("syrtos.notebook_launcher(used, workers=1)").value == "('mixed_bfloat16', 'bfloat16')"
+    kernel.right(
+        "def used():\n    return keras.config.dtype_policy().name, keras.layers.Dense(3).compute_dtype"
+    )
+    assert (
+        kernel.right("syrtos.notebook_launcher(used, workers=1)").value
+        == "('mixed_bfloat16', 'bfloat16')"
+    )
 
 
 def test_workers_unpickle_nothing_but_what_a_notebook_sends(tmp_path: Path) -> None:
@@ -249,7 +280,9 @@ def test_workers_unpickle_nothing_but_what_a_notebook_sends(tmp_path: Path) -> N
     command = [sys.executable, "-m", "syrtos", "run", "-n", "1", "-m", "syrtos.notebook.call"]
     for source in (evil, Path("/dev/null")):
         with source.open("rb") as given:
-            done = subprocess.run(command, cwd=tmp_path, stdin=given, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(
+                command, cwd=tmp_path, stdin=given, capture_output=True, text=True, timeout=60
+            )
         assert done.returncode == 1
         assert "was in the memory of a notebook, and is gone" in done.stderr
 
@@ -258,15 +291,24 @@ def test_a_script_needs_no_guard(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(DEFINED + "print('once', notebook_launcher(closed(2), (np.ones(2),)).x)\n")
     done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert done.stdout == "rank 0 of 2\nonce (8.5, 0, 2)\n"
 
 
 @pytest.mark.long
 def test_the_example_recognises_digits(tmp_path: Path) -> None:
-    notebook = nbformat.read(Path(__file__).parents[2] / "examples" / "notebook.ipynb", as_version=4)
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    notebook = nbformat.read(
+        Path(__file__).parents[2] / "examples" / "notebook.ipynb", as_version=4
+    )
+    nbclient.NotebookClient(
+        notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     last = notebook.cells[-1].outputs[0].text
     accuracy, loss = re.findall(r"\d\.\d+", last)
     assert float(accuracy) > 0.95

@@ -26,7 +26,9 @@ from syrtos.observe.ledger import epochs_path
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Locator, Page
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 expect = sync_api.expect
@@ -111,7 +113,9 @@ def submit(server: Server, tmp_path: Path) -> Iterator[Submit]:
         script = tmp_path / f"{name}.py"
         script.write_text(text)
         created.append(
-            Estimator(script, home=server.service.home.path, **arguments).create(server.service, job_name=name)
+            Estimator(script, home=server.service.home.path, **arguments).create(
+                server.service, job_name=name
+            )
         )
         return created[-1]
 
@@ -157,7 +161,9 @@ def test_training(server: Server, page: Page, submit: Submit, tmp_path: Path) ->
 
     page.locator("[data-metric=loss] svg").wait_for(timeout=90_000)
     page.locator("[data-metric=loss] + details summary").click()
-    expect(epochs_shown(page)).to_have_count(1, timeout=90_000)  # the second is told when its callbacks have returned
+    expect(epochs_shown(page)).to_have_count(
+        1, timeout=90_000
+    )  # the second is told when its callbacks have returned
     expect(page.locator("#job-facts .status")).to_have_text("●Training")
     shown = page.locator("[data-metric]").evaluate_all("all => all.map(one => one.dataset.metric)")
     assert shown == ["loss", "mae", "Learning rate"]
@@ -206,9 +212,13 @@ def check_run(page: Page, name: str) -> None:
     """How a job of two instances says it was run."""
     run = page.locator("#run")
     expect(run.locator("dl")).to_contain_text(re.compile(r"2\s×\sml.c5.xlarge"))
-    expect(run.locator("pre")).to_have_text(re.compile(rf"^python {name}\.py --go_on \S+ --rate 0.1$"))
+    expect(run.locator("pre")).to_have_text(
+        re.compile(rf"^python {name}\.py --go_on \S+ --rate 0.1$")
+    )
     for package in ("Python", "syrtos", "keras", "numpy"):
-        expect(run.locator("tr", has=page.get_by_text(package, exact=True))).to_contain_text(re.compile("[0-9]"))
+        expect(run.locator("tr", has=page.get_by_text(package, exact=True))).to_contain_text(
+            re.compile("[0-9]")
+        )
 
 
 def check_schemes(page: Page, folder: Path) -> None:
@@ -223,12 +233,17 @@ def check_schemes(page: Page, folder: Path) -> None:
     assert min(map(len, pictures)) > 30_000  # a blank one has 5,000 bytes
     page.set_viewport_size({"width": 400, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
-    tops = [page.locator(f"#{part}-section").evaluate("part => part.offsetTop") for part in ("artifacts", "logs")]
+    tops = [
+        page.locator(f"#{part}-section").evaluate("part => part.offsetTop")
+        for part in ("artifacts", "logs")
+    ]
     assert tops[0] < tops[1]
 
 
 def test_what_jobs_say_is_text(server: Server, page: Page, submit: Submit) -> None:
-    name = submit("nasty", f"print('{NASTY}')\nraise ValueError('{NASTY}')\n", hyperparameters={"note": NASTY})
+    name = submit(
+        "nasty", f"print('{NASTY}')\nraise ValueError('{NASTY}')\n", hyperparameters={"note": NASTY}
+    )
     wait_for(server, name, "Failed")
     go(page, server, name)
     for place in ("#log", "#failure", "#settings", "#run pre"):
@@ -277,7 +292,10 @@ def test_keys(server: Server, page: Page, submit: Submit) -> None:
 def test_search(server: Server, page: Page, submit: Submit) -> None:
     tags = [{"Key": "team", "Value": "vision"}]
     failing = submit(
-        "pear", "raise ValueError('no pears')\n", tags=tags, hyperparameters={"depth": 18, "api_key": "hid"}
+        "pear",
+        "raise ValueError('no pears')\n",
+        tags=tags,
+        hyperparameters={"depth": 18, "api_key": "hid"},
     )
     other = submit("apple", "print('nothing')\n")
     wait_for(server, failing, "Failed")
@@ -291,7 +309,10 @@ def test_search(server: Server, page: Page, submit: Submit) -> None:
         expect(page.locator("#found")).to_have_text("1 job found")
         expect(page.locator("#jobs a")).to_have_attribute("data-name", failing)
     expect(page.locator("#jobs .reason")).to_have_text("ValueError: no pears")
-    assert page.locator("#jobs .reason").evaluate("one => getComputedStyle(one).color") == "rgb(177, 40, 30)"
+    assert (
+        page.locator("#jobs .reason").evaluate("one => getComputedStyle(one).color")
+        == "rgb(177, 40, 30)"
+    )
     page.locator("#search").fill("hid")  # a secret is not even found
     expect(page.locator("#found")).to_have_text("No jobs found")
     page.get_by_role("button", name="Show all jobs").click()
@@ -314,7 +335,10 @@ def test_waiting_and_progress(server: Server, page: Page, submit: Submit) -> Non
     expect(page.locator("#capacity")).to_have_text("2 of 2 workers in use1 job waiting")
     path = epochs_path(server.service.home.job(running) / "attempt-1")
     path.parent.mkdir(parents=True, exist_ok=True)
-    facts = [{"time": time.time() - 60 * (2 - k), "epoch": k + 1, "epochs": 5, "logs": {"loss": 1.0}} for k in range(3)]
+    facts = [
+        {"time": time.time() - 60 * (2 - k), "epoch": k + 1, "epochs": 5, "logs": {"loss": 1.0}}
+        for k in range(3)
+    ]
     path.write_text("".join(json.dumps(one) + "\n" for one in facts))
     row = page.locator(f"#jobs a[data-name={running}]")
     expect(row.locator(".bar")).to_have_text("epoch 3 of 5 · about 2 min left")
@@ -356,7 +380,9 @@ def test_clone(server: Server, context: BrowserContext, submit: Submit) -> None:
     expect(page.get_by_role("dialog")).to_be_hidden()
     record = server.service.store.get(f"{first}-again")
     assert record is not None
-    own = {k: v for k, v in record.request["HyperParameters"].items() if not k.startswith("sagemaker_")}
+    own = {
+        k: v for k, v in record.request["HyperParameters"].items() if not k.startswith("sagemaker_")
+    }
     assert own == {"epochs": "4", "label": '"a b"', "new": "[1, 2]"}
     assert record.request["Environment"] == {"DB_PASSWORD": "secret-2", "PLAIN": "plain"}
     wait_for(server, record.name, "Completed")
@@ -389,7 +415,9 @@ def test_strangers(server: Server, context: BrowserContext, submit: Submit) -> N
     assert server.service.store.get(f"{name}-2") is None
     time.sleep(0.5)
     wait_for(server, name, "Training")
-    assert context.request.post(f"{server.url}/ui/jobs/{name}/stop", headers={"X-Syrtos": "page"}).ok
+    assert context.request.post(
+        f"{server.url}/ui/jobs/{name}/stop", headers={"X-Syrtos": "page"}
+    ).ok
     wait_for(server, name, "Stopped")
 
 
@@ -431,7 +459,12 @@ def test_odd_numbers(server: Server, page: Page, submit: Submit) -> None:
     path = epochs_path(server.service.home.job(name) / "attempt-1")
     path.parent.mkdir(parents=True, exist_ok=True)
     line = '{{"epoch": {}, "epochs": 3, "logs": {{"loss": {}}}}}\n'
-    path.write_text("".join(line.format(k + 1, value) for k, value in enumerate((2.5, "NaN", 1.5, "Infinity", 1, 0.5))))
+    path.write_text(
+        "".join(
+            line.format(k + 1, value)
+            for k, value in enumerate((2.5, "NaN", 1.5, "Infinity", 1, 0.5))
+        )
+    )
     go(page, server, name)
     chart = page.get_by_label("loss over the training steps")
     chart.press("Home")
@@ -450,21 +483,33 @@ def test_legends_have_room(server: Server, page: Page, submit: Submit, width: in
     path = epochs_path(server.service.home.job(name) / "attempt-1")
     path.parent.mkdir(parents=True, exist_ok=True)
     logs = {"loss": 1.5, "val_loss": 2.5}
-    path.write_text("".join(json.dumps({"epoch": k + 1, "epochs": 3, "logs": logs}) + "\n" for k in range(3)))
+    path.write_text(
+        "".join(json.dumps({"epoch": k + 1, "epochs": 3, "logs": logs}) + "\n" for k in range(3))
+    )
     page.set_viewport_size({"width": width, "height": 900})
     go(page, server, name)
     chart = page.locator("[data-metric=loss] svg")
-    legends = [chart.locator("text", has_text=text) for text in ("at the end of epochs", "validation")]
+    legends = [
+        chart.locator("text", has_text=text) for text in ("at the end of epochs", "validation")
+    ]
     for legend in legends:
         # it has no box before the chart is drawn
         expect(legend).to_be_visible()
     texts = [legend.bounding_box() for legend in legends]
     first, second = (box for box in texts if box is not None)
     assert first["y"] == second["y"], "the legend is on two lines"
-    marks = chart.locator("path").evaluate_all("all => all.map(one => one.getBoundingClientRect().toJSON())")
-    of_legend = [mark for mark in marks if mark["width"] < 30 and mark["bottom"] < first["y"] + first["height"] + 4]
+    marks = chart.locator("path").evaluate_all(
+        "all => all.map(one => one.getBoundingClientRect().toJSON())"
+    )
+    of_legend = [
+        mark
+        for mark in marks
+        if mark["width"] < 30 and mark["bottom"] < first["y"] + first["height"] + 4
+    ]
     assert of_legend
-    assert not [mark for mark in of_legend if first["x"] + 2 < mark["left"] < first["x"] + first["width"]]
+    assert not [
+        mark for mark in of_legend if first["x"] + 2 < mark["left"] < first["x"] + first["width"]
+    ]
 
 
 def test_service_gone(server: Server, context: BrowserContext) -> None:

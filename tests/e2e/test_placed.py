@@ -30,9 +30,24 @@ class Hosts:
             self._port = sock.getsockname()[1]
 
     def start(self, rank: int) -> subprocess.Popen[str]:
-        place = {"SYRTOS_NODE_RANK": str(rank), "SYRTOS_NODES": "2", "SYRTOS_FIRST": f"127.0.0.1:{self._port}"}
+        place = {
+            "SYRTOS_NODE_RANK": str(rank),
+            "SYRTOS_NODES": "2",
+            "SYRTOS_FIRST": f"127.0.0.1:{self._port}",
+        }
         return subprocess.Popen(
-            [sys.executable, "-m", "syrtos", "run", "--on", "placed", "--run-dir", "run", str(pauses.SCRIPT), "."],
+            [
+                sys.executable,
+                "-m",
+                "syrtos",
+                "run",
+                "--on",
+                "placed",
+                "--run-dir",
+                "run",
+                str(pauses.SCRIPT),
+                ".",
+            ],
             env={**os.environ, **place, "SYRTOS_SECRET": "of this test"},
             cwd=self.folder,
             stdout=subprocess.PIPE,
@@ -52,7 +67,9 @@ def ends(*hosts: subprocess.Popen[str]) -> list[str]:
 
 
 @pytest.mark.long  # `test_pods` stops all hosts too
-def test_a_signal_to_one_host_stops_all_and_the_same_command_goes_on(tmp_path: Path, expected: str) -> None:
+def test_a_signal_to_one_host_stops_all_and_the_same_command_goes_on(
+    tmp_path: Path, expected: str
+) -> None:
     hosts = Hosts(tmp_path)
     first, second = hosts.start(0), hosts.start(1)
     pauses.wait_for(hosts.reached)

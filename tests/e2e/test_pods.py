@@ -40,7 +40,13 @@ def started(machine: pods.Machine, kind: str, *, fast: bool) -> pods.Run:
         gpus=0,
         run_dir=machine.folder / "digits",
         words=("-n", "2", "--oversubscribe", "preempted.py", "/runs/out"),
-        values={"image": "i", "kind": kind, "claim": "runs:/runs", "grace": "120", "env": "OMP_NUM_THREADS=1"},
+        values={
+            "image": "i",
+            "kind": kind,
+            "claim": "runs:/runs",
+            "grace": "120",
+            "env": "OMP_NUM_THREADS=1",
+        },
         python="python",
         folder=SCRIPTS,
         script=("preempted.py", "/runs/out"),
@@ -82,13 +88,17 @@ def test_a_run_whose_pods_are_all_preempted_goes_on(machine: pods.Machine, whole
     run.start()
     assert run.to_the_end() == [0, 0], run.text()
     assert "goes on" in run.text()
-    assert not any("epoch 0 ends" in line for line in run.printed[run.printed.index("host 0 | epoch 2 ends") :])
+    assert not any(
+        "epoch 0 ends" in line for line in run.printed[run.printed.index("host 0 | epoch 2 ends") :]
+    )
     assert weights(machine) == whole
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("host", [1, 0])
-def test_a_run_one_of_whose_pods_is_evicted_goes_on(host: int, machine: pods.Machine, whole: bytes) -> None:
+def test_a_run_one_of_whose_pods_is_evicted_goes_on(
+    host: int, machine: pods.Machine, whole: bytes
+) -> None:
     """All end with exit code 75, and the JobSet starts all again without counting it."""
     run = started(machine, "JobSet", fast=False)
     run.until_printed("epoch 2 ends")

@@ -40,11 +40,21 @@ ENV = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 def events(path: Path) -> list[dict[str, Any]]:
     data = path.read_bytes()
     found = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["traceEvents"]
-    names = {(each["pid"], each.get("tid")): each["args"]["name"] for each in found if each["ph"] == "M"}
-    return [{**each, "track": names[each["pid"], each["tid"]]} for each in found if each["ph"] == "X"]
+    names = {
+        (each["pid"], each.get("tid")): each["args"]["name"] for each in found if each["ph"] == "M"
+    }
+    return [
+        {**each, "track": names[each["pid"], each["tid"]]} for each in found if each["ph"] == "X"
+    ]
 
 
-def run(folder: Path, script: str, *words: object, backend: str = "tensorflow", flags: tuple[str, ...] = ()) -> str:
+def run(
+    folder: Path,
+    script: str,
+    *words: object,
+    backend: str = "tensorflow",
+    flags: tuple[str, ...] = (),
+) -> str:
     (folder / "train.py").write_text(script)
     command = forking.syrtos_run(folder / "run", 2, folder / "train.py", *words, flags=flags)
     done = forking.run(command, {**ENV, "KERAS_BACKEND": backend})
@@ -63,24 +73,37 @@ TIMED = (pytest.mark.slow, pytest.mark.timing)
 def test_a_profile_has_all_workers_on_one_clock(tmp_path: Path, backend: str) -> None:
     run(tmp_path, TRAIN, backend=backend, flags=("--profile", "steps=12:16"))
     found = events(tmp_path / "run" / "trace.json.gz")
-    steps = {rank: [each for each in found if each["track"] == "steps" and each["pid"] == rank] for rank in (0, 1)}
+    steps = {
+        rank: [each for each in found if each["track"] == "steps" and each["pid"] == rank]
+        for rank in (0, 1)
+    }
     assert (
         [each["name"] for each in steps[0]]
         == [each["name"] for each in steps[1]]
         == [f"step {n}" for n in range(13, 17)]
     )
-    for mine, theirs in zip(steps[0], steps[1], strict=True):  # a step ends where workers agree to go on
+    for mine, theirs in zip(
+        steps[0], steps[1], strict=True
+    ):  # a step ends where workers agree to go on
         assert abs(mine["ts"] + mine["dur"] - theirs["ts"] - theirs["dur"]) < 20_000
     begin, end = steps[0][0]["ts"], steps[0][-1]["ts"] + steps[0][-1]["dur"]
     agreements = [each for each in found if each["track"] == "agreement"]
     assert {"stop training?"} <= {each["name"] for each in agreements}
     theirs = [
-        each for each in found if each["track"] not in ("steps", "worker", "exchange", "agreement", "input and update")
+        each
+        for each in found
+        if each["track"] not in ("steps", "worker", "exchange", "agreement", "input and update")
     ]
     assert {each["pid"] for each in theirs} == {0, 1}
-    assert any(begin < each["ts"] < end for each in theirs), "the framework's profiler has a clock of its own"
+    assert any(begin < each["ts"] < end for each in theirs), (
+        "the framework's profiler has a clock of its own"
+    )
     if backend == "tensorflow":
-        assert any(each["name"].startswith("gradients: 4 tensors") for each in found if each["track"] == "exchange")
+        assert any(
+            each["name"].startswith("gradients: 4 tensors")
+            for each in found
+            if each["track"] == "exchange"
+        )
 
 
 @pytest.mark.slow
@@ -88,7 +111,9 @@ def test_a_profile_has_all_workers_on_one_clock(tmp_path: Path, backend: str) ->
 def test_a_profile_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "with").mkdir()
     (tmp_path / "without").mkdir()
-    assert run(tmp_path / "with", TRAIN, flags=("--profile", "steps=2:28")) == run(tmp_path / "without", TRAIN)
+    assert run(tmp_path / "with", TRAIN, flags=("--profile", "steps=2:28")) == run(
+        tmp_path / "without", TRAIN
+    )
 
 
 @pytest.mark.slow
@@ -97,7 +122,9 @@ def test_horovods_timeline(tmp_path: Path) -> None:
     run(tmp_path, HOROVOD, tmp_path / "timeline.json")
     found = events(tmp_path / "timeline.json")
     for rank in (0, 1):
-        names = [each["name"] for each in found if each["pid"] == rank and each["track"] == "agreement"]
+        names = [
+            each["name"] for each in found if each["pid"] == rank and each["track"] == "agreement"
+        ]
         assert sum(name.startswith("exchange float32 1000") for name in names) == 3
 
 

@@ -74,7 +74,9 @@ def test_a_pipe_that_never_ends_holds_up_nobody(folder: Path) -> None:
     (folder / "train.py").write_text("print('done')\n")
     read, write = os.pipe()
     command = [sys.executable, "-m", "syrtos", "run", "-n", "2", "train.py"]
-    done = subprocess.run(command, cwd=folder, stdin=read, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=folder, stdin=read, capture_output=True, text=True, timeout=300, check=False
+    )
     os.close(read)
     os.close(write)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
@@ -86,7 +88,9 @@ def test_a_pipe_that_never_ends_holds_up_nobody(folder: Path) -> None:
     ids=["syrtos run", "mpiexec"],
 )
 @pytest.mark.parametrize("given", [None, "random", "17"])
-def test_sets_of_texts_have_one_order_on_all_workers(tmp_path: Path, starter: list[str], given: str | None) -> None:
+def test_sets_of_texts_have_one_order_on_all_workers(
+    tmp_path: Path, starter: list[str], given: str | None
+) -> None:
     """A vocabulary that is made of a set would be another on each."""
     (tmp_path / "train.py").write_text(
         "import os\nwith open('order-' + os.environ['PMI_RANK'], 'w') as file: print(*{str(n) for n in range(99)}, file=file)\n"
@@ -95,7 +99,9 @@ def test_sets_of_texts_have_one_order_on_all_workers(tmp_path: Path, starter: li
     env |= {"PYTHONHASHSEED": given} if given else {}
     command = [str(Path(sys.executable).with_name(starter[0])), *starter[1:], "train.py"]
     env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     orders = [(tmp_path / f"order-{rank}").read_text().split() for rank in range(2)]
     plain = subprocess.run(

@@ -52,7 +52,9 @@ def cluster(started: RayCluster) -> Iterator[RayCluster]:
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of the same script on this machine."""
     folder = tmp_path_factory.mktemp("here")
-    done = forking.run(forking.syrtos_run(folder / "run", NODES, RECOVERING, folder / "out", "arrays"), ENV)
+    done = forking.run(
+        forking.syrtos_run(folder / "run", NODES, RECOVERING, folder / "out", "arrays"), ENV
+    )
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -72,10 +74,24 @@ def start(folder: Path, *words: object, **env: str) -> subprocess.Popen[str]:
 
 
 def on(
-    cluster: RayCluster, folder: Path, *words: object, workers: int = NODES, env: Mapping[str, str] | None = None
+    cluster: RayCluster,
+    folder: Path,
+    *words: object,
+    workers: int = NODES,
+    env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[str]:
     """Starts a run on the cluster."""
-    return start(folder, "--on", "ray", "--with", f"address={cluster.address}", "-n", workers, *words, **(env or {}))
+    return start(
+        folder,
+        "--on",
+        "ray",
+        "--with",
+        f"address={cluster.address}",
+        "-n",
+        workers,
+        *words,
+        **(env or {}),
+    )
 
 
 def training(folder: Path) -> tuple[object, ...]:
@@ -114,13 +130,17 @@ def assert_equal_results(first: Path, second: Path) -> None:
 
 
 @pytest.mark.long  # the next test has a result of the cluster too
-def test_the_result_is_that_of_this_machine(cluster: RayCluster, here: Path, tmp_path: Path) -> None:
+def test_the_result_is_that_of_this_machine(
+    cluster: RayCluster, here: Path, tmp_path: Path
+) -> None:
     code, said = ended(on(cluster, tmp_path, *training(tmp_path)))
     assert code == 0, said
     assert_equal_results(here, tmp_path)
 
 
-def test_a_lost_node_s_worker_runs_on_the_others(cluster: RayCluster, here: Path, tmp_path: Path) -> None:
+def test_a_lost_node_s_worker_runs_on_the_others(
+    cluster: RayCluster, here: Path, tmp_path: Path
+) -> None:
     run = on(cluster, tmp_path, *training(tmp_path), env=SLOW)
     until(lambda: steps(tmp_path) > 10, run)
     cluster.kill(2)
@@ -163,7 +183,17 @@ def test_a_run_that_has_no_place_says_what_is_missing(cluster: RayCluster, tmp_p
 
 def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
     code, said = ended(
-        start(tmp_path, "--on", "ray", "-n", 2, "--with", "address=127.0.0.1:1", "train.py", RAY_ADDRESS="")
+        start(
+            tmp_path,
+            "--on",
+            "ray",
+            "-n",
+            2,
+            "--with",
+            "address=127.0.0.1:1",
+            "train.py",
+            RAY_ADDRESS="",
+        )
     )
     assert code == 2
     assert "No Ray cluster was found at 127.0.0.1:1" in said
@@ -172,7 +202,9 @@ def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
 )
-def test_nothing_is_left_when_the_launcher_ends(cluster: RayCluster, tmp_path: Path, number: signal.Signals) -> None:
+def test_nothing_is_left_when_the_launcher_ends(
+    cluster: RayCluster, tmp_path: Path, number: signal.Signals
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         f"import time, syrtos\nsyrtos.init()\nopen(f'{tmp_path}/{{syrtos.rank()}}', 'w').close()\ntime.sleep(900)\n"

@@ -44,8 +44,13 @@ def submitted(command: list[str]) -> subprocess.CompletedProcess[str]:
     deadline = time.monotonic() + LONG
     env = {**os.environ, "RAY_ADDRESS": ""}
     while True:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LONG, check=False)
-        if "No available agent to submit job" not in done.stdout + done.stderr or time.monotonic() > deadline:
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=LONG, check=False
+        )
+        if (
+            "No available agent to submit job" not in done.stdout + done.stderr
+            or time.monotonic() > deadline
+        ):
             return done
         time.sleep(1.0)
 
@@ -55,9 +60,30 @@ def test_a_job_brings_its_folder_along(cluster: RayCluster, tmp_path: Path) -> N
         pytest.skip(reason)
     folder = tmp_path / "work"
     folder.mkdir()
-    (folder / "job.py").write_text("import os, syrtos\nsyrtos.init()\nprint('in', os.getcwd(), syrtos.size())\n")
-    submit = (sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", cluster.dashboard)
-    run = (sys.executable, "-m", "syrtos", "run", "--on", "ray", "-n", "2", "--run-dir", str(tmp_path / "run"))
+    (folder / "job.py").write_text(
+        "import os, syrtos\nsyrtos.init()\nprint('in', os.getcwd(), syrtos.size())\n"
+    )
+    submit = (
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "job",
+        "submit",
+        "--address",
+        cluster.dashboard,
+    )
+    run = (
+        sys.executable,
+        "-m",
+        "syrtos",
+        "run",
+        "--on",
+        "ray",
+        "-n",
+        "2",
+        "--run-dir",
+        str(tmp_path / "run"),
+    )
     done = submitted([*submit, "--working-dir", str(folder), "--", *run, "job.py"])
     assert done.returncode == 0, done.stdout + done.stderr
     said = next(line for line in done.stdout.splitlines() if line.startswith("in "))
@@ -66,7 +92,11 @@ def test_a_job_brings_its_folder_along(cluster: RayCluster, tmp_path: Path) -> N
 
 
 def test_a_trial_of_tune_has_workers_in_its_bundles(cluster: RayCluster, tmp_path: Path) -> None:
-    missing = [name for name in ("pandas", "pyarrow", "tensorboardX") if importlib.util.find_spec(name) is None]
+    missing = [
+        name
+        for name in ("pandas", "pyarrow", "tensorboardX")
+        if importlib.util.find_spec(name) is None
+    ]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}: `pip install 'ray[tune]'`")
     tune: Any = importlib.import_module("ray.tune")
@@ -81,7 +111,9 @@ def test_a_trial_of_tune_has_workers_in_its_bundles(cluster: RayCluster, tmp_pat
         return syrtos.size()
 
     def trial(config: dict[str, Any]) -> None:
-        workers = syrtos.ray.run(train, (config["width"],), workers=CPUS - 1, run_dir=tmp_path / "run")
+        workers = syrtos.ray.run(
+            train, (config["width"],), workers=CPUS - 1, run_dir=tmp_path / "run"
+        )
         (tmp_path / "workers").write_text(str(workers))
 
     resources = tune.PlacementGroupFactory([{"CPU": 1}] * CPUS)

@@ -93,7 +93,9 @@ def test_the_result_is_as_if_nothing_had_happened(hosts: netns.Hosts, tmp_path: 
     assert "was on node-b, to which the connection has ended. Generation 3 goes on from" in said
     assert (left(hosts, 0), left(hosts, 1)) == ([], [])
 
-    resumed = hosts.start([str(SYRTOS), "resume", str(faulty / "run")], env={"OMP_NUM_THREADS": "1"})
+    resumed = hosts.start(
+        [str(SYRTOS), "resume", str(faulty / "run")], env={"OMP_NUM_THREADS": "1"}
+    )
     count = steps(faulty)
     until(lambda: steps(faulty) > count + 4)
     os.kill(hosts.first_pids[1], signal.SIGKILL)
@@ -118,7 +120,15 @@ def test_nothing_is_left_on_hosts_when_the_launcher_ends(
         "import sys, time, syrtos\nsyrtos.init()\nopen(f'{sys.argv[1]}/{syrtos.rank()}', 'w').close()\ntime.sleep(600)\n"
     )
     run = hosts.start(
-        [str(SYRTOS), "run", *hosts.flags(1), "--run-dir", str(tmp_path / "run"), str(script), str(tmp_path)]
+        [
+            str(SYRTOS),
+            "run",
+            *hosts.flags(1),
+            "--run-dir",
+            str(tmp_path / "run"),
+            str(script),
+            str(tmp_path),
+        ]
     )
     until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
     hosts.signal(run, number)

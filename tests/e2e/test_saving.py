@@ -15,7 +15,16 @@ from backends import run
 
 SYRTOS = Path(sys.executable).with_name("syrtos")
 SCRIPT = Path(__file__).parent / "scripts" / "saving_checks.py"
-CHECKS = ("functions", "tensorflow", "errors", "data_sets", "own_folders", "fetched", "unasked", "guarded")
+CHECKS = (
+    "functions",
+    "tensorflow",
+    "errors",
+    "data_sets",
+    "own_folders",
+    "fetched",
+    "unasked",
+    "guarded",
+)
 
 
 class _Slow(http.server.BaseHTTPRequestHandler):
@@ -61,7 +70,16 @@ def server() -> Iterator[http.server.ThreadingHTTPServer]:
 def test_files_are_written_once_and_read_whole(
     tmp_path: Path, server: http.server.ThreadingHTTPServer, kind: str, checks: tuple[str, ...]
 ) -> None:
-    command = [str(SYRTOS), "run", "-n", "2", "--oversubscribe", "--run-dir", str(tmp_path / "run"), str(SCRIPT)]
+    command = [
+        str(SYRTOS),
+        "run",
+        "-n",
+        "2",
+        "--oversubscribe",
+        "--run-dir",
+        str(tmp_path / "run"),
+        str(SCRIPT),
+    ]
     url = f"http://127.0.0.1:{server.server_address[1]}/file"
     (tmp_path / "files").mkdir()
     done = subprocess.run(

@@ -40,7 +40,9 @@ model.fit(x, x.sum(1), batch_size=8, epochs=3, callbacks=[WaitsToBeSeen()], verb
 def scraped(server: Server) -> dict[str, dict[tuple[str, ...], float]]:
     """Values by name and labels' values."""
     headers = {"Authorization": f"Bearer {token(server.service.home)}"}
-    with urllib.request.urlopen(urllib.request.Request(f"{server.url}/metrics", headers=headers)) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{server.url}/metrics", headers=headers)
+    ) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for sample in (sample for family in families for sample in family.samples):
@@ -66,7 +68,9 @@ def test_a_job_that_trains(tmp_path: Path) -> None:
         script = tmp_path / "train.py"
         script.write_text(TRAINING)
         seen = tmp_path / "seen"
-        estimator = Estimator(script, home=home.path, instance_count=2, hyperparameters={"go-on": str(seen)})
+        estimator = Estimator(
+            script, home=home.path, instance_count=2, hyperparameters={"go-on": str(seen)}
+        )
         estimator.create(server.service, job_name="job")
         two_epochs = {("job",): 16.0}
         until(server, lambda: scraped(server).get("syrtos_training_steps_total") == two_epochs)
@@ -90,20 +94,37 @@ def test_a_job_that_trains(tmp_path: Path) -> None:
 
 def check_cloudwatch(server: Server) -> None:
     access, secret = server.service.home.keys()
-    keys: Any = {"aws_access_key_id": access, "aws_secret_access_key": secret, "region_name": "us-west-2"}
+    keys: Any = {
+        "aws_access_key_id": access,
+        "aws_secret_access_key": secret,
+        "region_name": "us-west-2",
+    }
     cloudwatch = boto3.client("cloudwatch", endpoint_url=server.url, **keys)
     listed = [
-        (m["Dimensions"][0]["Value"], m["MetricName"]) for m in cloudwatch.list_metrics(Namespace=GROUP)["Metrics"]
+        (m["Dimensions"][0]["Value"], m["MetricName"])
+        for m in cloudwatch.list_metrics(Namespace=GROUP)["Metrics"]
     ]
-    instances = [(f"job/algo-{k}", name) for k in (1, 2) for name in ("CPUUtilization", "MemoryUtilization")]
-    assert [pair for pair in listed if not pair[1].startswith("GPU")] == [("job", "loss"), *instances]
+    instances = [
+        (f"job/algo-{k}", name) for k in (1, 2) for name in ("CPUUtilization", "MemoryUtilization")
+    ]
+    assert [pair for pair in listed if not pair[1].startswith("GPU")] == [
+        ("job", "loss"),
+        *instances,
+    ]
     now = datetime.datetime.now(datetime.UTC)
     for metric, count in (("loss", 3), ("CPUUtilization", None)):
         (dimensions,) = [
-            m["Dimensions"] for m in cloudwatch.list_metrics(MetricName=metric)["Metrics"] if "algo-2" not in str(m)
+            m["Dimensions"]
+            for m in cloudwatch.list_metrics(MetricName=metric)["Metrics"]
+            if "algo-2" not in str(m)
         ]
         asked = {"Namespace": GROUP, "MetricName": metric, "Dimensions": dimensions, "Period": 3600}
-        times = {"StartTime": now - datetime.timedelta(hours=1), "EndTime": now + datetime.timedelta(minutes=1)}
-        points = cloudwatch.get_metric_statistics(**asked, **times, Statistics=["SampleCount", "Average"])["Datapoints"]
+        times = {
+            "StartTime": now - datetime.timedelta(hours=1),
+            "EndTime": now + datetime.timedelta(minutes=1),
+        }
+        points = cloudwatch.get_metric_statistics(
+            **asked, **times, Statistics=["SampleCount", "Average"]
+        )["Datapoints"]
         assert count is None or sum(point["SampleCount"] for point in points) == count
         assert all(point["Average"] > 0 for point in points)

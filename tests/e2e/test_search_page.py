@@ -23,7 +23,9 @@ from syrtos.jobs.tuning.operations import Operations
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 expect = sync_api.expect
@@ -37,8 +39,12 @@ if given["--kind"] == "bad": raise ValueError("a bad kind")
 print("val_loss:", float(given["--lr"]))
 """
 RANGES = {
-    "ContinuousParameterRanges": [{"Name": "lr", "MinValue": "1e-4", "MaxValue": "1e-1", "ScalingType": "Logarithmic"}],
-    "CategoricalParameterRanges": [{"Name": "kind", "Values": ['"good"', '"bad"', '"<b>bold</b>"']}],
+    "ContinuousParameterRanges": [
+        {"Name": "lr", "MinValue": "1e-4", "MaxValue": "1e-1", "ScalingType": "Logarithmic"}
+    ],
+    "CategoricalParameterRanges": [
+        {"Name": "kind", "Values": ['"good"', '"bad"', '"<b>bold</b>"']}
+    ],
 }
 
 
@@ -63,13 +69,18 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(params=["light", pytest.param("dark", marks=pytest.mark.long)])
 def page(browser: Browser, server: Server, request: pytest.FixtureRequest) -> Iterator[Page]:
     """A page on which nothing may go wrong, and from which no request may leave the service."""
-    context = browser.new_context(viewport={"width": 1240, "height": 900}, color_scheme=request.param)
+    context = browser.new_context(
+        viewport={"width": 1240, "height": 900}, color_scheme=request.param
+    )
     found, wrong = context.new_page(), []
     found.on(
         "console", lambda message: wrong.append(message.text) if "404" not in message.text else None
     )  # asked for on purpose
     found.on("pageerror", lambda error: wrong.append(str(error)))
-    found.on("request", lambda asked: None if asked.url.startswith(server.url + "/") else wrong.append(asked.url))
+    found.on(
+        "request",
+        lambda asked: None if asked.url.startswith(server.url + "/") else wrong.append(asked.url),
+    )
     found.goto(f"{server.url}/?token={token(server.service.home)}")
     yield found
     context.close()
@@ -89,15 +100,21 @@ def search(server: Server, tmp_path: Path) -> tuple[str, Path]:
         "ParameterRanges": RANGES,
         "RandomSeed": 1,
     }
-    estimator = Estimator(tmp_path / "trial.py", home=server.service.home.path, hyperparameters={"wait": str(wait)})
-    asked = SearchFile(name, {}, None, config).request(estimator.request(server.service, None, name))
+    estimator = Estimator(
+        tmp_path / "trial.py", home=server.service.home.path, hyperparameters={"wait": str(wait)}
+    )
+    asked = SearchFile(name, {}, None, config).request(
+        estimator.request(server.service, None, name)
+    )
     Operations(server.service).create_hyper_parameter_tuning_job(asked)
     server.tuning.wake()
     return name, wait
 
 
 @pytest.mark.long
-def test_a_search_from_its_begin_to_its_end(server: Server, page: Page, search: tuple[str, Path]) -> None:
+def test_a_search_from_its_begin_to_its_end(
+    server: Server, page: Page, search: tuple[str, Path]
+) -> None:
     name, wait = search
     link = page.locator(f"#searches a[data-name={name}]")
     expect(link).to_contain_text("0 of 8 trials")
@@ -117,7 +134,9 @@ def test_a_search_from_its_begin_to_its_end(server: Server, page: Page, search: 
     failed = sum(trial.status == "Failed" for trial in trials)
     assert 0 < failed < 8
     expect(page.locator("#search-progress")).to_contain_text(f"{failed} failed")
-    best = min((trial for trial in trials if trial.has_succeeded), key=lambda trial: trial.objective or 0.0)
+    best = min(
+        (trial for trial in trials if trial.has_succeeded), key=lambda trial: trial.objective or 0.0
+    )
     expect(page.locator("#search-best")).to_contain_text(best.name)
     check_table(page, best.number)
     check_charts(page, 8 - failed)

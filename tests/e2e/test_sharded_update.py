@@ -37,19 +37,29 @@ def check_close(found: Any, expected: Any) -> None:
     for name in ("losses", "weights"):
         assert found[name] == pytest.approx(expected[name], rel=2e-5)
     assert [v[:2] for v in found["optimizer"]] == [v[:2] for v in expected["optimizer"]]
-    assert [v[2] for v in found["optimizer"]] == pytest.approx([v[2] for v in expected["optimizer"]], rel=1e-4)
+    assert [v[2] for v in found["optimizer"]] == pytest.approx(
+        [v[2] for v in expected["optimizer"]], rel=1e-4
+    )
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
-def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
+def alone(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Any]:
     """A backend, and what one process gives."""
-    return request.param, train(tmp_path_factory.mktemp("alone"), "plain", backend=request.param, workers=1)
+    return request.param, train(
+        tmp_path_factory.mktemp("alone"), "plain", backend=request.param, workers=1
+    )
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.long)])
-def test_it_trains_saves_and_loads_as_one_process_does(tmp_path: Path, alone: tuple[str, Any], workers: int) -> None:
+def test_it_trains_saves_and_loads_as_one_process_does(
+    tmp_path: Path, alone: tuple[str, Any], workers: int
+) -> None:
     backend, expected = alone
-    check_close(train(tmp_path, "plain", "--shard-update", backend=backend, workers=workers), expected)
+    check_close(
+        train(tmp_path, "plain", "--shard-update", backend=backend, workers=workers), expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +69,9 @@ def test_it_trains_saves_and_loads_as_one_process_does(tmp_path: Path, alone: tu
         pytest.param("tensorflow", "each", (), marks=pytest.mark.long),
         pytest.param("torch", "plain", (), marks=pytest.mark.long),
         pytest.param("torch", "each", (), marks=pytest.mark.long),
-        pytest.param("torch", "each", ("--exchange", "framework"), marks=pytest.mark.long),  # which sums all
+        pytest.param(
+            "torch", "each", ("--exchange", "framework"), marks=pytest.mark.long
+        ),  # which sums all
     ],
 )
 def test_between_hosts_each_worker_sums_its_parts(
@@ -84,7 +96,10 @@ def test_between_hosts_each_worker_sums_its_parts(
         command = [str(SYRTOS), "run", *options, str(SCRIPT), str(folder / "files"), how]
         done = hosts.run(command, env={**ENV, "KERAS_BACKEND": backend})
     assert done.returncode == 0, done.stdout + done.stderr
-    check_close(json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{"))), expected)
+    check_close(
+        json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{"))),
+        expected,
+    )
 
 
 @pytest.mark.long
@@ -95,8 +110,19 @@ def test_between_hosts_no_more_bytes_are_sent(backend: str) -> None:
     with netns.two_hosts_or_skip(None) as hosts:
         for flags in ((), ("--shard-update",)):
             before = hosts.sent_bytes(0)
-            options = [*hosts.flags(1), *flags, "--max-restarts", "0", "--check-every", "0", "--env", "KERAS_BACKEND"]
-            done = hosts.run([str(SYRTOS), "run", *options, str(LARGE)], env={**ENV, "KERAS_BACKEND": backend})
+            options = [
+                *hosts.flags(1),
+                *flags,
+                "--max-restarts",
+                "0",
+                "--check-every",
+                "0",
+                "--env",
+                "KERAS_BACKEND",
+            ]
+            done = hosts.run(
+                [str(SYRTOS), "run", *options, str(LARGE)], env={**ENV, "KERAS_BACKEND": backend}
+            )
             assert done.returncode == 0, done.stderr
             sent[flags] = (hosts.sent_bytes(0) - before) / 1e6
     assert sent[()] > 8 * 20 * 0.9
@@ -104,7 +130,8 @@ def test_between_hosts_no_more_bytes_are_sent(backend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "backend", [pytest.param(name, marks=pytest.mark.long) for name in ("tensorflow", "torch", "jax")]
+    "backend",
+    [pytest.param(name, marks=pytest.mark.long) for name in ("tensorflow", "torch", "jax")],
 )
 def test_after_a_kill_the_result_is_the_same(tmp_path: Path, backend: str) -> None:
     whole = train(tmp_path / "whole", "plain", "--shard-update", backend=backend)
@@ -113,7 +140,9 @@ def test_after_a_kill_the_result_is_the_same(tmp_path: Path, backend: str) -> No
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", pytest.param("torch", marks=pytest.mark.long)])
-def test_weights_that_a_script_changes_in_place_are_changed_once(tmp_path: Path, backend: str) -> None:
+def test_weights_that_a_script_changes_in_place_are_changed_once(
+    tmp_path: Path, backend: str
+) -> None:
     """On TensorFlow they lie in memory that the workers share."""
     expected = train(tmp_path / "alone", "changed", backend=backend, workers=1)
     check_close(train(tmp_path / "shared", "changed", "--shard-update", backend=backend), expected)
@@ -136,7 +165,8 @@ def test_what_a_script_has_split_on_jax_stays_so(tmp_path: Path) -> None:
         "print('parts', [part.data.shape for v in slots for part in v.value.addressable_shards])\n"
     )
     done = forking.run(
-        forking.syrtos_run(tmp_path / "run", 2, script, flags=("--shard-update",)), {**ENV, "KERAS_BACKEND": "jax"}
+        forking.syrtos_run(tmp_path / "run", 2, script, flags=("--shard-update",)),
+        {**ENV, "KERAS_BACKEND": "jax"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "parts [(12, 32), (12, 32)]" in done.stdout
@@ -151,11 +181,16 @@ def test_what_a_script_has_split_on_jax_stays_so(tmp_path: Path) -> None:
         ("", {"TF_USE_LEGACY_KERAS": "1"}, "`--shard-update` does not work with Keras 2"),
     ],
 )
-def test_where_it_has_no_meaning_it_is_refused(tmp_path: Path, flags: str, env: dict[str, str], says: str) -> None:
+def test_where_it_has_no_meaning_it_is_refused(
+    tmp_path: Path, flags: str, env: dict[str, str], says: str
+) -> None:
     script = tmp_path / "script.py"
-    script.write_text("import os, keras\nif os.environ.get('TF_USE_LEGACY_KERAS'):\n    import tf_keras\n")
+    script.write_text(
+        "import os, keras\nif os.environ.get('TF_USE_LEGACY_KERAS'):\n    import tf_keras\n"
+    )
     done = forking.run(
-        forking.syrtos_run(tmp_path / "run", 2, script, flags=("--shard-update", *flags.split())), {**ENV, **env}
+        forking.syrtos_run(tmp_path / "run", 2, script, flags=("--shard-update", *flags.split())),
+        {**ENV, **env},
     )
     assert done.returncode != 0
     assert says in done.stdout + done.stderr

@@ -26,7 +26,9 @@ ENV = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THRE
 pytestmark = pytest.mark.slow
 
 
-def train(folder: Path, way: str, *words: object, backend: str = "tensorflow", workers: int = 2) -> Any:
+def train(
+    folder: Path, way: str, *words: object, backend: str = "tensorflow", workers: int = 2
+) -> Any:
     command = forking.syrtos_run(folder / "run", workers, SCRIPT, *words, flags=way.split())
     return _result(forking.run(command, {**ENV, "KERAS_BACKEND": backend}))
 
@@ -36,10 +38,16 @@ def _result(done: Any) -> Any:
     return json.loads(next(line for line in done.stdout.splitlines() if line[:1] in "[{0123456789"))
 
 
-@pytest.fixture(scope="module", params=["tensorflow", pytest.param("torch", marks=pytest.mark.long)])
-def learnt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float]]:
+@pytest.fixture(
+    scope="module", params=["tensorflow", pytest.param("torch", marks=pytest.mark.long)]
+)
+def learnt(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, list[float]]:
     """A backend, and the validation losses of three seeds where gradients are exchanged as they are."""
-    return request.param, train(tmp_path_factory.mktemp("plain"), "", "digits", backend=request.param)
+    return request.param, train(
+        tmp_path_factory.mktemp("plain"), "", "digits", backend=request.param
+    )
 
 
 @pytest.mark.timeout(400)
@@ -101,7 +109,9 @@ def test_all_stop_at_the_next_meeting(tmp_path: Path, backend: str) -> None:
         pytest.param("stopped", "jax", "on TensorFlow and torch", marks=pytest.mark.long),
     ],
 )  # fmt: skip
-def test_what_can_t_train_alone_is_refused(tmp_path: Path, mode: str, backend: str, says: str) -> None:
+def test_what_can_t_train_alone_is_refused(
+    tmp_path: Path, mode: str, backend: str, says: str
+) -> None:
     command = forking.syrtos_run(tmp_path, 2, SCRIPT, mode, flags=["--sync-every", "4"])
     done = forking.run(command, {**ENV, "KERAS_BACKEND": backend})
     assert done.returncode != 0
@@ -109,11 +119,17 @@ def test_what_can_t_train_alone_is_refused(tmp_path: Path, mode: str, backend: s
 
 
 # Of a gradient of four bytes a number; MPI and TCP add to it.
-SENT = {"--compress bf16": (0.45, 0.6), "--compress powersgd:4": (0.0, 0.1), "--sync-every 8": (0.0, 0.2)}
+SENT = {
+    "--compress bf16": (0.45, 0.6),
+    "--compress powersgd:4": (0.0, 0.1),
+    "--sync-every 8": (0.0, 0.2),
+}
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("way", [way if "bf16" in way else pytest.param(way, marks=pytest.mark.long) for way in SENT])
+@pytest.mark.parametrize(
+    "way", [way if "bf16" in way else pytest.param(way, marks=pytest.mark.long) for way in SENT]
+)
 def test_fewer_bytes_are_sent(way: str) -> None:
     """32 steps of 1M numbers between two hosts."""
     least, most = SENT[way]

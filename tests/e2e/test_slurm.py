@@ -37,7 +37,17 @@ def start(cluster: slurm.Slurm, folder: Path, *command: str) -> subprocess.Popen
 
 
 def on_slurm(cluster: slurm.Slurm, folder: Path, *options: str) -> subprocess.Popen[str]:
-    words = ["--on", "slurm", "-n", "3", "--with", "ntasks-per-node=1", "--run-dir", "run", *options]
+    words = [
+        "--on",
+        "slurm",
+        "-n",
+        "3",
+        "--with",
+        "ntasks-per-node=1",
+        "--run-dir",
+        "run",
+        *options,
+    ]
     return start(cluster, folder, *RUN, *words, str(pauses.SCRIPT), ".")
 
 
@@ -45,7 +55,9 @@ def output_of(process: subprocess.Popen[str]) -> str:
     return process.communicate(timeout=600)[0]
 
 
-def output_of_requeued(cluster: slurm.Slurm, folder: Path, job: str, run: subprocess.Popen[str]) -> str:
+def output_of_requeued(
+    cluster: slurm.Slurm, folder: Path, job: str, run: subprocess.Popen[str]
+) -> str:
     """What a run has printed whose job goes back into the queue and then to its end."""
     pauses.wait_for(lambda: cluster.fact(job, "Restarts") == "1")
     (folder / "go").touch()
@@ -59,14 +71,21 @@ def output_of_requeued(cluster: slurm.Slurm, folder: Path, job: str, run: subpro
 def pids_of_agents(node: str) -> list[int]:
     """The processes of `srun` that have started an agent on a node."""
     done = subprocess.run(
-        ["pgrep", "-f", f"srun --unbuffered .* -w {node} "], capture_output=True, text=True, check=False
+        ["pgrep", "-f", f"srun --unbuffered .* -w {node} "],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return [int(pid) for pid in done.stdout.split()]
 
 
 @pytest.mark.long  # `test_recovery_on_hosts` loses a host in the middle of a run
-def test_an_allocation_whose_node_is_lost(cluster: slurm.Slurm, tmp_path: Path, expected: str) -> None:
-    run = start(cluster, tmp_path, "salloc", "-N3", "-n3", *RUN, "--run-dir", "run", str(pauses.SCRIPT), ".")
+def test_an_allocation_whose_node_is_lost(
+    cluster: slurm.Slurm, tmp_path: Path, expected: str
+) -> None:
+    run = start(
+        cluster, tmp_path, "salloc", "-N3", "-n3", *RUN, "--run-dir", "run", str(pauses.SCRIPT), "."
+    )
     pauses.wait_for((tmp_path / "reached").exists)
     for pid in pids_of_agents("n3"):
         os.kill(pid, signal.SIGKILL)
@@ -91,7 +110,9 @@ def test_a_batch_job_before_its_time_limit_goes_back_into_the_queue(
     assert pauses.weights_of(said) == expected
 
 
-def test_a_job_that_is_more_urgent_preempts(cluster: slurm.Slurm, tmp_path: Path, expected: str) -> None:
+def test_a_job_that_is_more_urgent_preempts(
+    cluster: slurm.Slurm, tmp_path: Path, expected: str
+) -> None:
     run = on_slurm(cluster, tmp_path)
     pauses.wait_for((tmp_path / "reached").exists)
     (job,) = cluster.jobs()
@@ -105,7 +126,9 @@ def test_detached(cluster: slurm.Slurm, tmp_path: Path) -> None:
     submitted = on_slurm(cluster, tmp_path, "--detach")
     assert "run" in output_of(submitted)
     pauses.wait_for((tmp_path / "reached").exists)
-    assert "run: running" in output_of(start(cluster, tmp_path, str(pauses.SYRTOS), "status", "run"))
+    assert "run: running" in output_of(
+        start(cluster, tmp_path, str(pauses.SYRTOS), "status", "run")
+    )
     assert "epoch 3\n" in output_of(start(cluster, tmp_path, str(pauses.SYRTOS), "logs", "run"))
     output_of(start(cluster, tmp_path, str(pauses.SYRTOS), "stop", "run"))
     said = output_of(start(cluster, tmp_path, str(pauses.SYRTOS), "logs", "-f", "run"))
@@ -118,7 +141,9 @@ def test_detached(cluster: slurm.Slurm, tmp_path: Path) -> None:
 @pytest.mark.long  # `test_detached` follows a job, unit tests the logs of several
 def test_an_array_is_followed(cluster: slurm.Slurm, tmp_path: Path) -> None:
     script = tmp_path / "task.py"
-    script.write_text('import os, syrtos\nsyrtos.init()\nprint("task", os.environ["SLURM_ARRAY_TASK_ID"])\n')
+    script.write_text(
+        'import os, syrtos\nsyrtos.init()\nprint("task", os.environ["SLURM_ARRAY_TASK_ID"])\n'
+    )
     words = ("--on", "slurm", "-n", "2", "--with", "array=0-2", "--run-dir", "run", str(script))
     run = start(cluster, tmp_path, *RUN, *words)
     said = output_of(run)

@@ -57,8 +57,17 @@ def on_hosts(
 
 @pytest.mark.root
 @pytest.mark.long  # `test_recovery_on_hosts` compares such a run too
-def test_two_hosts_train_like_one_process(hosts: netns.Hosts, alone: dict[str, Any], tmp_path: Path) -> None:
-    done = on_hosts(hosts, 2, "--run-dir", str(tmp_path / "run"), str(SCRIPTS / "train.py"), str(tmp_path / "out.json"))
+def test_two_hosts_train_like_one_process(
+    hosts: netns.Hosts, alone: dict[str, Any], tmp_path: Path
+) -> None:
+    done = on_hosts(
+        hosts,
+        2,
+        "--run-dir",
+        str(tmp_path / "run"),
+        str(SCRIPTS / "train.py"),
+        str(tmp_path / "out.json"),
+    )
     assert done.returncode == 0, done.stderr
     equal(tmp_path / "out.json", alone)
     assert "done" in done.stdout
@@ -79,7 +88,13 @@ def test_two_hosts_train_like_one_process_on_other_backends(
     hosts: netns.Hosts, backend: str, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Where the framework exchanges, its own sockets reach the other host."""
-    words = ("--run-dir", str(tmp_path / "run"), *flags, str(SCRIPTS / "train.py"), str(tmp_path / "out.json"))
+    words = (
+        "--run-dir",
+        str(tmp_path / "run"),
+        *flags,
+        str(SCRIPTS / "train.py"),
+        str(tmp_path / "out.json"),
+    )
     done = on_hosts(hosts, 1, *words, backend=backend)
     assert done.returncode == 0, done.stderr
     equal(tmp_path / "out.json", trained_alone(backend, tmp_path))
@@ -98,26 +113,46 @@ def test_two_hosts_train_like_one_process_on_other_backends(
 def test_a_killed_worker_ends_the_other_host_where_the_framework_exchanges(
     hosts: netns.Hosts, backend: str, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    words = ("--run-dir", str(tmp_path / "run"), *flags, str(SCRIPTS / "backend_ends.py"), "SIGKILL", "1")
+    words = (
+        "--run-dir",
+        str(tmp_path / "run"),
+        *flags,
+        str(SCRIPTS / "backend_ends.py"),
+        "SIGKILL",
+        "1",
+    )
     done = on_hosts(hosts, 1, *words, backend=backend)
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
     assert f"rank 1 on {hosts.names[1]} ended first" in done.stderr
-    assert [line for host in (0, 1) for line in hosts.processes(host) if "backend_ends" in line] == []
+    assert [
+        line for host in (0, 1) for line in hosts.processes(host) if "backend_ends" in line
+    ] == []
 
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.parametrize("slots", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.timing)])
+@pytest.mark.parametrize(
+    "slots", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.timing)]
+)
 def test_exchange_fills_the_link(hosts: netns.Hosts, slots: int, tmp_path: Path) -> None:
     """At least 90 % of line rate; measured again if something else was busy, and not judged where sockets don't reach it either."""
     reached = 0.0
     for _ in range(4):
         before = hosts.sent_bytes(0)
-        done = on_hosts(hosts, slots, "--run-dir", str(tmp_path / "run"), str(Path(__file__).parent / "wire.py"), "64")
+        done = on_hosts(
+            hosts,
+            slots,
+            "--run-dir",
+            str(tmp_path / "run"),
+            str(Path(__file__).parent / "wire.py"),
+            "64",
+        )
         assert done.returncode == 0, done.stderr
         result = json.loads(done.stdout)
         assert result["hosts"] == 2
-        assert hosts.sent_bytes(0) - before > 6 * result["bytes"], "the exchange did not cross the link"
+        assert hosts.sent_bytes(0) - before > 6 * result["bytes"], (
+            "the exchange did not cross the link"
+        )
         reached = max(reached, result["bytes"] / result["seconds"] / LINE_RATE)
         if reached >= 0.9:
             return
@@ -141,10 +176,14 @@ def plain_sockets(hosts: netns.Hosts) -> float:
 
 
 @pytest.mark.root
-def test_a_worker_of_another_host_that_ends_without_a_word(hosts: netns.Hosts, tmp_path: Path) -> None:
+def test_a_worker_of_another_host_that_ends_without_a_word(
+    hosts: netns.Hosts, tmp_path: Path
+) -> None:
     """MPI's launcher would let the others wait for it."""
     script = tmp_path / "vanishes.py"
-    script.write_text("import os, syrtos\nsyrtos.init()\nif syrtos.rank() == 1:\n    os._exit(0)\nsyrtos.barrier()\n")
+    script.write_text(
+        "import os, syrtos\nsyrtos.init()\nif syrtos.rank() == 1:\n    os._exit(0)\nsyrtos.barrier()\n"
+    )
     done = on_hosts(hosts, 1, "--run-dir", str(tmp_path / "run"), str(script))
     assert done.returncode == 1, done.stderr
     assert f"rank 1 on {hosts.names[1]} ended first" in done.stderr
@@ -173,7 +212,9 @@ def test_unreachable_hosts_are_explained(hosts: netns.Hosts, tmp_path: Path) -> 
 def test_refused_ssh_is_explained(tmp_path: Path) -> None:
     with netns.two_hosts_or_skip(None) as pair:
         pair.stop_sshd(1)
-        done = on_hosts(pair, 1, "--run-dir", str(tmp_path / "run"), str(SCRIPTS / "train.py"), "x", timeout=300)
+        done = on_hosts(
+            pair, 1, "--run-dir", str(tmp_path / "run"), str(SCRIPTS / "train.py"), "x", timeout=300
+        )
     assert done.returncode != 0
     assert "Connection refused" in done.stderr
     assert "reachable by `ssh" in done.stderr
@@ -194,7 +235,9 @@ def test_mpiexec(alone: dict[str, Any], tmp_path: Path) -> None:
         str(SCRIPTS / "train.py"),
         str(tmp_path / "o.json"),
     ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     equal(tmp_path / "o.json", alone)
     logs = sorted(path.name for path in tmp_path.glob("runs/*/logs/*"))
@@ -208,7 +251,9 @@ def test_mpiexec_shows_plain_text(tmp_path: Path, fails: bool) -> None:
         f"import syrtos\nsyrtos.init()\nif {fails} and syrtos.rank() == 1:\n    raise ValueError('the moon is full')\nsyrtos.barrier()\n"
     )
     command = [str(BIN / "mpiexec"), "-n", "2", sys.executable, "-m", "syrtos", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
     (logs,) = tmp_path.glob("runs/*/logs")
     assert "\x1e" not in done.stdout + done.stderr
     assert '"kind"' not in done.stdout + done.stderr
@@ -227,7 +272,17 @@ def test_slurm_step(alone: dict[str, Any], tmp_path: Path) -> None:
     script = [str(SCRIPTS / "train.py"), str(tmp_path / "o.json")]
     with slurm.cluster(nodes=2) as cluster:
         done = cluster.srun(
-            ["--mpi=pmi2", "-N2", "-n4", "--ntasks-per-node=2", sys.executable, "-m", "syrtos", *script], timeout=150
+            [
+                "--mpi=pmi2",
+                "-N2",
+                "-n4",
+                "--ntasks-per-node=2",
+                sys.executable,
+                "-m",
+                "syrtos",
+                *script,
+            ],
+            timeout=150,
         )
         assert done.returncode == 0, done.stderr
         equal(tmp_path / "o.json", alone)
@@ -240,7 +295,9 @@ def test_another_mpi_is_explained(tmp_path: Path) -> None:
     """Its variables are all that can be had here: inside it our MPI would abort without a word of why."""
     env = {**os.environ, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}
     command = [sys.executable, "-m", "syrtos", str(SCRIPTS / "train.py"), str(tmp_path / "o.json")]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode != 0
     assert "Open MPI's mpirun" in done.stderr
     assert "syrtos run -n 4" in done.stderr

@@ -46,10 +46,14 @@ open(f"{model}/{syrtos.rank()}", "w").close()
 """
 
 
-def submit(folder: Path, *words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def submit(
+    folder: Path, *words: str, before: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "SYRTOS_HOME": str(folder / "home")}
     command = [*before, sys.executable, "-m", "syrtos", "submit", *words]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def model_of(folder: Path) -> Path:
@@ -93,12 +97,16 @@ def test_an_instance_that_ends_without_a_word_fails_the_job(tmp_path: Path) -> N
     ended = submit(tmp_path, "train.py", "--instances", "2")
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert " failed. AlgorithmError" in ended.stderr
-    assert "ended with exit code 0 before its script had come to its end" in ended.stderr + ended.stdout
+    assert (
+        "ended with exit code 0 before its script had come to its end"
+        in ended.stderr + ended.stdout
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("jax", "torch"))]
+    "backend",
+    ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("jax", "torch"))],
 )
 def test_two_instances_train_to_the_weights_of_two_workers(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
@@ -110,14 +118,31 @@ def test_two_instances_train_to_the_weights_of_two_workers(
     (tmp_path / "data").mkdir()
     rows = np.random.default_rng(0).random((200, 5))
     np.savetxt(tmp_path / "data" / "rows.csv", rows, delimiter=",")
-    done = submit(tmp_path, "train.py", "--instances", "2", "--hp", "epochs=2", "--channel", "train=data")
+    done = submit(
+        tmp_path, "train.py", "--instances", "2", "--hp", "epochs=2", "--channel", "train=data"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "algo-1 | Epoch 2/2" in done.stdout
     with tarfile.open(model_of(tmp_path)) as archive:
         archive.extractall(tmp_path / "job", filter="data")
     (tmp_path / "plain").mkdir()
-    env = {**os.environ, "SM_CHANNEL_TRAIN": str(tmp_path / "data"), "SM_MODEL_DIR": str(tmp_path / "plain")}
-    run = [sys.executable, "-m", "syrtos", "run", "-n", "2", "--oversubscribe", "train.py", "--epochs", "2"]
+    env = {
+        **os.environ,
+        "SM_CHANNEL_TRAIN": str(tmp_path / "data"),
+        "SM_MODEL_DIR": str(tmp_path / "plain"),
+    }
+    run = [
+        sys.executable,
+        "-m",
+        "syrtos",
+        "run",
+        "-n",
+        "2",
+        "--oversubscribe",
+        "train.py",
+        "--epochs",
+        "2",
+    ]
     subprocess.run(run, cwd=tmp_path, env=env, check=True, capture_output=True)
     load: Any = keras.models.load_model
     weights = [load(tmp_path / name / "model.keras").get_weights() for name in ("job", "plain")]
@@ -142,11 +167,16 @@ def test_a_worker_that_dies_is_started_again_if_the_job_asks_for_retries(tmp_pat
         with h5py.File(folder / "model" / "model.weights.h5") as file:
             found: list[Any] = []
             file.visititems(
-                lambda _, item, found=found: found.append(item[()]) if isinstance(item, h5py.Dataset) else None
+                lambda _, item, found=found: (
+                    found.append(item[()]) if isinstance(item, h5py.Dataset) else None
+                )
             )
         weights.append(np.concatenate([np.ravel(one) for one in found]).tobytes())
     assert weights[0] == weights[1]
-    assert re.search(r"algo-1 \| syrtos: rank 1 .* was ended by SIGKILL .* Generation 2 goes on from step", done.stdout)
+    assert re.search(
+        r"algo-1 \| syrtos: rank 1 .* was ended by SIGKILL .* Generation 2 goes on from step",
+        done.stdout,
+    )
     home = Home(tmp_path / "dies" / "home")
     ((job,), _) = Store(home.database).find([], [columns.created], 0, 2)
     statuses = [transition["Status"] for transition in job.state.transitions]
@@ -171,7 +201,16 @@ def test_a_yaml_file_says_what_a_job_is(tmp_path: Path) -> None:
     )
     done = submit(tmp_path, "job.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
-    expected = ["--batch-size", "3", "--flag", "True", "--layers", "[1, 2]", "--text", 'it\'s "quoted"']
+    expected = [
+        "--batch-size",
+        "3",
+        "--flag",
+        "True",
+        "--layers",
+        "[1, 2]",
+        "--text",
+        'it\'s "quoted"',
+    ]
     assert f"algo-1 | helped {expected}" in done.stdout
 
 
@@ -179,7 +218,9 @@ def test_a_yaml_file_says_what_a_job_is(tmp_path: Path) -> None:
 def test_instances_are_hosts_with_paths_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "facts.py").write_text(FACTS)
     done = submit(tmp_path, "facts.py", "--instances", "2")
-    assert "algo-1 | facts algo-1 /opt/ml/model 0 2 0 algo-1" in done.stdout, done.stdout + done.stderr
+    assert "algo-1 | facts algo-1 /opt/ml/model 0 2 0 algo-1" in done.stdout, (
+        done.stdout + done.stderr
+    )
     assert "algo-2 | facts algo-2 /opt/ml/model 1 2 1 algo-2" in done.stdout
 
 
@@ -209,7 +250,9 @@ def test_a_hyperparameter_that_the_script_has_dropped_is_named(tmp_path: Path) -
         "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--epochs')\n"
         "args, _ = parser.parse_known_args()\nprint('epochs', args.epochs)\n"
     )
-    (tmp_path / "job.yaml").write_text("entry_point: train.py\nhyperparameters: {epochs: 3, batch-sise: 8}\n")
+    (tmp_path / "job.yaml").write_text(
+        "entry_point: train.py\nhyperparameters: {epochs: 3, batch-sise: 8}\n"
+    )
     ended = submit(tmp_path, "job.yaml")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "hyperparameter `batch-sise` was never read by the script" in ended.stdout + ended.stderr
@@ -217,17 +260,25 @@ def test_a_hyperparameter_that_the_script_has_dropped_is_named(tmp_path: Path) -
 
 
 def test_ctrl_c_ends_the_job_and_all_its_processes(tmp_path: Path) -> None:
-    (tmp_path / "loop.py").write_text("import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.1)")
+    (tmp_path / "loop.py").write_text(
+        "import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.1)"
+    )
     env = {**os.environ, "SYRTOS_HOME": str(tmp_path / "home")}
     command = [sys.executable, "-m", "syrtos", "submit", "loop.py", "--instances", "2"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     assert process.stdout is not None
     assert b"ready" in process.stdout.readline()
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 130
-    assert time.monotonic() - began < 10 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
-    left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert time.monotonic() - began < 10 * max(
+        1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))
+    )
+    left = subprocess.run(
+        ["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False
+    )
     assert left.stdout == ""
 
 
@@ -293,14 +344,18 @@ LONG_JOBS = ("strategies", "TF_CONFIG")
 
 
 @pytest.fixture(scope="module")
-def run_job(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], subprocess.CompletedProcess[str]]:
+def run_job(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], subprocess.CompletedProcess[str]]:
     """Runs one of `JOBS`, when it is first asked for."""
 
     @functools.cache
     def run(job: str) -> subprocess.CompletedProcess[str]:
         folder = tmp_path_factory.mktemp("job")
         (folder / "documents.py").write_text(DOCUMENTS.read_text())
-        return submit(folder, "documents.py", "--instances", "2", "--hp", f"checks={','.join(JOBS[job])}")
+        return submit(
+            folder, "documents.py", "--instances", "2", "--hp", f"checks={','.join(JOBS[job])}"
+        )
 
     return run
 

@@ -29,7 +29,9 @@ def tf_config(addresses: list[str], rank: int) -> str:
     return json.dumps({"cluster": cluster, "task": task})
 
 
-def start(addresses: list[str], rank: int, folder: Path, *arguments: str, **env: str) -> subprocess.Popen[str]:
+def start(
+    addresses: list[str], rank: int, folder: Path, *arguments: str, **env: str
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "syrtos", SCRIPT, str(folder), *arguments],
         env={**os.environ, "TF_CONFIG": tf_config(addresses, rank), "HOME": str(folder), **env},
@@ -45,7 +47,10 @@ def seen(folder: Path) -> list[dict[str, Any]]:
 
 
 def check(folder: Path, size: int) -> None:
-    roles = [{"type": "chief", "index": 0}, *({"type": "worker", "index": k} for k in range(size - 1))]
+    roles = [
+        {"type": "chief", "index": 0},
+        *({"type": "worker", "index": k} for k in range(size - 1)),
+    ]
     assert [worker["task"] for worker in seen(folder)] == roles
     assert all((worker["size"], worker["total"]) == (size, size) for worker in seen(folder))
 
@@ -55,7 +60,10 @@ def check(folder: Path, size: int) -> None:
 @pytest.mark.parametrize("code", [pytest.param("0", marks=pytest.mark.long), "3"])
 def test_three_tasks_of_one_host(tmp_path: Path, code: str) -> None:
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(3)]
-    own = [{"CUDA_VISIBLE_DEVICES": str(5 + rank), "OF_THIS_TASK": f"= {rank}\nof 3"} for rank in range(3)]
+    own = [
+        {"CUDA_VISIBLE_DEVICES": str(5 + rank), "OF_THIS_TASK": f"= {rank}\nof 3"}
+        for rank in range(3)
+    ]
     tasks = [start(addresses, rank, tmp_path, code, **own[rank]) for rank in (2, 0, 1)]
     ended = [task.communicate(timeout=300) for task in tasks]
     assert [task.returncode for task in tasks] == [int(code)] * 3, ended
@@ -68,7 +76,9 @@ def test_three_tasks_of_one_host(tmp_path: Path, code: str) -> None:
     secret = tmp_path / ".config" / "syrtos" / "secret"
     assert secret.stat().st_mode & 0o777 == 0o600
     with socket.socket() as sock:
-        assert sock.connect_ex(("127.0.0.1", int(addresses[0].rpartition(":")[2]))) != 0, "the port is still open"
+        assert sock.connect_ex(("127.0.0.1", int(addresses[0].rpartition(":")[2]))) != 0, (
+            "the port is still open"
+        )
 
 
 def test_a_task_that_never_starts_is_named(tmp_path: Path) -> None:
@@ -118,8 +128,12 @@ def waits(hosts: netns.Hosts, rank: int) -> bool:
     """Whether the first task listens, or the second has asked for it: if in vain, the first host's kernel has refused (proc_net(5))."""
     net = Path(f"/proc/{hosts.first_pids[0]}/net")
     if rank == 0:
-        return any(":7AB7" in line and " 0A " in line for line in (net / "tcp").read_text().splitlines())
-    names, values = (line.split() for line in (net / "snmp").read_text().splitlines() if line.startswith("Tcp:"))
+        return any(
+            ":7AB7" in line and " 0A " in line for line in (net / "tcp").read_text().splitlines()
+        )
+    names, values = (
+        line.split() for line in (net / "snmp").read_text().splitlines() if line.startswith("Tcp:")
+    )
     facts = dict(zip(names, values, strict=True))
     return int(facts["OutRsts"]) + int(facts["PassiveOpens"]) > 0
 
@@ -128,7 +142,10 @@ def waits(hosts: netns.Hosts, rank: int) -> bool:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "order",
-    [pytest.param((0, 1), id="first task first", marks=pytest.mark.long), pytest.param((1, 0), id="first task last")],
+    [
+        pytest.param((0, 1), id="first task first", marks=pytest.mark.long),
+        pytest.param((1, 0), id="first task last"),
+    ],
 )
 @pytest.mark.skipif(netns.missing() is not None, reason=str(netns.missing()))
 def test_two_hosts(tmp_path: Path, order: tuple[int, int]) -> None:
@@ -139,7 +156,11 @@ def test_two_hosts(tmp_path: Path, order: tuple[int, int]) -> None:
             tasks[rank] = hosts.start(
                 [sys.executable, "-m", "syrtos", SCRIPT, str(tmp_path)],
                 on=rank,
-                env={"TF_CONFIG": tf_config(addresses, rank), "SYRTOS_SECRET": "of this test", "HOME": str(tmp_path)},
+                env={
+                    "TF_CONFIG": tf_config(addresses, rank),
+                    "SYRTOS_SECRET": "of this test",
+                    "HOME": str(tmp_path),
+                },
             )
             while not waits(hosts, rank) and tasks[rank].poll() is None:
                 time.sleep(0.1)

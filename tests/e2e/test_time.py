@@ -78,9 +78,21 @@ for step in (trainer(tf.function), trainer(lambda function: function)):
 def run(folder: Path, text: str) -> tuple[str, str]:
     script = folder / "script.py"
     script.write_text(text)
-    command = [str(BIN / "syrtos"), "run", "-n", "2", "--oversubscribe", "--run-dir", str(folder / "run")]
+    command = [
+        str(BIN / "syrtos"),
+        "run",
+        "-n",
+        "2",
+        "--oversubscribe",
+        "--run-dir",
+        str(folder / "run"),
+    ]
     done = subprocess.run(
-        [*command, str(script), str(folder)], capture_output=True, text=True, timeout=300, check=False
+        [*command, str(script), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout, done.stderr
@@ -96,13 +108,17 @@ def tally(folder: Path, rank: int) -> Tally:
 @pytest.mark.slow
 def test_all_time_of_a_run_is_accounted_for(tmp_path: Path) -> None:
     said, screen = run(tmp_path, FIT)
-    fits, callbacks, age = (float(number) for number in re.findall(r"[\d.]+", said.splitlines()[-1]))
+    fits, callbacks, age = (
+        float(number) for number in re.findall(r"[\d.]+", said.splitlines()[-1])
+    )
     mine, summary = tally(tmp_path, 0), summarize(tmp_path / "run")
 
     launcher = json.loads(launcher_path(tmp_path / "run").read_text())
     wall = launcher["ended"] - launcher["began"]
     for rank in (0, 1):
-        assert sum(tally(tmp_path, rank).complete_seconds(launcher).values()) == pytest.approx(wall, abs=SLACK)
+        assert sum(tally(tmp_path, rank).complete_seconds(launcher).values()) == pytest.approx(
+            wall, abs=SLACK
+        )
     assert age - SLACK <= mine.total <= wall + SLACK
 
     assert mine.training == pytest.approx(fits, abs=SLACK)
@@ -124,7 +140,9 @@ def test_loops_of_the_scripts_own_have_steps_and_a_summary(tmp_path: Path) -> No
     for rank in (0, 1):
         mine = tally(tmp_path, rank)
         assert mine.steps == mine.loop_steps == 32
-        assert mine.seconds["rest"] + mine.seconds["script"] >= 4.0  # it sleeps, between the loops too
+        assert (
+            mine.seconds["rest"] + mine.seconds["script"] >= 4.0
+        )  # it sleeps, between the loops too
         assert mine.seconds["trace"] > 0
         assert mine.seconds["compute"] > 0
         assert mine.training >= 3.0

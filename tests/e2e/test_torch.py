@@ -40,11 +40,20 @@ SMALL_BUCKETS = ("--bucket-mb", "0.001")
 def compare(folder: Path, workers: int, of: str, *flags: str) -> None:
     names = COMPARED[of]
     check("torch", 1, folder / "1", *names, of=of)
-    check("torch", workers, folder / "several", *names, flags=("--sync-batchnorm", *SMALL_BUCKETS, *flags), of=of)
+    check(
+        "torch",
+        workers,
+        folder / "several",
+        *names,
+        flags=("--sync-batchnorm", *SMALL_BUCKETS, *flags),
+        of=of,
+    )
     for name in names:
         one, several = (dict(np.load(folder / which / f"{name}.npz")) for which in ("1", "several"))
         for key in one:
-            np.testing.assert_allclose(one[key], several[key], rtol=1e-5, atol=2e-6, err_msg=f"{name}: {key}")
+            np.testing.assert_allclose(
+                one[key], several[key], rtol=1e-5, atol=2e-6, err_msg=f"{name}: {key}"
+            )
 
 
 @pytest.mark.parametrize("of", COMPARED)
@@ -53,9 +62,13 @@ def test_workers_compute_what_one_process_computes(tmp_path: Path, of: str) -> N
 
 
 @pytest.fixture(scope="module")
-def two_workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CheckedRun:
+def two_workers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> CheckedRun:
     names = registry.chosen(request, "test_what_a_user_expects")
-    return run_checks("torch", 2, tmp_path_factory.mktemp("torch") / "2", names or CHECKS, SMALL_BUCKETS)
+    return run_checks(
+        "torch", 2, tmp_path_factory.mktemp("torch") / "2", names or CHECKS, SMALL_BUCKETS
+    )
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -65,7 +78,10 @@ def test_what_a_user_expects(two_workers: CheckedRun, name: str) -> None:
 
 def test_what_a_user_is_told(two_workers: CheckedRun) -> None:
     assert "jit_compile=True is turned off" in two_workers.done.stderr
-    assert "is not split over the workers: the gradients of a part of the rows do not add up" in two_workers.done.stderr
+    assert (
+        "is not split over the workers: the gradients of a part of the rows do not add up"
+        in two_workers.done.stderr
+    )
 
 
 @pytest.mark.long
@@ -89,7 +105,13 @@ def test_batches_per_worker(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_learning_rate_warms_up(tmp_path: Path) -> None:
-    check("torch", 2, tmp_path / "2", "warm_up", flags=("--scale-lr", "linear", "--warmup-epochs", "2"))
+    check(
+        "torch",
+        2,
+        tmp_path / "2",
+        "warm_up",
+        flags=("--scale-lr", "linear", "--warmup-epochs", "2"),
+    )
 
 
 @pytest.mark.slow
@@ -107,8 +129,12 @@ def test_learning_rate_warms_up(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_one_worker_ends_the_run_within_seconds(tmp_path: Path, how: str, rank: int, code: int, text: str) -> None:
-    done = run("torch", 2, tmp_path, SCRIPTS / "backend_ends.py", how, rank, flags=("--timeout", "5"))
+def test_one_worker_ends_the_run_within_seconds(
+    tmp_path: Path, how: str, rank: int, code: int, text: str
+) -> None:
+    done = run(
+        "torch", 2, tmp_path, SCRIPTS / "backend_ends.py", how, rank, flags=("--timeout", "5")
+    )
     assert done.returncode == code, done.stderr[-3000:]
     assert re.search(text, done.stderr), done.stderr[-3000:]
 

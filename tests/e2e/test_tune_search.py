@@ -72,7 +72,9 @@ def until_said(process: subprocess.Popen[str], words: str) -> None:
 
 
 def processes_of(folder: Path) -> str:
-    return subprocess.run(["pgrep", "-fa", str(folder)], capture_output=True, text=True, check=False).stdout
+    return subprocess.run(
+        ["pgrep", "-fa", str(folder)], capture_output=True, text=True, check=False
+    ).stdout
 
 
 def test_a_search_and_the_same_again(tmp_path: Path) -> None:
@@ -87,7 +89,9 @@ def test_a_search_and_the_same_again(tmp_path: Path) -> None:
     best = re.search(r"train with them:  syrtos submit (\S+)", out)
     assert best
     job = yaml.safe_load((tmp_path / best[1]).read_text())
-    assert 1 - job["hyperparameters"]["lr"] * job["hyperparameters"]["units"] == pytest.approx(values[0], abs=1e-4)
+    assert 1 - job["hyperparameters"]["lr"] * job["hyperparameters"]["units"] == pytest.approx(
+        values[0], abs=1e-4
+    )
     assert f"best: trial {out.splitlines()[1].split()[0]}, val_accuracy {values[0]:.6g}" in out
 
     again, same, err = done(command(tmp_path, "tune", "search.yaml"))
@@ -106,7 +110,9 @@ def test_ctrl_c_ends_the_trials_and_the_same_command_goes_on(tmp_path: Path) -> 
     code, out, err = done(process)
     assert code == 130
     assert "goes on with the trials that have finished" in err
-    assert time.monotonic() - began < 15 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+    assert time.monotonic() - began < 15 * max(
+        1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))
+    )
     assert processes_of(tmp_path) == ""
     finished = [line.split()[2] for line in out.splitlines() if "Completed" in line]
     assert 1 <= len(finished) < 4
@@ -163,7 +169,9 @@ def test_beside_a_service_the_search_outlives_the_command(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("results", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_a_search_whose_next_trial_can_not_be_created_keeps_its_results(tmp_path: Path, results: bool) -> None:
+def test_a_search_whose_next_trial_can_not_be_created_keeps_its_results(
+    tmp_path: Path, results: bool
+) -> None:
     """The second trial finds its data, and removes it: the third can't be created."""
     data, began = tmp_path / "data", tmp_path / ".began"
     data.mkdir()
@@ -181,7 +189,9 @@ if not {results} and not os.path.exists({str(tmp_path / ".again")!r}): sys.exit(
     assert code == (0 if results else 1), out + err
     assert "Trial 3 could not be created" in err
     assert "no file or folder" in err
-    assert results or re.search(r"Command \"trial.py\" `syrtos logs search-\w+-00\d-\w+` shows its output", err), err
+    assert results or re.search(
+        r"Command \"trial.py\" `syrtos logs search-\w+-00\d-\w+` shows its output", err
+    ), err
     finished = [line.split()[2] for line in out.splitlines() if "Completed" in line]
     assert len(finished) == 2 * results
     assert ("ended before all trials were begun" if results else "failed. Trial 3") in err

@@ -78,7 +78,12 @@ model.fit(x, x[:, :1], batch_size=32, callbacks=[hvd.callbacks.BroadcastGlobalVa
 
 
 def tuned(
-    folder: Path, form: str, script: str, *words: object, flags: tuple[object, ...] = (), backend: str = "tensorflow"
+    folder: Path,
+    form: str,
+    script: str,
+    *words: object,
+    flags: tuple[object, ...] = (),
+    backend: str = "tensorflow",
 ) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(script)
     command = [
@@ -109,28 +114,40 @@ def check_nothing_is_left(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("jax", "torch"))]
+    "backend",
+    ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("jax", "torch"))],
 )
-def test_each_batch_has_its_own_loss_at_its_own_rate_on_one_worker_and_on_two(tmp_path: Path, backend: str) -> None:
+def test_each_batch_has_its_own_loss_at_its_own_rate_on_one_worker_and_on_two(
+    tmp_path: Path, backend: str
+) -> None:
     flags = ("--from", 1e-4, "--to", 0.1, "--steps", 25)
     one = json.loads(tuned(tmp_path, "lr", SCRIPT, "arrays", flags=flags, backend=backend).stdout)
     assert one["rates"][0] == pytest.approx(1e-4)
     assert one["rates"][-1] == pytest.approx(0.1)
     assert (tmp_path / "tuned" / "tune.html").stat().st_size > 100_000
-    two = json.loads(tuned(tmp_path, "lr", SCRIPT, "arrays", flags=("-n", 2, *flags), backend=backend).stdout)
+    two = json.loads(
+        tuned(tmp_path, "lr", SCRIPT, "arrays", flags=("-n", 2, *flags), backend=backend).stdout
+    )
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-3)
     check_nothing_is_left(tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "backend", ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("jax", "torch"))]
+    "backend",
+    ["tensorflow", *(pytest.param(name, marks=pytest.mark.long) for name in ("jax", "torch"))],
 )
-def test_training_at_the_recommended_rate_is_better_than_far_from_it(tmp_path: Path, backend: str) -> None:
-    recommended = found(tuned(tmp_path, "lr", SCRIPT, "arrays", flags=("--to", 10), backend=backend))["recommended"]
+def test_training_at_the_recommended_rate_is_better_than_far_from_it(
+    tmp_path: Path, backend: str
+) -> None:
+    recommended = found(
+        tuned(tmp_path, "lr", SCRIPT, "arrays", flags=("--to", 10), backend=backend)
+    )["recommended"]
 
     def loss(rate: float) -> float:
-        done = forking.run([tmp_path / "train.py", "arrays", rate], {**ENV, "KERAS_BACKEND": backend}, cwd=tmp_path)
+        done = forking.run(
+            [tmp_path / "train.py", "arrays", rate], {**ENV, "KERAS_BACKEND": backend}, cwd=tmp_path
+        )
         assert done.returncode == 0, done.stderr
         return float(done.stdout.split()[-1])
 
@@ -171,15 +188,31 @@ MORE_KINDS = [
         *(pytest.param(*each, marks=pytest.mark.long) for each in MORE_KINDS),
     ],
 )
-def test_batches_of_any_data_are_tried_on_two_workers(tmp_path: Path, kind: str, backend: str) -> None:
-    done = tuned(tmp_path, "batch", SCRIPT, kind, flags=("-n", 2, "--most", 48, "--steps", 3), backend=backend)
+def test_batches_of_any_data_are_tried_on_two_workers(
+    tmp_path: Path, kind: str, backend: str
+) -> None:
+    done = tuned(
+        tmp_path,
+        "batch",
+        SCRIPT,
+        kind,
+        flags=("-n", 2, "--most", 48, "--steps", 3),
+        backend=backend,
+    )
     result = found(done)
     tried = {one["batch"]: one for one in result["tried"]}
     assert result["own"] == 32
     # of a PyDataset whole batches count, of a pipeline all as whole
     assert (
         result["rows"]
-        == {"arrays": 330, "split": 297, "rows": 320, "generator": None, "pipeline": 352, "loader": 330}[kind]
+        == {
+            "arrays": 330,
+            "split": 297,
+            "rows": 320,
+            "generator": None,
+            "pipeline": 352,
+            "loader": 330,
+        }[kind]
     )
     assert {32, 48} <= set(tried)
     assert all(one["samples_per_second"] > 0 and one["peak_bytes"] > 1e7 for one in tried.values())
@@ -192,10 +225,14 @@ def test_batches_of_any_data_are_tried_on_two_workers(tmp_path: Path, kind: str,
     "backend",
     [pytest.param(name, marks=pytest.mark.long) for name in BACKENDS],
 )
-def test_memory_that_really_ends_ends_the_growth_and_not_the_search(tmp_path: Path, backend: str) -> None:
+def test_memory_that_really_ends_ends_the_growth_and_not_the_search(
+    tmp_path: Path, backend: str
+) -> None:
     # The script's own batch does not fit: it is halved until one does, and refined.
     limit = {"tensorflow": 4000, "torch": 4000, "jax": 5000}[backend]
-    result = found(tuned(tmp_path, "batch", WIDE, limit, 32768, flags=("--steps", 3), backend=backend))
+    result = found(
+        tuned(tmp_path, "batch", WIDE, limit, 32768, flags=("--steps", 3), backend=backend)
+    )
     own, *others = result["tried"]
     assert own["batch"] == 32768
     assert own["for_memory"]

@@ -38,24 +38,36 @@ print("weights", keras.models.load_model("best.keras", compile=False).count_para
 
 @pytest.mark.parametrize(
     "backend",
-    ["tensorflow", pytest.param("jax", marks=pytest.mark.long), pytest.param("torch", marks=pytest.mark.slow)],
+    [
+        "tensorflow",
+        pytest.param("jax", marks=pytest.mark.long),
+        pytest.param("torch", marks=pytest.mark.slow),
+    ],
 )
 def test_a_script_is_compared_and_its_files_are_left_alone(tmp_path: Path, backend: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "model.keras").write_text("a model that was trained for a week")
     words = [str(SYRTOS), "verify", "-n", "3", "--json", "train.py"]
     env = {**os.environ, "KERAS_BACKEND": backend}
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "weights 19" in done.stdout
     assert "of each row (50, 1)" in done.stdout  # a script goes on with its predictions
     functions = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [function["step"] for function in functions] == ["train_step", "test_step", "predict_step"]
+    assert [function["step"] for function in functions] == [
+        "train_step",
+        "test_step",
+        "predict_step",
+    ]
     for function in functions:
         assert function["rows"], function
         assert all(row["difference"] <= 1e-4 for row in function["rows"]), function
     compared = {
-        (row["kind"], row["name"].removeprefix("sequential/")) for function in functions for row in function["rows"]
+        (row["kind"], row["name"].removeprefix("sequential/"))
+        for function in functions
+        for row in function["rows"]
     }
     assert {
         ("gradient", "dense/kernel"),
@@ -70,10 +82,14 @@ def test_a_script_is_compared_and_its_files_are_left_alone(tmp_path: Path, backe
 
 def test_the_table_says_what_is_not_split(tmp_path: Path) -> None:
     """Rows of a batch that are sorted by their values have no share; each worker computes all of them, which the last line names."""
-    text = SCRIPT.replace('keras.layers.Dense(3, "relu")', "keras.layers.Lambda(lambda x: keras.ops.sort(x, axis=0))")
+    text = SCRIPT.replace(
+        'keras.layers.Dense(3, "relu")', "keras.layers.Lambda(lambda x: keras.ops.sort(x, axis=0))"
+    )
     (tmp_path / "train.py").write_text(text.split("model.save")[0])
     words = [str(SYRTOS), "verify", "train.py"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Not split:" in done.stdout
     assert "Each worker computes the whole batch" in " ".join(done.stdout.split())
@@ -84,7 +100,9 @@ def test_the_log_that_an_error_names_is_kept(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise ValueError('x')")
     words = [str(SYRTOS), "verify", "train.py"]
     env = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "nothing to compare" not in done.stderr
     log = Path(done.stderr.split("Its output is in ")[1].split()[0])

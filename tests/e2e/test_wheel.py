@@ -31,7 +31,11 @@ assert losses[-1] < losses[0], losses
 print("trained by", syrtos.size(), "with", syrtos.__file__)
 """
 # Nothing that leads to the checkout.
-ENV = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+ENV = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+}
 
 
 @pytest.fixture
@@ -59,12 +63,18 @@ def environment(backend: str) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    "backend", [pytest.param("jax", marks=pytest.mark.slow), pytest.param("tensorflow", marks=pytest.mark.long)]
+    "backend",
+    [
+        pytest.param("jax", marks=pytest.mark.slow),
+        pytest.param("tensorflow", marks=pytest.mark.long),
+    ],
 )
 def test_an_installed_wheel_trains(environment: Path, backend: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     env = ENV | {"KERAS_BACKEND": backend, "PATH": f"{environment}/bin:{os.environ['PATH']}"}
     command = [environment / "bin/syrtos", "run", "-n", "2", "--oversubscribe", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     assert f"trained by 2 with {environment}" in done.stdout

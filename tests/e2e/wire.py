@@ -24,6 +24,11 @@ place = world.current().world
 if place.rank == 0:
     print(
         json.dumps(
-            {"bytes": array.nbytes, "seconds": min(seconds), "hosts": place.node_count, "engine": type(comm).__name__}
+            {
+                "bytes": array.nbytes,
+                "seconds": min(seconds),
+                "hosts": place.node_count,
+                "engine": type(comm).__name__,
+            }
         )
     )

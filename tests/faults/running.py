@@ -81,17 +81,23 @@ class Run:
         while not done():
             if time.monotonic() - began > within * _waiting_for_cores():
                 self.kill()
-                raise AssertionError(f"Nothing happened within {within} s.\n{self.stderr}\n{self.logs}")
+                raise AssertionError(
+                    f"Nothing happened within {within} s.\n{self.stderr}\n{self.logs}"
+                )
             if time.monotonic() > self._next_look:
                 began_to_look = time.monotonic()
                 self._watch()
                 # Looking takes a quarter of a core at most: beside it run the processes that are looked at.
-                self._next_look = time.monotonic() + max(0.2, 3 * (time.monotonic() - began_to_look))
+                self._next_look = time.monotonic() + max(
+                    0.2, 3 * (time.monotonic() - began_to_look)
+                )
             time.sleep(0.05)
 
     def until_exist(self, *names: str, within: float = 60.0) -> None:
         """Waits for files that the script writes."""
-        self.until(lambda: self.ended() or all((self._folder / name).exists() for name in names), within)
+        self.until(
+            lambda: self.ended() or all((self._folder / name).exists() for name in names), within
+        )
         assert all((self._folder / name).exists() for name in names), self.stderr
         self._watch()
 
@@ -137,7 +143,9 @@ class Run:
             with contextlib.suppress(psutil.Error):
                 if self._strangers.get(process.pid) == process.create_time():
                     continue
-                ours = process.environ().get(_MARK) == self._mark or process.cwd() == str(self._folder)
+                ours = process.environ().get(_MARK) == self._mark or process.cwd() == str(
+                    self._folder
+                )
                 if ours and process.status() != psutil.STATUS_ZOMBIE:
                     yield process
 
@@ -158,7 +166,10 @@ class Run:
     @property
     def logs(self) -> str:
         """All workers' logs, for messages of failing tests."""
-        return "\n".join(f"-- {path.name}\n{path.read_text()}" for path in sorted(self._folder.glob("run/logs/*")))
+        return "\n".join(
+            f"-- {path.name}\n{path.read_text()}"
+            for path in sorted(self._folder.glob("run/logs/*"))
+        )
 
     def log(self, rank: int) -> str:
         """One worker's log."""
@@ -243,7 +254,9 @@ def _sockets_of(pid: int) -> set[str]:
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
-                found.add(os.readlink(f"/proc/{pid}/fd/{name}").removeprefix("socket:[").removesuffix("]"))
+                found.add(
+                    os.readlink(f"/proc/{pid}/fd/{name}").removeprefix("socket:[").removesuffix("]")
+                )
     return found
 
 

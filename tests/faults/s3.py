@@ -51,7 +51,10 @@ def put(port: int, bucket: str, key: str, content: bytes) -> None:
     for path, body in ((f"/{bucket}", b""), (f"/{bucket}/{key}", content)):
         connection = http.client.HTTPConnection("127.0.0.1", port)
         connection.request(
-            "PUT", path, body, {"Authorization": "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request"}
+            "PUT",
+            path,
+            body,
+            {"Authorization": "AWS4-HMAC-SHA256 Credential=x/20260101/us-east-1/s3/aws4_request"},
         )
         assert connection.getresponse().status in (200, 409)
         connection.close()
@@ -87,7 +90,9 @@ class Proxy:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def _pass_on(self, handler: http.server.BaseHTTPRequestHandler, behind: int, fault: Fault | None) -> None:
+    def _pass_on(
+        self, handler: http.server.BaseHTTPRequestHandler, behind: int, fault: Fault | None
+    ) -> None:
         ranged = "Range" in handler.headers
         with self._lock:
             self.seen["ranges"] += ranged

@@ -22,9 +22,21 @@ from syrtos.jobs.store.home import Home
 ROLE = "arn:aws:iam::000000000000:role/syrtos"
 
 
-def serve(home: Path, capacity: int = 1, *words: str, **variables: str) -> tuple[subprocess.Popen[bytes], str]:
+def serve(
+    home: Path, capacity: int = 1, *words: str, **variables: str
+) -> tuple[subprocess.Popen[bytes], str]:
     """A service that answers, with further options and variables, and its address."""
-    command = [sys.executable, "-m", "syrtos", "serve", "--port", "0", "--capacity", str(capacity), *words]
+    command = [
+        sys.executable,
+        "-m",
+        "syrtos",
+        "serve",
+        "--port",
+        "0",
+        "--capacity",
+        str(capacity),
+        *words,
+    ]
     env = {**os.environ, **variables, "SYRTOS_HOME": str(home)}
     process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE)
     assert process.stderr is not None
@@ -43,7 +55,9 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def served(home: Path, capacity: int = 1, *words: str, **variables: str) -> Iterator[Callable[[str], Any]]:
+def served(
+    home: Path, capacity: int = 1, *words: str, **variables: str
+) -> Iterator[Callable[[str], Any]]:
     """Clients of a service that ends with the block; no job outlives it."""
     process, url = serve(home, capacity, *words, **variables)
     try:
@@ -56,7 +70,9 @@ def served(home: Path, capacity: int = 1, *words: str, **variables: str) -> Iter
 def end_all(home: Path) -> None:
     """Kills runners and what they have started."""
     for folder in (home / "jobs").glob("*"):
-        subprocess.run(["pkill", "-9", "-f", f"syrtos.jobs.runner.attempt {folder.name}$"], check=False)
+        subprocess.run(
+            ["pkill", "-9", "-f", f"syrtos.jobs.runner.attempt {folder.name}$"], check=False
+        )
         processes.end(attempt.mark(Home(home), folder.name))
 
 
@@ -64,7 +80,11 @@ def client(home: Path, url: str, service: str) -> Any:
     """A client of boto3's that asks once."""
     access_key, secret_key = Home(home).keys()
     settings = Config(retries={"total_max_attempts": 1}, read_timeout=20)
-    keys = {"aws_access_key_id": access_key, "aws_secret_access_key": secret_key, "region_name": "us-west-2"}
+    keys = {
+        "aws_access_key_id": access_key,
+        "aws_secret_access_key": secret_key,
+        "region_name": "us-west-2",
+    }
     return boto3.client(service, endpoint_url=url, config=settings, **keys)
 
 
@@ -95,7 +115,9 @@ def final(sagemaker: Any, name: str, seconds: float = 60) -> dict[str, Any]:
     return until(sagemaker, name, ("Completed", "Failed", "Stopped"), seconds)
 
 
-def until(sagemaker: Any, name: str, wanted: tuple[str, ...], seconds: float = 60) -> dict[str, Any]:
+def until(
+    sagemaker: Any, name: str, wanted: tuple[str, ...], seconds: float = 60
+) -> dict[str, Any]:
     """What Describe says once the job has one of these statuses, first or second."""
     deadline = time.monotonic() + seconds
     while True:

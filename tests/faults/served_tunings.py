@@ -11,7 +11,9 @@ from typing import Any
 from served_jobs import request as job
 
 RANGES = {
-    "ContinuousParameterRanges": [{"Name": "x", "MinValue": "0", "MaxValue": "1", "ScalingType": "Linear"}],
+    "ContinuousParameterRanges": [
+        {"Name": "x", "MinValue": "0", "MaxValue": "1", "ScalingType": "Linear"}
+    ],
     "CategoricalParameterRanges": [{"Name": "kind", "Values": ["one", "two"]}],
 }
 _READ = "kind=$2; x=$4\n"  # of `--kind one --x 0.5`
@@ -29,10 +31,16 @@ def request(
 ) -> dict[str, Any]:
     """A tuning job whose trials run ``script``, which knows its hyperparameters as $kind and $x."""
     of_job = job("unnamed", "true")
-    definition = {key: of_job[key] for key in ("RoleArn", "OutputDataConfig", "ResourceConfig", "StoppingCondition")}
+    definition = {
+        key: of_job[key]
+        for key in ("RoleArn", "OutputDataConfig", "ResourceConfig", "StoppingCondition")
+    }
     definition["AlgorithmSpecification"] = {"TrainingImage": "none", "TrainingInputMode": "File"}
     source = _packed(folder / f"{name}.tar.gz", _READ + script)
-    definition["StaticHyperParameters"] = {"sagemaker_program": "trial.sh", "sagemaker_submit_directory": source}
+    definition["StaticHyperParameters"] = {
+        "sagemaker_program": "trial.sh",
+        "sagemaker_submit_directory": source,
+    }
     most = {"MaxNumberOfTrainingJobs": trials} if trials else {}
     return {
         "HyperParameterTuningJobName": name,

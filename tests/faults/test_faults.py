@@ -43,12 +43,17 @@ def check_refused(ended: Run, *texts: str) -> None:
 
 @pytest.mark.parametrize("workers", [0, -1])
 def test_no_workers(tmp_path: Path, script: Path, workers: int) -> None:
-    check_refused(run(tmp_path, "-n", str(workers), script), "`-n` must be 1 or more", f"Received: {workers}")
+    check_refused(
+        run(tmp_path, "-n", str(workers), script), "`-n` must be 1 or more", f"Received: {workers}"
+    )
 
 
 def test_more_workers_than_cores(tmp_path: Path, script: Path) -> None:
     check_refused(
-        run(tmp_path, "-n", str(CORES + 1), script), f"{CORES + 1} workers", f"`-n {CORES}`", "--oversubscribe"
+        run(tmp_path, "-n", str(CORES + 1), script),
+        f"{CORES + 1} workers",
+        f"`-n {CORES}`",
+        "--oversubscribe",
     )
 
 
@@ -58,7 +63,9 @@ def test_more_workers_than_cores_on_request(tmp_path: Path, script: Path) -> Non
 
 
 def test_missing_script(tmp_path: Path) -> None:
-    check_refused(run(tmp_path, "-n", "2", "nowhere.py"), "There is no script nowhere.py", str(tmp_path))
+    check_refused(
+        run(tmp_path, "-n", "2", "nowhere.py"), "There is no script nowhere.py", str(tmp_path)
+    )
 
 
 def test_script_is_a_folder(tmp_path: Path) -> None:
@@ -75,9 +82,13 @@ def test_unreadable_script(tmp_path: Path, script: Path) -> None:
 
 def test_exception_on_one_rank(tmp_path: Path) -> None:
     ended = run(tmp_path, "-n", "2", PLAIN, "fail", within=PROMISED)
-    ended.check_failure(1, 1, "Traceback (most recent call last)", 'raise ValueError("the moon is full")')
+    ended.check_failure(
+        1, 1, "Traceback (most recent call last)", 'raise ValueError("the moon is full")'
+    )
     report = ended.stderr.split("failed first:")[1].strip()
-    assert report.startswith(f'Traceback (most recent call last):\n  File "{PLAIN}"'), "frames of syrtos first"
+    assert report.startswith(f'Traceback (most recent call last):\n  File "{PLAIN}"'), (
+        "frames of syrtos first"
+    )
     assert "the moon is full" in ended.log(1)
     left = json.loads(ended.log_path(1).with_suffix(".failure").read_text())
     assert (left["rank"], left["host"], left["code"]) == (1, HOST, 1)
@@ -86,16 +97,21 @@ def test_exception_on_one_rank(tmp_path: Path) -> None:
     ended.check_nothing_left()
 
 
-def test_failures_of_an_earlier_run_in_the_same_folder_are_forgotten(tmp_path: Path, script: Path) -> None:
+def test_failures_of_an_earlier_run_in_the_same_folder_are_forgotten(
+    tmp_path: Path, script: Path
+) -> None:
     run(tmp_path, "-n", "2", PLAIN, "leave_with_3").check_failure(1, 3, "exit code 3")
-    script.write_text("import os, time\nif os.environ['PMI_RANK'] == '0':\n    os._exit(4)\ntime.sleep(60)\n")
+    script.write_text(
+        "import os, time\nif os.environ['PMI_RANK'] == '0':\n    os._exit(4)\ntime.sleep(60)\n"
+    )
     ended = run(tmp_path, "-n", "2", script, within=PROMISED)
     assert ended.code == 4
     assert "failed first" not in ended.stderr, ended.stderr
 
 
 @pytest.mark.parametrize(
-    ("role", "code", "text"), [("leave_with_3", 3, "exit code 3"), ("leave_with_words", 1, "no such")]
+    ("role", "code", "text"),
+    [("leave_with_3", 3, "exit code 3"), ("leave_with_words", 1, "no such")],
 )
 def test_sys_exit_on_one_rank(tmp_path: Path, role: str, code: int, text: str) -> None:
     ended = run(tmp_path, "-n", "2", PLAIN, role, within=PROMISED)
@@ -107,7 +123,9 @@ def test_sys_exit_on_one_rank(tmp_path: Path, role: str, code: int, text: str) -
 def test_the_one_of_three_that_vanished_is_named(tmp_path: Path, attempt: int) -> None:
     """MPI's launcher kills the others at once, and its banner may name one of those."""
     ended = run(tmp_path, "-n", "3", "--oversubscribe", PLAIN, "vanish", within=PROMISED)
-    ended.check_failure(1, 3, "ended first: its process (number ", "ended with exit code 3 before its script")
+    ended.check_failure(
+        1, 3, "ended first: its process (number ", "ended with exit code 3 before its script"
+    )
     ended.check_nothing_left()
 
 
@@ -168,7 +186,9 @@ def test_syntax_error(tmp_path: Path, script: Path) -> None:
 
 def train_until_fault(folder: Path, *options: str, fault: str, forked: bool = True) -> Run:
     """Time counts from the first steps."""
-    started = Run(folder, "-n", "2", "--max-restarts", "0", *options, TRAINING, fault, forked=forked)
+    started = Run(
+        folder, "-n", "2", "--max-restarts", "0", *options, TRAINING, fault, forked=forked
+    )
     started.until_exist("begun-0", within=START)
     started.mark_time()
     return started
@@ -177,11 +197,15 @@ def train_until_fault(folder: Path, *options: str, fault: str, forked: bool = Tr
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Rank 1 gets a SIGKILL in the middle of training."""
-    return train_until_fault(tmp_path_factory.mktemp("killed"), fault="kill", forked=False).ends(PROMISED)
+    return train_until_fault(tmp_path_factory.mktemp("killed"), fault="kill", forked=False).ends(
+        PROMISED
+    )
 
 
 def test_killed_worker(killed: Run) -> None:
-    killed.check_failure(1, 128 + signal.SIGKILL, "ended first: its process (number ", "SIGKILL (signal 9)", "dmesg")
+    killed.check_failure(
+        1, 128 + signal.SIGKILL, "ended first: its process (number ", "SIGKILL (signal 9)", "dmesg"
+    )
     killed.check_nothing_left()
 
 
@@ -201,7 +225,11 @@ def vanished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.slow
 def test_worker_that_vanishes(vanished: Run) -> None:
     vanished.check_failure(
-        1, 3, "ended first: its process (number ", "ended with exit code 3 before its script", "os._exit"
+        1,
+        3,
+        "ended first: its process (number ",
+        "ended with exit code 3 before its script",
+        "os._exit",
     )
     vanished.check_nothing_left()
 
@@ -209,11 +237,16 @@ def test_worker_that_vanishes(vanished: Run) -> None:
 @pytest.mark.slow
 def test_hang_while_training(tmp_path: Path) -> None:
     ended = train_until_fault(tmp_path, "--timeout", "5", fault="hang").ends(5 + PROMISED)
-    ended.check_failure(1, 1, "StalledError", "rank 0 has waited 5 s", "The stack of every rank is in its log")
-    assert re.search(
-        r"syrtos: rank 1 on .* did not come to an exchange, .* it is busy with something else, or hangs", ended.stderr
+    ended.check_failure(
+        1, 1, "StalledError", "rank 0 has waited 5 s", "The stack of every rank is in its log"
     )
-    assert re.search(r'^  File ".*faults\.py", line \d+ in ', ended.stderr, re.MULTILINE), ended.stderr
+    assert re.search(
+        r"syrtos: rank 1 on .* did not come to an exchange, .* it is busy with something else, or hangs",
+        ended.stderr,
+    )
+    assert re.search(r'^  File ".*faults\.py", line \d+ in ', ended.stderr, re.MULTILINE), (
+        ended.stderr
+    )
     assert "watchdog.py" in ended.log(0)
     assert "training.py" in ended.log(1)
     assert "faults.py" in ended.log(1), ended.log(1)
@@ -234,7 +267,8 @@ def test_a_worker_in_which_nothing_runs_ends_the_run_long_before_the_timeout(
     ended = run(tmp_path, "-n", "2", "--timeout", "600", PLAIN, role, within=30 + PROMISED)
     assert ended.code == 1, ended.stderr
     assert re.search(
-        f"syrtos: rank 1 on .* did not come to an exchange, and others waited for it: {text}", ended.stderr
+        f"syrtos: rank 1 on .* did not come to an exchange, and others waited for it: {text}",
+        ended.stderr,
     )
     assert "run/logs/rank-1.log" in ended.stderr
     ended.check_nothing_left()
@@ -243,7 +277,9 @@ def test_a_worker_in_which_nothing_runs_ends_the_run_long_before_the_timeout(
 @pytest.mark.slow
 def test_a_worker_that_waits_in_python_may_do_so_until_the_timeout(tmp_path: Path) -> None:
     """It may upload a file."""
-    ended = run(tmp_path, "-n", "2", "--timeout", "50", PLAIN, "wait_for_ever", within=50 + PROMISED)
+    ended = run(
+        tmp_path, "-n", "2", "--timeout", "50", PLAIN, "wait_for_ever", within=50 + PROMISED
+    )
     ended.check_failure(1, 1, "rank 0 has waited 50 s", "or hangs, at plain.py:", ", in `<lambda>`")
     ended.check_nothing_left()
 
@@ -278,21 +314,37 @@ _NOT_FINITE = {
 
 @pytest.mark.parametrize(
     "backend",
-    ["tensorflow", pytest.param("torch", marks=pytest.mark.long), pytest.param("jax", marks=pytest.mark.long)],
+    [
+        "tensorflow",
+        pytest.param("torch", marks=pytest.mark.long),
+        pytest.param("jax", marks=pytest.mark.long),
+    ],
 )
 def test_a_gradient_that_is_not_finite_is_not_applied(tmp_path: Path, backend: str) -> None:
-    cases = [case for case in _NOT_FINITE if (backend, case) not in (("torch", "eagerly"), ("jax", "rows"))]
+    cases = [
+        case
+        for case in _NOT_FINITE
+        if (backend, case) not in (("torch", "eagerly"), ("jax", "rows"))
+    ]
     command = ("-n", "2", "--on-nan", "stop", SCRIPTS / "not_finite.py", *cases)
     env = {"KERAS_BACKEND": backend}
     ended = run(tmp_path, *command, within=START, env=env, forked=True)
     assert ended.code == 0, ended.stderr
     for rank in range(2):
         found = json.loads((tmp_path / f"told-{rank}.json").read_text())
-        texts = {case: _NOT_FINITE[case][: 1 if backend == "jax" else None] for case in cases}  # there no rank is named
-        wrong = {case: found[case] for case in cases if not all(text in found[case] for text in texts[case])}
+        texts = {
+            case: _NOT_FINITE[case][: 1 if backend == "jax" else None] for case in cases
+        }  # there no rank is named
+        wrong = {
+            case: found[case]
+            for case in cases
+            if not all(text in found[case] for text in texts[case])
+        }
         assert not wrong
     listed = json.loads(next(tmp_path.rglob("not-finite-rank-1.jsonl")).read_text())
-    rows = range(32, 48) if backend == "jax" else range(40, 48)  # there all workers compute the whole batch
+    rows = (
+        range(32, 48) if backend == "jax" else range(40, 48)
+    )  # there all workers compute the whole batch
     assert listed["batch"] == "batch 3 of epoch 1"
     assert [record["index"] for record in listed["records"]] == list(rows)
 
@@ -305,11 +357,18 @@ _LEFT_OUT = ("plain", "rank_0", "own_step", "eagerly", "accumulated", "decay", "
     ("backend", "left_out"),
     [
         ("tensorflow", ("plain", "own_step")),
-        *(pytest.param(name, _LEFT_OUT, marks=pytest.mark.long) for name in ("tensorflow", "jax", "torch")),
+        *(
+            pytest.param(name, _LEFT_OUT, marks=pytest.mark.long)
+            for name in ("tensorflow", "jax", "torch")
+        ),
     ],
 )
-def test_a_batch_that_is_left_out_leaves_no_trace(tmp_path: Path, backend: str, left_out: tuple[str, ...]) -> None:
-    cases = [case for case in left_out if (backend, case) != ("torch", "several_steps")]  # which Keras refuses there
+def test_a_batch_that_is_left_out_leaves_no_trace(
+    tmp_path: Path, backend: str, left_out: tuple[str, ...]
+) -> None:
+    cases = [
+        case for case in left_out if (backend, case) != ("torch", "several_steps")
+    ]  # which Keras refuses there
     command = ("-n", "2", "--on-nan", "skip", SCRIPTS / "left_out.py", *cases, "always_wrong")
     env = {"KERAS_BACKEND": backend}
     ended = run(tmp_path, *command, within=2 * START, env=env, forked=True)
@@ -319,13 +378,19 @@ def test_a_batch_that_is_left_out_leaves_no_trace(tmp_path: Path, backend: str, 
     assert "updates whose gradients were not finite: " in ended.stderr
     for rank in range(2):
         found = json.loads((tmp_path / f"told-{rank}.json").read_text())
-        assert found.pop("always_wrong").startswith("NonFiniteError: 11 updates in a row were left out")
+        assert found.pop("always_wrong").startswith(
+            "NonFiniteError: 11 updates in a row were left out"
+        )
         assert found == dict.fromkeys(cases, "the same")
 
 
 def test_a_loss_that_is_not_finite_is_told_once(tmp_path: Path) -> None:
-    ended = run(tmp_path, "-n", "2", SCRIPTS / "not_finite.py", "on_rank_1", within=START, forked=True)
-    assert ended.stderr.count("syrtos: the loss is nan since batch 3 of epoch 1. ") == 1, ended.stderr
+    ended = run(
+        tmp_path, "-n", "2", SCRIPTS / "not_finite.py", "on_rank_1", within=START, forked=True
+    )
+    assert ended.stderr.count("syrtos: the loss is nan since batch 3 of epoch 1. ") == 1, (
+        ended.stderr
+    )
     assert "weights were damaged" in (tmp_path / "told-0.json").read_text()  # as in plain Keras
 
 
@@ -354,7 +419,15 @@ def test_script_that_ends_early_on_one_rank_is_named(ending_early: Run) -> None:
 @pytest.fixture(scope="module")
 def evaluating(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Rank 1 evaluates while rank 0 trains; both have the same number of batches."""
-    return run(tmp_path_factory.mktemp("evaluating"), "-n", "2", TRAINING, "evaluate", within=START, forked=True)
+    return run(
+        tmp_path_factory.mktemp("evaluating"),
+        "-n",
+        "2",
+        TRAINING,
+        "evaluate",
+        within=START,
+        forked=True,
+    )
 
 
 @pytest.mark.slow
@@ -374,7 +447,9 @@ def test_evaluate_on_one_rank_is_named(evaluating: Run) -> None:
 
 @pytest.mark.slow
 def test_replicas_that_diverge(tmp_path: Path) -> None:
-    ended = run(tmp_path, "-n", "2", "--check-every", "1", TRAINING, "diverge", within=START, forked=True)
+    ended = run(
+        tmp_path, "-n", "2", "--check-every", "1", TRAINING, "diverge", within=START, forked=True
+    )
     assert ended.code == 1
     for text in ("DivergenceError", "by step 4:", "second/kernel", "ranks [0] / [1]"):
         assert text in ended.stderr, ended.stderr
@@ -390,7 +465,9 @@ _CAUGHT = ("empty", "lengths", "structure", "depth", "jit", "jit_of_a_loop", "st
 def mistakes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[dict[str, Any]]]:
     """One run that makes them all, and what each rank was told."""
     folder = tmp_path_factory.mktemp("mistakes")
-    ended = run(folder, "-n", "2", "--timeout", "20", MISTAKES, *_CAUGHT, within=START + 30, forked=True)
+    ended = run(
+        folder, "-n", "2", "--timeout", "20", MISTAKES, *_CAUGHT, within=START + 30, forked=True
+    )
     assert ended.code == 0, ended.stderr
     return ended, told(folder)
 
@@ -415,8 +492,16 @@ def told(folder: Path) -> list[dict[str, Any]]:
             ["Workers built different models", "rank 1: sequential/dense_1/kernel (1, 1) float32"],
         ),
         ("jit", "", []),
-        ("jit_of_a_loop", "ConfigurationError", ["jit_compile=True", "computes the gradients alone"]),
-        ("strategy_of_another", "ConfigurationError", ["MirroredStrategy", "2 workers", "syrtos.keras.Strategy"]),
+        (
+            "jit_of_a_loop",
+            "ConfigurationError",
+            ["jit_compile=True", "computes the gradients alone"],
+        ),
+        (
+            "strategy_of_another",
+            "ConfigurationError",
+            ["MirroredStrategy", "2 workers", "syrtos.keras.Strategy"],
+        ),
     ],
 )
 def test_every_rank_is_told(
@@ -443,10 +528,22 @@ def test_jit_compile_is_said_to_be_off(mistakes: tuple[Run, list[dict[str, Any]]
     ],
 )
 def test_mistake_that_is_not_caught(tmp_path: Path, mistake: str, error: str) -> None:
-    ended = run(tmp_path, "-n", "2", "--timeout", "20", MISTAKES, f"uncaught:{mistake}", within=START, forked=True)
+    ended = run(
+        tmp_path,
+        "-n",
+        "2",
+        "--timeout",
+        "20",
+        MISTAKES,
+        f"uncaught:{mistake}",
+        within=START,
+        forked=True,
+    )
     assert ended.code == 1, ended.stderr
     assert f"errors.{error}: " in ended.stderr, ended.stderr
-    assert "Graph execution error" not in ended.stderr, "what TensorFlow makes of it hides what happened"
+    assert "Graph execution error" not in ended.stderr, (
+        "what TensorFlow makes of it hides what happened"
+    )
     ended.check_nothing_left()
 
 
@@ -457,14 +554,21 @@ def test_backend_without_exchange(tmp_path: Path, script: Path) -> None:
     script.write_text("import keras\nprint('it ran')\n")
     ended = run(tmp_path, "-n", "2", script, env={"KERAS_BACKEND": "openvino"})
     assert ended.code == 1, ended.stderr
-    assert "ConfigurationError: KERAS_BACKEND=openvino can't exchange gradients between 2 workers" in ended.stderr
+    assert (
+        "ConfigurationError: KERAS_BACKEND=openvino can't exchange gradients between 2 workers"
+        in ended.stderr
+    )
     assert "No module named" not in ended.stderr
     assert "it ran" not in ended.stdout
 
 
 @pytest.mark.parametrize("text", ["{'cluster':", "3"])
 def test_malformed_tf_config(tmp_path: Path, script: Path, text: str) -> None:
-    check_refused(run(tmp_path, "-n", "2", script, env={"TF_CONFIG": text}), "TF_CONFIG is no JSON object", text)
+    check_refused(
+        run(tmp_path, "-n", "2", script, env={"TF_CONFIG": text}),
+        "TF_CONFIG is no JSON object",
+        text,
+    )
 
 
 # -- batches per worker ----------------------------------------------------------------------------
@@ -493,9 +597,12 @@ def per_worker(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "steps"), [("known", 10), pytest.param("unknown", 10, marks=pytest.mark.long), ("generator", 5)]
+    ("case", "steps"),
+    [("known", 10), pytest.param("unknown", 10, marks=pytest.mark.long), ("generator", 5)],
 )
-def test_ranks_with_unequal_batches_end_together(per_worker: list[dict[str, Any]], case: str, steps: int) -> None:
+def test_ranks_with_unequal_batches_end_together(
+    per_worker: list[dict[str, Any]], case: str, steps: int
+) -> None:
     first, second = (each[case] for each in per_worker)
     assert first["steps"] == second["steps"] == steps
     assert first["loss"] == second["loss"]
@@ -518,7 +625,9 @@ def test_signal_reaches_scripts_that_tidy_up(tmp_path: Path, number: signal.Sign
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_ends_scripts_that_know_nothing_of_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_ends_scripts_that_know_nothing_of_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     started = Run(tmp_path, "-n", "2", PLAIN, "sleep")
     started.until_exist("begun-0", "begun-1")
     started.send(number)
@@ -557,8 +666,12 @@ def test_a_signal_before_the_next_generation_ends_the_run(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
-def test_scripts_that_ignore_a_signal_are_killed_after_the_grace_period(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM]
+)
+def test_scripts_that_ignore_a_signal_are_killed_after_the_grace_period(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     started = Run(tmp_path, "-n", "2", "--grace", "2", PLAIN, "ignore")
     started.until_exist("begun-0", "begun-1")
     started.send(number)

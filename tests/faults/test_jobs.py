@@ -38,7 +38,9 @@ def test_jobs_wait_for_each_other(tmp_path: Path) -> None:
 
 def test_a_job_that_runs_is_adopted_by_the_next_server(tmp_path: Path) -> None:
     process, url = jobs.serve(tmp_path)
-    jobs.client(tmp_path, url, "sagemaker").create_training_job(**request("long", "echo begin; sleep 4; echo end"))
+    jobs.client(tmp_path, url, "sagemaker").create_training_job(
+        **request("long", "echo begin; sleep 4; echo end")
+    )
     until(jobs.client(tmp_path, url, "sagemaker"), "long", ("Training",))
     jobs.kill(process)
     with served(tmp_path) as client:
@@ -86,23 +88,39 @@ def test_a_spot_job_gives_way_and_goes_on_from_its_checkpoint(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("limits", "spot", "secondary"),
     [
-        ({"MaxRuntimeInSeconds": 10}, False, "MaxRuntimeExceeded"),  # in which a busy machine starts a shell
+        (
+            {"MaxRuntimeInSeconds": 10},
+            False,
+            "MaxRuntimeExceeded",
+        ),  # in which a busy machine starts a shell
         ({"MaxRuntimeInSeconds": 1, "MaxWaitTimeInSeconds": 2}, True, "MaxWaitTimeExceeded"),
     ],
 )
-def test_a_job_ends_when_its_time_is_up(tmp_path: Path, limits: dict[str, int], spot: bool, secondary: str) -> None:
+def test_a_job_ends_when_its_time_is_up(
+    tmp_path: Path, limits: dict[str, int], spot: bool, secondary: str
+) -> None:
     """What its script has written by then is uploaded."""
-    command = "trap 'echo told; exit 0' TERM; echo x > /opt/ml/model/x; while true; do sleep 0.1; done"
+    command = (
+        "trap 'echo told; exit 0' TERM; echo x > /opt/ml/model/x; while true; do sleep 0.1; done"
+    )
     with served(tmp_path, capacity=1) as client:
         sagemaker = client("sagemaker")
         if spot:  # it can't even begin
             sagemaker.create_training_job(**request("other", "sleep 5"))
             until(sagemaker, "other", ("Training",))
         sagemaker.create_training_job(
-            **{**request("timed", command), "StoppingCondition": limits, "EnableManagedSpotTraining": spot}
+            **{
+                **request("timed", command),
+                "StoppingCondition": limits,
+                "EnableManagedSpotTraining": spot,
+            }
         )
         found = final(sagemaker, "timed")
-        keys = [o["Key"] for o in client("s3").list_objects_v2(Bucket="bucket").get("Contents", [])] if not spot else []
+        keys = (
+            [o["Key"] for o in client("s3").list_objects_v2(Bucket="bucket").get("Contents", [])]
+            if not spot
+            else []
+        )
     assert (found["TrainingJobStatus"], found["SecondaryStatus"]) == ("Stopped", secondary)
     assert spot or keys == ["out/timed/output/model.tar.gz"]
 
@@ -118,7 +136,14 @@ def test_a_stopped_job_hears_of_it_and_leaves_nothing(tmp_path: Path) -> None:
         found = final(sagemaker, "stopped")
         assert "told" in _lines(client("logs"), "stopped")
         assert jobs.processes.of(jobs.attempt.mark(jobs.Home(tmp_path), "stopped")) == []
-    assert statuses(found) == ["Starting", "Downloading", "Training", "Stopping", "Uploading", "Stopped"]
+    assert statuses(found) == [
+        "Starting",
+        "Downloading",
+        "Training",
+        "Stopping",
+        "Uploading",
+        "Stopped",
+    ]
 
 
 @pytest.fixture
@@ -158,7 +183,10 @@ def test_a_long_output_shows_its_first_line_at_once(tmp_path: Path) -> None:
             **request("long", "echo first; yes xxxxxxxxxxxxxxxxxxxxxxxx | head -c 200000000")
         )
         until_said(client, "long", "first")
-        assert client("sagemaker").describe_training_job(TrainingJobName="long")["SecondaryStatus"] == "Training"
+        assert (
+            client("sagemaker").describe_training_job(TrainingJobName="long")["SecondaryStatus"]
+            == "Training"
+        )
         (runner,) = [
             p
             for p in psutil.process_iter(["cmdline"])
@@ -175,7 +203,10 @@ def test_a_job_that_waits_can_be_stopped(tmp_path: Path) -> None:
         sagemaker.create_training_job(**request("waits", "echo never"))
         sagemaker.stop_training_job(TrainingJobName="waits")
         found = final(sagemaker, "waits")
-        assert sagemaker.describe_training_job(TrainingJobName="runs")["TrainingJobStatus"] == "InProgress"
+        assert (
+            sagemaker.describe_training_job(TrainingJobName="runs")["TrainingJobStatus"]
+            == "InProgress"
+        )
         assert final(sagemaker, "runs")["TrainingJobStatus"] == "Completed"
     assert found["SecondaryStatus"] == "Stopped"
     assert "Training" not in statuses(found)
@@ -195,7 +226,9 @@ def test_one_failed_instance_fails_the_job_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("times", [4, pytest.param(50, marks=pytest.mark.long)])
-def test_nothing_is_lost_when_the_server_is_killed_again_and_again(tmp_path: Path, times: int) -> None:
+def test_nothing_is_lost_when_the_server_is_killed_again_and_again(
+    tmp_path: Path, times: int
+) -> None:
     """Objects and jobs that a client was told of are there afterwards, and every job ends."""
     rng = random.Random(0)
     written: dict[str, set[str]] = {}
@@ -223,12 +256,16 @@ def test_nothing_is_lost_when_the_server_is_killed_again_and_again(tmp_path: Pat
     assert set(ended) == {"Completed"}
 
 
-def _write(home: Path, url: str, number: int, written: dict[str, set[str]], created: list[str]) -> Iterator[None]:
+def _write(
+    home: Path, url: str, number: int, written: dict[str, set[str]], created: list[str]
+) -> Iterator[None]:
     """Fills in what was acknowledged; a key that was being written over may have either value. Comes back before the first request, and after each."""
     s3, sagemaker = jobs.client(home, url, "s3"), jobs.client(home, url, "sagemaker")
     yield
     with contextlib.suppress(ClientError):  # it is there
-        s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+        s3.create_bucket(
+            Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
+        )
     yield
     name = f"job-{number}"
     sagemaker.create_training_job(**request(name, "true"))

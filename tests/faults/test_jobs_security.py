@@ -83,17 +83,26 @@ def signed(
 ) -> dict[str, str]:  # fmt: skip
     """Headers of a request as an SDK would send it."""
     request = AWSRequest(
-        method=method, url=server.url + path, data=body, headers={"host": host(server), **(headers or {})}
+        method=method,
+        url=server.url + path,
+        data=body,
+        headers={"host": host(server), **(headers or {})},
     )
     kind = S3SigV4Auth if service == "s3" else SigV4Auth
     kind(keys or owner(server), service, "us-west-2").add_auth(request)
     return dict(request.headers.items())
 
 
-def send(server: Server, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> Answer:
+def send(
+    server: Server, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
+) -> Answer:
     connection = http.client.HTTPConnection(host(server), timeout=20)
     connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
-    for name, value in {"content-length": str(len(body)), "host": host(server), **lower(headers)}.items():
+    for name, value in {
+        "content-length": str(len(body)),
+        "host": host(server),
+        **lower(headers),
+    }.items():
         connection.putheader(name, value)
     connection.endheaders(body)
     answer = connection.getresponse()
@@ -107,7 +116,11 @@ def lower(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def operate(
-    server: Server, name: str, request: Any, keys: Credentials | None = None, service: str = "sagemaker"
+    server: Server,
+    name: str,
+    request: Any,
+    keys: Credentials | None = None,
+    service: str = "sagemaker",
 ) -> Answer:
     body = request if isinstance(request, bytes) else json.dumps(request).encode()
     prefix = {"sagemaker": "SageMaker", "logs": "Logs_20140328"}[service]
@@ -134,7 +147,11 @@ def works(server: Server) -> bool:
 
 def job(name: str, script: str = "true", **facts: Any) -> dict[str, Any]:
     """CreateTrainingJob's parameters, for a command of the shell."""
-    algorithm = {"TrainingInputMode": "File", "TrainingImage": "x", "ContainerEntrypoint": ["/bin/sh", "-c", script]}
+    algorithm = {
+        "TrainingInputMode": "File",
+        "TrainingImage": "x",
+        "ContainerEntrypoint": ["/bin/sh", "-c", script],
+    }
     return {
         "TrainingJobName": name,
         "AlgorithmSpecification": algorithm,
@@ -169,7 +186,9 @@ def ended(server: Server, name: str) -> Record:
 
 def printed(server: Server, name: str) -> str:
     folder = server.service.home.job(name) / "logs"
-    return "\n".join(json.loads(line)["m"] for path in folder.glob("*.jsonl") for line in path.open())
+    return "\n".join(
+        json.loads(line)["m"] for path in folder.glob("*.jsonl") for line in path.open()
+    )
 
 
 def waiting(server: Server, name: str, **facts: Any) -> tuple[Record, Credentials]:
@@ -185,7 +204,9 @@ def waiting(server: Server, name: str, **facts: Any) -> tuple[Record, Credential
 
 
 def end(server: Server, name: str) -> None:
-    server.service.store.change(name, lambda record: None if record.state.final else record.with_transition("Stopped"))
+    server.service.store.change(
+        name, lambda record: None if record.state.final else record.with_transition("Stopped")
+    )
 
 
 # -- signatures --------------------------------------------------------------------------------------------
@@ -206,14 +227,21 @@ def test_without_a_signature(server: Server, method: str, path: str) -> None:
     target = {"x-amz-target": "SageMaker.ListTrainingJobs"}
     assert send(server, method, path, {}, b"{}")[0] == 403
     assert send(server, method, path, target, b"{}")[0] == 403
-    assert send(server, method, path, {"authorization": "AWS4-HMAC-SHA256 Credential=a/b/c/sagemaker/aws4_request"})[
-        0
-    ] in (400, 403)
+    assert send(
+        server,
+        method,
+        path,
+        {"authorization": "AWS4-HMAC-SHA256 Credential=a/b/c/sagemaker/aws4_request"},
+    )[0] in (400, 403)
 
 
 def test_a_wrong_secret(server: Server) -> None:
     access, secret = server.service.home.keys()
-    for keys in (Credentials(access, secret + "x"), Credentials(access, ""), Credentials("AKIASOMEBODY", secret)):
+    for keys in (
+        Credentials(access, secret + "x"),
+        Credentials(access, ""),
+        Credentials("AKIASOMEBODY", secret),
+    ):
         assert operate(server, "ListTrainingJobs", {}, keys)[0] == 403
         assert s3(server, "GET", "/bucket", keys=keys)[0] == 403
     assert works(server)
@@ -221,7 +249,9 @@ def test_a_wrong_secret(server: Server) -> None:
 
 def test_a_body_that_was_changed(server: Server) -> None:
     body = b'{"MaxResults": 1}'
-    headers = signed(server, "sagemaker", "POST", "/", body, {"x-amz-target": "SageMaker.ListTrainingJobs"})
+    headers = signed(
+        server, "sagemaker", "POST", "/", body, {"x-amz-target": "SageMaker.ListTrainingJobs"}
+    )
     assert send(server, "POST", "/", headers, b'{"MaxResults": 2}')[0] == 403
     assert send(server, "POST", "/", headers, body)[0] == 200
     headers = signed(server, "s3", "PUT", "/bucket/forged", b"what was signed")
@@ -244,8 +274,14 @@ def test_a_list_of_deletions_that_was_changed(server: Server) -> None:
 def test_parts_that_were_changed(server: Server) -> None:
     answer = s3(server, "POST", "/bucket/parts?uploads=")[2].decode()
     upload = answer.partition("<UploadId>")[2].partition("<")[0]
-    etags = [s3(server, "PUT", f"/bucket/parts?partNumber={k}&uploadId={upload}", b"%d" % k)[1]["etag"] for k in (1, 2)]
-    body = "".join(f"<Part><PartNumber>{k}</PartNumber><ETag>{etag}</ETag></Part>" for k, etag in enumerate(etags, 1))
+    etags = [
+        s3(server, "PUT", f"/bucket/parts?partNumber={k}&uploadId={upload}", b"%d" % k)[1]["etag"]
+        for k in (1, 2)
+    ]
+    body = "".join(
+        f"<Part><PartNumber>{k}</PartNumber><ETag>{etag}</ETag></Part>"
+        for k, etag in enumerate(etags, 1)
+    )
     whole = f"<CompleteMultipartUpload>{body}</CompleteMultipartUpload>".encode()
     path = f"/bucket/parts?uploadId={upload}"
     headers = signed(server, "s3", "POST", path, whole)
@@ -257,11 +293,18 @@ def test_parts_that_were_changed(server: Server) -> None:
 
 
 @pytest.mark.parametrize("minutes", [-16, 16])
-def test_a_request_of_another_time(server: Server, monkeypatch: pytest.MonkeyPatch, minutes: int) -> None:
-    then = datetime.datetime.now(datetime.UTC).replace(tzinfo=None) + datetime.timedelta(minutes=minutes)
+def test_a_request_of_another_time(
+    server: Server, monkeypatch: pytest.MonkeyPatch, minutes: int
+) -> None:
+    then = datetime.datetime.now(datetime.UTC).replace(tzinfo=None) + datetime.timedelta(
+        minutes=minutes
+    )
     monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda *_, **__: then)
     status, _, text = operate(server, "ListTrainingJobs", {})
-    assert (status, json.loads(text)["__type"] in ("RequestTimeTooSkewed", "InvalidSignatureException")) == (403, True)
+    assert (
+        status,
+        json.loads(text)["__type"] in ("RequestTimeTooSkewed", "InvalidSignatureException"),
+    ) == (403, True)
     assert s3(server, "GET", "/bucket")[0] == 403
 
 
@@ -271,21 +314,31 @@ def test_a_request_sent_again_to_another_service(server: Server) -> None:
     headers = lower(signed(server, "sts", "POST", "/", body, target))
     assert send(server, "POST", "/", headers, body)[0] == 200
     for service in ("sagemaker", "logs", "monitoring", "s3", "iam", "ec2"):
-        moved = {**headers, "authorization": headers["authorization"].replace("/sts/", f"/{service}/")}
+        moved = {
+            **headers,
+            "authorization": headers["authorization"].replace("/sts/", f"/{service}/"),
+        }
         assert send(server, "POST", "/", moved, body)[0] == 403
     assert operate(server, "DescribeLogGroups", {}, service="logs")[0] == 200
-    status, _, _ = send(server, "POST", "/", signed(server, "logs", "POST", "/", b"{}", target), b"{}")
+    status, _, _ = send(
+        server, "POST", "/", signed(server, "logs", "POST", "/", b"{}", target), b"{}"
+    )
     assert status == 400
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("with_header", [True, False])
-def test_a_link_to_an_object_is_no_key_to_anything_else(server: Server, method: str, with_header: bool) -> None:
+def test_a_link_to_an_object_is_no_key_to_anything_else(
+    server: Server, method: str, with_header: bool
+) -> None:
     """What is signed for one service, in the query, can't be sent to another by a header that nobody has checked."""
     request = AWSRequest("GET", f"{server.url}/bucket/public")
     S3SigV4QueryAuth(owner(server), "s3", "us-west-2", expires=600).add_auth(request)
     path = str(request.url).removeprefix(server.url)
-    headers = {"x-amz-target": "SageMaker.ListTrainingJobs", "content-type": "application/x-amz-json-1.1"}
+    headers = {
+        "x-amz-target": "SageMaker.ListTrainingJobs",
+        "content-type": "application/x-amz-json-1.1",
+    }
     if with_header:
         headers["authorization"] = "x Credential=a/b/c/sagemaker/d"
     status, _, body = send(server, method, path, headers, b"{}")
@@ -308,7 +361,9 @@ def test_a_header_sent_twice(server: Server) -> None:
     """What was signed and what is used must be the same one."""
     assert s3(server, "PUT", "/bucket/public", b"public")[0] == 200
     assert s3(server, "PUT", "/bucket/private", b"the owner's")[0] == 200
-    headers = signed(server, "s3", "PUT", "/bucket/twice", b"", {"x-amz-copy-source": "/bucket/public"})
+    headers = signed(
+        server, "s3", "PUT", "/bucket/twice", b"", {"x-amz-copy-source": "/bucket/public"}
+    )
     for first in (True, False):
         connection = http.client.HTTPConnection(host(server), timeout=20)
         connection.putrequest("PUT", "/bucket/twice", skip_host=True, skip_accept_encoding=True)
@@ -395,7 +450,18 @@ def test_numbers_of_uploads_that_lead_out(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../../x", "../jobs/job", "job/../../credentials", "/etc/passwd", "*", "?", "job/*", "[a-z]*", ""]
+    "name",
+    [
+        "../../x",
+        "../jobs/job",
+        "job/../../credentials",
+        "/etc/passwd",
+        "*",
+        "?",
+        "job/*",
+        "[a-z]*",
+        "",
+    ],
 )
 def test_streams_that_lead_out(server: Server, name: str) -> None:
     request = {"logGroupName": "/aws/sagemaker/TrainingJobs", "logStreamName": name}
@@ -405,14 +471,20 @@ def test_streams_that_lead_out(server: Server, name: str) -> None:
     assert status == 400 or json.loads(text)["logStreams"] == []
 
 
-@pytest.mark.parametrize("name", ["../../x", "..", "a/b", "a.b", "-a", "", "a" * 64, "a\0", "a\n", "ä", "%2e%2e"])
+@pytest.mark.parametrize(
+    "name", ["../../x", "..", "a/b", "a.b", "-a", "", "a" * 64, "a\0", "a\n", "ä", "%2e%2e"]
+)
 def test_names_of_jobs_that_lead_out(server: Server, name: str) -> None:
-    before = {path.name for path in _files(server.service.home.path.parent) if "blobs" not in path.parts}
+    before = {
+        path.name for path in _files(server.service.home.path.parent) if "blobs" not in path.parts
+    }
     status, _, text = operate(server, "CreateTrainingJob", job(name))
     assert (status, json.loads(text)["__type"]) == (400, "ValidationException")
     for operation in ("DescribeTrainingJob", "StopTrainingJob", "DeleteTrainingJob"):
         assert operate(server, operation, {"TrainingJobName": name})[0] == 400
-    after = {path.name for path in _files(server.service.home.path.parent) if "blobs" not in path.parts}
+    after = {
+        path.name for path in _files(server.service.home.path.parent) if "blobs" not in path.parts
+    }
     own = {"jobs.sqlite-wal", "jobs.sqlite-shm", "reserve", "backups"}
     assert {name for name in after - before if not name.endswith(".sqlite")} <= own
 
@@ -431,7 +503,10 @@ def test_pages_that_lead_out(server: Server, path: str) -> None:
 
 @pytest.mark.parametrize("program", ["../../up.py", "/etc/passwd", "a/../../up.sh"])
 def test_scripts_outside_of_their_source(server: Server, program: str) -> None:
-    values = {"sagemaker_program": json.dumps(program), "sagemaker_submit_directory": '"s3://bucket/source.tar.gz"'}
+    values = {
+        "sagemaker_program": json.dumps(program),
+        "sagemaker_submit_directory": '"s3://bucket/source.tar.gz"',
+    }
     request = job("script-outside", HyperParameters=values)
     del request["AlgorithmSpecification"]["ContainerEntrypoint"]
     status, _, text = operate(server, "CreateTrainingJob", request)
@@ -456,7 +531,10 @@ def test_a_source_and_objects_that_lead_out(server: Server, tmp_path: Path) -> N
         ("up/flag", tarfile.REGTYPE, "", b"bad"),
     )
     assert s3(server, "PUT", "/bucket/source.tar.gz", packed)[0] == 200
-    values = {"sagemaker_program": '"train.sh"', "sagemaker_submit_directory": '"s3://bucket/source.tar.gz"'}
+    values = {
+        "sagemaker_program": '"train.sh"',
+        "sagemaker_submit_directory": '"s3://bucket/source.tar.gz"',
+    }
     request = job("bad-source", HyperParameters=values)
     del request["AlgorithmSpecification"]["ContainerEntrypoint"]
     record = run(server, request)
@@ -554,12 +632,18 @@ def test_clients_that_are_slow(server: Server, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(server_module, "_HEADERS_IN", 0.5)
     monkeypatch.setattr(bodies, "PATIENCE", 0.5)
     stalled = {**lower(signed(server, "sagemaker", "POST", "/")), "content-length": "100"}
-    putting = {**lower(signed(server, "s3", "PUT", "/bucket/stalled", b"x" * 100)), "content-length": "100"}
+    putting = {
+        **lower(signed(server, "s3", "PUT", "/bucket/stalled", b"x" * 100)),
+        "content-length": "100",
+    }
     with contextlib.ExitStack() as stack:
         slow = [stack.enter_context(raw(server, b"GET / HTTP/1.1\r\nhost: ")) for _ in range(50)]
         silent = [stack.enter_context(raw(server)) for _ in range(50)]
         bodied = [stack.enter_context(raw(server, head(stalled) + b"{")) for _ in range(20)]
-        bodied += [stack.enter_context(raw(server, head(putting, "PUT", "/bucket/stalled") + b"x")) for _ in range(20)]
+        bodied += [
+            stack.enter_context(raw(server, head(putting, "PUT", "/bucket/stalled") + b"x"))
+            for _ in range(20)
+        ]
         began = time.monotonic()
         assert works(server)
         assert time.monotonic() - began < 2
@@ -586,12 +670,26 @@ def test_thousands_of_silent_clients_keep_nobody_out(server: Server) -> None:
 
 # -- what is in bodies -------------------------------------------------------------------------------------
 
-_NESTED = [b"[" * 100_000, b'{"a":' * 100_000, b'{"TrainingJobName":' + b"[" * 900 + b"]" * 900 + b"}"]
+_NESTED = [
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b'{"TrainingJobName":' + b"[" * 900 + b"]" * 900 + b"}",
+]
 
 
 @pytest.mark.parametrize(
     "body",
-    [b"{", b"nonsense", b"[]", b"3", b"null", b"\xff\xfe", b'{"a": 1e99999}', b'{"TrainingJobName": NaN}', *_NESTED],
+    [
+        b"{",
+        b"nonsense",
+        b"[]",
+        b"3",
+        b"null",
+        b"\xff\xfe",
+        b'{"a": 1e99999}',
+        b'{"TrainingJobName": NaN}',
+        *_NESTED,
+    ],
     ids=lambda body: body[:12].decode("latin1"),
 )
 def test_json_that_is_none(server: Server, body: bytes) -> None:
@@ -631,21 +729,35 @@ def test_numbers_that_are_none(server: Server, number: str) -> None:
     """Never an error inside."""
     group = "/aws/sagemaker/TrainingJobs"
     assert operate(server, "ListTrainingJobs", {"NextToken": number})[0] in (200, 400)
-    assert operate(server, "FilterLogEvents", {"logGroupName": group, "nextToken": number}, service="logs")[0] in (
+    assert operate(
+        server, "FilterLogEvents", {"logGroupName": group, "nextToken": number}, service="logs"
+    )[0] in (
         200,
         400,
     )
-    assert operate(server, "DescribeLogStreams", {"logGroupName": group, "nextToken": number}, service="logs")[0] in (
+    assert operate(
+        server, "DescribeLogStreams", {"logGroupName": group, "nextToken": number}, service="logs"
+    )[0] in (
         200,
         400,
     )
     text = urllib.parse.quote(number)
     assert s3(server, "GET", f"/bucket?list-type=2&max-keys={text}")[0] in (200, 400)
-    assert s3(server, "PUT", f"/bucket/k?partNumber={text}&uploadId={'0' * 32}", b"x")[0] in (400, 404)
+    assert s3(server, "PUT", f"/bucket/k?partNumber={text}&uploadId={'0' * 32}", b"x")[0] in (
+        400,
+        404,
+    )
     assert s3(server, "PUT", "/bucket/numbered", b"0123456789")[0] == 200
     if number.isascii():
-        assert s3(server, "GET", "/bucket/numbered", headers={"range": f"bytes=0-{number}"})[0] in (200, 206, 400, 416)
-        assert s3(server, "GET", "/bucket/numbered", headers={"if-modified-since": number or "x"})[0] in (200, 304, 400)
+        assert s3(server, "GET", "/bucket/numbered", headers={"range": f"bytes=0-{number}"})[0] in (
+            200,
+            206,
+            400,
+            416,
+        )
+        assert s3(server, "GET", "/bucket/numbered", headers={"if-modified-since": number or "x"})[
+            0
+        ] in (200, 304, 400)
     cookie = cookie_of(server)
     assert send(server, "GET", f"/ui/jobs/none/logs/0?offset={text}", cookie)[0] in (200, 400, 404)
     expires = f"/bucket/numbered?X-Amz-Credential=a/20260101/r/s3/aws4_request&X-Amz-Signature=0&X-Amz-Expires={text}"
@@ -665,11 +777,19 @@ def test_places_in_a_log_that_are_none(server: Server) -> None:
     assert run(server, job("printing", "echo one; echo two")).state.status == "Completed"
     group = "/aws/sagemaker/TrainingJobs"
     _, _, text = operate(
-        server, "DescribeLogStreams", {"logGroupName": group, "logStreamNamePrefix": "printing/"}, service="logs"
+        server,
+        "DescribeLogStreams",
+        {"logGroupName": group, "logStreamNamePrefix": "printing/"},
+        service="logs",
     )
-    request = {"logGroupName": group, "logStreamName": json.loads(text)["logStreams"][0]["logStreamName"]}
+    request = {
+        "logGroupName": group,
+        "logStreamName": json.loads(text)["logStreams"][0]["logStreamName"],
+    }
     for name in ("f/3", "b/3", "f/1", "f/999999999", "f/" + "9" * 5000, "x/0", "f/-1", "f/", "f"):
-        status, _, text = operate(server, "GetLogEvents", {**request, "nextToken": name}, service="logs")
+        status, _, text = operate(
+            server, "GetLogEvents", {**request, "nextToken": name}, service="logs"
+        )
         assert status in (200, 400), (name, text)
     cookie = cookie_of(server)
     assert send(server, "GET", "/ui/jobs/printing/logs/0?offset=3", cookie)[0] in (200, 400)
@@ -690,12 +810,19 @@ def test_xml_with_entities(server: Server) -> None:
         assert s3(server, "POST", "/bucket?delete=", body)[0] in (200, 400)
 
 
-@pytest.mark.parametrize("size", ["-5", "+3", "0x3", "3 ", "1_0", "", "zz", "fffffffffffffffff", "9" * 5000])
+@pytest.mark.parametrize(
+    "size", ["-5", "+3", "0x3", "3 ", "1_0", "", "zz", "fffffffffffffffff", "9" * 5000]
+)
 def test_chunks_that_are_none(server: Server, size: str) -> None:
-    headers = {"x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER", "x-amz-decoded-content-length": "3"}
+    headers = {
+        "x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
+        "x-amz-decoded-content-length": "3",
+    }
     assert s3(server, "DELETE", "/bucket/chunked")[0] == 204
     body = f"{size}\r\nabc\r\n0\r\n\r\n".encode()
-    request = AWSRequest(method="PUT", url=f"{server.url}/bucket/chunked", headers={"host": host(server), **headers})
+    request = AWSRequest(
+        method="PUT", url=f"{server.url}/bucket/chunked", headers={"host": host(server), **headers}
+    )
     signer = S3SigV4Auth(owner(server), "s3", "us-west-2")
     signer.payload = lambda _: headers["x-amz-content-sha256"]  # pyright: ignore[reportAttributeAccessIssue]
     signer.add_auth(request)
@@ -706,10 +833,14 @@ def test_chunks_that_are_none(server: Server, size: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["x-amz-checksum-crc32", "x-amz-checksum-sha256", "x-amz-checksum-crc32c", "content-md5"]
+    "name",
+    ["x-amz-checksum-crc32", "x-amz-checksum-sha256", "x-amz-checksum-crc32c", "content-md5"],
 )
 def test_checksums_that_are_wrong(server: Server, name: str) -> None:
-    wrong = {"content-md5": hashlib.md5(b"x").digest(), "x-amz-checksum-sha256": hashlib.sha256(b"x").digest()}
+    wrong = {
+        "content-md5": hashlib.md5(b"x").digest(),
+        "x-amz-checksum-sha256": hashlib.sha256(b"x").digest(),
+    }
     value = base64.b64encode(wrong.get(name, zlib.crc32(b"x").to_bytes(4, "big"))).decode()
     for given_value in (value, "nonsense", ""):
         status, _, text = s3(server, "PUT", "/bucket/summed", b"content", {name: given_value})
@@ -731,14 +862,18 @@ def test_headers_of_an_answer_are_ours(server: Server) -> None:
     assert s3(server, "PUT", "/bucket/named", b"x")[0] == 200
     for value in ("a\r\nx-evil: 1", "a\nx-evil: 1", "\u2028", "\0"):
         query = urllib.parse.quote(value)
-        status, headers, _ = s3(server, "GET", f"/bucket/named?response-content-disposition={query}")
+        status, headers, _ = s3(
+            server, "GET", f"/bucket/named?response-content-disposition={query}"
+        )
         assert status in (200, 400)
         assert "x-evil" not in headers
 
 
 def test_hosts_that_are_none(server: Server) -> None:
     for name in ("[", "a b", "x/ui", "x?y", "", "\x7f"):
-        with raw(server, f"GET / HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n".encode()) as sock:
+        with raw(
+            server, f"GET / HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n".encode()
+        ) as sock:
             assert status_of(sock) in (400, 403), name
     assert works(server)
 
@@ -765,9 +900,13 @@ def test_addresses_that_are_no_data(server: Server, uri: str) -> None:
     assert operate(server, "CreateTrainingJob", request)[0] == 400
 
 
-@pytest.mark.parametrize("uri", ["s3://169.254.169.254/x", "s3://user@host:80/x", "s3://..%2f../x", "s3://../x"])
+@pytest.mark.parametrize(
+    "uri", ["s3://169.254.169.254/x", "s3://user@host:80/x", "s3://..%2f../x", "s3://../x"]
+)
 def test_buckets_that_look_like_hosts_are_buckets(server: Server, uri: str) -> None:
-    status, _, _ = operate(server, "CreateTrainingJob", job("bucketed", InputDataConfig=[channel(uri)]))
+    status, _, _ = operate(
+        server, "CreateTrainingJob", job("bucketed", InputDataConfig=[channel(uri)])
+    )
     if status == 200:
         record = ended(server, "bucketed")
         assert record.failure.startswith("ClientError: There is nothing under")
@@ -790,8 +929,13 @@ def test_files_beyond_the_folders_that_are_allowed(tmp_path: Path) -> None:
             f"{allowed.as_uri()}/%2e%2e/other",
         ]
         for uri in uris:
-            assert operate(server, "CreateTrainingJob", job("a", InputDataConfig=[channel(uri)]))[0] == 400
-        (other / "source.tar.gz").write_bytes(source(("train.sh", tarfile.REGTYPE, "", b"echo ran what is secret")))
+            assert (
+                operate(server, "CreateTrainingJob", job("a", InputDataConfig=[channel(uri)]))[0]
+                == 400
+            )
+        (other / "source.tar.gz").write_bytes(
+            source(("train.sh", tarfile.REGTYPE, "", b"echo ran what is secret"))
+        )
         program = other.as_uri() + "/source.tar.gz"
         for text in (
             json.dumps(program),
@@ -836,7 +980,11 @@ _SECRETS = {
 
 def _files(folder: Path) -> list[Path]:
     """All below a folder, while runners of jobs remove theirs (``Path.rglob`` fails then)."""
-    return [Path(parent, name) for parent, folders, files in os.walk(folder) for name in (*folders, *files)]
+    return [
+        Path(parent, name)
+        for parent, folders, files in os.walk(folder)
+        for name in (*folders, *files)
+    ]
 
 
 def _bytes(path: Path) -> bytes:
@@ -871,13 +1019,18 @@ def test_secrets_stay_secret(tmp_path: Path) -> None:
         server.service.objects.make_bucket("bucket")
         script = f"{sys.executable} -c 'import os; print(os.environ)'; env; echo $DB_PASSWORD >&2; exit 3"
         request = job(
-            "secretive", script, Environment=secrets, HyperParameters={"auth_token": "hyper-token-1", "x": "1"}
+            "secretive",
+            script,
+            Environment=secrets,
+            HyperParameters={"auth_token": "hyper-token-1", "x": "1"},
         )
         record = run(server, request)
         assert record.state.status == "Failed"
         text = printed(server, "secretive")
         assert "plain-value-1" in text
-        described = operate(server, "DescribeTrainingJob", {"TrainingJobName": "secretive"})[2].decode()
+        described = operate(server, "DescribeTrainingJob", {"TrainingJobName": "secretive"})[
+            2
+        ].decode()
         assert "plain-value-1" in described
         cookie = cookie_of(server)
         page = send(server, "GET", "/ui/jobs/secretive", cookie)[2].decode()
@@ -890,11 +1043,18 @@ def test_secrets_stay_secret(tmp_path: Path) -> None:
                 json.dumps(secret)[1:-1],
                 secret.replace("\\", "\\\\").replace("'", "\\'"),
             )
-            for where, seen in (("logs", text), ("Describe", described), ("page", page), ("failure", record.failure)):
+            for where, seen in (
+                ("logs", text),
+                ("Describe", described),
+                ("page", page),
+                ("failure", record.failure),
+            ):
                 assert not [form for form in forms if form in seen], where
             for path in readable_by_others(home):
                 assert secret.encode() not in _bytes(path), path
-        assert server.service.home.keys()[1].encode() not in b"".join(_bytes(path) for path in _files(home / "jobs"))
+        assert server.service.home.keys()[1].encode() not in b"".join(
+            _bytes(path) for path in _files(home / "jobs")
+        )
 
 
 def test_others_can_not_read_the_folder(tmp_path: Path) -> None:
@@ -905,7 +1065,9 @@ def test_others_can_not_read_the_folder(tmp_path: Path) -> None:
         assert readable_by_others(home.path) == []
 
 
-def test_a_scripts_environment_has_none_of_the_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scripts_environment_has_none_of_the_services(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of the service")
     monkeypatch.setenv("SOME_PASSWORD", "of the service")
     monkeypatch.setenv("SYRTOS_SECRET", "of the service")
@@ -948,7 +1110,9 @@ def test_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         }
         monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
         client: Any = boto3.client("s3", **facts)
-        client.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+        client.create_bucket(
+            Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
+        )
         client.put_object(Bucket="bucket", Key="k", Body=b"over TLS")
         assert client.get_object(Bucket="bucket", Key="k")["Body"].read() == b"over TLS"
         assert boto3.client("sagemaker", **facts).list_training_jobs()["TrainingJobSummaries"] == []
@@ -993,7 +1157,9 @@ def test_the_page_is_for_who_has_its_key(server: Server) -> None:
             assert "set-cookie" not in headers
     status, headers, _ = send(server, "GET", f"/?token={token(home)}", {})
     assert (status, headers["location"]) == (303, "/")
-    assert {"httponly", "samesite=strict"} <= {part.strip().lower() for part in headers["set-cookie"].split(";")}
+    assert {"httponly", "samesite=strict"} <= {
+        part.strip().lower() for part in headers["set-cookie"].split(";")
+    }
     status, headers, _ = send(server, "GET", "/", cookie_of(server))
     assert status == 200
     assert "default-src 'self'" in headers["content-security-policy"]
@@ -1027,7 +1193,9 @@ def test_another_site_stops_no_job(server: Server) -> None:
 def test_the_page_is_json_whatever_was_printed(server: Server) -> None:
     """Numbers that only Python reads, and markup."""
     request = job("printing-nan", "echo loss: nan; echo '<script>alert(1)</script>'")
-    request["AlgorithmSpecification"]["MetricDefinitions"] = [{"Name": "loss", "Regex": "loss: (\\w+)"}]
+    request["AlgorithmSpecification"]["MetricDefinitions"] = [
+        {"Name": "loss", "Regex": "loss: (\\w+)"}
+    ]
     assert run(server, request).state.status == "Completed"
 
     def refuse(text: str) -> None:
@@ -1047,7 +1215,9 @@ def test_many_at_once(server: Server) -> None:
     wrong = Credentials("SYRTWRONG", "x")
     answers: list[int] = []
     threads = [
-        threading.Thread(target=lambda: answers.append(operate(server, "ListTrainingJobs", {}, wrong)[0]))
+        threading.Thread(
+            target=lambda: answers.append(operate(server, "ListTrainingJobs", {}, wrong)[0])
+        )
         for _ in range(40)
     ]
     for thread in threads:
@@ -1062,7 +1232,10 @@ def test_processes_of_a_job_end_with_it(server: Server) -> None:
     """Also those of a session of their own, and where the request gives them another mark."""
     script = f"setsid {sys.executable} -c 'import time; time.sleep(300)' & echo $! ; sleep 0.3"
     before = _sleeping()
-    assert run(server, job("leaving", script, Environment={"SYRTOS_JOB": "another"})).state.status == "Completed"
+    assert (
+        run(server, job("leaving", script, Environment={"SYRTOS_JOB": "another"})).state.status
+        == "Completed"
+    )
     wait_until(lambda: _sleeping() <= before, 5)
 
 

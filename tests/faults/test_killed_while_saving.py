@@ -22,7 +22,11 @@ MORE_KINDS = ("h5", "weights", "export", "backup")
 def test_a_killed_writer_leaves_the_old_file_whole(tmp_path: Path, kinds: tuple[str, ...]) -> None:
     """At every rename and link, at some of the other doings, and in the middle of a file."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path), *kinds], capture_output=True, text=True, timeout=1700, check=False
+        [sys.executable, str(SCRIPT), str(tmp_path), *kinds],
+        capture_output=True,
+        text=True,
+        timeout=1700,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     for kind in kinds:

@@ -29,7 +29,9 @@ def trained(
     flags = ("-n", str(workers), "--oversubscribe", *flags)
     framework = {"TF_USE_LEGACY_KERAS": "1"} if backend == "keras 2" else {"KERAS_BACKEND": backend}
     env = {**framework, "OMP_NUM_THREADS": "1"}
-    return run(folder, *flags, RECOVERING, folder / "out", data, *ends, within=400.0, env=env, forked=True)
+    return run(
+        folder, *flags, RECOVERING, folder / "out", data, *ends, within=400.0, env=env, forked=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +52,18 @@ def check_equal(one: Path, other: Path) -> None:
     """Weights to the last bit, and all that was logged."""
     first, second = (dict(np.load(folder / "out" / "weights.npz")) for folder in (one, other))
     assert [first[name].tobytes() for name in first] == [second[name].tobytes() for name in second]
-    assert (one / "out" / "results.json").read_text() == (other / "out" / "results.json").read_text()
+    assert (one / "out" / "results.json").read_text() == (
+        other / "out" / "results.json"
+    ).read_text()
     assert (one / "out" / "log.csv").read_text() == (other / "out" / "log.csv").read_text()
 
 
 # What ends, on which rank, after which batch: 14 batches in an epoch, 3 epochs in the first `fit`, 2 in the second.
-ENDS = {"arrays": ("SIGKILL:1:5", "exit:0:20"), "planned": ("SIGSEGV:0:18",), "pipeline": ("SIGABRT:0:17",)}
+ENDS = {
+    "arrays": ("SIGKILL:1:5", "exit:0:20"),
+    "planned": ("SIGSEGV:0:18",),
+    "pipeline": ("SIGABRT:0:17",),
+}
 OTHERS_END = ("SIGABRT:0:47",)
 
 
@@ -106,7 +114,9 @@ def test_one_worker_goes_on_too(tmp_path: Path, backend: str) -> None:
 
 
 @pytest.mark.slow
-def test_restarts_that_nobody_has_asked_for(whole: Callable[[str, str], Path], tmp_path: Path) -> None:
+def test_restarts_that_nobody_has_asked_for(
+    whole: Callable[[str, str], Path], tmp_path: Path
+) -> None:
     """Workers that are lost are started again, and an error of the script ends the run; what it has kept is no reason to refuse the next one."""
     ended = trained(tmp_path / "run", "tensorflow", "arrays", "SIGKILL:1:5", "raise:0:20", flags=())
     assert ended.code == 1, ended.stderr
@@ -135,7 +145,10 @@ def test_a_flipped_bit_is_repaired(whole: Callable[[str, str], Path], tmp_path: 
 def test_what_always_fails_at_the_same_place_is_given_up(tmp_path: Path) -> None:
     ended = trained(tmp_path / "run", "tensorflow", "arrays", "always")
     assert ended.code == 128 + signal.SIGKILL
-    assert "no restart: 3 generations have ended at the same place, so another would too" in ended.stderr
+    assert (
+        "no restart: 3 generations have ended at the same place, so another would too"
+        in ended.stderr
+    )
     # a machine that is busy commits fewer steps, and the second generation may come further than the first
     assert ended.stderr.count("Generation") >= 2
     ended.check_nothing_left()
@@ -143,7 +156,9 @@ def test_what_always_fails_at_the_same_place_is_given_up(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("how", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
+)
 def test_a_run_is_resumed_after_its_launcher_has_ended(
     whole: Callable[[str, str], Path], tmp_path: Path, how: signal.Signals
 ) -> None:
@@ -174,13 +189,19 @@ def test_a_run_is_resumed_after_its_launcher_has_ended(
     assert "has finished: there is nothing to resume" in again.stderr
 
 
-_BY_THEMSELVES = {"SYRTOS_NEW_INTERPRETERS": "first"}, ["a new interpreter", "forked from keras tensorflow 1"]
+_BY_THEMSELVES = (
+    {"SYRTOS_NEW_INTERPRETERS": "first"},
+    ["a new interpreter", "forked from keras tensorflow 1"],
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("killed", "expected"),
-    [({}, ["forked from keras tensorflow 1"] * 2), pytest.param(*_BY_THEMSELVES, marks=pytest.mark.long)],
+    [
+        ({}, ["forked from keras tensorflow 1"] * 2),
+        pytest.param(*_BY_THEMSELVES, marks=pytest.mark.long),
+    ],
 )
 def test_all_generations_are_forked_from_a_process_that_has_imported_the_frameworks(
     tmp_path: Path, killed: dict[str, str], expected: list[str]

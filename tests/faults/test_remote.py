@@ -22,7 +22,9 @@ from syrtos.data.sources import BadRecord
 from syrtos.data.tfrecord import TFRecord
 from syrtos.errors import DataError, OutOfReachError
 
-RECORDS = [bytes([k % 251]) * 5000 for k in range(3000)]  # 15 MB: several pieces in each of two files
+RECORDS = [
+    bytes([k % 251]) * 5000 for k in range(3000)
+]  # 15 MB: several pieces in each of two files
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,11 @@ def port() -> Iterator[int]:
 
 @pytest.fixture(autouse=True)
 def _credentials(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, value in (("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "y"), ("AWS_REGION", "us-east-1")):
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "x"),
+        ("AWS_SECRET_ACCESS_KEY", "y"),
+        ("AWS_REGION", "us-east-1"),
+    ):
         monkeypatch.setenv(name, value)
     remote._store.cache_clear()
     yield
@@ -44,7 +50,10 @@ def _credentials(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def through(
-    proxy: s3.Proxy, monkeypatch: pytest.MonkeyPatch, folder: Path, pattern: str = "s3://bucket/train/"
+    proxy: s3.Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    pattern: str = "s3://bucket/train/",
 ) -> Records:
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
     cache = Cache(folder)
@@ -55,7 +64,9 @@ def some_go_wrong(proxy: s3.Proxy, path: str, number: int) -> str | None:
     return {1: "503", 3: "truncate", 6: "slow", 7: "503"}.get(number % 8)
 
 
-def test_all_records_arrive_whatever_goes_wrong(port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_all_records_arrive_whatever_goes_wrong(
+    port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     proxy = s3.Proxy(port, some_go_wrong)
     source = through(proxy, monkeypatch, tmp_path)
     assert source.read(np.arange(3000)) == RECORDS
@@ -63,7 +74,9 @@ def test_all_records_arrive_whatever_goes_wrong(port: int, monkeypatch: pytest.M
     proxy.close()
 
 
-def test_what_was_read_once_is_read_from_this_host(port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_was_read_once_is_read_from_this_host(
+    port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     proxy = s3.Proxy(port)
     assert through(proxy, monkeypatch, tmp_path).read(np.arange(3000)) == RECORDS
     sent = proxy.sent
@@ -74,16 +87,22 @@ def test_what_was_read_once_is_read_from_this_host(port: int, monkeypatch: pytes
     proxy.close()
 
 
-def test_a_server_that_never_answers_well_is_named(port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_server_that_never_answers_well_is_named(
+    port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.01)
     monkeypatch.setattr(remote, "_LONGEST_PAUSE", 0.05)
     proxy = s3.Proxy(port, lambda *_: "503")
-    with pytest.raises(OutOfReachError, match=r"s3://bucket/train/part-0 could not be read in 8 tries"):
+    with pytest.raises(
+        OutOfReachError, match=r"s3://bucket/train/part-0 could not be read in 8 tries"
+    ):
         through(proxy, monkeypatch, tmp_path)
     proxy.close()
 
 
-def test_a_damaged_copy_is_fetched_again(port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_damaged_copy_is_fetched_again(
+    port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     proxy = s3.Proxy(port)
     source = through(proxy, monkeypatch, tmp_path)
     source.read(np.arange(3000))
@@ -108,13 +127,17 @@ def test_a_record_that_is_damaged_in_the_store_is_bad(
     proxy.close()
 
 
-def test_patterns_and_missing_objects(port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_patterns_and_missing_objects(
+    port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
     cache = Cache(tmp_path)
     names = [file.name for file in find("s3://bucket/train/part-*", cache)]
     assert names == ["s3://bucket/train/part-0", "s3://bucket/train/part-1"]
     assert [file.name for file in find("s3://bucket/train", cache)] == names
-    assert isinstance(find(["s3://bucket/train/part-0", "s3://bucket/train/part-7"], cache)[1], MissingFile)
+    assert isinstance(
+        find(["s3://bucket/train/part-0", "s3://bucket/train/part-7"], cache)[1], MissingFile
+    )
     with pytest.raises(DataError, match="part-7 does not exist"):
         find("s3://bucket/train/part-7", cache)
     with pytest.raises(DataError, match="No file matches"):
@@ -128,7 +151,9 @@ def test_files_of_a_web_server(tmp_path: Path) -> None:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     cache = Cache(tmp_path / "cache")
-    source = Records(find(f"http://127.0.0.1:{server.server_address[1]}/part", cache), TFRecord(), cache)
+    source = Records(
+        find(f"http://127.0.0.1:{server.server_address[1]}/part", cache), TFRecord(), cache
+    )
     assert source.read(np.arange(100)) == RECORDS[:100]
     server.shutdown()
     server.server_close()
@@ -139,7 +164,9 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         content = Path(self.translate_path(self.path)).read_bytes()
-        first, last = (int(part) for part in self.headers["Range"].removeprefix("bytes=").split("-"))
+        first, last = (
+            int(part) for part in self.headers["Range"].removeprefix("bytes=").split("-")
+        )
         self.send_response(206)
         self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
         self.send_header("Content-Length", str(last + 1 - first))

@@ -43,7 +43,9 @@ def test_every_batch_is_taken_once_and_all_end_equal(
         assert [worker[k] for k in ("weights", "evaluated", "history")] == [
             workers[0][k] for k in ("weights", "evaluated", "history")
         ]
-    assert workers[0]["history"]["loss"][-1] < workers[0]["history"]["loss"][0] < 1.0  # of a variance of about 8
+    assert (
+        workers[0]["history"]["loss"][-1] < workers[0]["history"]["loss"][0] < 1.0
+    )  # of a variance of about 8
     ended.check_nothing_left()
 
 
@@ -60,7 +62,10 @@ def test_every_batch_is_taken_once_and_all_end_equal(
 def test_a_worker_that_dies_costs_its_own_work_only(tmp_path: Path, what: str, said: str) -> None:
     ended = served(tmp_path, what, "--ps", "2", forked=False)
     assert ended.code == 0, ended.stderr + ended.logs
-    assert f"{said} before its script had come to its end. Its last batch is lost; the others go on." in ended.stderr
+    assert (
+        f"{said} before its script had come to its end. Its last batch is lost; the others go on."
+        in ended.stderr
+    )
     if what == "error":
         assert "this worker gives up" in ended.log(1)
     workers = seen(tmp_path)
@@ -103,7 +108,10 @@ def test_staleness_bounds_how_far_a_worker_is_ahead(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flags", [pytest.param((), marks=pytest.mark.long), ("--staleness", "0")])
 @pytest.mark.parametrize(
     ("what", "code"),
-    [("killed by rank 0", 128 + signal.SIGKILL), pytest.param("vanished rank 0", 1, marks=pytest.mark.long)],
+    [
+        ("killed by rank 0", 128 + signal.SIGKILL),
+        pytest.param("vanished rank 0", 1, marks=pytest.mark.long),
+    ],
 )
 def test_rank_0_ends_the_run(tmp_path: Path, what: str, code: int, flags: tuple[str, ...]) -> None:
     ended = served(tmp_path, what, "--ps", "1", *flags, workers=2, forked=False)

@@ -18,7 +18,9 @@ import tensorflow as tf
 import syrtos.data
 
 # untyped: one of two packages whose annotations disagree
-keras: Any = importlib.import_module("tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") else "keras")
+keras: Any = importlib.import_module(
+    "tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") else "keras"
+)
 
 Logs = dict[str, Any]
 Case = Callable[[], tuple[Any, Logs]]
@@ -64,7 +66,9 @@ def keras3(function: Case) -> Case:
 # -- material -----------------------------------------------------------------------------------------
 
 
-def data(samples: int = 333, features: int = 12) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def data(
+    samples: int = 333, features: int = 12
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """A regression that needs more than one layer; 333 samples: no batch size divides them."""
     rng = np.random.default_rng(7)
     x = rng.normal(size=(samples, features)).astype("float32")
@@ -90,7 +94,9 @@ def mlp(outputs: int = 1, activation: str | None = None, **first: Any) -> Any:
 
 def fit(model: Any, *args: Any, epochs: int = 5, **kwargs: Any) -> tuple[Any, Logs]:
     """Trains quietly; 333 samples in batches of 32 are 11 steps, so 5 epochs are 55."""
-    history = model.fit(*args, epochs=epochs, verbose=0, **{"batch_size": 32, "shuffle": False, **kwargs})
+    history = model.fit(
+        *args, epochs=epochs, verbose=0, **{"batch_size": 32, "shuffle": False, **kwargs}
+    )
     return model, dict(history.history)
 
 
@@ -118,7 +124,9 @@ def shuffled() -> tuple[Any, Logs]:
 def functional_two_inputs_two_outputs() -> tuple[Any, Logs]:
     keras.utils.set_random_seed(4)
     left, right = keras.layers.Input((6,), name="left"), keras.layers.Input((6,), name="right")
-    joined = keras.layers.Concatenate()([keras.layers.Dense(8, "relu")(left), keras.layers.Dense(8, "tanh")(right)])
+    joined = keras.layers.Concatenate()(
+        [keras.layers.Dense(8, "relu")(left), keras.layers.Dense(8, "tanh")(right)]
+    )
     value = keras.layers.Dense(1, name="value")(joined)
     kind = keras.layers.Dense(3, "softmax", name="kind")(joined)
     model = keras.Model([left, right], {"value": value, "kind": kind})
@@ -335,7 +343,9 @@ class Batches(getattr(keras.utils, "PyDataset", keras.utils.Sequence)):
 
     def __getitem__(self, index: int) -> Any:
         x, y = data()
-        chosen = self.order[index * 30 : index * 30 + 33 - 4 * (index % 3)]  # few sizes: JAX compiles for each
+        chosen = self.order[
+            index * 30 : index * 30 + 33 - 4 * (index % 3)
+        ]  # few sizes: JAX compiles for each
         return x[chosen], y[chosen]
 
     def on_epoch_end(self) -> None:
@@ -355,7 +365,9 @@ def _batches() -> Iterator[Any]:
     x, y = data()
     rng = np.random.default_rng(2)
     while True:
-        chosen = rng.integers(0, 333, size=rng.choice([1, 2, 7, 16, 39]))  # few sizes: JAX compiles for each
+        chosen = rng.integers(
+            0, 333, size=rng.choice([1, 2, 7, 16, 39])
+        )  # few sizes: JAX compiles for each
         yield x[chosen], y[chosen]
 
 
@@ -453,7 +465,9 @@ def words_on_batch() -> tuple[Any, Logs]:
     return model, {
         "loss": [float(model.train_on_batch(*row)[0]) for row in rows],
         "tested": [float(model.test_on_batch(*row)[1]) for row in rows],
-        "predicted": np.concatenate([model.predict_on_batch(row[0]) for row in rows]).ravel().tolist(),
+        "predicted": np.concatenate([model.predict_on_batch(row[0]) for row in rows])
+        .ravel()
+        .tolist(),
     }
 
 
@@ -461,7 +475,9 @@ def words_on_batch() -> tuple[Any, Logs]:
 def planned_words() -> tuple[Any, Logs]:
     """The same with a planned order: each batch has one record."""
     model, (words, y) = _of_words(7)
-    return fit(model, syrtos.data.from_arrays(words, y, batch_size=1), batch_size=None, shuffle=None)
+    return fit(
+        model, syrtos.data.from_arrays(words, y, batch_size=1), batch_size=None, shuffle=None
+    )
 
 
 @keras3
@@ -471,14 +487,24 @@ def sparse_batches() -> tuple[Any, Logs]:
     sparse = tf.sparse.from_dense(np.where(x > 0.5, x, 0))
     model = keras.Sequential([keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
-    return fit(model, tf.data.Dataset.from_tensor_slices((sparse, y)).batch(4), batch_size=None, shuffle=None)
+    return fit(
+        model,
+        tf.data.Dataset.from_tensor_slices((sparse, y)).batch(4),
+        batch_size=None,
+        shuffle=None,
+    )
 
 
 @case
 def class_weight() -> tuple[Any, Logs]:
     keras.utils.set_random_seed(3)
     model = mlp(3, "softmax")
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["accuracy"])
+    model.compile(
+        "adam",
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        weighted_metrics=["accuracy"],
+    )
     return fit(model, *classes(), class_weight={0: 0.5, 1: 1.0, 2: 3.0})
 
 
@@ -515,7 +541,9 @@ def train_on_batch() -> tuple[Any, Logs]:
     model = mlp()
     model.compile("adam", "mse", metrics=["mae"])
     x, y = data()
-    losses = [model.train_on_batch(x[i : i + 6], y[i : i + 6], return_dict=True) for i in range(0, 330, 6)]
+    losses = [
+        model.train_on_batch(x[i : i + 6], y[i : i + 6], return_dict=True) for i in range(0, 330, 6)
+    ]
     tested = model.test_on_batch(x[:7], y[:7], return_dict=True)
     predicted = model.predict_on_batch(x[:5])
     return model, {
@@ -529,7 +557,10 @@ def train_on_batch() -> tuple[Any, Logs]:
 def evaluate_and_predict() -> tuple[Any, Logs]:
     model, logs = regression()
     x, y = data(101)
-    logs |= {f"evaluated_{k}": [v] for k, v in model.evaluate(x, y, batch_size=30, verbose=0, return_dict=True).items()}
+    logs |= {
+        f"evaluated_{k}": [v]
+        for k, v in model.evaluate(x, y, batch_size=30, verbose=0, return_dict=True).items()
+    }
     logs["predicted"] = model.predict(x, batch_size=30, verbose=0).ravel().tolist()
     dataset = tf.data.Dataset.from_tensor_slices(x).batch(7)
     logs["predicted_from_dataset"] = model.predict(dataset, verbose=0).ravel().tolist()
@@ -589,7 +620,9 @@ class Penalty(keras.layers.Layer):
 def added_loss() -> tuple[Any, Logs]:
     keras.utils.set_random_seed(3)
     inputs = keras.layers.Input((12,))
-    model = keras.Model(inputs, keras.layers.Dense(1)(Penalty()(keras.layers.Dense(8, "tanh")(inputs))))
+    model = keras.Model(
+        inputs, keras.layers.Dense(1)(Penalty()(keras.layers.Dense(8, "tanh")(inputs)))
+    )
     model.compile(keras.optimizers.SGD(0.05), "mse")
     return fit(model, *data())
 
@@ -636,7 +669,9 @@ def weight_decay() -> tuple[Any, Logs]:
 
 @case
 def ema() -> tuple[Any, Logs]:
-    return regression(keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=7))
+    return regression(
+        keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=7)
+    )
 
 
 @case
@@ -645,10 +680,15 @@ def learning_rate_schedule() -> tuple[Any, Logs]:
 
 
 def _optimizers_with_options() -> dict[str, Any]:
-    optimizers, schedule = keras.optimizers, keras.optimizers.schedules.ExponentialDecay(0.01, 4, 0.7)
+    optimizers, schedule = (
+        keras.optimizers,
+        keras.optimizers.schedules.ExponentialDecay(0.01, 4, 0.7),
+    )
     return {
         "AMSGrad": optimizers.Adam(0.01, amsgrad=True, clipnorm=0.5),
-        "AdamW": optimizers.AdamW(schedule, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=3),
+        "AdamW": optimizers.AdamW(
+            schedule, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=3
+        ),
         "centered": optimizers.RMSprop(0.01, centered=True, momentum=0.5, weight_decay=0.1),
         "nesterov": optimizers.SGD(
             schedule, momentum=0.9, nesterov=True, gradient_accumulation_steps=2, weight_decay=0.1
@@ -665,7 +705,9 @@ def _trained_by_each(chosen: dict[str, Any]) -> tuple[Any, Logs]:
         keras.utils.set_random_seed(3)
         words = keras.Input((2,), dtype="int32")
         table = keras.layers.Flatten()(keras.layers.Embedding(20, 6)(words))
-        model = keras.Model([words, features := keras.Input((12,))], mlp()(features) + keras.layers.Dense(1)(table))
+        model = keras.Model(
+            [words, features := keras.Input((12,))], mlp()(features) + keras.layers.Dense(1)(table)
+        )
         model.compile(optimizer, "mse")
         _, found = fit(model, [np.arange(2 * len(x)).reshape(-1, 2) % 20, x], y, epochs=2)
         logs |= {f"{name} {key}": value for key, value in found.items()}
@@ -676,7 +718,19 @@ def _trained_by_each(chosen: dict[str, Any]) -> tuple[Any, Logs]:
 @keras3
 def every_optimizer() -> tuple[Any, Logs]:
     """Each of Keras's own, with its default options."""
-    names = ["Adadelta", "Adafactor", "Adagrad", "Adam", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam", "RMSprop"]
+    names = [
+        "Adadelta",
+        "Adafactor",
+        "Adagrad",
+        "Adam",
+        "Adamax",
+        "Ftrl",
+        "Lamb",
+        "Lion",
+        "Muon",
+        "Nadam",
+        "RMSprop",
+    ]
     return _trained_by_each({name: getattr(keras.optimizers, name)(0.01) for name in names})
 
 
@@ -707,7 +761,9 @@ def gradient_accumulation_by_an_optimizer_of_its_own() -> tuple[Any, Logs]:
 def gradient_accumulation_scaled() -> tuple[Any, Logs]:
     """Accumulation inside loss scaling: an exchange inside a condition inside a condition."""
     inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-    return regression(keras.optimizers.LossScaleOptimizer(inner, initial_scale=128.0, dynamic_growth_steps=20))
+    return regression(
+        keras.optimizers.LossScaleOptimizer(inner, initial_scale=128.0, dynamic_growth_steps=20)
+    )
 
 
 @keras3
@@ -716,7 +772,10 @@ def loss_scale_overflow() -> tuple[Any, Logs]:
     keras.utils.set_random_seed(3)
     model = mlp()
     inner = keras.optimizers.SGD(0.01)
-    model.compile(keras.optimizers.LossScaleOptimizer(inner, initial_scale=1e30, dynamic_growth_steps=10), "mse")
+    model.compile(
+        keras.optimizers.LossScaleOptimizer(inner, initial_scale=1e30, dynamic_growth_steps=10),
+        "mse",
+    )
     x, y = data()
     y[5] = 3e12
     return fit(model, x, y)
@@ -746,7 +805,12 @@ def _embedding(rows: int, optimizer: Any) -> tuple[Any, Logs]:
     ids = rng.integers(0, rows, size=(333, 3))
     y = np.sin(ids.sum(axis=1, keepdims=True)).astype("float32")
     model = keras.Sequential(
-        [keras.layers.Input((3,)), keras.layers.Embedding(rows, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
+        [
+            keras.layers.Input((3,)),
+            keras.layers.Embedding(rows, 4),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
     )
     model.compile(optimizer, "mse")
     return fit(model, ids, y)
@@ -791,8 +855,12 @@ def batchnorm_synchronized() -> tuple[Any, Logs]:
 
 @case
 def early_stopping_restores_best() -> tuple[Any, Logs]:
-    stop = keras.callbacks.EarlyStopping("val_loss", min_delta=0.01, patience=2, restore_best_weights=True)
-    fitted = regression(keras.optimizers.SGD(0.1), batch_size=16, validation_split=0.3, epochs=30, callbacks=[stop])
+    stop = keras.callbacks.EarlyStopping(
+        "val_loss", min_delta=0.01, patience=2, restore_best_weights=True
+    )
+    fitted = regression(
+        keras.optimizers.SGD(0.1), batch_size=16, validation_split=0.3, epochs=30, callbacks=[stop]
+    )
     assert 4 <= stop.stopped_epoch < 20
     return fitted
 
@@ -809,7 +877,9 @@ def checkpoint_csv_and_reload() -> tuple[Any, Logs]:
     folder = Path(os.environ["SYRTOS_PARITY_FILES"])
     folder.mkdir(exist_ok=True)
     best = str(folder / "best.weights.h5")
-    saved = keras.callbacks.ModelCheckpoint(best, monitor="val_loss", save_best_only=True, save_weights_only=True)
+    saved = keras.callbacks.ModelCheckpoint(
+        best, monitor="val_loss", save_best_only=True, save_weights_only=True
+    )
     model, logs = regression(
         keras.optimizers.SGD(0.2),
         validation_split=0.3,
@@ -829,7 +899,9 @@ def checkpoint_csv_and_reload() -> tuple[Any, Logs]:
 def batch_logs() -> tuple[Any, Logs]:
     """What callbacks see after every batch."""
     seen: list[float] = []
-    watch = keras.callbacks.LambdaCallback(on_batch_end=lambda batch, logs: seen.append(float(logs["loss"])))
+    watch = keras.callbacks.LambdaCallback(
+        on_batch_end=lambda batch, logs: seen.append(float(logs["loss"]))
+    )
     model, logs = regression(callbacks=[watch])
     return model, {**logs, "batch_loss": seen}
 

@@ -73,7 +73,9 @@ def term_that_begins_with_an_epoch() -> tuple[Any, Logs]:
             x, y = data
             with tf.GradientTape() as tape:
                 outputs = self(x, training=True)
-                loss = tf.reduce_mean(tf.square(outputs - y)) + self.weight * tf.square(_spread(outputs) - 1.0)
+                loss = tf.reduce_mean(tf.square(outputs - y)) + self.weight * tf.square(
+                    _spread(outputs) - 1.0
+                )
             gradients = tape.gradient(loss, self.trainable_variables)
             self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
             return {"loss": loss}
@@ -189,7 +191,9 @@ def first_batch_of_one_row() -> tuple[Any, Logs]:
             x, y = data
             with tf.GradientTape() as tape:
                 outputs = self(x, training=True)
-                loss = tf.reduce_mean(tf.square(outputs - y)) + tf.square(tf.reduce_mean(outputs) - 1.0)
+                loss = tf.reduce_mean(tf.square(outputs - y)) + tf.square(
+                    tf.reduce_mean(outputs) - 1.0
+                )
             gradients = tape.gradient(loss, self.trainable_variables)
             self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
             return {"loss": loss}
@@ -211,7 +215,10 @@ def states_and_numbers_of_rare_rows() -> tuple[Any, Logs]:
     class Guard(keras.layers.Layer):
         def build(self, shape: Any) -> None:
             zero = {"shape": (), "initializer": "zeros", "trainable": False}
-            self.outliers, self.peak = self.add_weight(**zero, name="outliers"), self.add_weight(**zero, name="peak")
+            self.outliers, self.peak = (
+                self.add_weight(**zero, name="outliers"),
+                self.add_weight(**zero, name="peak"),
+            )
 
         def call(self, x: Any) -> Any:
             far = ops.abs(x) > 5.0
@@ -223,12 +230,17 @@ def states_and_numbers_of_rare_rows() -> tuple[Any, Logs]:
     x, y = data()
     x[[100, 200, 201]] *= 10.0
     guard = Guard()
-    model = keras.Sequential([keras.Input((12,)), guard, keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((12,)), guard, keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
+    )
     model.compile(keras.optimizers.SGD(0.05), "mse")
     model, logs = fit(model, x, y)
     return model, {
         **logs,
-        "seen": [float(ops.convert_to_numpy(guard.outliers)), float(ops.convert_to_numpy(guard.peak))],
+        "seen": [
+            float(ops.convert_to_numpy(guard.outliers)),
+            float(ops.convert_to_numpy(guard.peak)),
+        ],
     }
 
 
@@ -277,7 +289,9 @@ def training_function_of_its_own() -> tuple[Any, Logs]:
                 with tf.GradientTape() as tape:
                     loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
                 gradients = tape.gradient(loss, self.trainable_variables)
-                self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+                self.optimizer.apply_gradients(
+                    zip(gradients, self.trainable_variables, strict=True)
+                )
                 return {"loss": loss}
 
             self.train_function = train
@@ -400,10 +414,14 @@ def term_that_begins_between_steps() -> tuple[Any, Logs]:
         def call(self, rows: Any) -> Any:
             return self.parts[1](self.parts[0](rows))
 
-        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *others: Any, **named: Any) -> Any:
+        def compute_loss(
+            self, x: Any = None, y: Any = None, y_pred: Any = None, *others: Any, **named: Any
+        ) -> Any:
             ops = keras.ops
             spread = ops.std(y_pred, axis=0)
-            return ops.mean(ops.square(ops.reshape(y, (-1, 1)) - y_pred)) + self.beta * ops.sum(spread)
+            return ops.mean(ops.square(ops.reshape(y, (-1, 1)) - y_pred)) + self.beta * ops.sum(
+                spread
+            )
 
     class Raises(keras.callbacks.Callback):
         steps = 0
@@ -429,6 +447,8 @@ def layer_that_adds_a_loss_of_rows() -> tuple[Any, Logs]:
             return rows
 
     keras.utils.set_random_seed(67)
-    model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(6), Penalty(), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((12,)), keras.layers.Dense(6), Penalty(), keras.layers.Dense(1)]
+    )
     model.compile("sgd", "mse")
     return fit(model, *data())

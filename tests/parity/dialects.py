@@ -18,7 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 # untyped: one of two packages whose annotations disagree
-keras: Any = importlib.import_module("tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") else "keras")
+keras: Any = importlib.import_module(
+    "tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") else "keras"
+)
 
 GLOBAL = 48
 EPOCHS = 5
@@ -59,7 +61,10 @@ def horovod_fit() -> Any:
     import horovod.tensorflow.keras as hvd
 
     hvd.init()
-    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(),
+    ]
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9))
     return _fit(hvd, make_model(1 + hvd.rank()), optimizer, callbacks=callbacks)
 
@@ -68,7 +73,9 @@ def horovod_fit_without_broadcast() -> Any:
     import horovod.keras as hvd
 
     hvd.init()
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9), compression=hvd.Compression.none)
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.05, momentum=0.9), compression=hvd.Compression.none
+    )
     return _fit(hvd, make_model(1 + hvd.rank()), optimizer)
 
 
@@ -110,7 +117,9 @@ def horovod_accumulated() -> Any:
 
     hvd.init()
     optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(0.05, momentum=0.9), backward_passes_per_step=3, average_aggregated_gradients=True
+        keras.optimizers.SGD(0.05, momentum=0.9),
+        backward_passes_per_step=3,
+        average_aggregated_gradients=True,
     )
     return _fit(hvd, make_model(1 + hvd.rank()), optimizer)
 
@@ -120,7 +129,9 @@ def horovod_accumulated_summed() -> Any:
     import horovod.tensorflow.keras as hvd
 
     hvd.init()
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, momentum=0.9), backward_passes_per_step=3)
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.01, momentum=0.9), backward_passes_per_step=3
+    )
     return _fit(hvd, make_model(1 + hvd.rank()), optimizer)
 
 
@@ -128,7 +139,9 @@ def horovod_sum() -> Any:
     import horovod.tensorflow.keras as hvd
 
     hvd.init()
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05 / hvd.size(), momentum=0.9), op=hvd.Sum)
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.05 / hvd.size(), momentum=0.9), op=hvd.Sum
+    )
     return _fit(hvd, make_model(), optimizer)
 
 
@@ -181,7 +194,9 @@ def mirrored_fit() -> Any:
 
 def mirrored_fit_shuffled() -> Any:
     """Keras 3 reads one batch to build a model of a strategy, so its first epoch has the second order."""
-    keras.utils.set_random_seed(1)  # else that of the case before, which is another one where fewer are asked for
+    keras.utils.set_random_seed(
+        1
+    )  # else that of the case before, which is another one where fewer are asked for
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(len(X), seed=3).batch(GLOBAL)
     with tf.distribute.MirroredStrategy().scope():
         model = make_model()
@@ -221,7 +236,12 @@ def multi_worker_fit_policy_off() -> Any:
     workers, rank = strategy.num_replicas_in_sync, strategy.cluster_resolver.task_id
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).shard(workers, rank).batch(GLOBAL).with_options(options)
+    dataset = (
+        tf.data.Dataset.from_tensor_slices((X, Y))
+        .shard(workers, rank)
+        .batch(GLOBAL)
+        .with_options(options)
+    )
     with strategy.scope():
         model = make_model()
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
@@ -252,7 +272,9 @@ def mirrored_loop() -> Any:
 
     @tf.function
     def distributed(inputs: Any) -> Any:
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(step, args=(inputs,)), axis=None)
+        return strategy.reduce(
+            tf.distribute.ReduceOp.SUM, strategy.run(step, args=(inputs,)), axis=None
+        )
 
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(GLOBAL)
     for _ in range(EPOCHS):
@@ -339,12 +361,16 @@ def _model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
     metrics = {"mae": tf.compat.v1.metrics.mean_absolute_error(labels, p)}
     train_op = None
     if mode == tf.estimator.ModeKeys.TRAIN:
-        optimizer = params.get("optimizer", lambda o: o)(tf.compat.v1.train.MomentumOptimizer(0.05, 0.9))
+        optimizer = params.get("optimizer", lambda o: o)(
+            tf.compat.v1.train.MomentumOptimizer(0.05, 0.9)
+        )
         train_op = optimizer.minimize(loss, global_step=tf.compat.v1.train.get_global_step())
     return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, eval_metric_ops=metrics)
 
 
-def _estimate(params: Any, names: list[str], config: Any = None, trains_on: Any = _estimator_trains_on) -> Any:
+def _estimate(
+    params: Any, names: list[str], config: Any = None, trains_on: Any = _estimator_trains_on
+) -> Any:
     estimator = tf.estimator.Estimator(_model_fn, _model_dir(), config, params=params)
     results, _ = tf.estimator.train_and_evaluate(
         estimator,
@@ -370,7 +396,10 @@ def estimator_sync_replicas() -> Any:
     """An optimizer that old distributed scripts wrap theirs in."""
     initial = make_model().get_weights()
     wrap = tf.compat.v1.train.SyncReplicasOptimizer
-    params = {"model": lambda x: _graph_of(initial, x), "optimizer": lambda o: wrap(o, replicas_to_aggregate=2)}
+    params = {
+        "model": lambda x: _graph_of(initial, x),
+        "optimizer": lambda o: wrap(o, replicas_to_aggregate=2),
+    }
     return _estimate(params, ["w1", "b1", "w2", "b2"])
 
 
@@ -382,7 +411,13 @@ def estimator_keras_layers() -> Any:
         values: Any = iter(initial)
         fixed = lambda: keras.initializers.Constant(next(values))  # noqa: E731
         layers = [
-            keras.layers.Dense(16, activation="relu", kernel_initializer=fixed(), bias_initializer=fixed(), name="one"),
+            keras.layers.Dense(
+                16,
+                activation="relu",
+                kernel_initializer=fixed(),
+                bias_initializer=fixed(),
+                name="one",
+            ),
             keras.layers.Dense(1, kernel_initializer=fixed(), bias_initializer=fixed(), name="two"),
         ]
         return layers[1](layers[0](x))
@@ -408,7 +443,9 @@ def estimator_own_shard() -> Any:
     def trains_on(input_context: Any) -> Any:
         size, rank = input_context.num_input_pipelines, input_context.input_pipeline_id
         x, y = X[rank::size], Y[rank::size]
-        return tf.data.Dataset.from_tensor_slices(({"x": x}, y)).batch(GLOBAL // size).repeat(EPOCHS)
+        return (
+            tf.data.Dataset.from_tensor_slices(({"x": x}, y)).batch(GLOBAL // size).repeat(EPOCHS)
+        )
 
     params = {"model": lambda x: _graph_of(initial, x)}
     return _estimate(params, ["w1", "b1", "w2", "b2"], None, trains_on)
@@ -419,7 +456,9 @@ def estimator_of_keras_model() -> Any:
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=["mae"])
     estimator = tf.keras.estimator.model_to_estimator(model, model_dir=_model_dir())
     estimator.train(lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(GLOBAL).repeat(EPOCHS))
-    results = estimator.evaluate(lambda: tf.data.Dataset.from_tensor_slices((X[:201], Y[:201])).batch(50))
+    results = estimator.evaluate(
+        lambda: tf.data.Dataset.from_tensor_slices((X[:201], Y[:201])).batch(50)
+    )
     assert results["global_step"] == EPOCHS * 12, results
     np.testing.assert_allclose(results["loss"], np.mean((model(X[:201]) - Y[:201]) ** 2), rtol=1e-5)
     return model

@@ -16,7 +16,9 @@ def loss_with_negatives_of_the_batch() -> tuple[Any, Logs]:
     """A contrastive loss: each row's partner is its positive, the partners of all others its negatives."""
     keras.utils.set_random_seed(11)
     x, _ = data()
-    tower = keras.Sequential([keras.layers.Dense(16, "tanh"), keras.layers.Dense(8), keras.layers.UnitNormalization()])
+    tower = keras.Sequential(
+        [keras.layers.Dense(16, "tanh"), keras.layers.Dense(8), keras.layers.UnitNormalization()]
+    )
     left, right = keras.layers.Input((12,)), keras.layers.Input((12,))
     model = keras.Model([left, right], ops.stack([tower(left), tower(right)], axis=1))
 
@@ -26,7 +28,12 @@ def loss_with_negatives_of_the_batch() -> tuple[Any, Logs]:
         return keras.losses.sparse_categorical_crossentropy(rows, scores, from_logits=True)
 
     model.compile(keras.optimizers.SGD(0.2), contrast)
-    return fit(model, [x, x + 0.1 * x[::-1]], np.zeros(len(x)), validation_data=([x[:50], x[1:51]], np.zeros(50)))
+    return fit(
+        model,
+        [x, x + 0.1 * x[::-1]],
+        np.zeros(len(x)),
+        validation_data=([x[:50], x[1:51]], np.zeros(50)),
+    )
 
 
 @keras3
@@ -62,7 +69,9 @@ def loss_class_with_a_call_of_its_own() -> tuple[Any, Logs]:
 
     model = mlp(4)
     model.compile(keras.optimizers.SGD(0.05), Contrast())
-    return fit(model, x, kinds.astype("float32"), validation_data=(x[:50], kinds[:50].astype("float32")))
+    return fit(
+        model, x, kinds.astype("float32"), validation_data=(x[:50], kinds[:50].astype("float32"))
+    )
 
 
 @keras3
@@ -94,13 +103,17 @@ def masked_loss_and_accuracy() -> tuple[Any, Logs]:
         return ops.sum(values * mask) / ops.maximum(ops.sum(mask), 1.0)
 
     def loss(y_true: Any, y_pred: Any) -> Any:
-        return masked(keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True), y_true)
+        return masked(
+            keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True), y_true
+        )
 
     def accuracy(y_true: Any, y_pred: Any) -> Any:
         hits = ops.equal(ops.cast(y_true, "int32"), ops.cast(ops.argmax(y_pred, -1), "int32"))
         return masked(ops.cast(hits, "float32"), y_true)
 
-    model = keras.Sequential([keras.layers.Input((7,)), keras.layers.Embedding(20, 6), keras.layers.Dense(5)])
+    model = keras.Sequential(
+        [keras.layers.Input((7,)), keras.layers.Embedding(20, 6), keras.layers.Dense(5)]
+    )
     model.compile(keras.optimizers.Adam(0.01), loss, metrics=[accuracy])
     return fit(model, words, targets, batch_size=17)
 
@@ -116,7 +129,12 @@ def layer_that_centers_a_batch() -> tuple[Any, Logs]:
     keras.utils.set_random_seed(15)
     x, y = data()
     model = keras.Sequential(
-        [keras.layers.Input((12,)), keras.layers.Dense(9, "tanh"), Centered(), keras.layers.Dense(1)]
+        [
+            keras.layers.Input((12,)),
+            keras.layers.Dense(9, "tanh"),
+            Centered(),
+            keras.layers.Dense(1),
+        ]
     )
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
     return fit(model, x, y, validation_data=(x[:77], y[:77]))
@@ -130,9 +148,13 @@ def step_that_takes_its_rows_from_a_static_shape() -> tuple[Any, Logs]:
         def train_step(self, data: Any) -> Any:
             x, y = data
             with tf.GradientTape() as tape:
-                loss = self.compute_loss(y=y, y_pred=self(x, training=True)) + ops.mean(ops.zeros((x.shape[0], 1)))
+                loss = self.compute_loss(y=y, y_pred=self(x, training=True)) + ops.mean(
+                    ops.zeros((x.shape[0], 1))
+                )
             self.optimizer.apply_gradients(
-                zip(tape.gradient(loss, self.trainable_weights), self.trainable_weights, strict=True)
+                zip(
+                    tape.gradient(loss, self.trainable_weights), self.trainable_weights, strict=True
+                )
             )
             return {"loss": loss}
 
@@ -141,7 +163,11 @@ def step_that_takes_its_rows_from_a_static_shape() -> tuple[Any, Logs]:
     inputs = keras.Input((12,))
     model = Static(inputs, keras.layers.Dense(1)(inputs))
     model.compile(keras.optimizers.SGD(0.05), "mse")
-    history = model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(31, drop_remainder=True), epochs=6, verbose=0)
+    history = model.fit(
+        tf.data.Dataset.from_tensor_slices((x, y)).batch(31, drop_remainder=True),
+        epochs=6,
+        verbose=0,
+    )
     return model, dict(history.history)
 
 
@@ -159,11 +185,15 @@ def step_that_draws_and_mixes_rows() -> tuple[Any, Logs]:
             return self.net(x)
 
         def train_step(self, x: Any) -> Any:
-            noise = keras.random.normal(ops.shape(x), seed=self.generator) + keras.random.normal(ops.shape(x))
+            noise = keras.random.normal(ops.shape(x), seed=self.generator) + keras.random.normal(
+                ops.shape(x)
+            )
             with tf.GradientTape() as tape:
                 loss = ops.mean(ops.square(self.net(x + noise) - noise)) + ops.max(ops.sum(x))
             self.optimizer.apply_gradients(
-                zip(tape.gradient(loss, self.trainable_weights), self.trainable_weights, strict=True)
+                zip(
+                    tape.gradient(loss, self.trainable_weights), self.trainable_weights, strict=True
+                )
             )
             return {"loss": loss}
 
@@ -181,7 +211,8 @@ def layers_that_count_and_remember() -> tuple[Any, Logs]:
     class Counted(keras.layers.Layer):
         def build(self, _shape: Any) -> None:
             self.seen, self.largest = (
-                self.add_weight(shape=(), initializer="zeros", trainable=False, name=n) for n in ("seen", "largest")
+                self.add_weight(shape=(), initializer="zeros", trainable=False, name=n)
+                for n in ("seen", "largest")
             )
 
         def call(self, rows: Any) -> Any:
@@ -191,7 +222,9 @@ def layers_that_count_and_remember() -> tuple[Any, Logs]:
 
     class Averaged(keras.layers.Layer):
         def build(self, shape: Any) -> None:
-            self.total = self.add_weight(shape=(shape[-1],), initializer="ones", trainable=False, name="total")
+            self.total = self.add_weight(
+                shape=(shape[-1],), initializer="ones", trainable=False, name="total"
+            )
 
         def call(self, rows: Any, training: bool = False) -> Any:
             if training:
@@ -209,8 +242,13 @@ def layers_that_count_and_remember() -> tuple[Any, Logs]:
         model.compile(keras.optimizers.SGD(0.05), "mse")
         model, found = fit(model, x, y, epochs=3)
         logs |= {f"{layer.name} {name}": values for name, values in found.items()}
-        logs |= {w.path: np.asarray(keras.ops.convert_to_numpy(w)).ravel().tolist() for w in layer.weights}
-    return model, {name.rpartition("/")[2] if "/" in name else name: value for name, value in logs.items()}
+        logs |= {
+            w.path: np.asarray(keras.ops.convert_to_numpy(w)).ravel().tolist()
+            for w in layer.weights
+        }
+    return model, {
+        name.rpartition("/")[2] if "/" in name else name: value for name, value in logs.items()
+    }
 
 
 @keras3
@@ -219,7 +257,11 @@ def stateful_layer() -> tuple[Any, Logs]:
     waves = np.sin(np.linspace(0, 40, 8 * 9 * 5).reshape(8, 9, 5)).astype("float32")
     x = waves.transpose(1, 0, 2).reshape(72, 5, 1)
     model = keras.Sequential(
-        [keras.Input(batch_shape=(8, 5, 1)), keras.layers.LSTM(6, stateful=True), keras.layers.Dense(1)]
+        [
+            keras.Input(batch_shape=(8, 5, 1)),
+            keras.layers.LSTM(6, stateful=True),
+            keras.layers.Dense(1),
+        ]
     )
     # Nine steps of an epoch: one is left over, of whole batches.
     model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse")
@@ -233,7 +275,11 @@ def stateful_layer_of_one_row() -> tuple[Any, Logs]:
     keras.utils.set_random_seed(17)
     x = np.sin(np.linspace(0, 40, 60 * 5)).reshape(60, 5, 1).astype("float32")
     model = keras.Sequential(
-        [keras.Input(batch_shape=(1, 5, 1)), keras.layers.LSTM(6, stateful=True), keras.layers.Dense(1)]
+        [
+            keras.Input(batch_shape=(1, 5, 1)),
+            keras.layers.LSTM(6, stateful=True),
+            keras.layers.Dense(1),
+        ]
     )
     model.compile(keras.optimizers.SGD(0.1), "mse")
     model, logs = fit(model, x, x[:, ::-1][:, 0], batch_size=1, epochs=1)
@@ -325,8 +371,12 @@ def step_with_a_penalty_on_input_gradients() -> tuple[Any, Logs]:
                 with tf.GradientTape() as inner:
                     inner.watch(x)
                     predicted = self(x, training=True)
-                slope = tf.sqrt(tf.reduce_sum(tf.square(inner.gradient(predicted, x)), axis=1) + 1e-8)
-                loss = tf.reduce_mean(tf.square(predicted - y)) + 0.1 * tf.reduce_mean(tf.square(slope - 1.0))
+                slope = tf.sqrt(
+                    tf.reduce_sum(tf.square(inner.gradient(predicted, x)), axis=1) + 1e-8
+                )
+                loss = tf.reduce_mean(tf.square(predicted - y)) + 0.1 * tf.reduce_mean(
+                    tf.square(slope - 1.0)
+                )
             gradients = tape.gradient(loss, self.trainable_variables)
             self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
             return {"loss": loss}
@@ -343,7 +393,8 @@ def optimizer_of_its_own() -> tuple[Any, Logs]:
         def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
             norms = [ops.sqrt(ops.sum(ops.square(gradient))) for gradient in grads]
             return super().apply(
-                [g * ops.minimum(1.0, 0.2 / (n + 1e-9)) for g, n in zip(grads, norms, strict=True)], trainable_variables
+                [g * ops.minimum(1.0, 0.2 / (n + 1e-9)) for g, n in zip(grads, norms, strict=True)],
+                trainable_variables,
             )
 
     keras.utils.set_random_seed(22)
@@ -378,7 +429,9 @@ def batches_with_a_table() -> tuple[Any, Logs]:
     spec = ((tf.TensorSpec((None, 12)), tf.TensorSpec((None, 3))), tf.TensorSpec((None, 1)))
     model = Looking()
     model.compile(keras.optimizers.SGD(0.05), "mse")
-    history = model.fit(tf.data.Dataset.from_generator(batches, output_signature=spec), epochs=4, verbose=0)
+    history = model.fit(
+        tf.data.Dataset.from_generator(batches, output_signature=spec), epochs=4, verbose=0
+    )
     return model, dict(history.history)
 
 
@@ -401,7 +454,9 @@ def step_that_returns_vectors() -> tuple[Any, Logs]:
             loss, gradients = self.gradients(*data)
             self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
             x, y = data
-            kinds = tf.one_hot(tf.cast(tf.abs(y[:, 0]) > 0.5, tf.int32) + tf.cast(y[:, 0] > 0, tf.int32), 3)
+            kinds = tf.one_hot(
+                tf.cast(tf.abs(y[:, 0]) > 0.5, tf.int32) + tf.cast(y[:, 0] > 0, tf.int32), 3
+            )
             errors = tf.abs(self(x) - y)
             return {
                 "loss": loss,
@@ -427,7 +482,9 @@ def term_of_a_fixed_number_of_rows() -> tuple[Any, Logs]:
         def call(self, inputs: Any) -> Any:
             return self.last(self.first(inputs))
 
-        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any) -> Any:
+        def compute_loss(
+            self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any
+        ) -> Any:
             return ops.mean(ops.top_k(ops.square(y_pred[:, 0] - y[:, 0]), 10)[0])
 
     keras.utils.set_random_seed(53)
@@ -442,8 +499,12 @@ def loss_that_leaves_out_a_smaller_last_batch() -> tuple[Any, Logs]:
     """It depends on how many rows there are: on some of them it is zero, together and in parts."""
 
     class LeavingOut(keras.Model):
-        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *others: Any, **named: Any) -> Any:
-            return super().compute_loss(x, y, y_pred, *others, **named) * ops.where(ops.shape(y)[0] < 150, 0.0, 1.0)
+        def compute_loss(
+            self, x: Any = None, y: Any = None, y_pred: Any = None, *others: Any, **named: Any
+        ) -> Any:
+            return super().compute_loss(x, y, y_pred, *others, **named) * ops.where(
+                ops.shape(y)[0] < 150, 0.0, 1.0
+            )
 
     keras.utils.set_random_seed(26)
     inputs = keras.Input((12,))
@@ -457,7 +518,9 @@ def loss_of_the_worst_rows() -> tuple[Any, Logs]:
     """As many as a worker has of a batch: those of all are others."""
 
     class Worst(keras.Model):
-        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any) -> Any:
+        def compute_loss(
+            self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any
+        ) -> Any:
             return ops.mean(ops.top_k(ops.mean(ops.square(y - y_pred), axis=-1), 100)[0])
 
     keras.utils.set_random_seed(27)
@@ -472,7 +535,11 @@ def parts_of_keras_along_the_rows() -> tuple[Any, Logs]:
     """Of a batch of two dimensions the rows are axis -2."""
     keras.utils.set_random_seed(28)
     logits = keras.layers.Dense(4, use_bias=False)  # a bias would cancel out, and be rounding
-    model = keras.Sequential([mlp(8, "tanh"), logits, keras.layers.Softmax(axis=-2), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [mlp(8, "tanh"), logits, keras.layers.Softmax(axis=-2), keras.layers.Dense(1)]
+    )
     metrics = [keras.metrics.CosineSimilarity(axis=-2, name="cosine")]
-    model.compile(keras.optimizers.SGD(0.05), keras.losses.CosineSimilarity(axis=-2), metrics=metrics)
+    model.compile(
+        keras.optimizers.SGD(0.05), keras.losses.CosineSimilarity(axis=-2), metrics=metrics
+    )
     return fit(model, *data())

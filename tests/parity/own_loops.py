@@ -10,7 +10,10 @@ from cases import Logs, case, data, keras, keras3, mlp
 
 
 def train(
-    model: Any, optimizer: Any, step_loss: Callable[[Any, Any], Any], tape: Callable[[], Any] = tf.GradientTape
+    model: Any,
+    optimizer: Any,
+    step_loss: Callable[[Any, Any], Any],
+    tape: Callable[[], Any] = tf.GradientTape,
 ) -> tuple[Any, Logs]:
     """Five epochs of 11 batches, with a metric of the loop's own; the loss of each step is logged."""
     mean, seen = keras.metrics.Mean(), []
@@ -46,7 +49,9 @@ def own_loop() -> tuple[Any, Logs]:
 @case
 def own_loop_of_losses_by_sample() -> tuple[Any, Logs]:
     model, optimizer = start()
-    return train(model, optimizer, lambda x, y: tf.reduce_mean(keras.losses.mean_squared_error(y, model(x))))
+    return train(
+        model, optimizer, lambda x, y: tf.reduce_mean(keras.losses.mean_squared_error(y, model(x)))
+    )
 
 
 @case
@@ -67,10 +72,16 @@ def own_loop_clipped_and_accumulated() -> tuple[Any, Logs]:
 @case
 def own_loop_with_dropout_and_batchnorm() -> tuple[Any, Logs]:
     keras.utils.set_random_seed(12)
-    layers = [keras.layers.Input((12,)), keras.layers.Dense(24, "tanh"), keras.layers.BatchNormalization()]
+    layers = [
+        keras.layers.Input((12,)),
+        keras.layers.Dense(24, "tanh"),
+        keras.layers.BatchNormalization(),
+    ]
     model = keras.Sequential([*layers, keras.layers.Dropout(0.3), keras.layers.Dense(1)])
     loss_of = keras.losses.MeanSquaredError()
-    return train(model, keras.optimizers.SGD(0.05), lambda x, y: loss_of(y, model(x, training=True)))
+    return train(
+        model, keras.optimizers.SGD(0.05), lambda x, y: loss_of(y, model(x, training=True))
+    )
 
 
 @case
@@ -79,7 +90,9 @@ def own_loop_with_distributed_optimizer() -> tuple[Any, Logs]:
 
     model, optimizer = start()
     loss_of = keras.losses.MeanSquaredError()
-    return train(model, DistributedOptimizer(optimizer), lambda x, y: loss_of(y, model(x, training=True)))
+    return train(
+        model, DistributedOptimizer(optimizer), lambda x, y: loss_of(y, model(x, training=True))
+    )
 
 
 @case
@@ -88,7 +101,9 @@ def own_loop_with_distributed_tape() -> tuple[Any, Logs]:
 
     model, optimizer = start()
     loss_of = keras.losses.MeanSquaredError()
-    return train(model, optimizer, lambda x, y: loss_of(y, model(x, training=True)), DistributedGradientTape)
+    return train(
+        model, optimizer, lambda x, y: loss_of(y, model(x, training=True)), DistributedGradientTape
+    )
 
 
 @case

@@ -13,9 +13,7 @@ import pytest
 HERE = Path(__file__).parent
 
 # XLA compiles in a third of the time (at level 0 in less, but single rows are then rounded by 4e-8).
-QUICK_XLA = (
-    "--xla_backend_optimization_level=1 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-)
+QUICK_XLA = "--xla_backend_optimization_level=1 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 
 def _text_of(name: str) -> list[ast.stmt]:
@@ -32,9 +30,13 @@ def _decorated(statements: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
 
 def _assigned(statements: Sequence[ast.stmt], name: str) -> ast.expr:
     for found in statements:
-        targets = found.targets if isinstance(found, ast.Assign) else [getattr(found, "target", None)]
+        targets = (
+            found.targets if isinstance(found, ast.Assign) else [getattr(found, "target", None)]
+        )
         value = getattr(found, "value", None)
-        if value is not None and any(isinstance(target, ast.Name) and target.id == name for target in targets):
+        if value is not None and any(
+            isinstance(target, ast.Name) and target.id == name for target in targets
+        ):
             return value
     raise KeyError(name)
 
@@ -50,7 +52,9 @@ def _groups(found: ast.expr) -> dict[str, list[str]]:
 
 
 _KINDS = dict(
-    pair for name in ("cases", "mixed_rows", "changing_steps", "own_loops") for pair in _decorated(_text_of(name))
+    pair
+    for name in ("cases", "mixed_rows", "changing_steps", "own_loops")
+    for pair in _decorated(_text_of(name))
 )
 CASES = [name for name, kind in _KINDS.items() if kind in ("case", "keras3")]
 KERAS3_ONLY = {name for name, kind in _KINDS.items() if kind == "keras3"}
@@ -74,7 +78,9 @@ _NEED_TENSORFLOW = {
     "stateful_layer_of_one_row", "loss_without_a_reduction", "step_that_returns_vectors", "step_that_draws_from_an_iterator_of_its_own",
     "compiled_step_of_layers_that_train_themselves",
 }  # fmt: skip
-_WITHOUT_TENSORFLOW = [name for name in CASES if name not in _NEED_TENSORFLOW and not name.startswith("own_loop")]
+_WITHOUT_TENSORFLOW = [
+    name for name in CASES if name not in _NEED_TENSORFLOW and not name.startswith("own_loop")
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,11 +116,16 @@ FRAMEWORKS = {
 }  # fmt: skip
 
 
-def in_tiers(names: Sequence[str], quick: Sequence[str] = (), slow: Sequence[str] | None = None) -> list[Any]:
+def in_tiers(
+    names: Sequence[str], quick: Sequence[str] = (), slow: Sequence[str] | None = None
+) -> list[Any]:
     """The names as parameters: those of ``quick`` for `make test`, of ``slow`` (None: all others) for `make test-slow`, the rest for `make test-long`."""
     others = names if slow is None else slow
     return [
-        pytest.param(name, marks=() if name in quick else pytest.mark.slow if name in others else pytest.mark.long)
+        pytest.param(
+            name,
+            marks=() if name in quick else pytest.mark.slow if name in others else pytest.mark.long,
+        )
         for name in names
     ]
 

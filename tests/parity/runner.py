@@ -43,7 +43,9 @@ def _write(path: Path, result: dict[str, Any]) -> None:
 
     if world.is_initialized() and world.current().world.size > 1:
         comm = world.current().comm
-        everyone = comm.allgather_object({k: v.tolist() for k, v in result.items() if k.startswith("log")})
+        everyone = comm.allgather_object(
+            {k: v.tolist() for k, v in result.items() if k.startswith("log")}
+        )
         if any(other != everyone[0] for other in everyone):
             result = {"error": np.asarray(f"workers logged different numbers: {everyone}"[:2000])}
         if world.current().world.rank:

@@ -33,7 +33,11 @@ Rows = dict[str, list[float]]
 def _versions() -> str:
     """Of the frameworks that are installed, for a person."""
     names = ("Keras", "TensorFlow", "JAX", "torch", "tf_keras")
-    return ", ".join(f"{name} {version(name.lower())}" for name in names if importlib.util.find_spec(name.lower()))
+    return ", ".join(
+        f"{name} {version(name.lower())}"
+        for name in names
+        if importlib.util.find_spec(name.lower())
+    )
 
 
 HEAD = f"""# Parity
@@ -46,7 +50,11 @@ float32. Written by `make parity` ({_versions()}, {time.strftime("%Y-%m-%d")}).
 
 
 def run(
-    names: Sequence[str], workers: int, out: Path, flags: Sequence[str] = (), env: Mapping[str, str] | None = None
+    names: Sequence[str],
+    workers: int,
+    out: Path,
+    flags: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
 ) -> Path:
     """Runs cases alone (``workers=0``: plain Python, no syrtos) or on workers; results land in ``out``."""
     out.mkdir(parents=True, exist_ok=True)
@@ -63,17 +71,23 @@ def run(
 def _references(env: tuple[tuple[str, str], ...]) -> tuple[Path, set[str]]:
     """A folder for the results of one process, and the cases of which it has them, from an earlier run of the same cases with the same versions too."""
     texts = [path.read_bytes() for path in sorted(HERE.glob("*.py"))]
-    made_by = hashlib.sha256(repr([texts, env, sorted(ONE_THREAD.items()), _versions(), sys.version]).encode())
+    made_by = hashlib.sha256(
+        repr([texts, env, sorted(ONE_THREAD.items()), _versions(), sys.version]).encode()
+    )
     folder = HERE.parents[1] / "build" / "references" / made_by.hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    return folder, {path.stem for path in folder.glob("*.npz") if "error" not in np.load(path).files}
+    return folder, {
+        path.stem for path in folder.glob("*.npz") if "error" not in np.load(path).files
+    }
 
 
 def alone(names: Sequence[str], env: tuple[tuple[str, str], ...]) -> Path:
     """Where the results of one process are; it trains each case once for all that compare with it."""
     folder, known = _references(env)
     if missing := [name for name in dict.fromkeys(names) if name not in known]:
-        with tempfile.TemporaryDirectory(dir=folder) as made:  # another process of pytest may compute the same
+        with tempfile.TemporaryDirectory(
+            dir=folder
+        ) as made:  # another process of pytest may compute the same
             run(missing, 0, Path(made), env={**dict(env), **NOT_COMPILED})
             for name in missing:
                 os.replace(Path(made, f"{name}.npz"), folder / f"{name}.npz")
@@ -109,7 +123,9 @@ def measure(
         return {n: [difference(one / f"{n}.npz", out / f"{n}.npz") for out in many] for n in names}
 
 
-def check(rows: Rows, name: str, framework: registry.Framework = registry.FRAMEWORKS["TensorFlow"]) -> None:
+def check(
+    rows: Rows, name: str, framework: registry.Framework = registry.FRAMEWORKS["TensorFlow"]
+) -> None:
     """Fails if a case is further from one process than its bound."""
     assert rows[name][0] <= framework.allows(name)
 
@@ -118,7 +134,9 @@ def main() -> int:
     """Prints the tables; exit code 1 if a bound is not kept."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--worlds", default="1,2,3", help="numbers of workers")
-    parser.add_argument("--framework", choices=list(registry.FRAMEWORKS), action="append", help="by default all")
+    parser.add_argument(
+        "--framework", choices=list(registry.FRAMEWORKS), action="append", help="by default all"
+    )
     parser.add_argument("--write", type=Path, help="also write the tables as Markdown")
     parser.add_argument("names", nargs="*", help="cases; by default all")
     chosen = parser.parse_args()
@@ -126,7 +144,11 @@ def main() -> int:
     texts, kept = [HEAD], True
     for title in chosen.framework or registry.FRAMEWORKS:
         framework = registry.FRAMEWORKS[title]
-        rows = measure([n for n in framework.cases if n in (chosen.names or framework.cases)], worlds, framework.env)
+        rows = measure(
+            [n for n in framework.cases if n in (chosen.names or framework.cases)],
+            worlds,
+            framework.env,
+        )
         kept = kept and all(v <= framework.allows(name) for name, row in rows.items() for v in row)
         texts.append(_as_markdown(title, framework, rows, worlds))
         print(texts[-1], flush=True)
@@ -135,9 +157,14 @@ def main() -> int:
     return int(not kept)
 
 
-def _as_markdown(title: str, framework: registry.Framework, rows: Rows, worlds: Sequence[int]) -> str:
+def _as_markdown(
+    title: str, framework: registry.Framework, rows: Rows, worlds: Sequence[int]
+) -> str:
     head = ["case", "bound", *(f"{n} worker{'s' * (n > 1)}" for n in worlds)]
-    found = [[name, f"{framework.allows(name):.0e}", *(f"{v:.1e}" for v in row)] for name, row in rows.items()]
+    found = [
+        [name, f"{framework.allows(name):.0e}", *(f"{v:.1e}" for v in row)]
+        for name, row in rows.items()
+    ]
     lines = [" | ".join(cells) for cells in (head, ["---"] * len(head), *found)]
     return f"## {title}\n\n" + "".join(f"| {line} |\n" for line in lines)
 

@@ -27,17 +27,25 @@ Trained = Callable[[str, int], Path]
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Where the results of a group of cases on some workers are; each is trained once. 0 workers: plain Python."""
     wanted = functools.partial(registry.chosen, request, "test_a_dialect_means_what_it_meant")
-    return functools.cache(functools.partial(_train, tmp_path_factory.mktemp("dialects"), {}, wanted))
+    return functools.cache(
+        functools.partial(_train, tmp_path_factory.mktemp("dialects"), {}, wanted)
+    )
 
 
 @pytest.fixture(scope="module")
-def trained_with_keras_2(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained_with_keras_2(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Trained:
     env = {"TF_USE_LEGACY_KERAS": "1"}
     wanted = functools.partial(registry.chosen, request, "test_also_with_keras_2")
-    return functools.cache(functools.partial(_train, tmp_path_factory.mktemp("legacy"), env, wanted))
+    return functools.cache(
+        functools.partial(_train, tmp_path_factory.mktemp("legacy"), env, wanted)
+    )
 
 
-def _train(root: Path, env: dict[str, str], wanted: Callable[..., list[str]], group: str, workers: int) -> Path:
+def _train(
+    root: Path, env: dict[str, str], wanted: Callable[..., list[str]], group: str, workers: int
+) -> Path:
     out = root / str(workers)
     out.mkdir(exist_ok=True)
     names = wanted(group=group, workers=workers) if workers else wanted(group=group)
@@ -55,7 +63,9 @@ def _compare(trained: Trained, group: str, name: str, workers: int) -> None:
         assert difference <= registry.TOLERANCE_OF_DIALECTS.get(name, 1e-5), difference
 
 
-def _cases(groups: list[str], *worlds: int, quick: tuple[str, ...] = (), of_two: slice = slice(None)) -> list[Any]:
+def _cases(
+    groups: list[str], *worlds: int, quick: tuple[str, ...] = (), of_two: slice = slice(None)
+) -> list[Any]:
     """Group by group, so that those who wait for the same training stand together."""
 
     def slow(group: str, workers: int) -> slice:
@@ -77,13 +87,18 @@ def _cases(groups: list[str], *worlds: int, quick: tuple[str, ...] = (), of_two:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("group", "workers", "name"), _cases(list(registry.GROUPS), 2, 3, 4, quick=("manual", "strategies"))
+    ("group", "workers", "name"),
+    _cases(list(registry.GROUPS), 2, 3, 4, quick=("manual", "strategies")),
 )
-def test_a_dialect_means_what_it_meant(trained: Trained, group: str, workers: int, name: str) -> None:
+def test_a_dialect_means_what_it_meant(
+    trained: Trained, group: str, workers: int, name: str
+) -> None:
     _compare(trained, group, name, workers)
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("group", "workers", "name"), _cases(LEGACY, 2, of_two=slice(0, None, 4)))
-def test_also_with_keras_2(trained_with_keras_2: Trained, group: str, workers: int, name: str) -> None:
+def test_also_with_keras_2(
+    trained_with_keras_2: Trained, group: str, workers: int, name: str
+) -> None:
     _compare(trained_with_keras_2, group, name, workers)

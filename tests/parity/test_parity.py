@@ -27,28 +27,41 @@ NOT_SERVED = (
     "gradient_accumulation", "gradient_accumulation_by_an_optimizer_of_its_own", "own_loop_clipped_and_accumulated", "optimizer_of_its_own",
 )  # fmt: skip
 SERVED = [name for name in CURRENT if name not in NOT_SERVED]
-KERAS_3 = ("test_keras_3", "test_keras_3_on_three_workers", "test_two_parameter_servers_without_staleness")
+KERAS_3 = (
+    "test_keras_3",
+    "test_keras_3_on_three_workers",
+    "test_two_parameter_servers_without_staleness",
+)
 
 
 @pytest.fixture(scope="module")
 def rows(request: pytest.FixtureRequest) -> table.Rows:
-    return table.measure(registry.chosen(request, KERAS_3[0]), [2], references=registry.chosen(request, *KERAS_3))
+    return table.measure(
+        registry.chosen(request, KERAS_3[0]), [2], references=registry.chosen(request, *KERAS_3)
+    )
 
 
 @pytest.fixture(scope="module")
 def rows_of_three(request: pytest.FixtureRequest) -> table.Rows:
-    return table.measure(registry.chosen(request, KERAS_3[1]), [3], references=registry.chosen(request, *KERAS_3))
+    return table.measure(
+        registry.chosen(request, KERAS_3[1]), [3], references=registry.chosen(request, *KERAS_3)
+    )
 
 
 @pytest.fixture(scope="module")
 def served_rows(request: pytest.FixtureRequest) -> table.Rows:
     names = registry.chosen(request, KERAS_3[2])
-    return table.measure(names, [2], flags=table.TOGETHER, references=registry.chosen(request, *KERAS_3))
+    return table.measure(
+        names, [2], flags=table.TOGETHER, references=registry.chosen(request, *KERAS_3)
+    )
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "name", registry.in_tiers(CURRENT, CURRENT[::6], [name for name in CURRENT if name not in LIKE_ANOTHER])
+    "name",
+    registry.in_tiers(
+        CURRENT, CURRENT[::6], [name for name in CURRENT if name not in LIKE_ANOTHER]
+    ),
 )
 def test_keras_3(rows: table.Rows, name: str) -> None:
     table.check(rows, name)
@@ -62,7 +75,10 @@ def test_keras_3_on_three_workers(rows_of_three: table.Rows, name: str) -> None:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "name", registry.in_tiers(SERVED[::3], slow=("sequential", "sample_weight", "embedding_small_adagrad_clipped"))
+    "name",
+    registry.in_tiers(
+        SERVED[::3], slow=("sequential", "sample_weight", "embedding_small_adagrad_clipped")
+    ),
 )
 def test_two_parameter_servers_without_staleness(served_rows: table.Rows, name: str) -> None:
     table.check(served_rows, name)
@@ -78,14 +94,21 @@ COMPILED = [
 
 @pytest.fixture(scope="module")
 def compiled_rows(request: pytest.FixtureRequest) -> table.Rows:
-    return table.measure(registry.chosen(request, "test_compiled_updates"), [2], flags=("--compile-update", "on"))
+    return table.measure(
+        registry.chosen(request, "test_compiled_updates"), [2], flags=("--compile-update", "on")
+    )
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "name",
     registry.in_tiers(
-        COMPILED, slow=("custom_train_step_in_tf_function", "global_clipnorm", "embedding_large_sent_as_rows")
+        COMPILED,
+        slow=(
+            "custom_train_step_in_tf_function",
+            "global_clipnorm",
+            "embedding_large_sent_as_rows",
+        ),
     ),
 )
 def test_compiled_updates(compiled_rows: table.Rows, name: str) -> None:
@@ -100,7 +123,9 @@ SHARDED = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["TensorFlow", pytest.param("torch", marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module", params=["TensorFlow", pytest.param("torch", marks=pytest.mark.long)]
+)
 def sharded_rows(request: pytest.FixtureRequest) -> tuple[registry.Framework, table.Rows]:
     framework = registry.FRAMEWORKS[request.param]
     asked = registry.chosen(request, "test_sharded_updates", sharded_rows=request.param)
@@ -110,7 +135,10 @@ def sharded_rows(request: pytest.FixtureRequest) -> tuple[registry.Framework, ta
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "name", registry.in_tiers(SHARDED, slow=("custom_train_step_two_optimizers", "embedding_large_sent_as_rows"))
+    "name",
+    registry.in_tiers(
+        SHARDED, slow=("custom_train_step_two_optimizers", "embedding_large_sent_as_rows")
+    ),
 )
 def test_sharded_updates(sharded_rows: tuple[registry.Framework, table.Rows], name: str) -> None:
     framework, rows = sharded_rows
@@ -129,13 +157,17 @@ ALONE = [
 @pytest.fixture(scope="module")
 def rows_of_workers_alone(request: pytest.FixtureRequest) -> table.Rows:
     return table.measure(
-        registry.chosen(request, "test_workers_that_train_alone_for_one_step"), [2], flags=("--sync-every", "1")
+        registry.chosen(request, "test_workers_that_train_alone_for_one_step"),
+        [2],
+        flags=("--sync-every", "1"),
     )
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", registry.in_tiers(ALONE, slow=ALONE[::4]))
-def test_workers_that_train_alone_for_one_step(rows_of_workers_alone: table.Rows, name: str) -> None:
+def test_workers_that_train_alone_for_one_step(
+    rows_of_workers_alone: table.Rows, name: str
+) -> None:
     table.check(rows_of_workers_alone, name)
 
 

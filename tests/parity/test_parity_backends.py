@@ -26,7 +26,9 @@ def rows_of_torch(request: pytest.FixtureRequest) -> table.Rows:
 
 @pytest.mark.needs("jax")
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", registry.in_tiers(JAX.cases, QUICK, [*JAX.cases[::12], "recurrent_layers"]))
+@pytest.mark.parametrize(
+    "name", registry.in_tiers(JAX.cases, QUICK, [*JAX.cases[::12], "recurrent_layers"])
+)
 def test_keras_on_jax(rows_of_jax: table.Rows, name: str) -> None:
     table.check(rows_of_jax, name, JAX)
 

@@ -20,7 +20,10 @@ KERAS_2 = ("test_keras_2", "test_keras_2_on_two_parameter_servers")
 @pytest.fixture(scope="module")
 def rows(request: pytest.FixtureRequest) -> table.Rows:
     return table.measure(
-        registry.chosen(request, KERAS_2[0]), [2], LEGACY.env, references=registry.chosen(request, *KERAS_2)
+        registry.chosen(request, KERAS_2[0]),
+        [2],
+        LEGACY.env,
+        references=registry.chosen(request, *KERAS_2),
     )
 
 

@@ -24,9 +24,13 @@ Together = Callable[..., list[Any]]
 def together() -> Together:
     """Calls a function with the communicator of each worker of a new world; the results in rank order."""
 
-    def play(size: int, function: Callable[[InProcessCommunicator], Any], timeout: float = 10.0) -> list[Any]:
+    def play(
+        size: int, function: Callable[[InProcessCommunicator], Any], timeout: float = 10.0
+    ) -> list[Any]:
         with ThreadPoolExecutor(size) as pool:
-            futures = [pool.submit(function, comm) for comm in InProcessCommunicator.world(size, timeout)]
+            futures = [
+                pool.submit(function, comm) for comm in InProcessCommunicator.world(size, timeout)
+            ]
             return [future.result() for future in futures]
 
     return play

@@ -25,9 +25,13 @@ def session_of(comm: InProcessCommunicator, ledger: Ledger | None = None) -> wor
     return world.Session(place, comm, comm, syrtos.Options(), ledger or Ledger(), Watchdog())
 
 
-@pytest.mark.parametrize("name", ["rank", "size", "local_rank", "local_size", "node_rank", "barrier"])
+@pytest.mark.parametrize(
+    "name", ["rank", "size", "local_rank", "local_size", "node_rank", "barrier"]
+)
 def test_nothing_works_before_init(name: str) -> None:
-    with pytest.raises(WorldError, match=r"call `syrtos.init\(\)` first, or start with `syrtos run`"):
+    with pytest.raises(
+        WorldError, match=r"call `syrtos.init\(\)` first, or start with `syrtos run`"
+    ):
         getattr(syrtos, name)()
 
 
@@ -35,13 +39,24 @@ def test_a_plain_process_is_a_world_of_one() -> None:
     assert not syrtos.is_initialized()
     syrtos.init()
     assert syrtos.is_initialized()
-    numbers = [syrtos.rank(), syrtos.size(), syrtos.local_rank(), syrtos.local_size(), syrtos.node_rank()]
+    numbers = [
+        syrtos.rank(),
+        syrtos.size(),
+        syrtos.local_rank(),
+        syrtos.local_size(),
+        syrtos.node_rank(),
+    ]
     assert numbers == [0, 1, 0, 1, 0]
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("allreduce", [1, 2]), ("allgather", [1, 2]), ("broadcast", [1, 2]), ("reducescatter", [1, 2])],
+    [
+        ("allreduce", [1, 2]),
+        ("allgather", [1, 2]),
+        ("broadcast", [1, 2]),
+        ("reducescatter", [1, 2]),
+    ],
 )
 def test_a_world_of_one_exchanges_with_itself(name: str, expected: list[int]) -> None:
     syrtos.init()
@@ -54,7 +69,15 @@ def test_a_world_of_one_exchanges_with_itself(name: str, expected: list[int]) ->
 
 @pytest.mark.parametrize(
     "name",
-    ["allreduce", "allgather", "broadcast", "reducescatter", "alltoall", "broadcast_object", "allgather_object"],
+    [
+        "allreduce",
+        "allgather",
+        "broadcast",
+        "reducescatter",
+        "alltoall",
+        "broadcast_object",
+        "allgather_object",
+    ],
 )
 def test_exchanges_say_what_they_take_give_and_raise(name: str) -> None:
     text = inspect.getdoc(getattr(syrtos, name)) or ""
@@ -93,7 +116,9 @@ def test_options_come_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("variable", "fix"), [("OMPI_COMM_WORLD_SIZE", "its own MPI"), ("SLURM_STEP_NUM_TASKS", "srun")]
 )
-def test_a_world_that_ours_can_not_join_is_refused(monkeypatch: pytest.MonkeyPatch, variable: str, fix: str) -> None:
+def test_a_world_that_ours_can_not_join_is_refused(
+    monkeypatch: pytest.MonkeyPatch, variable: str, fix: str
+) -> None:
     monkeypatch.setenv(variable, "2")
     with pytest.raises(WorldError, match=fix):
         syrtos.init()
@@ -119,7 +144,12 @@ def test_impossible_process_sets_are_refused(ranks: list[int]) -> None:
 def test_a_process_set_of_everyone_works_like_the_world() -> None:
     syrtos.init()
     everyone = syrtos.process_set([0])
-    assert (everyone.included, everyone.rank(), everyone.size(), everyone.ranks) == (True, 0, 1, (0,))
+    assert (everyone.included, everyone.rank(), everyone.size(), everyone.ranks) == (
+        True,
+        0,
+        1,
+        (0,),
+    )
     assert syrtos.allreduce(3.0, process_set=everyone) == 3.0
 
 
@@ -128,7 +158,9 @@ def test_workers_outside_a_set_are_told_so(call: str) -> None:
     world.adopt(session_of(InProcessCommunicator()))
     others: Any = syrtos.ProcessSet([1, 2], None)
     assert not others.included
-    with pytest.raises(ConfigurationError, match=r"rank 0\) is no member of the process set \[1, 2\].*included"):
+    with pytest.raises(
+        ConfigurationError, match=r"rank 0\) is no member of the process set \[1, 2\].*included"
+    ):
         getattr(syrtos, call)(1.0, process_set=others)
 
 

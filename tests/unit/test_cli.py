@@ -7,7 +7,9 @@ import pytest
 from syrtos import cli
 
 
-def test_each_subcommand_is_in_the_file_that_is_imported_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_subcommand_is_in_the_file_that_is_imported_for_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for name in cli._COMMANDS:
         with pytest.raises(SystemExit) as end:
             cli.main([name, "-h"])

@@ -34,10 +34,16 @@ def test_the_options_are_those_of_every_data_set() -> None:
 def test_readers_are_typed(reader: object) -> None:
     signature = inspect.signature(reader)  # type: ignore[arg-type]
     assert signature.return_annotation == "Dataset"
-    assert all(p.annotation == "Unpack[Options]" for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD)
+    assert all(
+        p.annotation == "Unpack[Options]"
+        for p in signature.parameters.values()
+        if p.kind is p.VAR_KEYWORD
+    )
 
 
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"batch_size": 2.5}, {"batch_size": 2, "shuffle": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"batch_size": 0}, {"batch_size": 2.5}, {"batch_size": 2, "shuffle": -1}]
+)
 def test_wrong_options_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match="Received"):
         data.from_arrays(np.zeros(3), **wrong)  # type: ignore[arg-type]
@@ -58,5 +64,7 @@ def test_named_tuples_stay_what_they_are() -> None:
 @pytest.mark.parametrize("wrong", ["20G", "-1", "1e9"])
 def test_a_wrong_size_of_the_cache_is_refused(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     monkeypatch.setenv("SYRTOS_CACHE_BYTES", wrong)
-    with pytest.raises(ConfigurationError, match="SYRTOS_CACHE_BYTES must be a whole number of bytes"):
+    with pytest.raises(
+        ConfigurationError, match="SYRTOS_CACHE_BYTES must be a whole number of bytes"
+    ):
         cache.default()

@@ -82,7 +82,9 @@ def test_names_of_coordinators_are_there() -> None:
     listed = MATRIX["parameter_server"]["names"]
     served = {f"{place}.{name}" for place, name in parameter_server.STRATEGIES}
     served |= {
-        f"{place}.{name}" for place in parameter_server.COORDINATORS for name in ("ClusterCoordinator", "RemoteValue")
+        f"{place}.{name}"
+        for place in parameter_server.COORDINATORS
+        for name in ("ClusterCoordinator", "RemoteValue")
     }
     assert served == {f"distribute.{name}" for name in listed["tf.distribute"]}
     for name in listed["tf.distribute.coordinator.ClusterCoordinator"]:

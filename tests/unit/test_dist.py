@@ -24,7 +24,9 @@ def dist() -> ModuleType:
     return module
 
 
-def test_each_file_of_the_package_and_no_other_is_in_the_wheel(dist: ModuleType, tmp_path: Path) -> None:
+def test_each_file_of_the_package_and_no_other_is_in_the_wheel(
+    dist: ModuleType, tmp_path: Path
+) -> None:
     package = tmp_path / "src" / "own"
     (package / "static").mkdir(parents=True)
     for name in ("__init__.py", "static/page.css", "README.md"):
@@ -39,16 +41,25 @@ def test_each_file_of_the_package_and_no_other_is_in_the_wheel(dist: ModuleType,
 
 
 @pytest.mark.parametrize(
-    ("tags", "faults"), [([], 0), (["v1.2.0", "good"], 0), (["v1.2.1"], 1), (["v1.2.0", "v1.3.0"], 1)]
+    ("tags", "faults"),
+    [([], 0), (["v1.2.0", "good"], 0), (["v1.2.1"], 1), (["v1.2.0", "v1.3.0"], 1)],
 )
-def test_the_tag_of_a_release_is_its_version(dist: ModuleType, tags: list[str], faults: int) -> None:
+def test_the_tag_of_a_release_is_its_version(
+    dist: ModuleType, tags: list[str], faults: int
+) -> None:
     assert len(list(dist.tag_faults(tags, Version("1.2.0")))) == faults
 
 
 def test_the_data_of_the_package_is_declared() -> None:
     """A quick part of what `make dist` checks."""
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["syrtos"]
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]["syrtos"]
     package = ROOT / "src" / "syrtos"
     declared = {path for pattern in patterns for path in package.glob(pattern)}
-    data = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc", ".md")}
+    data = {
+        path
+        for path in package.rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc", ".md")
+    }
     assert data <= declared

@@ -22,12 +22,15 @@ from syrtos.cli import tune_batch, tune_lr, tune_search
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-AT_THE_ROOT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
+AT_THE_ROOT = [
+    ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+]
 PAGES = sorted([*AT_THE_ROOT, *DOCS.rglob("*.md")])
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 FENCE = re.compile(
-    r"^(?P<mark> *<!-- runnable -->\n)?(?P<indent> *)```(?P<language>\w*).*?\n(?P<text>.*?)^ *```$", re.M | re.S
+    r"^(?P<mark> *<!-- runnable -->\n)?(?P<indent> *)```(?P<language>\w*).*?\n(?P<text>.*?)^ *```$",
+    re.M | re.S,
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#{1,6} (.+)$", re.M)
@@ -55,11 +58,15 @@ def site() -> Iterator[ModuleType]:
 
 def test_the_picture_of_the_architecture_is_made_from_the_import_contract() -> None:
     made = made_by("architecture_picture").picture()
-    assert (DOCS / "architecture.svg").read_text() == made, "run `python docs/architecture_picture.py`"
+    assert (DOCS / "architecture.svg").read_text() == made, (
+        "run `python docs/architecture_picture.py`"
+    )
 
 
 def test_the_page_of_old_names_is_made_from_the_matrix() -> None:
-    assert (DOCS / "dialects.md").read_text() == made_by("dialects").page(), "run `python docs/dialects.py`"
+    assert (DOCS / "dialects.md").read_text() == made_by("dialects").page(), (
+        "run `python docs/dialects.py`"
+    )
 
 
 def test_troubleshooting_is_made_from_its_list() -> None:
@@ -84,14 +91,18 @@ def test_each_class_of_errors_is_in_troubleshooting(site: ModuleType) -> None:
 
 def test_each_variable_of_the_environment_is_in_the_settings() -> None:
     named = re.compile(r"SYRTOS_[A-Z0-9_]*[A-Z0-9]")
-    in_code = {name for path in (ROOT / "src").rglob("*.py") for name in named.findall(path.read_text())}
+    in_code = {
+        name for path in (ROOT / "src").rglob("*.py") for name in named.findall(path.read_text())
+    }
     assert set(named.findall((DOCS / "reference/settings.md").read_text())) == in_code
 
 
 def test_each_page_is_in_the_navigation() -> None:
     listed = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
     of_the_root = {"contributing.md", "changelog.md", "security.md"}
-    assert listed - of_the_root == {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    assert listed - of_the_root == {
+        page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")
+    }
 
 
 def test_the_readme_is_one_screen() -> None:
@@ -130,7 +141,9 @@ RUNNABLE = [
 def test_runnable_snippets_run(script: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script)
     env = {**os.environ, "KERAS_BACKEND": "tensorflow"}
-    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -139,10 +152,16 @@ def commands(page: Path) -> Iterator[str]:
     for fence in fences(page):
         if fence["language"] in ("", "sh", "bash", "console"):
             lines = re.sub(r"\\\n", " ", fence["text"]).splitlines()
-            pieces = (piece for line in lines for piece in re.split(r"(?:^| )#.*|;|\||&&|&|\$\(|\)", line))
+            pieces = (
+                piece for line in lines for piece in re.split(r"(?:^| )#.*|;|\||&&|&|\$\(|\)", line)
+            )
             for piece in filter(None, pieces):
                 words = re.sub(r"^\s*(\$ )?(\w+=\S+ )*", "", piece).strip()
-                if words.startswith("syrtos ") and not words.startswith("syrtos train") and ":" not in words.split()[1]:
+                if (
+                    words.startswith("syrtos ")
+                    and not words.startswith("syrtos train")
+                    and ":" not in words.split()[1]
+                ):
                     yield words
 
 
@@ -150,7 +169,9 @@ def is_parsed(words: list[str]) -> bool:
     try:
         chosen = cli.parser(words[0]).parse_args(words)
         if words[0] == "tune":
-            FORMS.get(chosen.form, tune_search.parser)().parse_args(chosen.rest if chosen.form in FORMS else words[1:])
+            FORMS.get(chosen.form, tune_search.parser)().parse_args(
+                chosen.rest if chosen.form in FORMS else words[1:]
+            )
     except SystemExit as end:
         return not end.code  # as after `-h`
     return True
@@ -185,7 +206,9 @@ def test_commands_in_sentences_exist(name: str) -> None:
         if words[0].startswith("-"):
             continue
         assert words[0] in cli._COMMANDS, command
-        script = next((at for at, word in enumerate(words) if word.endswith((".py", ".yaml"))), len(words))
+        script = next(
+            (at for at, word in enumerate(words) if word.endswith((".py", ".yaml"))), len(words)
+        )
         given = {word.partition("=")[0] for word in words[1:script] if re.match(r"--?[a-z]", word)}
         assert given <= options_of(words[0]) | {"-h"}, command
 
@@ -214,7 +237,11 @@ def test_links_lead_somewhere(name: str, site: ModuleType) -> None:
 def test_pages_that_the_code_and_its_tools_name_exist() -> None:
     named = re.compile(r"\bdocs/[\w./-]+\.(?:md|svg|png|py|json|toml)\b")
     places = [ROOT / "Makefile", ROOT / "mkdocs.yml", *AT_THE_ROOT]
-    places += [path for folder in ("src", "tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
+    places += [
+        path
+        for folder in ("src", "tests", "benchmarks", "examples")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
     missing = {
         f"{path.relative_to(ROOT)}: {found}"
         for path in places

@@ -21,6 +21,8 @@ def test_every_error_is_in_the_picture(error: type[Exception]) -> None:
     assert error.__name__ in (errors.__doc__ or "").split()
 
 
-@pytest.mark.parametrize("error", [errors.OutOfStepError, errors.StalledError, errors.SharedMemoryError])
+@pytest.mark.parametrize(
+    "error", [errors.OutOfStepError, errors.StalledError, errors.SharedMemoryError]
+)
 def test_whoever_catches_exchange_errors_catches_all_of_them(error: type[Exception]) -> None:
     assert issubclass(error, errors.ExchangeError)

@@ -21,7 +21,9 @@ FRAMEWORKS = ["tensorflow", "keras", "tf_keras", "jax", "torch", "mpi4py", "nump
 def loaded_after(statement: str) -> set[str]:
     """The top-level modules of a fresh process that ran ``statement``."""
     code = f"import sys, json\n{statement}\nprint(json.dumps(list(sys.modules)))"
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     return {name.split(".")[0] for name in json.loads(output.splitlines()[-1])}
 
 
@@ -37,7 +39,11 @@ def test_frameworks_for_gpus_fulfil_the_extras() -> None:
     """`tensorflow[and-cuda]` is the package `tensorflow`, `jax[cuda12]` is `jax`: what is installed already is kept."""
     wanted = [line.split(";") for line in metadata.requires("syrtos") or [] if "extra ==" in line]
     packages = {extra.split('"')[1]: name.split(">=")[0].strip() for name, extra in wanted}
-    assert {packages[name] for name in ("tensorflow", "jax", "torch")} == {"tensorflow", "jax", "torch"}
+    assert {packages[name] for name in ("tensorflow", "jax", "torch")} == {
+        "tensorflow",
+        "jax",
+        "torch",
+    }
 
 
 def test_importing_loads_no_framework() -> None:
@@ -54,7 +60,9 @@ def test_a_world_of_one_loads_neither_mpi_nor_a_framework() -> None:
 
 
 def test_the_command_line_loads_no_framework() -> None:
-    assert loaded_after("import syrtos.cli").isdisjoint({"tensorflow", "keras", "tf_keras", "mpi4py"})
+    assert loaded_after("import syrtos.cli").isdisjoint(
+        {"tensorflow", "keras", "tf_keras", "mpi4py"}
+    )
 
 
 def test_no_command_but_one_loads_what_makes_completions() -> None:
@@ -71,9 +79,14 @@ def test_all_is_what_type_checkers_see() -> None:
 
 def test_all_has_every_public_function_of_the_api() -> None:
     functions = {
-        name for name, value in inspect.getmembers(api, inspect.isfunction) if value.__module__ == api.__name__
+        name
+        for name, value in inspect.getmembers(api, inspect.isfunction)
+        if value.__module__ == api.__name__
     }
-    public = {name for name in functions if not name.startswith("_")} - {"comm_of", "unconverted"}  # of our own rooms
+    public = {name for name in functions if not name.startswith("_")} - {
+        "comm_of",
+        "unconverted",
+    }  # of our own rooms
     assert public <= set(syrtos.__all__)
 
 

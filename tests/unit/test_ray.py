@@ -28,7 +28,9 @@ class Epochs:
 def session(active: bool, reported: list[dict[str, Any]]) -> Any:
     """A module that stands for `ray.tune`."""
     module: Any = types.ModuleType("ray.tune")
-    module.get_context = lambda: types.SimpleNamespace(get_trial_id=lambda: "trial" if active else None)
+    module.get_context = lambda: types.SimpleNamespace(
+        get_trial_id=lambda: "trial" if active else None
+    )
     module.report = reported.append
     return module
 

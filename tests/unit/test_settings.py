@@ -37,10 +37,22 @@ def test_without_the_variable_the_defaults_hold(env: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "null", "3", "[1]", '"global"', '{"batches": "global"}', '{"warmup_epochs": "3"}', "global", '{"batch":'],
+    [
+        "{",
+        "null",
+        "3",
+        "[1]",
+        '"global"',
+        '{"batches": "global"}',
+        '{"warmup_epochs": "3"}',
+        "global",
+        '{"batch":',
+    ],
 )
 def test_what_no_launcher_writes_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"SYRTOS_OPTIONS can't be read.*same version of syrtos") as caught:
+    with pytest.raises(
+        ConfigurationError, match=r"SYRTOS_OPTIONS can't be read.*same version of syrtos"
+    ) as caught:
         options_from({OPTIONS_VARIABLE: text})
     assert caught.value.__cause__ is not None
 
@@ -56,7 +68,10 @@ def test_bad_values_on_the_wire_are_refused_by_name() -> None:
         ({"batch": "local"}, "`batch` must be one of global, per-worker. Received: 'local'"),
         ({"scale_lr": "cubic"}, "`scale_lr` must be one of none, linear, sqrt. Received: 'cubic'"),
         ({"warmup_epochs": -1}, "`warmup_epochs` must be 0 or more. Received: -1"),
-        ({"check_every": -2}, r"`check_every` must be steps, 0 \(never\) or -1 \(automatic\)\. Received: -2"),
+        (
+            {"check_every": -2},
+            r"`check_every` must be steps, 0 \(never\) or -1 \(automatic\)\. Received: -2",
+        ),
         ({"timeout": 0.0}, "`timeout` must be more than 0. Received: 0.0"),
         ({"bucket_mb": -2.0}, "`bucket_mb` must be more than 0. Received: -2.0"),
     ],
@@ -101,7 +116,8 @@ def test_workers_that_train_alone_make_no_update_together(other: dict[str, Any])
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"sync_every": -1}, {"outer_lr": 0.0}, {"outer_momentum": 1.0}, {"outer_momentum": -0.1}]
+    "wrong",
+    [{"sync_every": -1}, {"outer_lr": 0.0}, {"outer_momentum": 1.0}, {"outer_momentum": -0.1}],
 )
 def test_numbers_of_an_outer_optimizer_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):

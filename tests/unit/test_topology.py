@@ -17,7 +17,11 @@ from syrtos.topology import (
     world_from_hosts,
 )
 
-MPICH, OPEN_MPI, SLURM = {"PMI_SIZE": "4"}, {"OMPI_COMM_WORLD_SIZE": "3"}, {"SLURM_STEP_NUM_TASKS": "2"}
+MPICH, OPEN_MPI, SLURM = (
+    {"PMI_SIZE": "4"},
+    {"OMPI_COMM_WORLD_SIZE": "3"},
+    {"SLURM_STEP_NUM_TASKS": "2"},
+)
 
 host_lists = st.lists(st.sampled_from("abcd"), min_size=1, max_size=12)
 
@@ -61,7 +65,9 @@ def test_a_plain_process_was_started_by_nobody(env: dict[str, str]) -> None:
     assert detect(env) is None
 
 
-@pytest.mark.parametrize(("launch", "size"), [(None, 1), (Launch("x", 1, False), 1), (Launch("x", 4, True), 4)])
+@pytest.mark.parametrize(
+    ("launch", "size"), [(None, 1), (Launch("x", 1, False), 1), (Launch("x", 4, True), 4)]
+)
 def test_the_world_that_was_promised_is_accepted(launch: Launch | None, size: int) -> None:
     check_world(launch, size)
 
@@ -72,14 +78,20 @@ def test_the_world_that_was_promised_is_accepted(launch: Launch | None, size: in
         (MPICH, 1, "`syrtos run -n 4 train.py`, or with the `mpiexec` beside this Python"),
         (MPICH, 2, "in a world of 2"),
         (OPEN_MPI, 1, r"syrtos brings its own MPI \(MPICH\).*`syrtos run -n 3 train.py`"),
-        (SLURM, 1, "`srun --mpi=pmi2 python -m syrtos train.py`, or run `syrtos run -n 2 train.py`"),
+        (
+            SLURM,
+            1,
+            "`srun --mpi=pmi2 python -m syrtos train.py`, or run `syrtos run -n 2 train.py`",
+        ),
     ],
 )
 def test_another_world_is_refused_with_the_fix(env: dict[str, str], size: int, fix: str) -> None:
     with pytest.raises(WorldError, match=fix) as caught:
         check_world(detect(env), size)
     promised = next(iter(env.values()))
-    assert f"as one of {promised} workers, but found itself in a world of {size}." in str(caught.value)
+    assert f"as one of {promised} workers, but found itself in a world of {size}." in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,7 +104,9 @@ def test_another_world_is_refused_with_the_fix(env: dict[str, str], size: int, f
         ({"KERAS_BACKEND": "torch"}, 1),
     ],
 )
-def test_backends_that_can_exchange_or_need_not_are_accepted(env: dict[str, str], size: int) -> None:
+def test_backends_that_can_exchange_or_need_not_are_accepted(
+    env: dict[str, str], size: int
+) -> None:
     check_keras_backend(env, size)
 
 
@@ -103,14 +117,18 @@ def test_backends_without_exchange_are_refused_with_the_fix(backend: str) -> Non
         check_keras_backend({"KERAS_BACKEND": backend}, 2)
 
 
-@pytest.mark.parametrize("env", [{}, {"TF_CONFIG": ""}, {"TF_CONFIG": "{}"}, {"TF_CONFIG": '{"cluster": {}}'}])
+@pytest.mark.parametrize(
+    "env", [{}, {"TF_CONFIG": ""}, {"TF_CONFIG": "{}"}, {"TF_CONFIG": '{"cluster": {}}'}]
+)
 def test_a_tf_config_that_can_be_read_is_accepted(env: dict[str, str]) -> None:
     check_tf_config(env)
 
 
 @pytest.mark.parametrize("text", ["{", "{'cluster': {}}", "3", "[]", "null"])
 def test_a_tf_config_that_is_no_json_object_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"TF_CONFIG is no JSON object.*unset it, or write it as") as caught:
+    with pytest.raises(
+        ConfigurationError, match=r"TF_CONFIG is no JSON object.*unset it, or write it as"
+    ) as caught:
         check_tf_config({"TF_CONFIG": text})
     assert repr(text) in str(caught.value)
 

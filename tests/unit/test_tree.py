@@ -15,6 +15,10 @@ def test_each_file_stands_where_its_module_stands() -> None:
     astray = []
     for path in HERE.rglob("test_*.py"):
         module = SOURCE / path.relative_to(HERE).parent / path.stem.removeprefix("test_")
-        if not module.with_suffix(".py").exists() and not module.is_dir() and path.stem not in OF_NO_MODULE:
+        if (
+            not module.with_suffix(".py").exists()
+            and not module.is_dir()
+            and path.stem not in OF_NO_MODULE
+        ):
             astray.append(str(path.relative_to(HERE)))
     assert not astray

@@ -34,7 +34,9 @@ class Lockstep:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leaves out what has been run."""
         done, only = _names(self._folder / "done.txt"), _names(self._folder / "only.txt")
-        items[:] = [item for item in items if item.nodeid not in done and (not only or item.nodeid in only)]
+        items[:] = [
+            item for item in items if item.nodeid not in done and (not only or item.nodeid in only)
+        ]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -58,7 +60,10 @@ class Lockstep:
         if report.failed:
             self._outcome = ("failed", report.longreprtext[-3000:])
         elif report.skipped and self._outcome[0] == "passed":
-            self._outcome = ("skipped", str(report.longrepr[2] if isinstance(report.longrepr, tuple) else ""))
+            self._outcome = (
+                "skipped",
+                str(report.longrepr[2] if isinstance(report.longrepr, tuple) else ""),
+            )
 
     def _write(self, **line: str) -> None:
         with (self._folder / f"{self._rank}.jsonl").open("a") as file:
@@ -68,7 +73,9 @@ class Lockstep:
         """Ends the process where the ranks are known to be out of step."""
         started = time.monotonic()
         while True:
-            outcomes = [outcome for rank in range(self._size) if (outcome := self._outcome_of(rank))]
+            outcomes = [
+                outcome for rank in range(self._size) if (outcome := self._outcome_of(rank))
+            ]
             if len(outcomes) == self._size:
                 break
             if "failed" in outcomes and time.monotonic() - started > _PATIENCE:
@@ -100,7 +107,11 @@ def main(folder: Path, arguments: list[str]) -> None:
         "--continue-on-collection-errors",
     ]
     code = pytest.main([*own, *limits, *arguments], plugins=[Lockstep(folder, rank, size)])
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+    if code not in (
+        pytest.ExitCode.OK,
+        pytest.ExitCode.TESTS_FAILED,
+        pytest.ExitCode.NO_TESTS_COLLECTED,
+    ):
         sys.exit(int(code))
 
 

@@ -94,20 +94,37 @@ def main() -> int:
     """Runs a suite and prints how it compares; 1 if too few tests pass on workers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suite", choices=SUITES)
-    parser.add_argument("root", nargs="?", type=Path, help="a checkout, or an unpacked source distribution")
-    parser.add_argument("--only", default="", metavar="TEXT", help="files whose path has this text in it")
+    parser.add_argument(
+        "root", nargs="?", type=Path, help="a checkout, or an unpacked source distribution"
+    )
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="files whose path has this text in it"
+    )
     chosen = parser.parse_args()
     suite = SUITES[chosen.suite]
     root = (chosen.root or _installed(chosen.suite)).resolve()
-    files = [path for pattern in suite.patterns for path in sorted(root.glob(pattern)) if chosen.only in str(path)]
+    files = [
+        path
+        for pattern in suite.patterns
+        for path in sorted(root.glob(pattern))
+        if chosen.only in str(path)
+    ]
     if not files:
-        sys.exit(f"{root} has none of {', '.join(suite.patterns)}: give a checkout of {chosen.suite} with its tests.")
+        sys.exit(
+            f"{root} has none of {', '.join(suite.patterns)}: give a checkout of {chosen.suite} with its tests."
+        )
     runner = Runner(SITE / "runs" / chosen.suite, root, suite)
     plain = runner.run(files, size=1) if suite.plain else {}
     workers = dict.fromkeys(plain, _NOT_RUN) | runner.run(files, size=_SIZE)
-    counted = [test for test in plain if plain[test].outcome == "passed"] if suite.plain else _run(workers)
+    counted = (
+        [test for test in plain if plain[test].outcome == "passed"]
+        if suite.plain
+        else _run(workers)
+    )
     failures = [test for test in counted if workers[test].outcome == "failed"]
-    workers |= runner.run([path for path in files if _holds(root, path, failures)], _SIZE, only=failures)
+    workers |= runner.run(
+        [path for path in files if _holds(root, path, failures)], _SIZE, only=failures
+    )
     share = report(counted, "pass in one process" if suite.plain else "are run", workers)
     if not suite.plain:
         _report_skipped(workers)
@@ -121,8 +138,16 @@ class Runner:
         shutil.rmtree(folder, ignore_errors=True)
         self._folder = folder
         self._root = root
-        search = [*(str(root / path) for path in suite.paths), str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._env = os.environ | suite.env | {"PYTHONPATH": os.pathsep.join(search), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        search = [
+            *(str(root / path) for path in suite.paths),
+            str(SITE),
+            *filter(None, [os.environ.get("PYTHONPATH")]),
+        ]
+        self._env = (
+            os.environ
+            | suite.env
+            | {"PYTHONPATH": os.pathsep.join(search), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        )
         self._worlds = 0
 
     def run(self, files: Sequence[Path], size: int, only: Sequence[str] = ()) -> Results:
@@ -147,14 +172,34 @@ class Runner:
         (folder / "done.txt").write_text("\n".join(done))
         (folder / "only.txt").write_text("\n".join(only))
         driver = [str(_HERE / "driver.py"), str(folder), f"--rootdir={self._root}", *arguments]
-        options = ["-n", str(size), "--oversubscribe", "--timeout", "60", "--run-dir", str(folder / "run")]
-        command = [sys.executable, *(["-m", "syrtos", "run", *options] if size > 1 else []), *driver]
+        options = [
+            "-n",
+            str(size),
+            "--oversubscribe",
+            "--timeout",
+            "60",
+            "--run-dir",
+            str(folder / "run"),
+        ]
+        command = [
+            sys.executable,
+            *(["-m", "syrtos", "run", *options] if size > 1 else []),
+            *driver,
+        ]
         with self._log().open("w") as log:
             code = subprocess.run(
-                command, env=self._env, cwd=folder / "cwd", stdout=log, stderr=subprocess.STDOUT, check=False
+                command,
+                env=self._env,
+                cwd=folder / "cwd",
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                check=False,
             ).returncode
         ended = _read(folder, size)
-        print(f"{folder.name}: {len(ended)} tests on {size} worker{'s' * (size > 1)}, exit code {code}", flush=True)
+        print(
+            f"{folder.name}: {len(ended)} tests on {size} worker{'s' * (size > 1)}, exit code {code}",
+            flush=True,
+        )
         return code, ended
 
     def _log(self) -> Path:
@@ -179,7 +224,11 @@ def report(tests: Sequence[str], counted: str, workers: Results) -> float:
 
 def _report_skipped(workers: Results) -> None:
     """Prints how many tests of each file skip themselves, and what they say."""
-    skipped = Counter((test.partition("::")[0], r.message) for test, r in workers.items() if r.outcome == "skipped")
+    skipped = Counter(
+        (test.partition("::")[0], r.message)
+        for test, r in workers.items()
+        if r.outcome == "skipped"
+    )
     print("\nSkip themselves:")
     for (name, message), number in sorted(skipped.items()):
         print(f"  {name}: {number}: {message}")
@@ -207,14 +256,17 @@ def _read(folder: Path, size: int) -> Results:
         found = [rank.get(test, _NOT_ENDED) for rank in ranks]
         worst = min(_ORDER.index(result.outcome) for result in found)
         candidates = [result for result in found if result.outcome == _ORDER[worst]]
-        results[test] = next((result for result in candidates if result is not _NOT_ENDED), candidates[0])
+        results[test] = next(
+            (result for result in candidates if result is not _NOT_ENDED), candidates[0]
+        )
     return results
 
 
 def _read_rank(path: Path) -> Results:
     told = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return {
-        line["test"]: Result(line["outcome"], line["message"]) if "outcome" in line else _NOT_ENDED for line in told
+        line["test"]: Result(line["outcome"], line["message"]) if "outcome" in line else _NOT_ENDED
+        for line in told
     }
 
 

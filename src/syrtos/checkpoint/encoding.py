@@ -27,21 +27,27 @@ def pack(arrays: Mapping[str, npt.NDArray[np.generic]], facts: Mapping[str, obje
     return b"".join(pieces(arrays, facts))
 
 
-def pieces(arrays: Mapping[str, npt.NDArray[np.generic]], facts: Mapping[str, object]) -> list[memoryview]:
+def pieces(
+    arrays: Mapping[str, npt.NDArray[np.generic]], facts: Mapping[str, object]
+) -> list[memoryview]:
     """Returns a part as pieces that follow each other: its head, and then the memory of each array, which is not copied.
 
-    The arrays may not change until the pieces are written. The library would copy all of them into one piece, which takes
-    three times as long as writing them.
+    The arrays may not change until the pieces are written. The library would copy all of them into
+    one piece, which takes three times as long as writing them.
     """
     storable = {name: _storable_array(array) for name, array in arrays.items()}
-    # The format (README of huggingface/safetensors) has the bytes of the arrays behind each other without gaps: in this
-    # order each begins at a multiple of its own size.
+    # The format (README of huggingface/safetensors) has the bytes of the arrays behind each other
+    # without gaps: in this order each begins at a multiple of its own size.
     ready = dict(sorted(storable.items(), key=lambda item: -item[1].itemsize))
     head: dict[str, object] = {"__metadata__": {FACTS: json.dumps(facts)}}
     begin = 0
     for name, array in ready.items():
         offsets = [begin, begin := begin + array.nbytes]
-        head[name] = {"dtype": _NAMES[array.dtype.name], "shape": array.shape, "data_offsets": offsets}
+        head[name] = {
+            "dtype": _NAMES[array.dtype.name],
+            "shape": array.shape,
+            "data_offsets": offsets,
+        }
     text = json.dumps(head).encode()
     text += b" " * (-len(text) % 8)
     first = memoryview(len(text).to_bytes(8, "little") + text)
@@ -54,7 +60,8 @@ def unpack(part: bytes) -> Arrays:
     return safetensors.numpy.load(part)
 
 
-# The dtypes that safetensors knows, by NumPy's names, with its own; arrays of others are stored as their bytes.
+# The dtypes that safetensors knows, by NumPy's names, with its own; arrays of others are stored as
+# their bytes.
 _NAMES = {
     "bool": "BOOL",
     **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
@@ -66,7 +73,11 @@ _NAMES = {
 def _storable_array(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     """Returns the same values in order, little-endian; as bytes where safetensors has no name for the dtype."""
     ready = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    return ready.reshape(array.shape) if ready.dtype.name in _NAMES else ready.reshape(-1).view(np.uint8)
+    return (
+        ready.reshape(array.shape)
+        if ready.dtype.name in _NAMES
+        else ready.reshape(-1).view(np.uint8)
+    )
 
 
 def _is_of_numbers(dtype: np.dtype[np.generic]) -> bool:
@@ -87,17 +98,24 @@ def encode(value: object, arrays: Arrays, first: int = 0) -> object:
     """Returns a value as JSON; the arrays in it are added to ``arrays``, under names numbered from ``first`` on.
 
     Raises:
-        NotStorable: it is, or holds, something else than numbers, texts, arrays, lists, tuples, sets and dictionaries.
+        NotStorable: it is, or holds, something else than numbers, texts, arrays, lists, tuples,
+            sets and dictionaries.
     """
     # exact types: an enumeration or a subclass of `dict` would come back as something else
-    if value is None or type(value) in (bool, float, str) or (type(value) is int and value.bit_length() < 1024):
+    if (
+        value is None
+        or type(value) in (bool, float, str)
+        or (type(value) is int and value.bit_length() < 1024)
+    ):
         return value
     if type(value) is np.ndarray or isinstance(value, np.generic):
         return _encode_array(np.asarray(value), isinstance(value, np.generic), arrays, first)
     if type(value) is dict:
         pairs: dict[object, object] = value
         # pairs, since JSON's own objects have no other keys than texts
-        return {"dict": [[encode(k, arrays, first), encode(v, arrays, first)] for k, v in pairs.items()]}
+        return {
+            "dict": [[encode(k, arrays, first), encode(v, arrays, first)] for k, v in pairs.items()]
+        }
     for kind in (list, tuple, set):
         if type(value) is kind:
             items: Iterable[object] = value
@@ -105,12 +123,18 @@ def encode(value: object, arrays: Arrays, first: int = 0) -> object:
     raise NotStorable(type(value).__name__)
 
 
-def _encode_array(array: npt.NDArray[np.generic], scalar: bool, arrays: Arrays, first: int) -> object:
+def _encode_array(
+    array: npt.NDArray[np.generic], scalar: bool, arrays: Arrays, first: int
+) -> object:
     if not _is_of_numbers(array.dtype):
         raise NotStorable(str(array.dtype))
     name = f"value {first + len(arrays)}"
     arrays[name] = array
-    return {"scalar" if scalar else "array": name, "dtype": array.dtype.name, "shape": list(array.shape)}
+    return {
+        "scalar" if scalar else "array": name,
+        "dtype": array.dtype.name,
+        "shape": list(array.shape),
+    }
 
 
 def decode(encoded: object, arrays: Mapping[str, npt.NDArray[np.generic]]) -> Any:

@@ -1,6 +1,7 @@
 """Snapshots in files: a folder for each, which is complete or not there, with digests; two are kept.
 
-``snapshot-12/`` holds ``part-0.safetensors`` and so on, and ``manifest.json`` with the SHA-256 of each.
+``snapshot-12/`` holds ``part-0.safetensors`` and so on, and ``manifest.json`` with the SHA-256 of
+each.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def save(slots: SnapshotFolders, folder: Path) -> int:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        digests = [_copy(slots, part, number, draft / _name(part)) for part in range(slots.parts(number))]
+        digests = [
+            _copy(slots, part, number, draft / _name(part)) for part in range(slots.parts(number))
+        ]
         durable.write(draft / _MANIFEST, json.dumps({"number": number, "sha256": digests}).encode())
         durable.force(draft)  # the entries of the parts, before the folder counts as a snapshot
         draft.rename(_snapshot_folder(folder, number))
@@ -82,7 +85,8 @@ def load(folder: Path, slots: SnapshotFolders) -> tuple[int, list[str]]:
     """Puts the newest undamaged snapshot of ``folder`` into the slots; damaged ones are renamed.
 
     Returns:
-        The snapshot's number, 0 if there is none; and a sentence for each newer one that was passed over.
+        The snapshot's number, 0 if there is none; and a sentence for each newer one that was passed
+        over.
     """
     complaints: list[str] = []
     for number in numbers(folder):
@@ -93,7 +97,9 @@ def load(folder: Path, slots: SnapshotFolders) -> tuple[int, list[str]]:
             aside = _snapshot_folder(folder, number).with_name(f"damaged-{number}")
             shutil.rmtree(aside, ignore_errors=True)
             _snapshot_folder(folder, number).rename(aside)
-            complaints.append(f"{_snapshot_folder(folder, number)} is not used, and is {aside} now: {error}")
+            complaints.append(
+                f"{_snapshot_folder(folder, number)} is not used, and is {aside} now: {error}"
+            )
             continue
         for part, data in enumerate(parts):
             slots.write(part, number, len(parts), data)
@@ -114,7 +120,9 @@ def _parts(place: Path) -> Iterator[bytes]:
     for part, digest in enumerate(json.loads((place / _MANIFEST).read_text())["sha256"]):
         data = (place / _name(part)).read_bytes()
         if hashlib.sha256(data).hexdigest() != digest:
-            raise SnapshotError(f"{_name(part)} is damaged: it has another SHA-256 than was written.")
+            raise SnapshotError(
+                f"{_name(part)} is damaged: it has another SHA-256 than was written."
+            )
         facts_of(data)  # raises where there are none: such a part counts as damaged too
         yield data
 
@@ -133,7 +141,9 @@ def numbers(folder: Path) -> list[int]:
     """Returns the numbers of the snapshots that are there, the newest first."""
     found = []
     with contextlib.suppress(FileNotFoundError):
-        found = [name.removeprefix(_PREFIX) for name in os.listdir(folder) if name.startswith(_PREFIX)]
+        found = [
+            name.removeprefix(_PREFIX) for name in os.listdir(folder) if name.startswith(_PREFIX)
+        ]
     return sorted((int(number) for number in found if number.isdigit()), reverse=True)
 
 

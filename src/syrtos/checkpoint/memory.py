@@ -18,7 +18,9 @@ def available() -> int:
     """
     found = [_of_group(_CGROUPS / group.lstrip("/")) for group in _groups()]
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        line = next(line for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
+        line = next(
+            line for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:")
+        )
         found.append(int(line.split()[1]) << 10)
     return min((free for free in found if free is not None), default=1 << 62)
 
@@ -38,7 +40,9 @@ def _of_group(folder: Path) -> int | None:
     """Returns the bytes that a group's limit leaves; None where there is no limit."""
     try:
         limit, used = (folder / "memory.max").read_text(), (folder / "memory.current").read_text()
-        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        statistics = dict(
+            line.split() for line in (folder / "memory.stat").read_text().splitlines()
+        )
         # the kernel drops cached files before it kills a process: they count as free
         return int(limit) - int(used) + int(statistics["inactive_file"])
     except (OSError, ValueError, KeyError):  # no such group, or "max"

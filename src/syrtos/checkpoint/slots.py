@@ -2,10 +2,11 @@
 
 It belongs to the launcher or agent, and workers open it by a path.
 
-A snapshot is whole on each host: the workers of the host write a part each. A part has two slots, which are written in
-turn, so the snapshot before is whole while the next is written. A snapshot is committed once all of its parts are
-written. The last number that all parts have is always in one of the two slots of each: workers exchange gradients
-between two snapshots, so none is more than one ahead.
+A snapshot is whole on each host: the workers of the host write a part each. A part has two slots,
+which are written in turn, so the snapshot before is whole while the next is written. A snapshot is
+committed once all of its parts are written. The last number that all parts have is always in one of
+the two slots of each: workers exchange gradients between two snapshots, so none is more than one
+ahead.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pathlib import Path
 
 Places = Sequence[tuple[str, str]]
 
-# Number of the snapshot, 0 while there is none or it is being written; how many parts it has; the length of this one
-# in bytes.
+# Number of the snapshot, 0 while there is none or it is being written; how many parts it has; the
+# length of this one in bytes.
 _HEAD = struct.Struct("<QQQ")
 _PIECE = 1 << 24  # bytes: of a large part only so much is copied before its head is looked at again
 
@@ -29,12 +30,13 @@ class SlotsInMemory:
 
     Args:
         parts: the number of parts that a snapshot may have.
-        folder: an empty folder of a file system in memory, for workers in a user namespace of their own, which may not
-            look into this process (user_namespaces(7)). It is removed at the end; by the caller, if this process is
-            killed.
+        folder: an empty folder of a file system in memory, for workers in a user namespace of their
+            own, which may not look into this process (user_namespaces(7)). It is removed at the
+            end; by the caller, if this process is killed.
 
     Attributes:
-        places: for each part the paths of its two slots, for `Slots` in this process and others of the same user.
+        places: for each part the paths of its two slots, for `Slots` in this process and others of
+            the same user.
     """
 
     def __init__(self, parts: int, folder: Path | None = None) -> None:
@@ -53,7 +55,8 @@ class SlotsInMemory:
             path = self._folder / name
             path.touch(mode=0o600)
             return str(path)
-        # memory without a name, which the kernel frees once nobody has it open, however this process ends
+        # memory without a name, which the kernel frees once nobody has it open, however this
+        # process ends
         self._descriptors.append(os.memfd_create(f"syrtos-{name}"))
         return f"/proc/{os.getpid()}/fd/{self._descriptors[-1]}"
 
@@ -80,7 +83,11 @@ class Slots:
     def complete_numbers(self) -> set[int]:
         """Returns the numbers of the snapshots of which all parts are written."""
         # part 0 is part of every snapshot, so its two slots name all that there can be
-        return {number for number, parts, _ in map(_head, self._slots[0]) if number and self._has(number, parts)}
+        return {
+            number
+            for number, parts, _ in map(_head, self._slots[0])
+            if number and self._has(number, parts)
+        }
 
     def _has(self, number: int, parts: int) -> bool:
         return all(_head(pair[number % 2])[:2] == (number, parts) for pair in self._slots[:parts])
@@ -111,7 +118,9 @@ class Slots:
             piece = os.pread(slot, min(_PIECE, length - begin), _HEAD.size + begin)
             # after the bytes are copied: a writer clears the head before it touches them
             if _head(slot)[0] != number:
-                raise BlockingIOError(f"Part {part} of snapshot {number} has been replaced while it was read.")
+                raise BlockingIOError(
+                    f"Part {part} of snapshot {number} has been replaced while it was read."
+                )
             yield piece
 
     def write(self, part: int, number: int, parts: int, *pieces: bytes | memoryview) -> None:
@@ -128,7 +137,8 @@ class Slots:
         views = [memoryview(piece).cast("B") for piece in pieces]
         length = sum(map(len, views))
         try:
-            # a full file system in memory fails here; a write would only write less, and say so by a number
+            # a full file system in memory fails here; a write would only write less, and say so by
+            # a number
             os.posix_fallocate(slot, 0, _HEAD.size + length)
         except OSError:
             os.ftruncate(slot, _HEAD.size)
@@ -144,8 +154,8 @@ class Slots:
 
     def drop_all_but(self, number: int) -> None:
         """Drops what was written for other snapshots, once no worker writes."""
-        # the next generation gives out the numbers after this one again: a part that is left over would
-        # pass for one of its own
+        # the next generation gives out the numbers after this one again: a part that is left over
+        # would pass for one of its own
         for slot in (slot for pair in self._slots for slot in pair):
             if _head(slot)[0] != number:
                 os.pwrite(slot, _HEAD.pack(0, 0, 0), 0)

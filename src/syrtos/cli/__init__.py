@@ -20,8 +20,8 @@ from syrtos.launch.processes.zygote_process import ZygoteProcess
 from syrtos.launch.resources import shared_variables
 from syrtos.launch.seeds import hash_seed
 
-# The commands in groups, and the file of each: only that of the one that is asked for is imported, which takes half
-# of the time.
+# The commands in groups, and the file of each: only that of the one that is asked for is imported,
+# which takes half of the time.
 _GROUPS = {
     "train": {"init": "init", "run": "run", "resume": "resume", "resize": "resize", "status": "jobs", "logs": "jobs", "stop": "jobs"},
     "look before and after": {
@@ -36,14 +36,25 @@ _COMMANDS = {command: file for group in _GROUPS.values() for command, file in gr
 _WITH_SCRIPTS = ("run", "verify")
 # Options of `run` whose workers are not started by this process, or not at all.
 _NOT_FROM_HERE = {"--hosts", "--hostfile", "--on", "--detach", "--dry-run", "-h", "--help"}
-_OF_JOBS = ("sqlalchemy", "starlette", "uvicorn", "httptools", "botocore", "yaml", "prometheus_client", "optuna")
+_OF_JOBS = (
+    "sqlalchemy",
+    "starlette",
+    "uvicorn",
+    "httptools",
+    "botocore",
+    "yaml",
+    "prometheus_client",
+    "optuna",
+)
 
 
 def parser(command: str = "") -> Parser:
     """Returns the parser of the command line; with the name of a subcommand, one that knows no other file's."""
     made = Parser(prog="syrtos", description="Distributed training for Keras.")
     made.add_argument("--version", action="version", version=f"syrtos {__version__}")
-    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    commands = made.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=Parser
+    )
     for name in [_COMMANDS[command]] if command in _COMMANDS else dict.fromkeys(_COMMANDS.values()):
         importlib.import_module(f"syrtos.cli.{name}").add_to(commands)
     return made
@@ -51,21 +62,29 @@ def parser(command: str = "") -> Parser:
 
 def _commands_of(made: Parser) -> argparse._SubParsersAction[Parser]:
     """Returns the part of the parser that has the commands."""
-    return next(action for action in made._actions if isinstance(action, argparse._SubParsersAction))
+    return next(
+        action for action in made._actions if isinstance(action, argparse._SubParsersAction)
+    )
 
 
 def _print_help() -> None:
     """Prints the commands, in groups."""
     commands = _commands_of(parser())
     helps = {action.dest: action.help or "" for action in commands._choices_actions}
-    print("usage: syrtos COMMAND ...\n\nDistributed training for Keras. `syrtos COMMAND -h` explains a command.")
+    print(
+        "usage: syrtos COMMAND ...\n\nDistributed training for Keras. `syrtos COMMAND -h` explains"
+        " a command."
+    )
     for title, names in _GROUPS.items():
         print(f"\n{title}:")
         for name in names:
             print(
                 "\n".join(
                     textwrap.wrap(
-                        f"{name:<12}{helps.get(name, '')}", 100, initial_indent="  ", subsequent_indent=" " * 14
+                        f"{name:<12}{helps.get(name, '')}",
+                        100,
+                        initial_indent="  ",
+                        subsequent_indent=" " * 14,
                     )
                 )
             )
@@ -75,7 +94,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code.
 
     Args:
-        arguments: its words; None: those of the process, which the file syrtos.toml of the folder may add to.
+        arguments: its words; None: those of the process, which the file syrtos.toml of the folder
+            may add to.
     """
     words = sys.argv[1:] if arguments is None else arguments
     if not words or words[0] in ("-h", "--help"):
@@ -101,7 +121,10 @@ def main(arguments: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name not in _OF_JOBS:
             raise
-        print(f"syrtos: training jobs need {error.name}: `pip install {_packages_of_jobs()}`", file=sys.stderr)
+        print(
+            f"syrtos: training jobs need {error.name}: `pip install {_packages_of_jobs()}`",
+            file=sys.stderr,
+        )
         return 2
     except BrokenPipeError:
         # What reads the output has enough, as `| head`: Python's own flush at the end must not
@@ -146,4 +169,6 @@ def _packages_of_jobs() -> str:
     from importlib.metadata import requires
 
     wanted = (requirement.partition(";") for requirement in requires("syrtos") or ())
-    return " ".join(f"'{name.strip()}'" for name, _, extra in wanted if extra.strip() == 'extra == "jobs"')
+    return " ".join(
+        f"'{name.strip()}'" for name, _, extra in wanted if extra.strip() == 'extra == "jobs"'
+    )

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 # Seconds that a service may take to start.
 _STARTING = 15.0
 
-# The SDKs' own settings: no telemetry to Amazon, and a default bucket, without which they ask Amazon's STS for the
-# account's number.
+# The SDKs' own settings: no telemetry to Amazon, and a default bucket, without which they ask
+# Amazon's STS for the account's number.
 _SDK = f"""\
 SchemaVersion: '1.0'
 SageMaker:
@@ -37,7 +37,10 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "aws-env",
         help="print variables that point AWS's SDKs at `syrtos serve`",
-        description='Use it as eval "$(syrtos aws-env)". The output contains the secret key of this service.',
+        description=(
+            'Use it as eval "$(syrtos aws-env)". The output contains the secret key of this'
+            " service."
+        ),
     )
     parser.set_defaults(main=main)
 

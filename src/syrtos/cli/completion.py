@@ -19,9 +19,11 @@ def add_to(commands: Commands) -> None:
         "completion",
         help="print a script by which the shell completes commands, options and files",
         description="Print a script by which the shell completes commands, options and files.",
-        epilog='Bash: `eval "$(syrtos completion bash)"` in ~/.bashrc. Zsh: `syrtos completion zsh > ~/.zfunc/_syrtos`, '
-        "with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc. Tcsh: `syrtos completion tcsh > ~/.syrtos.tcsh`, and "
-        "`source ~/.syrtos.tcsh` in ~/.tcshrc.",
+        epilog=(
+            'Bash: `eval "$(syrtos completion bash)"` in ~/.bashrc. Zsh: `syrtos completion zsh >'
+            " ~/.zfunc/_syrtos`, with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc. Tcsh:"
+            " `syrtos completion tcsh > ~/.syrtos.tcsh`, and `source ~/.syrtos.tcsh` in ~/.tcshrc."
+        ),
     )
     parser.add_argument("shell", choices=_SHELLS)
     parser.set_defaults(main=main)

@@ -25,14 +25,25 @@ def add_to(commands: Commands) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     look = actions.add_parser("inspect", help="records, sizes and balance of a data set")
     look.add_argument(
-        "paths", nargs="+", metavar="PATH", help="files, folders or patterns with *, local or s3://, gs://, http(s)://"
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="files, folders or patterns with *, local or s3://, gs://, http(s)://",
     )
     look.add_argument(
-        "-n", "--workers", type=_count, default=2, help="number of workers to show the balance for (default: 2)"
+        "-n",
+        "--workers",
+        type=_count,
+        default=2,
+        help="number of workers to show the balance for (default: 2)",
     )
-    look.add_argument("--batch", type=_count, default=64, help="records per global batch (default: 64)")
+    look.add_argument(
+        "--batch", type=_count, default=64, help="records per global batch (default: 64)"
+    )
     look.set_defaults(main=_inspect)
-    check = actions.add_parser("verify", help="verify that each record was trained on exactly once in each epoch")
+    check = actions.add_parser(
+        "verify", help="verify that each record was trained on exactly once in each epoch"
+    )
     check.add_argument("run_dir", type=Path, help="the run directory")
     check.set_defaults(main=_verify)
 
@@ -54,12 +65,17 @@ def _inspect(chosen: argparse.Namespace) -> int:
     mean = shape.nbytes / max(shape.records, 1)
     facts.add_row("format", shape.kind)
     facts.add_row(
-        "records", f"{shape.records:,} in {len(shape.groups):,} {'classes' if 'class' in shape.kind else 'files'}"
+        "records",
+        f"{shape.records:,} in {len(shape.groups):,}"
+        f" {'classes' if 'class' in shape.kind else 'files'}",
     )
     facts.add_row("size", f"{_bytes(shape.nbytes)}, a record {_bytes(mean)} on average")
     facts.add_row("skew", f"{shape.skew:.2f} (largest / mean)")
     if shape.damaged:
-        facts.add_row("damaged", f'{shape.damaged:,}: training fails unless `on_bad_record` is "skip" or "quarantine"')
+        facts.add_row(
+            "damaged",
+            f'{shape.damaged:,}: training fails unless `on_bad_record` is "skip" or "quarantine"',
+        )
     console.print(facts)
     console.print(_chart(shape))
     console.print(_balance(shape, chosen.workers, chosen.batch))
@@ -71,10 +87,14 @@ def _chart(shape: Shape) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     largest = sorted(shape.groups, key=lambda group: -group[1])
     for name, count, size in largest[:_FILES_SHOWN]:
-        table.add_row(name.rsplit("/", 1)[-1], f"{count:,}", _bytes(size), _bar(count, largest[0][1]))
+        table.add_row(
+            name.rsplit("/", 1)[-1], f"{count:,}", _bytes(size), _bar(count, largest[0][1])
+        )
     if len(largest) > _FILES_SHOWN:
         rest = largest[_FILES_SHOWN:]
-        table.add_row(f"{len(rest):,} more", f"{sum(g[1] for g in rest):,}", _bytes(sum(g[2] for g in rest)))
+        table.add_row(
+            f"{len(rest):,} more", f"{sum(g[1] for g in rest):,}", _bytes(sum(g[2] for g in rest))
+        )
     return table
 
 
@@ -93,14 +113,18 @@ def _balance(shape: Shape, workers: int, batch: int) -> Table:
         ("whole files", shape.by_files(workers)),
     ):
         longer = max(counts) * workers / max(sum(counts), 1) - 1
-        table.add_row(name, _spread(counts), f"{min(counts):,}", f"{max(counts):,}", f"{longer:.1%}")
+        table.add_row(
+            name, _spread(counts), f"{min(counts):,}", f"{max(counts):,}", f"{longer:.1%}"
+        )
     return table
 
 
 def _spread(counts: Sequence[int]) -> str:
     """Returns a text with a column for each worker, up to 32."""
     marks, most = " ▁▂▃▄▅▆▇█", max(*counts, 1)
-    return "".join(marks[round(count / most * 8)] for count in counts[:32]) + ("…" if len(counts) > 32 else "")
+    return "".join(marks[round(count / most * 8)] for count in counts[:32]) + (
+        "…" if len(counts) > 32 else ""
+    )
 
 
 def _verify(chosen: argparse.Namespace) -> int:
@@ -120,11 +144,27 @@ def _verify(chosen: argparse.Namespace) -> int:
 
 
 def _epochs(epochs: Sequence[Epoch]) -> Table:
-    table = Table("epoch", "records", "trained on once", "left out", "steps", "workers", box=None, padding=(0, 2, 0, 0))
+    table = Table(
+        "epoch",
+        "records",
+        "trained on once",
+        "left out",
+        "steps",
+        "workers",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
     for epoch in epochs:
         state = "all" if epoch.complete else f"{epoch.done:,} so far"
         workers = " → ".join(map(str, epoch.workers))
-        table.add_row(str(epoch.epoch), f"{epoch.records:,}", state, f"{epoch.left_out:,}", f"{epoch.steps:,}", workers)
+        table.add_row(
+            str(epoch.epoch),
+            f"{epoch.records:,}",
+            state,
+            f"{epoch.left_out:,}",
+            f"{epoch.steps:,}",
+            workers,
+        )
     return table
 
 

@@ -35,17 +35,25 @@ def added_words(parser: Parser, words: list[str]) -> list[str]:
         words: the words that were typed, which the parser takes.
 
     Raises:
-        ConfigurationError: the file can't be read, or has an unknown name or a value of the wrong type.
+        ConfigurationError: the file can't be read, or has an unknown name or a value of the wrong
+            type.
     """
     if not os.path.isfile(FILE):
         return []
     if os.stat(FILE).st_uid not in (os.getuid(), 0):
         # It may name commands that are run.
-        print(f"syrtos: {FILE} of this folder belongs to another user and is not used.", file=sys.stderr)
+        print(
+            f"syrtos: {FILE} of this folder belongs to another user and is not used.",
+            file=sys.stderr,
+        )
         return []
     # In the place of the defaults: what is still None after parsing was not typed.
     nothing = argparse.Namespace(**dict.fromkeys(action.dest for action in parser._actions))
-    typed = {name: value for name, value in vars(parser.parse_args(words, nothing)).items() if value is not None}
+    typed = {
+        name: value
+        for name, value in vars(parser.parse_args(words, nothing)).items()
+        if value is not None
+    }
     added = [*words_of(_read(), parser, typed)]
     if added:
         print(f"syrtos: using {FILE}: {shlex.join(added)}", file=sys.stderr)
@@ -58,13 +66,17 @@ def words_of(tables: Mapping[str, Any], parser: Parser, typed: Mapping[str, Any]
     Args:
         tables: the tables by name.
         parser: the parser of `syrtos run`.
-        typed: the options of the command line by their names in the parser's result; the file's are left out.
+        typed: the options of the command line by their names in the parser's result; the file's are
+            left out.
 
     Raises:
         ConfigurationError: a name is unknown, or a value has the wrong type.
     """
     options = {
-        name: action for action in parser._actions if action.dest not in _NEVER for name in action.option_strings
+        name: action
+        for action in parser._actions
+        if action.dest not in _NEVER
+        for name in action.option_strings
     }
     _refuse_unknown_tables(tables)
     run = tables.get("run", {})
@@ -79,7 +91,9 @@ def words_of(tables: Mapping[str, Any], parser: Parser, typed: Mapping[str, Any]
             yield from words
     for name, value in tables.get(engine, {}).items():
         if isinstance(value, list | dict):
-            raise ConfigurationError(f"{FILE}: `{name}` of [{engine}] must be a text or a number. Received: {value!r}.")
+            raise ConfigurationError(
+                f"{FILE}: `{name}` of [{engine}] must be a text or a number. Received: {value!r}."
+            )
         yield from ("--with", f"{name}={str(value).lower() if isinstance(value, bool) else value}")
 
 
@@ -97,10 +111,14 @@ def _refuse_unknown_tables(tables: Mapping[str, Any]) -> None:
     known = ["run", *registry.names()]
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise ConfigurationError(f"{FILE}: `{name}` stands in no table: write it below a line `[run]`.")
+            raise ConfigurationError(
+                f"{FILE}: `{name}` stands in no table: write it below a line `[run]`."
+            )
         if name not in known:
             meant = _suggest(closest(name, known))
-            raise ConfigurationError(f"{FILE}: there is no table [{name}]{meant} There are: {', '.join(known)}.")
+            raise ConfigurationError(
+                f"{FILE}: there is no table [{name}]{meant} There are: {', '.join(known)}."
+            )
 
 
 def _option(name: str, options: Mapping[str, argparse.Action]) -> tuple[str, argparse.Action]:
@@ -108,7 +126,8 @@ def _option(name: str, options: Mapping[str, argparse.Action]) -> tuple[str, arg
     if option is None:
         close = closest(f"--{name}", options).lstrip("-")
         raise ConfigurationError(
-            f"{FILE}: there is no option `{name}`{_suggest(close)} `syrtos run -h all` lists them, with dashes."
+            f"{FILE}: there is no option `{name}`{_suggest(close)} `syrtos run -h all` lists them,"
+            " with dashes."
         )
     return option, options[option]
 

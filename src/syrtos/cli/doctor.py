@@ -14,7 +14,12 @@ from syrtos.errors import ConfigurationError
 if TYPE_CHECKING:
     from syrtos.cli.parsing import Commands
 
-_COLOURS = {Severity.BREAKS: "red", Severity.WRONG: "yellow", Severity.SLOW: "cyan", Severity.NOTE: "dim"}
+_COLOURS = {
+    Severity.BREAKS: "red",
+    Severity.WRONG: "yellow",
+    Severity.SLOW: "cyan",
+    Severity.NOTE: "dim",
+}
 
 
 def add_to(commands: Commands) -> None:
@@ -23,10 +28,15 @@ def add_to(commands: Commands) -> None:
         "doctor",
         usage="syrtos doctor [-n N] [--fix | --write] SCRIPT | syrtos doctor [--hosts a,b]",
         help="what will be wrong or slow when a script runs on several workers",
-        description="Reads a script, and the modules beside it that it imports, and says what will break, come out wrong or be slow when it runs on several "
-        "workers. Nothing is run. Without a script: checks this machine, and others.",
-        epilog="The exit code is 1 if something breaks or comes out wrong. Examples: syrtos doctor -n 4 train.py; syrtos doctor --fix train.py; "
-        "syrtos doctor --hosts a,b",
+        description=(
+            "Reads a script, and the modules beside it that it imports, and says what will break,"
+            " come out wrong or be slow when it runs on several workers. Nothing is run. Without a"
+            " script: checks this machine, and others."
+        ),
+        epilog=(
+            "The exit code is 1 if something breaks or comes out wrong. Examples: syrtos doctor -n"
+            " 4 train.py; syrtos doctor --fix train.py; syrtos doctor --hosts a,b"
+        ),
     )
     parser.add_argument("script", nargs="?", type=Path, metavar="SCRIPT", help="a Python script")
     parser.add_argument(
@@ -38,27 +48,41 @@ def add_to(commands: Commands) -> None:
         help="number of workers it will run on (default: %(default)s)",
     )
     parser.add_argument(
-        "--batch", choices=("global", "per-worker"), default="global", help="as it will be given to `syrtos run`"
+        "--batch",
+        choices=("global", "per-worker"),
+        default="global",
+        help="as it will be given to `syrtos run`",
     )
     parser.add_argument("--scale-lr", metavar="RULE", help="as it will be given to `syrtos run`")
     fixing = parser.add_mutually_exclusive_group()
     fixing.add_argument(
         "--fix",
         action="store_true",
-        help="show, as a diff, the script in today's Keras; scripts of Horovod, SMDDP, multi_gpu_model and Estimators of Keras models become plain "
-        "ones with the mathematics of N workers",
+        help=(
+            "show, as a diff, the script in today's Keras; scripts of Horovod, SMDDP,"
+            " multi_gpu_model and Estimators of Keras models become plain ones with the mathematics"
+            " of N workers"
+        ),
     )
     fixing.add_argument(
-        "--write", action="store_true", help="write what `--fix` shows, and keep the script as SCRIPT.before"
+        "--write",
+        action="store_true",
+        help="write what `--fix` shows, and keep the script as SCRIPT.before",
     )
     parser.add_argument(
         "--hosts",
         metavar="a,b",
-        help="check these hosts too, over ssh. For some seconds each listens on a free port of all its interfaces, as workers will, and the others connect "
-        "to it: nothing is read there, and each connection is closed at once",
+        help=(
+            "check these hosts too, over ssh. For some seconds each listens on a free port of all"
+            " its interfaces, as workers will, and the others connect to it: nothing is read there,"
+            " and each connection is closed at once"
+        ),
     )
     parser.add_argument(
-        "--ssh", default="ssh", metavar="COMMAND", help="command that reaches the hosts (default: %(default)s)"
+        "--ssh",
+        default="ssh",
+        metavar="COMMAND",
+        help="command that reaches the hosts (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print lines of JSON")
     parser.set_defaults(main=main)
@@ -72,17 +96,23 @@ def main(chosen: argparse.Namespace) -> int:
     """
     if chosen.script is None:
         if chosen.fix or chosen.write:
-            raise ConfigurationError("`--fix` and `--write` need a script: `syrtos doctor --fix train.py`.")
+            raise ConfigurationError(
+                "`--fix` and `--write` need a script: `syrtos doctor --fix train.py`."
+            )
         return _machine(chosen)
     if chosen.hosts:
-        raise ConfigurationError("`--hosts` checks machines and goes without a script: `syrtos doctor --hosts a,b`.")
+        raise ConfigurationError(
+            "`--hosts` checks machines and goes without a script: `syrtos doctor --hosts a,b`."
+        )
     if chosen.workers < 1:
         raise ConfigurationError(f"`-n` must be 1 or more. Received: {chosen.workers}.")
     if chosen.fix or chosen.write:
         return _convert_script(chosen)
     from syrtos.doctor import diagnosis, program
 
-    found = diagnosis.findings(program.load(chosen.script, chosen.workers, chosen.batch, bool(chosen.scale_lr)))
+    found = diagnosis.findings(
+        program.load(chosen.script, chosen.workers, chosen.batch, bool(chosen.scale_lr))
+    )
     if chosen.json:
         for finding in found:
             print(json.dumps(finding.facts()))
@@ -101,14 +131,22 @@ def _print(found: Sequence[Finding], script: Path, workers: int) -> None:
         place = f"{_relative_path(finding.path)}:{finding.line}:{finding.column}"
         console.print(
             Text.assemble(
-                (place, "bold"), "  ", (word, _COLOURS[finding.severity]), f" [{finding.rule}] {finding.says}."
+                (place, "bold"),
+                "  ",
+                (word, _COLOURS[finding.severity]),
+                f" [{finding.rule}] {finding.says}.",
             )
         )
-        console.print(Text(f"    {finding.fix}.", "dim" if finding.severity is Severity.NOTE else ""))
-    counts = {severity: sum(finding.severity is severity for finding in found) for severity in Severity}
+        console.print(
+            Text(f"    {finding.fix}.", "dim" if finding.severity is Severity.NOTE else "")
+        )
+    counts = {
+        severity: sum(finding.severity is severity for finding in found) for severity in Severity
+    }
     told = [f"{count} {severity.name.lower()}" for severity, count in counts.items() if count]
     console.print(
-        f"{script}: {', '.join(told) if told else f'nothing found that breaks or slows it on {workers} workers'}"
+        f"{script}:"
+        f" {', '.join(told) if told else f'nothing found that breaks or slows it on {workers} workers'}"
     )
 
 

@@ -30,8 +30,12 @@ PLACED = "placed"
 _NOWHERE = ConnectedHosts("", {}, lambda take: None)
 _EVERY = 2.0  # seconds between two questions about a run that waits
 _INTERRUPTED = 130
-# Options of this command that the launcher does not get which the engine starts; those with a value, and those without.
-_WITH_VALUE, _WITHOUT = ("--on", "--with", "--gpus-per-worker", "--run-dir"), ("--detach", "--dry-run")
+# Options of this command that the launcher does not get which the engine starts; those with a
+# value, and those without.
+_WITH_VALUE, _WITHOUT = (
+    ("--on", "--with", "--gpus-per-worker", "--run-dir"),
+    ("--detach", "--dry-run"),
+)
 
 
 def add_engine(group: argparse._ActionsContainer, engines: str, values: str) -> None:
@@ -52,8 +56,9 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where")
     add_engine(
         group,
-        "what places the workers: slurm, kubernetes, ray; or placed: something has started this very command on each host, "
-        "whose variables say which it is (default: this machine or --hosts; in an allocation of Slurm its nodes)",
+        "what places the workers: slurm, kubernetes, ray; or placed: something has started this"
+        " very command on each host, whose variables say which it is (default: this machine or"
+        " --hosts; in an allocation of Slurm its nodes)",
         "time=2:00:00 or image=...",
     )
     group.add_argument(
@@ -67,7 +72,9 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--detach",
         action="store_true",
-        help="return once the run is submitted; `syrtos status`, `logs` and `stop` RUN_DIR follow it",
+        help=(
+            "return once the run is submitted; `syrtos status`, `logs` and `stop` RUN_DIR follow it"
+        ),
     )
 
 
@@ -129,13 +136,19 @@ def engine_for(chosen: argparse.Namespace) -> Engine | None:
     if chosen.on is None and not named_hosts and env.get("SLURM_JOB_ID") and in_a_shell:
         return engine_of("slurm")
     if chosen.on and named_hosts:
-        raise ConfigurationError(f"`--on {chosen.on}` chooses the hosts: leave out --hosts, --hostfile and --discover.")
+        raise ConfigurationError(
+            f"`--on {chosen.on}` chooses the hosts: leave out --hosts, --hostfile and --discover."
+        )
     if chosen.on is None and (chosen.engine_values or chosen.gpus_per_worker):
-        raise ConfigurationError("`--with` and `--gpus-per-worker` say what an engine is asked for: name it with --on.")
+        raise ConfigurationError(
+            "`--with` and `--gpus-per-worker` say what an engine is asked for: name it with --on."
+        )
     return engine_of(chosen.on) if chosen.on else None
 
 
-def run_where_asked(chosen: argparse.Namespace, run_dir: Path, launch: Callable[[ConnectedHosts | None], int]) -> int:
+def run_where_asked(
+    chosen: argparse.Namespace, run_dir: Path, launch: Callable[[ConnectedHosts | None], int]
+) -> int:
     """Runs what was asked for, where it was asked for.
 
     Args:
@@ -180,7 +193,9 @@ def _values_again(chosen: argparse.Namespace) -> Iterator[str]:
 
 
 def _reach(
-    chosen: argparse.Namespace, reached: AbstractContextManager[Reached], launch: Callable[[ConnectedHosts | None], int]
+    chosen: argparse.Namespace,
+    reached: AbstractContextManager[Reached],
+    launch: Callable[[ConnectedHosts | None], int],
 ) -> int:
     with reached as found:
         chosen.are_placed = True
@@ -200,7 +215,9 @@ def _submit(engine: Engine, wanted: Wanted, detach: bool) -> int:
     if is_going_on(wanted.run_dir):
         raise going_on_error(wanted.run_dir)
     facts = engine.submit(wanted)
-    durable.replace(wanted.run_dir / _FACTS, json.dumps({"engine": engine.name, "facts": facts}).encode())
+    durable.replace(
+        wanted.run_dir / _FACTS, json.dumps({"engine": engine.name, "facts": facts}).encode()
+    )
     run_dir = shlex.quote(str(wanted.run_dir))
     if detach:
         print(f"syrtos: submitted: `syrtos status {run_dir}` says how it is, `syrtos logs -f {run_dir}` what it prints, `syrtos stop {run_dir}` ends it",
@@ -276,8 +293,13 @@ def print_status(run_dir: Path) -> int:
     if state is None:
         facts: Mapping[str, Any] = document(run_dir / "run.json")
         if not facts:
-            raise ConfigurationError(f"There is no run in {run_dir}: name the folder that `syrtos run` has printed.")
-        print(f"{run_dir}: running, or its launcher is gone; `syrtos report {run_dir}` shows how far it is")
+            raise ConfigurationError(
+                f"There is no run in {run_dir}: name the folder that `syrtos run` has printed."
+            )
+        print(
+            f"{run_dir}: running, or its launcher is gone; `syrtos report {run_dir}` shows how far"
+            " it is"
+        )
         return 0
     print(f"{run_dir}: {state.phase}" + f" ({state.why})" * bool(state.why))
     return (state.code or 1) if state.phase in ("failed", "stopped") else 0
@@ -301,7 +323,10 @@ def stop(run_dir: Path) -> int:
         ConfigurationError: the run was not submitted.
     """
     _require_submitted(run_dir).stop()
-    print(f"syrtos: the run was asked to end; `syrtos status {run_dir}` says when it has", file=sys.stderr)
+    print(
+        f"syrtos: the run was asked to end; `syrtos status {run_dir}` says when it has",
+        file=sys.stderr,
+    )
     return 0
 
 
@@ -309,7 +334,8 @@ def _require_submitted(run_dir: Path) -> Submitted:
     submitted = find_submitted(run_dir)
     if submitted is None:
         raise ConfigurationError(
-            f"The run in {run_dir} was not submitted (`syrtos run --detach`, `--on`): its own terminal shows its output and stops it with Ctrl-C. Its workers' "
-            f"output is in {run_dir / 'logs'}."
+            f"The run in {run_dir} was not submitted (`syrtos run --detach`, `--on`): its own"
+            " terminal shows its output and stops it with Ctrl-C. Its workers' output is in"
+            f" {run_dir / 'logs'}."
         )
     return submitted

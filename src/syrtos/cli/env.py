@@ -46,7 +46,11 @@ def facts() -> dict[str, str]:
         "gpus": str(machine_facts.gpus()),
         "started by": f"{started.starter}, {started.size} workers" if started else "no launcher",
     }
-    return found | {name: env[name] for name in sorted(env) if settings.is_harmless(name) or name.startswith(_SHOWN)}
+    return found | {
+        name: env[name]
+        for name in sorted(env)
+        if settings.is_harmless(name) or name.startswith(_SHOWN)
+    }
 
 
 def _shared_memory() -> str:

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 _LOCK = ".lock"
 # The end of a run that a scheduler has stopped.
 _BY_SCHEDULER = [End.STOPPED.name, 128 + signal.SIGTERM]
-# Seconds before a process is made ready to fork the next generation, where no person has asked for restarts: short
-# runs are spared it.
+# Seconds before a process is made ready to fork the next generation, where no person has asked for
+# restarts: short runs are spared it.
 _STANDBY_AFTER = 10.0
 
 
@@ -57,7 +57,8 @@ class ConnectedHosts:
     Attributes:
         here: the name of this machine among the hosts.
         agents: the agents that start workers on the other hosts, by host.
-        on_return: gets the function that takes in an agent of a host that was lost and has come back.
+        on_return: gets the function that takes in an agent of a host that was lost and has come
+            back.
     """
 
     here: str
@@ -75,33 +76,43 @@ def execute(
 ) -> int:
     """Runs a request, prints what a person wants to know, and returns the exit code.
 
-    ``changes`` of what was asked for are written down, so that the run is also resumed with them: see
-    `request_changes`.
+    ``changes`` of what was asked for are written down, so that the run is also resumed with them:
+    see `request_changes`.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / _LOCK).touch()
     except OSError as error:
         raise ConfigurationError(
-            f"The run directory {run_dir} can't be written to: {error.strerror}. Name another with --run-dir."
+            f"The run directory {run_dir} can't be written to: {error.strerror}. Name another with"
+            " --run-dir."
         ) from error
     with _run_lock(run_dir):
         # A scheduler that queues a job again gives the very same command.
         if not resume and generations.has_snapshot(run_dir):
             if _goes_on(request, run_dir):
-                print(f"syrtos: the same run was stopped in {run_dir}, and goes on.", file=sys.stderr)
+                print(
+                    f"syrtos: the same run was stopped in {run_dir}, and goes on.", file=sys.stderr
+                )
                 request, resume = _on_new_hosts(read_request(run_dir), request.spec), True
                 if request.spec.placed:
                     note(run_dir, **request_changes(None, request.spec.hosts))
             elif _may_be_forgotten(request, run_dir):
-                print(f"syrtos: an earlier run in {run_dir} had not finished: this one begins anew.", file=sys.stderr)
+                print(
+                    f"syrtos: an earlier run in {run_dir} had not finished: this one begins anew.",
+                    file=sys.stderr,
+                )
             else:
                 raise ConfigurationError(
-                    f"The run in {run_dir} {_why_not(request, run_dir)}, and has kept a snapshot: `syrtos resume {run_dir}` goes on from it. To begin anew "
-                    "remove that folder, or name another with --run-dir."
+                    f"The run in {run_dir} {_why_not(request, run_dir)}, and has kept a snapshot:"
+                    f" `syrtos resume {run_dir}` goes on from it. To begin anew remove that folder,"
+                    " or name another with --run-dir."
                 )
         elif not resume and (run_dir / REQUEST).exists():
-            print(f"syrtos: {run_dir} holds an earlier run, whose logs and record this one replaces.", file=sys.stderr)
+            print(
+                f"syrtos: {run_dir} holds an earlier run, whose logs and record this one replaces.",
+                file=sys.stderr,
+            )
         if resume:
             note(run_dir, end=None, **(changes or {}))
         else:
@@ -122,8 +133,9 @@ def _on_new_hosts(kept: RunRequest, asked: Spec) -> RunRequest:
 def _goes_on(request: RunRequest, run_dir: Path) -> bool:
     """Returns whether a run in this folder goes on by the same command, without `syrtos resume`.
 
-    It does if the same script, options and arguments ran here until a scheduler stopped the launcher, or its machine
-    was lost; and, however that run ended, where the script has committed a state itself.
+    It does if the same script, options and arguments ran here until a scheduler stopped the
+    launcher, or its machine was lost; and, however that run ended, where the script has committed a
+    state itself.
     """
     found = document(run_dir / REQUEST)
     if request.differences(found):
@@ -169,7 +181,8 @@ def _run_lock(run_dir: Path) -> Iterator[None]:
 def going_on_error(run_dir: Path) -> ConfigurationError:
     """Returns the error of a command that needs a run directory in which another process runs something."""
     return ConfigurationError(
-        f"A run in {run_dir} is going on. Wait for its end, stop it, or name another folder with --run-dir."
+        f"A run in {run_dir} is going on. Wait for its end, stop it, or name another folder with"
+        " --run-dir."
     )
 
 
@@ -187,7 +200,11 @@ def is_going_on(run_dir: Path) -> bool:
 
 
 def _execute(
-    request: RunRequest, run_dir: Path, resume: bool, connected: ConnectedHosts | None, early: ZygoteProcess | None
+    request: RunRequest,
+    run_dir: Path,
+    resume: bool,
+    connected: ConnectedHosts | None,
+    early: ZygoteProcess | None,
 ) -> int:
     # `syrtos verify` prints a table in place of all that is printed of a run
     verifies = request.spec.options.verify == "only"
@@ -219,7 +236,9 @@ def _run(
     resized = functools.partial(_on_resize, run_dir)
     with (
         contextlib.closing(Standby(early)) as standby,
-        contextlib.closing(Membership(spec, machine, run_dir, agents, env, resume, resized)) as members,
+        contextlib.closing(
+            Membership(spec, machine, run_dir, agents, env, resume, resized)
+        ) as members,
     ):
         snapshots = (OnHosts(agents) if agents else Here()) if policy.restarts else None
         if snapshots:
@@ -236,12 +255,19 @@ def _run(
         starter = _GenerationStarter(members, machine, snapshots, supervised, began)
         if snapshots:
             ended = generations.run(
-                starter.start, snapshots, run_dir, policy, request.seed, resume, gather=members.gather
+                starter.start,
+                snapshots,
+                run_dir,
+                policy,
+                request.seed,
+                resume,
+                gather=members.gather,
             )
         else:
             generations.forget(run_dir)
             ended = generations.RunEnd(starter.start(run_dir, lambda workers: {}), run_dir)
-        # A second Ctrl-C would leave out what the first one has begun: the end is written down and explained.
+        # A second Ctrl-C would leave out what the first one has begun: the end is written down and
+        # explained.
         ending.enter_context(answering_signals(lambda number: None))
     return ended
 
@@ -255,8 +281,10 @@ class _GenerationStarter:
         machine: the machine that launches.
         snapshots: memory for what workers commit; None where they commit nothing.
         supervised: starts a plan in an environment, and waits for its end.
-        began: when the generation that is started next began, s since the epoch; for the first, when this process did.
-        new_interpreters: the variable by which workers import their frameworks themselves, once a script needed that.
+        began: when the generation that is started next began, s since the epoch; for the first,
+            when this process did.
+        new_interpreters: the variable by which workers import their frameworks themselves, once a
+            script needed that.
     """
 
     members: Membership
@@ -269,25 +297,36 @@ class _GenerationStarter:
     def start(self, folder: Path, variables: Callable[[int], Mapping[str, str]]) -> Outcome:
         """Runs a generation, recorded in ``folder``; ``variables`` are those of its workers, whose number it is given."""
         try:
-            spec, without = self.members.begin(self.snapshots.committed_number() if self.snapshots else 0)
+            spec, without = self.members.begin(
+                self.snapshots.committed_number() if self.snapshots else 0
+            )
         except ConfigurationError as error:
             return Outcome(End.NOT_STARTED, 1, why=str(error))
         if without:
-            output.say(f"{', '.join(sorted(without))} can't be reached: their workers run on the other hosts")
+            output.say(
+                f"{', '.join(sorted(without))} can't be reached: their workers run on the other"
+                " hosts"
+            )
         outcome = self._run_once(spec, folder, variables(spec.workers), without)
         if outcome.otherwise and outcome.end is not End.STOPPED:
             output.say(
-                f"{outcome.otherwise}. The script begins again, and each worker imports its frameworks by itself."
+                f"{outcome.otherwise}. The script begins again, and each worker imports its"
+                " frameworks by itself."
             )
-            # It stays set: the imports guessed from the script's text are wrong in later generations too.
+            # It stays set: the imports guessed from the script's text are wrong in later
+            # generations too.
             self.new_interpreters[settings.NEW_INTERPRETERS_VARIABLE] = "first"
             outcome = self._run_once(spec, folder, variables(spec.workers), without)
         self.began = time.time()
         return outcome
 
-    def _run_once(self, spec: Spec, folder: Path, variables: Mapping[str, str], without: frozenset[str]) -> Outcome:
+    def _run_once(
+        self, spec: Spec, folder: Path, variables: Mapping[str, str], without: frozenset[str]
+    ) -> Outcome:
         """Runs the workers of ``spec`` once, ``without`` hosts that are lost."""
-        spec = dataclasses.replace(spec, options=dataclasses.replace(spec.options, run_dir=str(folder)))
+        spec = dataclasses.replace(
+            spec, options=dataclasses.replace(spec.options, run_dir=str(folder))
+        )
         folder.mkdir(parents=True, exist_ok=True)
         # An earlier run, or the first try of this generation, may have left its records here.
         forget(folder)
@@ -305,7 +344,9 @@ def _print_failed(ended: generations.RunEnd, run_dir: Path, restarts_asked: bool
     print_failure(ended.outcome, ended.folder)
     if ended.before and not restarts_asked:
         print(
-            f"syrtos: this run was started again before. The last generation but one: {ended.before}", file=sys.stderr
+            "syrtos: this run was started again before. The last generation but one:"
+            f" {ended.before}",
+            file=sys.stderr,
         )
     if ended.reason:
         print(f"syrtos: no restart: {ended.reason}.", file=sys.stderr)
@@ -318,7 +359,10 @@ def _print_failed(ended: generations.RunEnd, run_dir: Path, restarts_asked: bool
     # a full disk may have prevented the snapshot that the scheduler's signal asked for
     goes_on = generations.has_snapshot(run_dir) and by_scheduler
     same = ", and so does the same command with this --run-dir" * goes_on
-    print(f"syrtos: `syrtos resume {run_dir}` goes on from {ended.resumable}{mended}{same}.", file=sys.stderr)
+    print(
+        f"syrtos: `syrtos resume {run_dir}` goes on from {ended.resumable}{mended}{same}.",
+        file=sys.stderr,
+    )
     return STOPPED if goes_on else ended.outcome.code
 
 
@@ -344,7 +388,8 @@ def _input(spec: Spec) -> int | None:
     source = input_descriptor()
     if source is not None and spec.hosts and has_data(source):
         print(
-            "syrtos: standard input reaches workers of this machine only: with --hosts they find it empty. Give the script a file's name.",
+            "syrtos: standard input reaches workers of this machine only: with --hosts they find it"
+            " empty. Give the script a file's name.",
             file=sys.stderr,
         )
     return None if spec.hosts else source
@@ -355,7 +400,8 @@ def _announce(spec: Spec, run_dir: Path) -> None:
     servers = spec.options.servers
     and_servers = f" and {servers} parameter server{'s' * (servers > 1)}" if servers else ""
     print(
-        f"syrtos: {spec.workers} worker{'s' * (spec.workers > 1)}{and_servers} on {where}, logs in {run_dir / 'logs'}",
+        f"syrtos: {spec.workers} worker{'s' * (spec.workers > 1)}{and_servers} on {where}, logs in"
+        f" {run_dir / 'logs'}",
         file=sys.stderr,
     )
 
@@ -363,7 +409,12 @@ def _announce(spec: Spec, run_dir: Path) -> None:
 def this_machine(hosts: Sequence[Host] = (), connected: ConnectedHosts | None = None) -> Machine:
     """Returns the machine that launches.
 
-    The names among ``hosts`` that mean this machine are known by their addresses, or by what `ConnectedHosts` says.
+    The names among ``hosts`` that mean this machine are known by their addresses, or by what
+    `ConnectedHosts` says.
     """
-    here = {host.name for host in hosts if (host.name == connected.here if connected else is_here(host.name))}
+    here = {
+        host.name
+        for host in hosts
+        if (host.name == connected.here if connected else is_here(host.name))
+    }
     return Machine(sys.executable, len(os.sched_getaffinity(0)), frozenset(here))

@@ -15,13 +15,15 @@ from syrtos.launch.outcome import End, Outcome, signal_name
 _LAST_WORDS = 3
 _FRAMES = 4
 _WORDS_OF_A_CRASH = re.compile(
-    r"^F\d{4} |Check failed|^terminate called|^  what\(\): |^Fatal Python error|^(free|malloc|double free|corrupted)\b.*[(:]"
+    r"^F\d{4} |Check failed|^terminate called|^  what\(\): |^Fatal Python"
+    r" error|^(free|malloc|double free|corrupted)\b.*[(:]"
 )
 
 
 # How scripts fail whose names Keras and TensorFlow have no more.
 _OF_OLD_NAMES = re.compile(
-    r"^(ModuleNotFoundError|ImportError|AttributeError|TypeError|ValueError|\S*GoneError): .*(keras|tensorflow|keyword argument|not recognized)",
+    r"^(ModuleNotFoundError|ImportError|AttributeError|TypeError|ValueError|\S*GoneError):"
+    r" .*(keras|tensorflow|keyword argument|not recognized)",
     re.MULTILINE,
 )
 
@@ -62,12 +64,13 @@ def _reported_failures(run_dir: Path) -> list[dict[str, Any]]:
 def _print_worker(failure: dict[str, Any], run_dir: Path) -> None:
     rank = failure["rank"]
     old = (
-        "\n`syrtos doctor SCRIPT` lists names that the installed Keras and TensorFlow do not have, and what to write instead."
-        * bool(_OF_OLD_NAMES.search(failure["text"]))
+        "\n`syrtos doctor SCRIPT` lists names that the installed Keras and TensorFlow do not have,"
+        " and what to write instead." * bool(_OF_OLD_NAMES.search(failure["text"]))
     )
     _say(
-        f"rank {rank} on {failure.get('host', 'an unknown host')} failed first:\n\n{failure['text'].rstrip()}\n\n"
-        f"Its output is in {run_dir / 'logs' / f'rank-{rank}.log'}{old}"
+        f"rank {rank} on {failure.get('host', 'an unknown host')} failed"
+        f" first:\n\n{failure['text'].rstrip()}\n\nIts output is in"
+        f" {run_dir / 'logs' / f'rank-{rank}.log'}{old}"
     )
 
 
@@ -80,7 +83,9 @@ def _print_hung(outcome: Outcome, run_dir: Path) -> None:
     for rank in outcome.hung:
         log = run_dir / "logs" / f"rank-{rank}.log"
         lines += [*_last_stack(log), f"Its output is in {log}"]
-    _say("\n".join([*lines, *(f"\n{failure['text'].rstrip()}" for failure in outcome.failures[:1])]))
+    _say(
+        "\n".join([*lines, *(f"\n{failure['text'].rstrip()}" for failure in outcome.failures[:1])])
+    )
 
 
 def _last_stack(log: Path) -> list[str]:
@@ -90,15 +95,22 @@ def _last_stack(log: Path) -> list[str]:
     """
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
     begins = [number for number, line in enumerate(lines) if line.startswith("Current thread ")]
-    frames = [line for line in lines[begins[-1] + 1 :] if line.startswith('  File "')] if begins else []
+    frames = (
+        [line for line in lines[begins[-1] + 1 :] if line.startswith('  File "')] if begins else []
+    )
     return frames[:_FRAMES]
 
 
 def _print_ended(outcome: Outcome, run_dir: Path) -> None:
     """Prints how the process ended, where no worker could report why."""
     killed = outcome.status == -signal.SIGKILL
-    memory = " If no person or program sent that signal, the host ran out of memory: look at `dmesg`, and use fewer workers or a smaller batch."
-    log = run_dir / "logs" if outcome.rank is None else run_dir / "logs" / f"rank-{outcome.rank}.log"
+    memory = (
+        " If no person or program sent that signal, the host ran out of memory: look at `dmesg`,"
+        " and use fewer workers or a smaller batch."
+    )
+    log = (
+        run_dir / "logs" if outcome.rank is None else run_dir / "logs" / f"rank-{outcome.rank}.log"
+    )
     lines = [f"{outcome}{memory if killed else ''}", *_last_words(log), f"Its output is in {log}"]
     _say("\n".join(lines))
 
@@ -118,8 +130,9 @@ def _print_not_started(outcome: Outcome) -> None:
     who = "" if outcome.rank is None else f"rank {outcome.rank} "
     why = f": {who}{outcome.why}" if outcome.why else ""
     _say(
-        f"the workers could not be started, or ended unexpectedly{why} (exit code {outcome.code}).\n"
-        "With --hosts: each must be reachable by `ssh NAME true` without a password, and have this environment at the same path."
+        f"the workers could not be started, or ended unexpectedly{why} (exit code"
+        f" {outcome.code}).\nWith --hosts: each must be reachable by `ssh NAME true` without a"
+        " password, and have this environment at the same path."
     )
 
 

@@ -45,57 +45,87 @@ _REFUSED = {
 
 def add_to(commands: Commands) -> None:
     """Adds both subcommands to the parser."""
-    for name, origin in (("horovodrun", "Horovod"), ("smddprun", "SageMaker's data parallel library")):
+    for name, origin in (
+        ("horovodrun", "Horovod"),
+        ("smddprun", "SageMaker's data parallel library"),
+    ):
         parser = commands.add_parser(
             name,
             allow_abbrev=False,
             help=f"run a script the way {origin} was started",
-            description=f"Run a script the way {origin} was started; `syrtos run` describes the result.",
+            description=(
+                f"Run a script the way {origin} was started; `syrtos run` describes the result."
+            ),
         )
         parser.set_defaults(main=main)
         _describe(parser)
 
 
 def _describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-np", "--num-proc", "-n", type=int, dest="workers", metavar="N", help="workers")
+    parser.add_argument(
+        "-np", "--num-proc", "-n", type=int, dest="workers", metavar="N", help="workers"
+    )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("-H", "--hosts", "--host", dest="hosts", metavar="A:2,B:2")
     where.add_argument("-hostfile", "--hostfile", metavar="FILE")
     parser.add_argument("-p", "--ssh-port", type=int)
     parser.add_argument("-i", "--ssh-identity-file", metavar="FILE")
     parser.add_argument("--output-filename", metavar="DIR", help="the run directory")
-    parser.add_argument("--timeline-filename", metavar="FILE", help="a trace of exchanges, for Chrome or Perfetto")
+    parser.add_argument(
+        "--timeline-filename", metavar="FILE", help="a trace of exchanges, for Chrome or Perfetto"
+    )
     parser.add_argument("--fusion-threshold-mb", type=float, metavar="MB")
     parser.add_argument("--stall-check-shutdown-time-seconds", type=float, metavar="S")
     parser.add_argument("--no-stall-check", action="store_true")
     elastic = parser.add_argument_group("elastic runs")
-    elastic.add_argument("--min-np", "--min-num-proc", type=int, metavar="M", help="workers at least")
-    elastic.add_argument("--max-np", "--max-num-proc", type=int, metavar="N", help="workers at most")
     elastic.add_argument(
-        "--host-discovery-script", metavar="COMMAND", help="prints the hosts of the moment, one to a line (`name:2`)"
+        "--min-np", "--min-num-proc", type=int, metavar="M", help="workers at least"
+    )
+    elastic.add_argument(
+        "--max-np", "--max-num-proc", type=int, metavar="N", help="workers at most"
+    )
+    elastic.add_argument(
+        "--host-discovery-script",
+        metavar="COMMAND",
+        help="prints the hosts of the moment, one to a line (`name:2`)",
     )
     elastic.add_argument("--reset-limit", type=int, metavar="R", help="restarts at most")
-    parser.add_argument("--oversubscribe", action="store_true", help="allow more workers than cores")
-    parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
+    parser.add_argument(
+        "--oversubscribe", action="store_true", help="allow more workers than cores"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the command instead of running it"
+    )
     parser.add_argument("-cb", "--check-build", action="store_true")
     for names, values in _IGNORED:
-        kwargs: dict[str, Any] = {"nargs": values} if values else {"action": "append_const", "const": ""}
-        parser.add_argument(*names, help=argparse.SUPPRESS, dest="ignored_" + names[0].strip("-"), **kwargs)
+        kwargs: dict[str, Any] = (
+            {"nargs": values} if values else {"action": "append_const", "const": ""}
+        )
+        parser.add_argument(
+            *names, help=argparse.SUPPRESS, dest="ignored_" + names[0].strip("-"), **kwargs
+        )
     for name in _REFUSED:
-        parser.add_argument(name, help=argparse.SUPPRESS, nargs="?", const="", dest="refused_" + name.strip("-"))
+        parser.add_argument(
+            name, help=argparse.SUPPRESS, nargs="?", const="", dest="refused_" + name.strip("-")
+        )
     parser.add_argument("command_line", nargs=argparse.REMAINDER, help="python train.py ...")
 
 
 def main(chosen: argparse.Namespace) -> int:
     """Prints which flags are ignored, and runs the translated command."""
     if chosen.check_build:
-        print("syrtos: [X] TensorFlow  [X] Keras  [X] MPI (MPICH)  [ ] NCCL  [ ] Gloo  [ ] PyTorch  [ ] MXNet")
+        print(
+            "syrtos: [X] TensorFlow  [X] Keras  [X] MPI (MPICH)  [ ] NCCL  [ ] Gloo  [ ] PyTorch  ["
+            " ] MXNet"
+        )
         return 0
     given = {name: value for name, value in vars(chosen).items() if value is not None}
     for name, why in _REFUSED.items():
         if "refused_" + name.strip("-") in given:
             raise ConfigurationError(f"{name} can't be obeyed: {why}.")
-    ignored = ["--" + name.removeprefix("ignored_") for name in given if name.startswith("ignored_")]
+    ignored = [
+        "--" + name.removeprefix("ignored_") for name in given if name.startswith("ignored_")
+    ]
     if ignored:
         print(f"syrtos: ignored, as for another engine: {', '.join(ignored)}.", file=sys.stderr)
     if chosen.timeline_filename:
@@ -128,19 +158,28 @@ def translate_arguments(chosen: argparse.Namespace) -> list[str]:
         "--run-dir": chosen.output_filename,
         # 0 turns Horovod's fusion off: each tensor is a bucket of its own.
         "--bucket-mb": 1e-6 if chosen.fusion_threshold_mb == 0 else chosen.fusion_threshold_mb,
-        "--timeout": 86400.0 if chosen.no_stall_check else chosen.stall_check_shutdown_time_seconds or None,
+        "--timeout": (
+            86400.0 if chosen.no_stall_check else chosen.stall_check_shutdown_time_seconds or None
+        ),
         "--ssh": shlex.join(ssh) if len(ssh) > 1 else None,
         "--env": _TIMELINE if chosen.timeline_filename else None,
     }
-    flags = [part for name, value in pairs.items() if value is not None for part in (name, str(value))]
-    flags += [f"--{name}" for name in ("oversubscribe", "dry-run") if getattr(chosen, name.replace("-", "_"))]
+    flags = [
+        part for name, value in pairs.items() if value is not None for part in (name, str(value))
+    ]
+    flags += [
+        f"--{name}"
+        for name in ("oversubscribe", "dry-run")
+        if getattr(chosen, name.replace("-", "_"))
+    ]
     return [*flags, *script_of(chosen.command_line)]
 
 
 def script_of(command: Sequence[str]) -> list[str]:
     """Returns the program of a command as `syrtos run` takes it.
 
-    The command is ``python -u train.py --epochs 3`` or ``/usr/bin/python -m mpi4py train.py``, for instance.
+    The command is ``python -u train.py --epochs 3`` or ``/usr/bin/python -m mpi4py train.py``, for
+    instance.
 
     Raises:
         ConfigurationError: there is no program in it.

@@ -48,7 +48,10 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "init",
         help=f"write {FILE}, the defaults of `syrtos run` in this folder",
-        description=f"Write {FILE} into the current folder: options that `syrtos run` takes there where its command line does not give them.",
+        description=(
+            f"Write {FILE} into the current folder: options that `syrtos run` takes there where its"
+            " command line does not give them."
+        ),
     )
     parser.set_defaults(main=main)
 
@@ -63,7 +66,9 @@ def main(_chosen: argparse.Namespace) -> int:
         with Path(FILE).open("x", encoding="utf-8") as file:
             file.write(TEMPLATE)
     except FileExistsError as error:
-        raise ConfigurationError(f"This folder has a {FILE} already: edit it, or delete it first.") from error
+        raise ConfigurationError(
+            f"This folder has a {FILE} already: edit it, or delete it first."
+        ) from error
     except OSError as error:
         raise ConfigurationError(f"{FILE} can't be written: {error.strerror}.") from error
     print(f"Wrote {FILE}: `syrtos run train.py` in this folder takes its options from there.")

@@ -29,20 +29,34 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser("jobs", help="list training jobs, newest first")
     parser.set_defaults(main=_list)
     parser.add_argument(
-        "-n", type=int, default=20, dest="count", metavar="N", help="show at most N jobs (default: %(default)s)"
+        "-n",
+        type=int,
+        default=20,
+        dest="count",
+        metavar="N",
+        help="show at most N jobs (default: %(default)s)",
     )
     parser = commands.add_parser("describe", help="show all about a training job, as JSON")
     parser.set_defaults(main=_describe)
     parser.add_argument("name")
-    parser = commands.add_parser("status", help="say how a run is that was submitted with --detach or --on")
+    parser = commands.add_parser(
+        "status", help="say how a run is that was submitted with --detach or --on"
+    )
     parser.set_defaults(main=_status_of_run)
     add_run_dir(parser)
-    parser = commands.add_parser("logs", help="print the output of a training job, or of a run that was submitted")
+    parser = commands.add_parser(
+        "logs", help="print the output of a training job, or of a run that was submitted"
+    )
     parser.set_defaults(main=_logs)
-    parser.add_argument("-f", "--follow", action="store_true", help="follow the output until its end")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="follow the output until its end"
+    )
     parser.add_argument("name", nargs="?", metavar="JOB|RUN_DIR", help=_NEWEST)
     parser = commands.add_parser(
-        "stop", help="stop a training job (SIGTERM, SIGKILL after two minutes), or a run that was submitted"
+        "stop",
+        help=(
+            "stop a training job (SIGTERM, SIGKILL after two minutes), or a run that was submitted"
+        ),
     )
     parser.set_defaults(main=_stop)
     parser.add_argument("name", metavar="JOB|RUN_DIR")
@@ -52,10 +66,14 @@ def _list(chosen: argparse.Namespace) -> int:
     from syrtos.jobs.store.job_store import columns
 
     found, _ = _service().store.find([], [columns.created.desc()], 0, chosen.count)
-    table = Table("job", "status", "since", "epoch", "workers", box=None, pad_edge=False, header_style="bold")
+    table = Table(
+        "job", "status", "since", "epoch", "workers", box=None, pad_edge=False, header_style="bold"
+    )
     for record in found:
         table.add_row(record.name, _status(record), _age(record), _epoch(record), str(record.slots))
-    Console(highlight=False).print(table if found else "There are no jobs yet: `syrtos submit train.py`.")
+    Console(highlight=False).print(
+        table if found else "There are no jobs yet: `syrtos submit train.py`."
+    )
     return 0
 
 
@@ -90,13 +108,18 @@ def _status_of_run(chosen: argparse.Namespace) -> int:
 
 def _logs(chosen: argparse.Namespace) -> int:
     if chosen.name is None or Path(chosen.name).is_dir():
-        return engine_runs.print_output(find_run_dir(chosen.name and Path(chosen.name)), chosen.follow)
+        return engine_runs.print_output(
+            find_run_dir(chosen.name and Path(chosen.name)), chosen.follow
+        )
     from syrtos.jobs.client import local
 
     service = _service()
     over = local.find_record(service, chosen.name).state.final
     if chosen.follow and not over and not local.is_attended(service, chosen.name):
-        print("syrtos: no service runs: the job goes on when one is started (`syrtos serve`).", file=sys.stderr)
+        print(
+            "syrtos: no service runs: the job goes on when one is started (`syrtos serve`).",
+            file=sys.stderr,
+        )
     several = _instances(service, chosen.name) > 1
     out = Console(highlight=False, markup=False, soft_wrap=True)
     for instance, line in local.follow(service, chosen.name, wait=chosen.follow):

@@ -25,8 +25,9 @@ def meet(chosen: argparse.Namespace, launch: Callable[[ConnectedHosts | None], i
     cluster = gathered_hosts.cluster_to_form(settings.environment())
     if cluster is None:
         raise ConfigurationError(
-            "`--on placed` was given, and no variable says that this command was started on several hosts (TF_CONFIG, PET_NODE_RANK, SM_HOSTS, SLURM_NODEID "
-            "...). Set SYRTOS_NODE_RANK, SYRTOS_NODES and SYRTOS_FIRST=address:port on each host, or leave the option out."
+            "`--on placed` was given, and no variable says that this command was started on several"
+            " hosts (TF_CONFIG, PET_NODE_RANK, SM_HOSTS, SLURM_NODEID ...). Set SYRTOS_NODE_RANK,"
+            " SYRTOS_NODES and SYRTOS_FIRST=address:port on each host, or leave the option out."
         )
     if (
         chosen.detach
@@ -37,19 +38,25 @@ def meet(chosen: argparse.Namespace, launch: Callable[[ConnectedHosts | None], i
         or chosen.discover
     ):
         raise ConfigurationError(
-            "`--on placed` meets hosts that something else has started: leave out --hosts, --hostfile, --discover, --detach, --with and --gpus-per-worker."
+            "`--on placed` meets hosts that something else has started: leave out --hosts,"
+            " --hostfile, --discover, --detach, --with and --gpus-per-worker."
         )
-    # `--timeout`, or that of the environment, which all processes of a TF_CONFIG cluster may have been given.
+    # `--timeout`, or that of the environment, which all processes of a TF_CONFIG cluster may have
+    # been given.
     is_given = chosen.timeout != settings.Options().timeout
     patience = chosen.timeout if is_given else settings.options_from(settings.environment()).timeout
     return attend(cluster, patience) if cluster.rank else _lead(cluster, patience, chosen, launch)
 
 
 def _lead(
-    cluster: Cluster, patience: float, chosen: argparse.Namespace, launch: Callable[[ConnectedHosts | None], int]
+    cluster: Cluster,
+    patience: float,
+    chosen: argparse.Namespace,
+    launch: Callable[[ConnectedHosts | None], int],
 ) -> int:
     code = 1
-    # While it waits for others: the first process of a container ignores a SIGTERM that it does not answer.
+    # While it waits for others: the first process of a container ignores a SIGTERM that it does not
+    # answer.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     meeting = Meeting(cluster, patience)
 
@@ -59,8 +66,8 @@ def _lead(
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: meeting.close(code))
         meeting.wait()
-        # From here on the launcher answers it; one that another host passes on after the end of the run changes no
-        # exit code.
+        # From here on the launcher answers it; one that another host passes on after the end of the
+        # run changes no exit code.
         signal.signal(signal.SIGTERM, lambda *_: None)
         chosen.are_placed = True
         chosen.hosts = ",".join(f"{host}:{count}" for host, count in meeting.slots.items())

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     # What `add_to` of each command's file gets: argparse has no public name for it.
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-# Options of other launchers (horovodrun, torchrun, accelerate, mpiexec) by the one that means the same here.
+# Options of other launchers (horovodrun, torchrun, accelerate, mpiexec) by the one that means the
+# same here.
 _ELSEWHERE = {
     "--gpus": "-n", "--n": "-n", "--np": "-n", "-np": "-n", "--nproc": "-n", "--nproc-per-node": "-n", "--nproc_per_node": "-n", "--num-processes": "-n",
     "--num-workers": "-n", "--num_processes": "-n", "--workers": "-n", "-H": "--hosts", "--host": "--hosts", "--machinefile": "--hostfile",
@@ -40,7 +41,9 @@ class Parser(argparse.ArgumentParser):
             if name in known:
                 if "=" not in word and known[name].nargs != 0:
                     next(rest, None)
-            elif name in _ELSEWHERE or not any(len(option) == 2 and word.startswith(option) for option in known):
+            elif name in _ELSEWHERE or not any(
+                len(option) == 2 and word.startswith(option) for option in known
+            ):
                 self.error(f"there is no option {name}{suggest(name, known)}")
 
 
@@ -48,18 +51,31 @@ class Help(argparse.Action):
     """An option that prints the help of the options that most users need, or with `all` of all options, and ends the process."""
 
     def __init__(
-        self, option_strings: Sequence[str], dest: str, most_needed: Collection[str] = (), **_: object
+        self,
+        option_strings: Sequence[str],
+        dest: str,
+        most_needed: Collection[str] = (),
+        **_: object,
     ) -> None:
         """``most_needed``: the options that are shown without `all`."""
-        super().__init__(option_strings, dest, nargs="?", help="these options; `-h all`: all options")
+        super().__init__(
+            option_strings, dest, nargs="?", help="these options; `-h all`: all options"
+        )
         self._most_needed = most_needed
 
     def __call__(
-        self, parser: argparse.ArgumentParser, namespace: object, values: object, option_string: str | None = None
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: object,
+        values: object,
+        option_string: str | None = None,
     ) -> None:
         if values != "all":
             for action in parser._actions:
-                if action.option_strings and not {*action.option_strings} & {*self._most_needed, "-h"}:
+                if action.option_strings and not {*action.option_strings} & {
+                    *self._most_needed,
+                    "-h",
+                }:
                     action.help = argparse.SUPPRESS
         parser.print_help()
         parser.exit()
@@ -68,7 +84,11 @@ class Help(argparse.Action):
 def closest(word: str, known: Iterable[str]) -> str:
     """Returns what was probably meant; empty where nothing is like it."""
     known = list(known)
-    close = [_ELSEWHERE[word]] if _ELSEWHERE.get(word) in known else difflib.get_close_matches(word, known, 1)
+    close = (
+        [_ELSEWHERE[word]]
+        if _ELSEWHERE.get(word) in known
+        else difflib.get_close_matches(word, known, 1)
+    )
     return close[0] if close else ""
 
 
@@ -85,6 +105,9 @@ def refuse_unknown_command(words: Sequence[str], known: Collection[str]) -> None
     if words[0].endswith(".py"):
         text = f"to train a script write `syrtos run {' '.join(words)}`."
     else:
-        text = f"there is no command {words[0]}{suggest(words[0], known) or '.'} `syrtos -h` lists them."
+        text = (
+            f"there is no command {words[0]}{suggest(words[0], known) or '.'} `syrtos -h` lists"
+            " them."
+        )
     print(f"syrtos: {text}", file=sys.stderr)
     sys.exit(2)

@@ -34,7 +34,10 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "report",
         help="where the time of a run went, and what to change",
-        description="Write a report about a run as one HTML file, RUN_DIR/report.html, and print what it recommends. Two run directories are compared.",
+        description=(
+            "Write a report about a run as one HTML file, RUN_DIR/report.html, and print what it"
+            " recommends. Two run directories are compared."
+        ),
         epilog="Example: syrtos report runs/20261124-101500-1a2b",
     )
     parser.add_argument(
@@ -52,7 +55,11 @@ def add_to(commands: Commands) -> None:
         help="the HTML file (default: report.html, or compare.html, in the last RUN_DIR)",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--text", action="store_true", help="print the report as text instead of writing the HTML file")
+    form.add_argument(
+        "--text",
+        action="store_true",
+        help="print the report as text instead of writing the HTML file",
+    )
     form.add_argument("--json", action="store_true", help="print the report as JSON instead")
     form.add_argument(
         "--follow",
@@ -70,10 +77,13 @@ def main(chosen: argparse.Namespace) -> int:
     """
     if len(chosen.run_dirs) > 2:
         raise ConfigurationError(
-            f"`syrtos report` takes one run directory, or two to compare. Received: {len(chosen.run_dirs)}."
+            "`syrtos report` takes one run directory, or two to compare. Received:"
+            f" {len(chosen.run_dirs)}."
         )
     run_dirs = [find_run_dir(path) for path in chosen.run_dirs or [None]]
-    output = (chosen.output or run_dirs[-1] / ("compare.html" if len(run_dirs) > 1 else "report.html")).resolve()
+    output = (
+        chosen.output or run_dirs[-1] / ("compare.html" if len(run_dirs) > 1 else "report.html")
+    ).resolve()
     console = Console(highlight=False, soft_wrap=True, markup=False)
     runs: list[Run] = []
     try:
@@ -110,20 +120,26 @@ def _report_once(
     chosen: argparse.Namespace, runs: list[Run], output: Path, console: Console, live: bool = False
 ) -> None:
     found = [facts.of_run(run) for run in runs]
-    comparison = compare.compare_runs(runs[0], runs[1], (found[0], found[1])) if len(runs) > 1 else None
+    comparison = (
+        compare.compare_runs(runs[0], runs[1], (found[0], found[1])) if len(runs) > 1 else None
+    )
     if chosen.json:
         everything = found[0] if comparison is None else {"runs": found, "comparison": comparison}
         print(json.dumps(page.finite(everything), allow_nan=False))
         return
     if chosen.text:
         console.print(
-            text.report(found[0]) if comparison is None else text.comparison((found[0], found[1]), comparison)
+            text.report(found[0])
+            if comparison is None
+            else text.comparison((found[0], found[1]), comparison)
         )
         return
     for each in found:
         # The page links to the trace, by a path from where the page is.
         if each["trace"]:
-            each["trace"] = os.path.relpath(Path(each["run"]["folder"]) / each["trace"], output.parent)
+            each["trace"] = os.path.relpath(
+                Path(each["run"]["folder"]) / each["trace"], output.parent
+            )
     try:
         durable.replace(output, page.page(found, comparison, live).encode())
     except OSError as error:
@@ -139,11 +155,16 @@ def _report_once(
         console.print("no training step yet")
     elif chosen.follow and last["run"]["goes_on"]:
         console.print(
-            f"step {last['steps']['count']:,}, {last['steps']['median_ms']:.1f} ms a step, {last['samples_per_second']:,.0f} {last['rate_of']}/s"
+            f"step {last['steps']['count']:,}, {last['steps']['median_ms']:.1f} ms a step,"
+            f" {last['samples_per_second']:,.0f} {last['rate_of']}/s"
         )
     else:
         if failure := text.failure_of(last):
             console.print(failure, style="bold red")
-        console.print(f"recommended: {last['recommended']['text']}" if last["recommended"] else last["nothing_found"])
+        console.print(
+            f"recommended: {last['recommended']['text']}"
+            if last["recommended"]
+            else last["nothing_found"]
+        )
     if not chosen.follow or not last["run"]["goes_on"]:
         console.print(f"report: {output}")

@@ -23,11 +23,16 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "resize",
         help="give a run that is going on another number of workers",
-        description="Give a run that is going on another number of workers: they start again, and go on from the last committed step with the same global "
-        "batch. An elastic run has at most so many from then on.",
+        description=(
+            "Give a run that is going on another number of workers: they start again, and go on"
+            " from the last committed step with the same global batch. An elastic run has at most"
+            " so many from then on."
+        ),
     )
     add_run_dir(parser)
-    parser.add_argument("-n", type=int, dest="workers", metavar="N", required=True, help="number of workers")
+    parser.add_argument(
+        "-n", type=int, dest="workers", metavar="N", required=True, help="number of workers"
+    )
     parser.set_defaults(main=main)
 
 
@@ -43,16 +48,19 @@ def main(chosen: argparse.Namespace) -> int:
     check_may_resize(options, "`syrtos resize`")
     if not is_going_on(run_dir):
         raise ConfigurationError(
-            f"No run is going on in {run_dir}. `syrtos resume {run_dir} -n {chosen.workers}` goes on from its snapshot."
+            f"No run is going on in {run_dir}. `syrtos resume {run_dir} -n {chosen.workers}` goes"
+            " on from its snapshot."
         )
     refusal = ask_for(run_dir, chosen.workers, _PATIENCE)
     if refusal:
         raise ConfigurationError(refusal)
     if refusal is None:
         raise ConfigurationError(
-            f"The launcher of the run in {run_dir} has not answered in {_PATIENCE:.0f} s: is this folder shared with its machine?"
+            f"The launcher of the run in {run_dir} has not answered in {_PATIENCE:.0f} s: is this"
+            " folder shared with its machine?"
         )
     print(
-        f"syrtos: the run in {run_dir} goes on with {at_most}{chosen.workers} worker{'s' * (chosen.workers > 1)} once its next step of `fit` is committed."
+        f"syrtos: the run in {run_dir} goes on with {at_most}{chosen.workers}"
+        f" worker{'s' * (chosen.workers > 1)} once its next step of `fit` is committed."
     )
     return 0

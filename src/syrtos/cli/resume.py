@@ -26,11 +26,16 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "resume",
         help="go on with a run that was stopped",
-        description="Go on with a run that was stopped, or whose launcher or machine was lost, from its last snapshot: the same script, arguments and "
-        "options, in the folder in which it was begun.",
+        description=(
+            "Go on with a run that was stopped, or whose launcher or machine was lost, from its"
+            " last snapshot: the same script, arguments and options, in the folder in which it was"
+            " begun."
+        ),
     )
     add_run_dir(parser)
-    parser.add_argument("-n", type=int, dest="workers", metavar="N", help="another number of workers than before")
+    parser.add_argument(
+        "-n", type=int, dest="workers", metavar="N", help="another number of workers than before"
+    )
     parser.add_argument("--hosts", metavar="A:2,B:2", help="other hosts than before")
     parser.set_defaults(main=main)
 
@@ -65,11 +70,14 @@ def _resized_spec(spec: Spec, chosen: argparse.Namespace) -> Spec:
     workers = spec.workers if chosen.workers is None else chosen.workers
     if workers < (spec.elastic.least if spec.elastic else 1):
         raise ConfigurationError(
-            f"`-n` must be at least {spec.elastic.least if spec.elastic else 1}. Received: {workers}."
+            f"`-n` must be at least {spec.elastic.least if spec.elastic else 1}. Received:"
+            f" {workers}."
         )
     if spec.elastic:
         workers = min(workers, slots)
     if workers != spec.workers and not spec.elastic:
         check_may_resize(spec.options, f"`-n {workers}`")
-    elastic = spec.elastic and dataclasses.replace(spec.elastic, most=chosen.workers or spec.elastic.most)
+    elastic = spec.elastic and dataclasses.replace(
+        spec.elastic, most=chosen.workers or spec.elastic.most
+    )
     return dataclasses.replace(spec, hosts=hosts, workers=workers, elastic=elastic)

@@ -22,7 +22,16 @@ from syrtos.launch.plan import make_plan
 from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.program import parse
 from syrtos.launch.spec import Elastic, Host, Spec, new_run_dir, parse_hosts, read_hostfile
-from syrtos.settings import BatchMode, CompileUpdate, Exchange, OnDivergence, OnNaN, Options, ScaleLR, Verify
+from syrtos.settings import (
+    BatchMode,
+    CompileUpdate,
+    Exchange,
+    OnDivergence,
+    OnNaN,
+    Options,
+    ScaleLR,
+    Verify,
+)
 
 if TYPE_CHECKING:
     from syrtos.cli.parsing import Commands
@@ -45,45 +54,81 @@ def add_to(commands: Commands) -> None:
         add_help=False,
         help="run a training script on many workers",
         description="Run a training script, unchanged, on many workers.",
-        epilog="Every worker of this machine reads the same standard input. A pipe is read at once and to its end, even if the script "
-        "does not read it: inside a loop of the shell that reads lines, add `< /dev/null`.",
+        epilog=(
+            "Every worker of this machine reads the same standard input. A pipe is read at once and"
+            " to its end, even if the script does not read it: inside a loop of the shell that"
+            " reads lines, add `< /dev/null`."
+        ),
     )
     parser.set_defaults(main=main)
     parser.add_argument("-h", "--help", action=Help, most_needed=_MOST_NEEDED)
     _add_workers(parser)
     parser.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="run directory: logs, ledgers and summary (default: runs/TIME)"
+        "--run-dir",
+        type=Path,
+        metavar="DIR",
+        help="run directory: logs, ledgers and summary (default: runs/TIME)",
     )
     _add_ends_and_restarts(parser)
     engine_runs.add_to(parser)
     _add_watching(parser)
-    parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the command instead of running it"
+    )
     _add_options(parser)
-    parser.add_argument("-m", action="store_true", dest="module", help="run a module instead of a file, as `python -m`")
+    parser.add_argument(
+        "-m",
+        action="store_true",
+        dest="module",
+        help="run a module instead of a file, as `python -m`",
+    )
     # One positional for both: argparse would swallow a `--` between two.
     parser.add_argument(
-        "script", nargs=argparse.PARSER, help="the Python script (or `python script`) and its arguments"
+        "script",
+        nargs=argparse.PARSER,
+        help="the Python script (or `python script`) and its arguments",
     )
 
 
 def _add_workers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-n", type=int, dest="workers", metavar="N", help="number of workers (default: one per slot, or 1)"
+        "-n",
+        type=int,
+        dest="workers",
+        metavar="N",
+        help="number of workers (default: one per slot, or 1)",
     )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--hosts", metavar="A:2,B:2", help="hosts, and the number of workers on each; reached by ssh")
-    where.add_argument("--hostfile", type=Path, metavar="FILE", help="the same from a file with lines `name slots=2`")
+    where.add_argument(
+        "--hosts",
+        metavar="A:2,B:2",
+        help="hosts, and the number of workers on each; reached by ssh",
+    )
+    where.add_argument(
+        "--hostfile",
+        type=Path,
+        metavar="FILE",
+        help="the same from a file with lines `name slots=2`",
+    )
     parser.add_argument(
-        "--ssh", default="ssh", metavar="COMMAND", help="command that reaches hosts (default: %(default)s)"
+        "--ssh",
+        default="ssh",
+        metavar="COMMAND",
+        help="command that reaches hosts (default: %(default)s)",
     )
     parser.add_argument(
         "--env",
         action="append",
         default=[],
         metavar="NAME",
-        help="a variable of this environment that workers of other hosts get too, beside PATH, PYTHONPATH and those of Keras, its frameworks and MPI",
+        help=(
+            "a variable of this environment that workers of other hosts get too, beside PATH,"
+            " PYTHONPATH and those of Keras, its frameworks and MPI"
+        ),
     )
-    parser.add_argument("--oversubscribe", action="store_true", help="allow more workers than cores")
+    parser.add_argument(
+        "--oversubscribe", action="store_true", help="allow more workers than cores"
+    )
 
 
 def _add_ends_and_restarts(parser: argparse.ArgumentParser) -> None:
@@ -92,25 +137,37 @@ def _add_ends_and_restarts(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=10.0,
         metavar="S",
-        help="seconds that scripts have to end after a signal, or once a worker has ended early with exit code 0 (default: %(default)s)",
+        help=(
+            "seconds that scripts have to end after a signal, or once a worker has ended early with"
+            " exit code 0 (default: %(default)s)"
+        ),
     )
     parser.add_argument(
         "--max-restarts",
         type=int,
         metavar="R",
-        help="start the workers again, at most R times, when one is killed, crashes, hangs or fails; training goes on from its last committed step "
-        "(default: 3 times, not after an error of the script, and only where a step was committed; 0: never)",
+        help=(
+            "start the workers again, at most R times, when one is killed, crashes, hangs or fails;"
+            " training goes on from its last committed step (default: 3 times, not after an error"
+            " of the script, and only where a step was committed; 0: never)"
+        ),
     )
     parser.add_argument(
         "--min-workers",
         type=int,
         metavar="M",
-        help="follow the hosts: train with as many workers as they have slots, at least M and at most -n, while hosts are lost and come back",
+        help=(
+            "follow the hosts: train with as many workers as they have slots, at least M and at"
+            " most -n, while hosts are lost and come back"
+        ),
     )
     parser.add_argument(
         "--discover",
         metavar="COMMAND",
-        help="a command that prints the hosts of the moment, one to a line (`name:2`); it is run every 5 s. With --min-workers (default: 1)",
+        help=(
+            "a command that prints the hosts of the moment, one to a line (`name:2`); it is run"
+            " every 5 s. With --min-workers (default: 1)"
+        ),
     )
 
 
@@ -126,7 +183,10 @@ def _add_watching(parser: argparse.ArgumentParser) -> None:
     watched.add_argument("--profile", default="", metavar="steps=A:B",
                          help="profile the training steps after step A up to step B, at most 200, of all workers: RUN_DIR/trace.json.gz")  # fmt: skip
     watched.add_argument(
-        "--metrics-port", type=int, metavar="PORT", help="serve figures for Prometheus on 127.0.0.1 (0: on a free port)"
+        "--metrics-port",
+        type=int,
+        metavar="PORT",
+        help="serve figures for Prometheus on 127.0.0.1 (0: on a free port)",
     )
 
 
@@ -138,13 +198,22 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="a batch of the script is split over all workers (default), or is the batch of each worker (as with Horovod)",
     )  # fmt: skip
     group.add_argument(
-        "--sync-batchnorm", action="store_true", help="BatchNormalization statistics over the global batch"
+        "--sync-batchnorm",
+        action="store_true",
+        help="BatchNormalization statistics over the global batch",
     )
     group.add_argument(
-        "--scale-lr", choices=get_args(ScaleLR), default=defaults.scale_lr, help="scale the learning rate with N"
+        "--scale-lr",
+        choices=get_args(ScaleLR),
+        default=defaults.scale_lr,
+        help="scale the learning rate with N",
     )
     group.add_argument(
-        "--warmup-epochs", type=int, default=0, metavar="E", help="epochs of warm-up to the scaled learning rate"
+        "--warmup-epochs",
+        type=int,
+        default=0,
+        metavar="E",
+        help="epochs of warm-up to the scaled learning rate",
     )
     group.add_argument("--check-every", type=int, default=defaults.check_every, metavar="K",
                        help="compare the replicas' weights every K steps; 0: never (default: every 100, or rarer)")  # fmt: skip
@@ -232,12 +301,14 @@ def _policy(chosen: argparse.Namespace, spec: Spec) -> RestartPolicy:
         raise ConfigurationError(f"`--max-restarts` must be 0 or more. Received: {given}.")
     if not given and (spec.elastic or repair):
         raise ConfigurationError(
-            "`--max-restarts 0` was given with an option that needs restarts: `--min-workers`, `--discover` or `--on-divergence repair`."
+            "`--max-restarts 0` was given with an option that needs restarts: `--min-workers`,"
+            " `--discover` or `--on-divergence repair`."
         )
     if given and spec.options.servers:
         raise ConfigurationError(
-            f"`--max-restarts {given}` was given with parameter servers (--ps): snapshots are of workers that hold the whole state. Leave it out; scripts "
-            "go on from checkpoints of their own (`keras.callbacks.BackupAndRestore`)."
+            f"`--max-restarts {given}` was given with parameter servers (--ps): snapshots are of"
+            " workers that hold the whole state. Leave it out; scripts go on from checkpoints of"
+            " their own (`keras.callbacks.BackupAndRestore`)."
         )
     return RestartPolicy(given, repair=repair)
 
@@ -252,16 +323,24 @@ def _elastic(chosen: argparse.Namespace) -> Elastic | None:
         return None
     least = 1 if chosen.min_workers is None else chosen.min_workers
     if least < 1 or (chosen.workers is not None and least > chosen.workers):
-        raise ConfigurationError(f"`--min-workers` must be 1 or more, and at most `-n`. Received: {least}.")
+        raise ConfigurationError(
+            f"`--min-workers` must be 1 or more, and at most `-n`. Received: {least}."
+        )
     if not (chosen.hosts or chosen.hostfile or chosen.discover):
         raise ConfigurationError(
-            "`--min-workers` follows hosts that come and go: name them with `--hosts`, `--hostfile` or `--discover`."
+            "`--min-workers` follows hosts that come and go: name them with `--hosts`, `--hostfile`"
+            " or `--discover`."
         )
     if chosen.discover and (chosen.hosts or chosen.hostfile):
-        raise ConfigurationError("`--discover` names the hosts: leave out `--hosts` and `--hostfile`.")
+        raise ConfigurationError(
+            "`--discover` names the hosts: leave out `--hosts` and `--hostfile`."
+        )
     check_may_resize(_options(chosen, Path()), "--min-workers and --discover")
     return Elastic(
-        least, chosen.workers or 0, chosen.discover or "", str(chosen.hostfile.resolve()) if chosen.hostfile else ""
+        least,
+        chosen.workers or 0,
+        chosen.discover or "",
+        str(chosen.hostfile.resolve()) if chosen.hostfile else "",
     )
 
 
@@ -282,7 +361,8 @@ def check_may_resize(options: Options, what: str) -> None:
     }
     if wrong := [name for name, is_given in given.items() if is_given]:
         raise ConfigurationError(
-            f"{what} can't be obeyed with {wrong[0]}: with another number of workers the run would compute something else."
+            f"{what} can't be obeyed with {wrong[0]}: with another number of workers the run would"
+            " compute something else."
         )
 
 
@@ -298,8 +378,8 @@ def _warn_of_one_worker(chosen: argparse.Namespace, spec: Spec) -> None:
     late = [word for word in spec.program.arguments if word in ("-n", "--hosts", "--hostfile")]
     if late and chosen.workers is None and not spec.hosts:
         print(
-            f"syrtos: `{late[0]}` stands after the script and is an argument of the script; this run has one worker. For more write "
-            f"`syrtos run {late[0]} ... {spec.program.name}`.",
+            f"syrtos: `{late[0]}` stands after the script and is an argument of the script; this"
+            f" run has one worker. For more write `syrtos run {late[0]} ... {spec.program.name}`.",
             file=sys.stderr,
         )
 
@@ -329,11 +409,15 @@ def _local_steps(text: str | None) -> dict[str, Any]:
     """
     parts = text.split(":") if text else []
     try:
-        given = {name: kind(part) for (name, kind), part in zip(_OF_LOCAL_STEPS.items(), parts, strict=False)}
+        given = {
+            name: kind(part)
+            for (name, kind), part in zip(_OF_LOCAL_STEPS.items(), parts, strict=False)
+        }
     except ValueError:
         given = {}
     if len(given) < len(parts):
         raise ConfigurationError(
-            f"`--sync-every` is written H, H:RATE or H:RATE:MOMENTUM, as 32:0.7:0.9. Received: {text!r}."
+            "`--sync-every` is written H, H:RATE or H:RATE:MOMENTUM, as 32:0.7:0.9. Received:"
+            f" {text!r}."
         )
     return given

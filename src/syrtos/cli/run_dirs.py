@@ -13,7 +13,11 @@ from syrtos.launch.spec import newest_run_dir
 def add_run_dir(parser: argparse.ArgumentParser) -> None:
     """Adds the argument RUN_DIR, which may be left out."""
     parser.add_argument(
-        "run_dir", type=Path, nargs="?", metavar="RUN_DIR", help="its run directory (default: the newest in `runs`)"
+        "run_dir",
+        type=Path,
+        nargs="?",
+        metavar="RUN_DIR",
+        help="its run directory (default: the newest in `runs`)",
     )
 
 
@@ -28,7 +32,8 @@ def find_run_dir(given: Path | None) -> Path:
     newest = newest_run_dir()
     if newest is None:
         raise ConfigurationError(
-            f"No run directory was named, and {Path('runs').absolute()} holds none. Name the folder that `syrtos run` has printed."
+            f"No run directory was named, and {Path('runs').absolute()} holds none. Name the folder"
+            " that `syrtos run` has printed."
         )
     print(f"syrtos: the newest run, {newest}", file=sys.stderr)
     return newest.resolve()

@@ -33,7 +33,8 @@ class RunRequest:
         policy: the rules by which workers are started again.
         seed: the workers' common seed.
         track: the trackers that the run is logged to.
-        metrics_port: the port on the loopback interface at which Prometheus finds the run's figures; None: none.
+        metrics_port: the port on the loopback interface at which Prometheus finds the run's
+            figures; None: none.
         backend: the backend of Keras that the environment named; None: none.
     """
 
@@ -47,7 +48,9 @@ class RunRequest:
     def identifying_facts(self) -> dict[str, Any]:
         """Returns all that tells requests apart, which is everything but the seed, the backend and the watching, as JSON has it."""
         spec = self.spec
-        name = spec.program.name if spec.program.is_module else str(Path(spec.program.name).resolve())
+        name = (
+            spec.program.name if spec.program.is_module else str(Path(spec.program.name).resolve())
+        )
         described = {
             "program": dataclasses.asdict(dataclasses.replace(spec.program, name=name)),
             "sha256": _digest(name),
@@ -77,7 +80,11 @@ class RunRequest:
             names = [name for name in names if name not in ("hosts", "workers")]
         if self.spec.placed:
             names = [name for name in names if name != "hosts"]
-        options = [name for name, value in described["options"].items() if value != found.get("options", {}).get(name)]
+        options = [
+            name
+            for name, value in described["options"].items()
+            if value != found.get("options", {}).get(name)
+        ]
         unknown = [] if described["sha256"] else ["the module's files, which are not known"]
         readable = {"options": ", ".join(options), "sha256": "the script's file"}
         return [readable.get(name, name) for name in names] + unknown
@@ -85,8 +92,15 @@ class RunRequest:
     def write(self, run_dir: Path) -> None:
         """Writes the request into the run directory, so that the run can be resumed from there."""
         watched = {"track": self.track, "metrics_port": self.metrics_port}
-        facts = {"seed": self.seed, "backend": self.backend, **watched, "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        (run_dir / REQUEST).write_text(json.dumps(self.identifying_facts() | facts, indent=2) + "\n")
+        facts = {
+            "seed": self.seed,
+            "backend": self.backend,
+            **watched,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        (run_dir / REQUEST).write_text(
+            json.dumps(self.identifying_facts() | facts, indent=2) + "\n"
+        )
 
 
 def _digest(script: str) -> str:
@@ -132,11 +146,13 @@ def read_request(run_dir: Path) -> RunRequest:
         seed = int(found["seed"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"{run_dir} is not the run directory of a run that can be resumed: {_describe(error)}. Name the folder that `syrtos run` printed at its start."
+            f"{run_dir} is not the run directory of a run that can be resumed: {_describe(error)}."
+            " Name the folder that `syrtos run` printed at its start."
         ) from error
     if options.servers or not policy.restarts:
         raise ConfigurationError(
-            f"The run in {run_dir} kept no snapshots: runs with parameter servers or with `--max-restarts 0` don't."
+            f"The run in {run_dir} kept no snapshots: runs with parameter servers or with"
+            " `--max-restarts 0` don't."
         )
     if (found.get("end") or [""])[0] == End.FINISHED.name:
         raise ConfigurationError(f"The run in {run_dir} has finished: there is nothing to resume.")
@@ -149,7 +165,9 @@ def read_request(run_dir: Path) -> RunRequest:
 def note(run_dir: Path, **facts: object) -> None:
     """Adds facts to the request in the run directory, in the place of those with the same names."""
     path = run_dir / REQUEST
-    durable.replace(path, (json.dumps({**json.loads(path.read_text()), **facts}, indent=2) + "\n").encode())
+    durable.replace(
+        path, (json.dumps({**json.loads(path.read_text()), **facts}, indent=2) + "\n").encode()
+    )
 
 
 def request_changes(workers: int | None, hosts: Sequence[Host] = ()) -> dict[str, object]:

@@ -26,30 +26,46 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "serve",
         help="run training jobs for SageMaker's SDKs, on this machine or a cluster",
-        description="Answers SageMaker's training API, S3 and CloudWatch Logs at one port; jobs run as processes of this machine, or on nodes of a cluster.",
+        description=(
+            "Answers SageMaker's training API, S3 and CloudWatch Logs at one port; jobs run as"
+            " processes of this machine, or on nodes of a cluster."
+        ),
     )
     parser.set_defaults(main=main)
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s); any but loopback needs TLS"
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (default: %(default)s); any but loopback needs TLS",
     )
-    parser.add_argument("--port", type=int, default=PORT, help="port to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=int, default=PORT, help="port to listen on (default: %(default)s)"
+    )
     parser.add_argument(
         "--capacity",
         type=int,
         metavar="N",
-        help="workers that may run at once (default: number of cores; with --on as many as the engine has places for)",
+        help=(
+            "workers that may run at once (default: number of cores; with --on as many as the"
+            " engine has places for)"
+        ),
     )
     add_engine(
         parser,
-        "what reserves a node for each instance of a job: slurm, kubernetes or ray (default: instances are processes of "
-        "this machine). The service's folder (SYRTOS_HOME) must be at the same path on all nodes",
+        "what reserves a node for each instance of a job: slurm, kubernetes or ray (default:"
+        " instances are processes of this machine). The service's folder (SYRTOS_HOME) must be at"
+        " the same path on all nodes",
         "partition=gpu or time=2:00:00",
     )
     parser.add_argument(
-        "--gpus-per-instance", type=int, metavar="G", help="with --on: GPUs of each instance (default: 0)"
+        "--gpus-per-instance",
+        type=int,
+        metavar="G",
+        help="with --on: GPUs of each instance (default: 0)",
     )
     parser.add_argument(
-        "--restore", action="store_true", help="put the last good copy in the place of a damaged database, and end"
+        "--restore",
+        action="store_true",
+        help="put the last good copy in the place of a damaged database, and end",
     )
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate, in PEM")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, in PEM")
@@ -64,8 +80,12 @@ def main(chosen: argparse.Namespace) -> int:
     from syrtos.jobs.runner.job_command import cores
     from syrtos.jobs.store.home import Home
 
-    if bool(chosen.tls_cert) != bool(chosen.tls_key) or (chosen.capacity is not None and chosen.capacity < 1):
-        raise ConfigurationError("`--tls-cert` and `--tls-key` go together, and `--capacity` is 1 or more.")
+    if bool(chosen.tls_cert) != bool(chosen.tls_key) or (
+        chosen.capacity is not None and chosen.capacity < 1
+    ):
+        raise ConfigurationError(
+            "`--tls-cert` and `--tls-key` go together, and `--capacity` is 1 or more."
+        )
     home = Home()
     if chosen.restore:
         return _restore(home)
@@ -90,18 +110,22 @@ def _placement(chosen: argparse.Namespace) -> Placement:
     """Returns where jobs are to run.
 
     Raises:
-        ConfigurationError: there is no such engine, it can't reserve nodes, or options contradict each other.
+        ConfigurationError: there is no such engine, it can't reserve nodes, or options contradict
+            each other.
     """
     from syrtos.engines.registry import engine_of
     from syrtos.jobs.placement import Placement
 
     values = values_of(chosen.engine_values)
     if (chosen.gpus_per_instance or 0) < 0:
-        raise ConfigurationError(f"`--gpus-per-instance` is 0 or more. Received: {chosen.gpus_per_instance}.")
+        raise ConfigurationError(
+            f"`--gpus-per-instance` is 0 or more. Received: {chosen.gpus_per_instance}."
+        )
     if chosen.on is None:
         if values or chosen.gpus_per_instance is not None:
             raise ConfigurationError(
-                "`--with` and `--gpus-per-instance` say what an engine is asked for: name it with --on."
+                "`--with` and `--gpus-per-instance` say what an engine is asked for: name it with"
+                " --on."
             )
         return Placement()
     engine_of(chosen.on).check_jobs(values)
@@ -133,7 +157,8 @@ def _restore(home: Home) -> int:
     running = [path.parent.name for path in home.jobs.glob(f"*/{LOCK}") if is_locked(path)]
     if running:
         raise ConfigurationError(
-            f"Jobs are running, and would write into the database that is replaced: {', '.join(running)}. Wait for their end, or end them."
+            "Jobs are running, and would write into the database that is replaced:"
+            f" {', '.join(running)}. Wait for their end, or end them."
         )
     lock = try_lock(home.path / "serving")
     if lock is None:
@@ -142,5 +167,8 @@ def _restore(home: Home) -> int:
     lock.close()
     if copy is None:
         raise ConfigurationError(f"There is no good copy of a database in {home.path / 'backups'}.")
-    print(f"syrtos: the database is that of {copy} now; jobs that were going on then count as failed", file=sys.stderr)
+    print(
+        f"syrtos: the database is that of {copy} now; jobs that were going on then count as failed",
+        file=sys.stderr,
+    )
     return 0

@@ -21,8 +21,11 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "submit",
         help="run a script as a SageMaker-shaped training job",
-        description="Runs a script as SageMaker would: channels under /opt/ml, SM_* variables, artifacts. With a running `syrtos serve` the "
-        "job goes through its queue; without one it runs here.",
+        description=(
+            "Runs a script as SageMaker would: channels under /opt/ml, SM_* variables, artifacts."
+            " With a running `syrtos serve` the job goes through its queue; without one it runs"
+            " here."
+        ),
     )
     parser.set_defaults(main=main)
     parser.add_argument(
@@ -34,12 +37,22 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--instances", type=int, metavar="N", help="hosts of the job")
     parser.add_argument("--processes-per-host", type=int, metavar="N", help="workers on each host")
     parser.add_argument(
-        "--hp", action="append", default=[], metavar="NAME=VALUE", help="a hyperparameter; VALUE is JSON or text"
+        "--hp",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a hyperparameter; VALUE is JSON or text",
     )
     parser.add_argument(
-        "--channel", action="append", default=[], metavar="NAME=URI", help="an input channel: a path, file:// or s3://"
+        "--channel",
+        action="append",
+        default=[],
+        metavar="NAME=URI",
+        help="an input channel: a path, file:// or s3://",
     )
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="an environment variable")
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="NAME=VALUE", help="an environment variable"
+    )
     parser.add_argument(
         "--output",
         metavar="URI",
@@ -50,10 +63,15 @@ def add_to(commands: Commands) -> None:
         "--max-restarts",
         type=int,
         metavar="R",
-        help="start workers again, at most R times (1 to 30), when one is killed, crashes, hangs or fails; training goes on from its last committed step",
+        help=(
+            "start workers again, at most R times (1 to 30), when one is killed, crashes, hangs or"
+            " fails; training goes on from its last committed step"
+        ),
     )
     parser.add_argument("--name", help="name of the job (default: script name and time)")
-    parser.add_argument("--no-wait", action="store_true", help="return at once; the running service trains the job")
+    parser.add_argument(
+        "--no-wait", action="store_true", help="return at once; the running service trains the job"
+    )
 
 
 def main(chosen: argparse.Namespace) -> int:
@@ -75,7 +93,9 @@ def main(chosen: argparse.Namespace) -> int:
         return 0
     job = estimator.describe()
     print(
-        f"syrtos: {job['TrainingJobName']} {job['TrainingJobStatus']}, model: {estimator.model_data}", file=sys.stderr
+        f"syrtos: {job['TrainingJobName']} {job['TrainingJobStatus']}, model:"
+        f" {estimator.model_data}",
+        file=sys.stderr,
     )
     return 0 if job["TrainingJobStatus"] == "Completed" else 1
 
@@ -97,7 +117,9 @@ def _read_request(chosen: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     if chosen.max_restarts is not None:
         facts["max_retry_attempts"] = chosen.max_restarts
     if chosen.processes_per_host is not None:
-        facts["distribution"] = {"mpi": {"enabled": True, "processes_per_host": chosen.processes_per_host}}
+        facts["distribution"] = {
+            "mpi": {"enabled": True, "processes_per_host": chosen.processes_per_host}
+        }
     facts.setdefault("output_path", chosen.output)
     return facts, named
 

@@ -39,7 +39,8 @@ def print_table(run_dir: Path) -> None:
     folders = generations.all_folders(run_dir)
     summary = summarize(*folders)
     if summary.steps or summary.shares["compute"] or summary.shares["evaluation"]:
-        # only here: rich takes 45 ms to import, and a run that computes nothing should start and end at once
+        # only here: rich takes 45 ms to import, and a run that computes nothing should start and
+        # end at once
         from rich.console import Console
 
         console = Console(stderr=True, highlight=False)
@@ -67,10 +68,15 @@ def _busy_machines(folder: Path, summary: Summary) -> Iterator[str]:
     for machine in found:
         if machine.busy >= _BUSY and summary.workers > 1:
             where = f"host {machine.number}" if len(found) > 1 else "this machine"
-            yield f"{machine.busy:.0%} of the {machine.cores} of {where} are busy: more workers on it do not train faster"
+            yield (
+                f"{machine.busy:.0%} of the {machine.cores} of {where} are busy: more workers on it"
+                " do not train faster"
+            )
 
 
-def _print_recommended(console: Console, run_dir: Path, summary: Summary, folders: list[Path]) -> None:
+def _print_recommended(
+    console: Console, run_dir: Path, summary: Summary, folders: list[Path]
+) -> None:
     """Prints what to change first, and whether the forecast that came with an earlier run's advice came true."""
     size = sum(path.stat().st_size for folder in folders for path in ledger_paths(folder).values())
     if summary.training_seconds < _WORTH_A_WORD or size > _LONG:
@@ -84,10 +90,14 @@ def _print_recommended(console: Console, run_dir: Path, summary: Summary, folder
         kept = promises.keep(read.load(run_dir))
     except Exception as error:
         # a run that has ended well stays so, whatever its record looks like
-        console.print(f"no recommendation: {type(error).__name__}: {error}", soft_wrap=True, markup=False)
+        console.print(
+            f"no recommendation: {type(error).__name__}: {error}", soft_wrap=True, markup=False
+        )
         return
     if kept.get("recommended"):
-        console.print(f"[yellow]recommended[/]: {escape(kept['recommended']['text'])}", soft_wrap=True)
+        console.print(
+            f"[yellow]recommended[/]: {escape(kept['recommended']['text'])}", soft_wrap=True
+        )
         console.print(f"why: `syrtos report {run_dir}`", soft_wrap=True, markup=False)
     if kept.get("before"):
         console.print(kept["before"]["text"], soft_wrap=True, markup=False)
@@ -101,10 +111,14 @@ def _print_bad_records(console: Console, folders: list[Path]) -> None:
     bad = left_out(*folders)
     if bad:
         console.print(
-            f"[yellow]{len(bad):,} bad records were skipped[/]; the list is in {folders[0] / 'data'}:", soft_wrap=True
+            f"[yellow]{len(bad):,} bad records were skipped[/]; the list is in"
+            f" {folders[0] / 'data'}:",
+            soft_wrap=True,
         )
     for facts in bad[:_BAD_SHOWN]:
-        console.print(f"  {facts['file']}, offset {facts['offset']}: {facts['reason']}", soft_wrap=True)
+        console.print(
+            f"  {facts['file']}, offset {facts['offset']}: {facts['reason']}", soft_wrap=True
+        )
 
 
 def _table(summary: Summary, against_one: str) -> Table:
@@ -114,15 +128,21 @@ def _table(summary: Summary, against_one: str) -> Table:
     table.add_row("workers", str(summary.workers))
     if against_one:
         table.add_row("speed", against_one)
-    span = "of all generations" if summary.restarts.number else "from the start of the run to its end"
+    span = (
+        "of all generations" if summary.restarts.number else "from the start of the run to its end"
+    )
     table.add_row("time", f"{summary.seconds:,.1f} s, {span}")
     if summary.steps:
-        table.add_row("steps", f"{summary.steps:,} {_step_kind(summary)}(median {summary.step_ms:.1f} ms)")
+        table.add_row(
+            "steps", f"{summary.steps:,} {_step_kind(summary)}(median {summary.step_ms:.1f} ms)"
+        )
     if summary.restarts.number:
         table.add_row("restarts", _restarts(summary))
         table.add_row("goodput", f"{summary.goodput:.1%} of the time was not lost to restarts")
     if summary.facts.get("left_out"):
-        table.add_row("left out", f"updates whose gradients were not finite: {summary.facts['left_out']:,}")
+        table.add_row(
+            "left out", f"updates whose gradients were not finite: {summary.facts['left_out']:,}"
+        )
     if update := _update(summary):
         table.add_row("optimizer", update)
     if sent := _exchange_text(summary):
@@ -131,9 +151,14 @@ def _table(summary: Summary, against_one: str) -> Table:
         table.add_row("data", _WAYS[summary.facts["input"]])
     if "first_batch" in summary.facts:
         aside = ", BatchNormalization aside" * ("own_statistics" in summary.facts)
-        table.add_row("first batch", f"equal to one process{aside}: {max(summary.facts['first_batch'], 1e-8):.0e}")
+        table.add_row(
+            "first batch",
+            f"equal to one process{aside}: {max(summary.facts['first_batch'], 1e-8):.0e}",
+        )
     if "not_split" in summary.facts:
-        table.add_row("[yellow]not split[/]", f"{summary.facts['not_split']}; computed as by one process")
+        table.add_row(
+            "[yellow]not split[/]", f"{summary.facts['not_split']}; computed as by one process"
+        )
     if summary.steps:
         table.add_row(*_rate(summary))
     # then XLA exchanges inside of a step, and does not tell for how long
@@ -146,7 +171,10 @@ def _table(summary: Summary, against_one: str) -> Table:
                 f"{share:6.1%} {'█' * round(share * 40)}",
             )
     if summary.skew and summary.skew[1] > 0.1:
-        table.add_row("slowest", f"rank {summary.skew[0]}: the others wait {summary.skew[1]:.0%} more of their time")
+        table.add_row(
+            "slowest",
+            f"rank {summary.skew[0]}: the others wait {summary.skew[1]:.0%} more of their time",
+        )
     return table
 
 
@@ -159,10 +187,16 @@ def _update(summary: Summary) -> str:
     if "state_whole" in summary.facts:
         kept, whole = (summary.facts[name] / 1e6 for name in ("state_kept", "state_whole"))
         digits = 0 if whole >= 10 else 2
-        sharded = f"sharded: a worker keeps {kept:,.{digits}f} of {whole:,.{digits}f} MB of the optimizer's state"
+        sharded = (
+            f"sharded: a worker keeps {kept:,.{digits}f} of {whole:,.{digits}f} MB of the"
+            " optimizer's state"
+        )
         return f"{compiled}, {sharded}" if compiled else sharded
     if "asked_to_shard_update" in summary.facts and summary.workers > 1:
-        return "on every worker: no optimizer of the script keeps a state that --shard-update can divide"
+        return (
+            "on every worker: no optimizer of the script keeps a state that --shard-update can"
+            " divide"
+        )
     return compiled
 
 
@@ -173,14 +207,21 @@ def _exchange_text(summary: Summary) -> str:
     if "sync_every" in summary.facts:
         return f"changes of weights{coded}, every {summary.facts['sync_every']} steps"
     if "asked_to_sync_every" in summary.facts and summary.workers > 1:
-        return f"gradients{coded}, in each step: only `fit` of Keras trains as --sync-every asks, and the script has called none"
+        return (
+            f"gradients{coded}, in each step: only `fit` of Keras trains as --sync-every asks, and"
+            " the script has called none"
+        )
     return f"gradients{coded}" if coded else ""
 
 
 def _restarts(summary: Summary) -> str:
     """Returns the number of restarts and what they have cost."""
     restarts = summary.restarts
-    again = f", {restarts.steps:,} steps again in {restarts.step_seconds:,.1f} s" if restarts.steps else ""
+    again = (
+        f", {restarts.steps:,} steps again in {restarts.step_seconds:,.1f} s"
+        if restarts.steps
+        else ""
+    )
     return f"{restarts.number}: {restarts.seconds:,.1f} s until training went on{again}"
 
 
@@ -193,7 +234,11 @@ def _step_kind(summary: Summary) -> str:
 
 def _rate(summary: Summary) -> tuple[str, str]:
     """Returns samples, or else steps, per second, and the period of time that they are counted over."""
-    over = "from the first update to the last" if summary.loops else "over all of fit, with validation and callbacks"
+    over = (
+        "from the first update to the last"
+        if summary.loops
+        else "over all of fit, with validation and callbacks"
+    )
     if summary.samples_per_second:
         return "samples/s", f"{summary.samples_per_second:,.0f} {over}"
     return "steps/s", f"{summary.steps_per_second:,.1f} {over}"

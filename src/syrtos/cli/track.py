@@ -22,7 +22,10 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "track",
         help="log a run to experiment trackers",
-        description="Log parameters, metrics, system figures and the report of a run. `syrtos run --track` does the same from the start of a run.",
+        description=(
+            "Log parameters, metrics, system figures and the report of a run. `syrtos run --track`"
+            " does the same from the start of a run."
+        ),
         epilog="Example: syrtos track runs/20261124-101500-1a2b mlflow:http://127.0.0.1:5000",
     )
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="its run directory")
@@ -40,8 +43,12 @@ def main(chosen: argparse.Namespace) -> int:
     """
     run_dir = chosen.run_dir.resolve()
     if not (run_dir / "ledger").is_dir() and not chosen.until_closed:
-        raise ConfigurationError(f"{run_dir} holds no ledgers. Name the run directory that `syrtos run` printed.")
-    following.follow(run_dir, chosen.trackers, _is_open if chosen.until_closed else lambda: is_going_on(run_dir))
+        raise ConfigurationError(
+            f"{run_dir} holds no ledgers. Name the run directory that `syrtos run` printed."
+        )
+    following.follow(
+        run_dir, chosen.trackers, _is_open if chosen.until_closed else lambda: is_going_on(run_dir)
+    )
     return 0
 
 

@@ -18,14 +18,26 @@ def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "tune",
-        usage="syrtos tune batch [...] SCRIPT | syrtos tune lr [...] SCRIPT | syrtos tune [...] SEARCH.yaml",
+        usage=(
+            "syrtos tune batch [...] SCRIPT | syrtos tune lr [...] SCRIPT | syrtos tune [...]"
+            " SEARCH.yaml"
+        ),
         help="find a batch size, a learning rate or other hyperparameters",
-        description="Find the batch size of a script (`batch`), its learning rate (`lr`), or other hyperparameters by training jobs (SEARCH.yaml).",
-        epilog="`syrtos tune batch -h`, `syrtos tune lr -h` and `syrtos tune SEARCH.yaml -h` list their options.",
+        description=(
+            "Find the batch size of a script (`batch`), its learning rate (`lr`), or other"
+            " hyperparameters by training jobs (SEARCH.yaml)."
+        ),
+        epilog=(
+            "`syrtos tune batch -h`, `syrtos tune lr -h` and `syrtos tune SEARCH.yaml -h` list"
+            " their options."
+        ),
     )
     parser.add_argument("form", metavar="batch | lr | SEARCH.yaml", help="what to find")
     parser.add_argument(
-        "rest", nargs=argparse.REMAINDER, metavar="...", help="options, and the script with its arguments"
+        "rest",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="options, and the script with its arguments",
     )
     parser.set_defaults(main=main)
 

@@ -16,7 +16,15 @@ from syrtos.tune import text
 from syrtos.tune.batch import Searched, search
 from syrtos.tune.runner import TrialError
 
-_HEADINGS = ("batch", "samples/s", "ms a step", "quartiles", "memory a worker", "accelerator", "note")
+_HEADINGS = (
+    "batch",
+    "samples/s",
+    "ms a step",
+    "quartiles",
+    "memory a worker",
+    "accelerator",
+    "note",
+)
 _STEPS = 20
 
 
@@ -24,7 +32,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the form's options."""
     made = tuning.parser(
         "batch",
-        "Find the largest global batch that fits into memory, and the fastest, by short trials of an unchanged script.",
+        "Find the largest global batch that fits into memory, and the fastest, by short trials of"
+        " an unchanged script.",
     )
     made.add_argument("--most", type=int, metavar="B", help="try no larger global batch")
     made.add_argument(
@@ -43,7 +52,8 @@ def main(arguments: list[str]) -> int:
     chosen = parser().parse_args(arguments)
     if chosen.steps < 3 or (chosen.most is not None and chosen.most < chosen.workers):
         raise ConfigurationError(
-            f"`--steps` must be 3 or more, and `--most` at least the number of workers. Received: {chosen.steps} and {chosen.most}."
+            "`--steps` must be 3 or more, and `--most` at least the number of workers. Received:"
+            f" {chosen.steps} and {chosen.most}."
         )
     spec, run_dir = tuning.spec_of(chosen), tuning.run_dir_of(chosen)
     output.say(f"each trial runs {spec.program.name} up to its first `fit`; results in {run_dir}")
@@ -77,7 +87,9 @@ def _print_table(result: Searched) -> None:
     shown = [k for k in range(len(_HEADINGS)) if any(row[k] for row in rows)]
     made = Table(box=None, pad_edge=False)
     for k in shown:
-        made.add_column(_HEADINGS[k], justify="left" if _HEADINGS[k] == "note" else "right", overflow="fold")
+        made.add_column(
+            _HEADINGS[k], justify="left" if _HEADINGS[k] == "note" else "right", overflow="fold"
+        )
     for row in rows:
         made.add_row(*(row[k] for k in shown))
     Console(highlight=False, markup=False).print(made)

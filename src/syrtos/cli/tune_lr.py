@@ -25,7 +25,8 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the form's options."""
     made = tuning.parser(
         "lr",
-        "Find a learning rate: it rises from batch to batch, until the loss diverges, in the first `fit` of an unchanged script.",
+        "Find a learning rate: it rises from batch to batch, until the loss diverges, in the first"
+        " `fit` of an unchanged script.",
     )
     made.add_argument(
         "--from",
@@ -36,7 +37,12 @@ def parser() -> argparse.ArgumentParser:
         help="of the first batch (default: %(default)s)",
     )
     made.add_argument(
-        "--to", type=float, default=_TO, dest="last", metavar="RATE", help="of the last batch (default: %(default)s)"
+        "--to",
+        type=float,
+        default=_TO,
+        dest="last",
+        metavar="RATE",
+        help="of the last batch (default: %(default)s)",
     )
     made.add_argument(
         "--steps",
@@ -54,13 +60,15 @@ def main(arguments: list[str]) -> int:
     chosen = parser().parse_args(arguments)
     if not 0 < chosen.first < chosen.last < float("inf") or chosen.steps < _LEAST:
         raise ConfigurationError(
-            f"The rate rises from more than 0 (`--from`) to a higher one (`--to`), over {_LEAST} batches or more (`--steps`). "
-            f"Received: {chosen.first}, {chosen.last} and {chosen.steps}."
+            f"The rate rises from more than 0 (`--from`) to a higher one (`--to`), over {_LEAST}"
+            f" batches or more (`--steps`). Received: {chosen.first}, {chosen.last} and"
+            f" {chosen.steps}."
         )
     spec, run_dir = tuning.spec_of(chosen), tuning.run_dir_of(chosen)
     trial = TuneTrial(kind="lr", steps=chosen.steps, first_rate=chosen.first, last_rate=chosen.last)
     output.say(
-        f"the trial runs {spec.program.name} up to its first `fit`, and {chosen.steps} batches of it; results in {run_dir}"
+        f"the trial runs {spec.program.name} up to its first `fit`, and {chosen.steps} batches of"
+        f" it; results in {run_dir}"
     )
     try:
         ran = runner.run(spec, this_machine(), trial, run_dir / "trial")
@@ -82,11 +90,16 @@ def _print(found: Rates, measured: Mapping[str, Any]) -> None:
         marked = (
             None
             if found.recommended is None
-            else min(range(len(tested)), key=lambda k: abs(tested[k] / (found.recommended or 1) - 1))
+            else min(
+                range(len(tested)), key=lambda k: abs(tested[k] / (found.recommended or 1) - 1)
+            )
         )
         console.print("smoothed loss")
         for line in chart(found.smoothed, marked=marked):
             console.print(line)
-        console.print(f"{'':11}learning rate {tested[0]:.3g} to {tested[-1]:.3g}, each batch by the same factor")
+        console.print(
+            f"{'':11}learning rate {tested[0]:.3g} to {tested[-1]:.3g}, each batch by the same"
+            " factor"
+        )
     for sentence in text.of_rates(found, measured["rate"], max(measured["rates"])):
         console.print(f"\n{sentence}")

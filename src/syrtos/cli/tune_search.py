@@ -33,8 +33,11 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the form's options."""
     made = argparse.ArgumentParser(
         prog="syrtos tune",
-        description="Looks for the best hyperparameters by training jobs. With a running `syrtos serve` they go through its queue; without one they run "
-        "here. The same command again goes on with the trials that have finished, as long as the file and its script are the same.",
+        description=(
+            "Looks for the best hyperparameters by training jobs. With a running `syrtos serve`"
+            " they go through its queue; without one they run here. The same command again goes on"
+            " with the trials that have finished, as long as the file and its script are the same."
+        ),
     )
     made.add_argument(
         "file",
@@ -67,7 +70,10 @@ def _follow(service: Service, own: bool, asked: SearchFile) -> int:
         record = _watch(service, name)
     except KeyboardInterrupt:
         if not own:
-            _say(f"{name} goes on in the service; the same command shows it, `syrtos stop {name}` ends it.")
+            _say(
+                f"{name} goes on in the service; the same command shows it, `syrtos stop {name}`"
+                " ends it."
+            )
             return 130
         _say(f"stopping {name}")
         local.stop_search(service, name)
@@ -101,7 +107,10 @@ def _begin(service: Service, asked: SearchFile) -> None:
     elif record.status == "InProgress":
         _say(f"{name} is going on.")
     else:
-        _say(f"{name} has finished before: change the file (its seed, for instance) for another search.")
+        _say(
+            f"{name} has finished before: change the file (its seed, for instance) for another"
+            " search."
+        )
 
 
 def _request(service: Service, asked: SearchFile) -> dict[str, Any]:
@@ -132,7 +141,10 @@ def _warm_start_text(service: Service, name: str) -> str:
     if not record.inherited:
         return ""
     count = len(warm_start.known_trials(service, search, record.inherited))
-    return f", which learns from {count} of {len(record.inherited)} trials of {' and '.join(search.parents)} (with a result, and in range)"
+    return (
+        f", which learns from {count} of {len(record.inherited)} trials of"
+        f" {' and '.join(search.parents)} (with a result, and in range)"
+    )
 
 
 # -- while it goes on ------------------------------------------------------------------------------------
@@ -171,8 +183,13 @@ def _look(service: Service, name: str) -> tuple[TuningRecord, Search, list[Searc
 def _picture(record: TuningRecord, search: Search, trials: Sequence[SearchTrial]) -> Group:
     ended = sum(not trial.active for trial in trials)
     most = f" of {search.trials}"
-    head = f"{search.strategy} search {record.name}: {ended}{most} trials, {len(trials) - ended} running"
-    latest = sorted(trials, key=lambda trial: (trial.active, trial.ended or 0.0, trial.number))[-_SHOWN:]
+    head = (
+        f"{search.strategy} search {record.name}: {ended}{most} trials, {len(trials) - ended}"
+        " running"
+    )
+    latest = sorted(trials, key=lambda trial: (trial.active, trial.ended or 0.0, trial.number))[
+        -_SHOWN:
+    ]
     return Group(Text(head, style="bold"), Text(_best(search, trials)), _table(search, latest))
 
 
@@ -180,8 +197,14 @@ def _tell(search: Search, trials: Sequence[SearchTrial], told: set[str]) -> None
     for trial in trials:
         if not trial.active and trial.name not in told:
             told.add(trial.name)
-            value = f"{search.metric} {_number(trial.objective)}" if trial.has_succeeded else trial.status
-            more = f"; `syrtos logs {trial.name}` shows its output" if trial.status == "Failed" else ""
+            value = (
+                f"{search.metric} {_number(trial.objective)}"
+                if trial.has_succeeded
+                else trial.status
+            )
+            more = (
+                f"; `syrtos logs {trial.name}` shows its output" if trial.status == "Failed" else ""
+            )
             _say(f"trial {trial.number} of {search.trials}: {value}, {_values(trial)}{more}")
 
 
@@ -189,15 +212,30 @@ def _best(search: Search, trials: Sequence[SearchTrial]) -> str:
     from syrtos.jobs.tuning.trials import best
 
     found = best(search, trials)
-    return f"best so far: {search.metric} {_number(found.objective)}, {_values(found)}" if found else "no result yet"
+    return (
+        f"best so far: {search.metric} {_number(found.objective)}, {_values(found)}"
+        if found
+        else "no result yet"
+    )
 
 
 def _table(search: Search, trials: Sequence[SearchTrial]) -> Table:
     names = [parameter.name for parameter in search.space]
-    table = Table("trial", "status", search.metric, *names, "seconds", box=None, pad_edge=False, header_style="bold")
+    table = Table(
+        "trial",
+        "status",
+        search.metric,
+        *names,
+        "seconds",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+    )
     for trial in trials:
         values = [_plain(trial.tuned[name]) for name in names]
-        table.add_row(str(trial.number), _status(trial), _number(trial.objective), *values, _seconds(trial))
+        table.add_row(
+            str(trial.number), _status(trial), _number(trial.objective), *values, _seconds(trial)
+        )
     return table
 
 
@@ -236,19 +274,25 @@ def _show_results(service: Service, asked: SearchFile) -> None:
 
     _, search, trials = _look(service, asked.name)
     sign = -1 if search.maximize else 1
-    order = sorted(trials, key=lambda t: (not t.has_succeeded, sign * (t.objective or 0.0), t.number))
+    order = sorted(
+        trials, key=lambda t: (not t.has_succeeded, sign * (t.objective or 0.0), t.number)
+    )
     out = Console(highlight=False)
     if trials:
         out.print(_table(search, order))
     failed = [trial for trial in trials if trial.status == "Failed"]
     if failed:
-        _say(f"trial {failed[-1].number}: {failed[-1].failure} `syrtos logs {failed[-1].name}` shows its output.")
+        _say(
+            f"trial {failed[-1].number}: {failed[-1].failure} `syrtos logs {failed[-1].name}` shows"
+            " its output."
+        )
         if asked.alone:
             _say(asked.alone)
     if found := best(search, trials):
         path = _write_best(asked, found)
         out.print(
-            f"\nbest: trial {found.number}, {search.metric} {_number(found.objective)}: {_values(found)}",
+            f"\nbest: trial {found.number}, {search.metric} {_number(found.objective)}:"
+            f" {_values(found)}",
             soft_wrap=True,
         )
         out.print(f"train with them:  syrtos submit {path}", soft_wrap=True)
@@ -261,7 +305,8 @@ def _write_best(asked: SearchFile, found: SearchTrial) -> Path:
     path = Path("runs") / asked.name / "best.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
-        yaml.safe_dump(asked.with_values(found.tuned), sort_keys=False, allow_unicode=True), encoding="utf-8"
+        yaml.safe_dump(asked.with_values(found.tuned), sort_keys=False, allow_unicode=True),
+        encoding="utf-8",
     )
     return path
 

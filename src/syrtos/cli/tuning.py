@@ -29,12 +29,22 @@ FACTS, PAGE = "tune.json", "tune.html"
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
     """Returns a parser with the options that both commands have; `add_script` comes last."""
-    made = argparse.ArgumentParser(prog=f"syrtos tune {name}", allow_abbrev=False, description=description)
-    made.add_argument(
-        "-n", type=int, default=1, dest="workers", metavar="N", help="number of workers, on this machine (default: 1)"
+    made = argparse.ArgumentParser(
+        prog=f"syrtos tune {name}", allow_abbrev=False, description=description
     )
     made.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="folder for trials and results (default: runs/TIME-tune)"
+        "-n",
+        type=int,
+        default=1,
+        dest="workers",
+        metavar="N",
+        help="number of workers, on this machine (default: 1)",
+    )
+    made.add_argument(
+        "--run-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder for trials and results (default: runs/TIME-tune)",
     )
     made.add_argument("--json", action="store_true", help="print the result as JSON")
     made.add_argument("--oversubscribe", action="store_true", help="allow more workers than cores")
@@ -47,11 +57,18 @@ def add_script(made: argparse.ArgumentParser) -> None:
     group = made.add_argument_group("as for `syrtos run`")
     group.add_argument("--sync-batchnorm", action="store_true")
     group.add_argument("--exchange", choices=get_args(Exchange), default=defaults.exchange)
-    group.add_argument("--compile-update", choices=get_args(CompileUpdate), default=defaults.compile_update)
+    group.add_argument(
+        "--compile-update", choices=get_args(CompileUpdate), default=defaults.compile_update
+    )
     group.add_argument("--shard-update", action="store_true")
     group.add_argument("--compress", default=defaults.compress, metavar="CODEC")
     group.add_argument("--timeout", type=float, default=defaults.timeout, metavar="S")
-    made.add_argument("-m", action="store_true", dest="module", help="run a module instead of a file, as `python -m`")
+    made.add_argument(
+        "-m",
+        action="store_true",
+        dest="module",
+        help="run a module instead of a file, as `python -m`",
+    )
     made.add_argument("script", nargs=argparse.PARSER, help="the Python script and its arguments")
 
 
@@ -83,7 +100,8 @@ def run_dir_of(chosen: argparse.Namespace) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
-            f"The folder {folder} can't be written to: {error.strerror}. Name another with --run-dir."
+            f"The folder {folder} can't be written to: {error.strerror}. Name another with"
+            " --run-dir."
         ) from error
     return folder
 
@@ -94,7 +112,9 @@ def finish(chosen: argparse.Namespace, run_dir: Path, facts: Mapping[str, Any]) 
     (run_dir / FACTS).write_text(text + "\n")
     words = {"batch": "Batch sizes", "lr": "Learning rates"}[facts["kind"]]
     about = f"{' '.join(chosen.script)} · {chosen.workers} worker{'s' * (chosen.workers > 1)}"
-    (run_dir / PAGE).write_text(page(facts, f"{words} of {Path(chosen.script[0]).name}", about), encoding="utf-8")
+    (run_dir / PAGE).write_text(
+        page(facts, f"{words} of {Path(chosen.script[0]).name}", about), encoding="utf-8"
+    )
     if chosen.json:
         print(text)
 

@@ -40,15 +40,31 @@ def add_to(commands: Commands) -> None:
         "verify",
         allow_abbrev=False,
         help="compare a script on N workers with one process, on its first batches",
-        description="Run the first batches of a training script on N workers. Of each train and test function, some rows are computed whole, as one process "
-        "does, and split, as the workers do; gradients, losses, metrics and assigned variables are compared. The exit code is 1 where any differs by "
-        "more than 1e-4 (with 16 bits: 5e-2). The script runs to its end; models that Keras saves, logs and backups of its callbacks are not kept.",
+        description=(
+            "Run the first batches of a training script on N workers. Of each train and test"
+            " function, some rows are computed whole, as one process does, and split, as the"
+            " workers do; gradients, losses, metrics and assigned variables are compared. The exit"
+            " code is 1 where any differs by more than 1e-4 (with 16 bits: 5e-2). The script runs"
+            " to its end; models that Keras saves, logs and backups of its callbacks are not kept."
+        ),
     )
     parser.set_defaults(main=main)
-    parser.add_argument("-n", type=int, dest="workers", default=2, metavar="N", help="number of workers (default: 2)")
-    parser.add_argument("--json", action="store_true", help="print a JSON line for each function, with its rows")
     parser.add_argument(
-        "-m", action="store_true", dest="module", help="verify a module instead of a file, as `python -m`"
+        "-n",
+        type=int,
+        dest="workers",
+        default=2,
+        metavar="N",
+        help="number of workers (default: 2)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print a JSON line for each function, with its rows"
+    )
+    parser.add_argument(
+        "-m",
+        action="store_true",
+        dest="module",
+        help="verify a module instead of a file, as `python -m`",
     )
     parser.add_argument("script", nargs=argparse.PARSER, help="the Python script and its arguments")
 
@@ -61,7 +77,8 @@ def main(chosen: argparse.Namespace) -> int:
     """
     if chosen.workers < 2:
         raise ConfigurationError(
-            f"`syrtos verify` compares several workers with one process. Expected: `-n 2` or more. Received: -n {chosen.workers}."
+            "`syrtos verify` compares several workers with one process. Expected: `-n 2` or more."
+            f" Received: -n {chosen.workers}."
         )
     run_dir = Path(tempfile.mkdtemp(prefix="syrtos-verify-"))
     code = None
@@ -85,7 +102,10 @@ def main(chosen: argparse.Namespace) -> int:
             print(json.dumps(function))
     elif functions or not code:
         _print(functions, chosen.workers, is_whole=not code)
-    return code or int(not functions or any(_differs(row, f) for f in functions if not f["whole"] for row in f["rows"]))
+    return code or int(
+        not functions
+        or any(_differs(row, f) for f in functions if not f["whole"] for row in f["rows"])
+    )
 
 
 def _functions(run_dir: Path) -> Iterator[Mapping[str, Any]]:
@@ -103,7 +123,8 @@ def _print(functions: list[Mapping[str, Any]], workers: int, is_whole: bool) -> 
     console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
     if not functions:
         print(
-            "syrtos: there was nothing to compare: `fit`, `evaluate` and `predict` of Keras, and Estimators are looked at, and the script called none of them.",
+            "syrtos: there was nothing to compare: `fit`, `evaluate` and `predict` of Keras, and"
+            " Estimators are looked at, and the script called none of them.",
             file=sys.stderr,
         )
     titles: collections.Counter[str] = collections.Counter()
@@ -115,15 +136,28 @@ def _print(functions: list[Mapping[str, Any]], workers: int, is_whole: bool) -> 
         console.print(_table(title, function, workers))
         if function["whole"]:
             console.print(
-                f"Not split: {function['whole']}. {function['computes']} the whole batch: right, and no faster.",
+                f"Not split: {function['whole']}. {function['computes']} the whole batch: right,"
+                " and no faster.",
                 highlight=False,
             )
-    rows = [(row, function) for function in functions if not function["whole"] for row in function["rows"]]
+    rows = [
+        (row, function)
+        for function in functions
+        if not function["whole"]
+        for row in function["rows"]
+    ]
     different = sum(_differs(row, function) for row, function in rows)
     if rows:
         worst = max(row["difference"] for row, _ in rows)
-        equal = f"All {len(rows)} values are those of one process: the largest difference is {worst:.0e}."
-        text = f"{different} of {len(rows)} values differ from those of one process." if different else equal
+        equal = (
+            f"All {len(rows)} values are those of one process: the largest difference is"
+            f" {worst:.0e}."
+        )
+        text = (
+            f"{different} of {len(rows)} values differ from those of one process."
+            if different
+            else equal
+        )
         style = "bold red" if different else "bold green" if is_whole else ""
         console.print(text, style=style, highlight=False)
     if not is_whole:
@@ -147,5 +181,7 @@ def _table(title: str, function: Mapping[str, Any], workers: int) -> Table:
     for row in function["rows"]:
         mark = "[red]" if _differs(row, function) and not function["whole"] else ""
         values = (f"{row['whole']:.6g}", f"{row['split']:.6g}", f"{mark}{row['difference']:.0e}")
-        table.add_row(row["kind"], escape(row["name"]), *values, *([row["rule"]] if has_rules else []))
+        table.add_row(
+            row["kind"], escape(row["name"]), *values, *([row["rule"]] if has_rules else [])
+        )
     return table

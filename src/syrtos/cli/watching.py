@@ -14,8 +14,9 @@ from syrtos.report.json_files import document
 from syrtos.settings import KUBEFLOW_VARIABLES
 
 TRACKERS = (
-    "tensorboard[:FOLDER], mlflow[:URI], wandb[:PROJECT] (offline unless WANDB_MODE is set), jsonl[:FILE], otlp[:URL] (OpenTelemetry) or kubeflow (in a "
-    "TrainJob, where it is on by itself); defaults are in the run directory or the tracker's own"
+    "tensorboard[:FOLDER], mlflow[:URI], wandb[:PROJECT] (offline unless WANDB_MODE is set),"
+    " jsonl[:FILE], otlp[:URL] (OpenTelemetry) or kubeflow (in a TrainJob, where it is on by"
+    " itself); defaults are in the run directory or the tracker's own"
 )
 _MADE = ("tracked.json", "advice.json", "trace.json.gz", "report.html", "metrics.jsonl")
 # Seconds that trackers may take after a run to log the rest, and after which that is said.
@@ -41,12 +42,15 @@ def check(track: Sequence[str], metrics_port: int | None) -> None:
         trackers.check(track)
     if metrics_port is not None:
         if not 0 <= metrics_port < 1 << 16:
-            raise ConfigurationError(f"`--metrics-port` must be a port, or 0 for a free one. Received: {metrics_port}.")
+            raise ConfigurationError(
+                f"`--metrics-port` must be a port, or 0 for a free one. Received: {metrics_port}."
+            )
         try:
             import prometheus_client  # noqa: F401
         except ImportError as error:
             raise ConfigurationError(
-                "`--metrics-port` needs a package that is not installed: `pip install prometheus-client`."
+                "`--metrics-port` needs a package that is not installed: `pip install"
+                " prometheus-client`."
             ) from error
 
 
@@ -94,9 +98,20 @@ def _tracking(run_dir: Path, words: Sequence[str]) -> Iterator[None]:
     """Context manager: a process of its own logs the run; at the end it logs the rest."""
     log = run_dir / "logs" / "track.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-P", "-m", "syrtos", "track", str(run_dir), *words, "--until-closed"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "syrtos",
+        "track",
+        str(run_dir),
+        *words,
+        "--until-closed",
+    ]
     with log.open("wb") as file:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=file, stderr=file, start_new_session=True
+        )
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
 """The adaptive sum: gradients that point the same way are averaged, orthogonal ones added.
 
-Maleki et al. 2020, "Scaling Distributed Training with Adaptive Summation", arXiv:2006.02924, equation 3.
+Maleki et al. 2020, "Scaling Distributed Training with Adaptive Summation", arXiv:2006.02924,
+equation 3.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from syrtos.errors import ExchangeError
 
 Array = npt.NDArray[Any]
-# For each of some arrays and each worker: the first element of its part, and the one after its last.
+# For each of some arrays and each worker: the first element of its part, and the one after its
+# last.
 Bounds = Sequence[Sequence[tuple[int, int]]]
 
 
@@ -39,7 +40,8 @@ UFUNC: dict[ReduceOp, np.ufunc] = {
 def share_of(total: Any, rank: int, size: int) -> tuple[Any, Any]:
     """Returns the half-open range of ``total`` rows that ``rank`` has.
 
-    The ranges are contiguous, in rank order, with sizes within one. ``total`` is an int, or a tensor of one.
+    The ranges are contiguous, in rank order, with sizes within one. ``total`` is an int, or a
+    tensor of one.
     """
     return rank * total // size, (rank + 1) * total // size
 
@@ -60,10 +62,13 @@ def check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:
     """Refuses dtypes without arithmetic, and means of integers."""
     # The bfloat16 of ml_dtypes has the kind of records (V).
     if dtype.kind not in "iufV" or (dtype.kind == "V" and dtype.name != "bfloat16"):
-        raise ExchangeError(f"Arrays of dtype {dtype.name} can't be reduced: cast them to a number type first.")
+        raise ExchangeError(
+            f"Arrays of dtype {dtype.name} can't be reduced: cast them to a number type first."
+        )
     if op in (ReduceOp.MEAN, ReduceOp.ADASUM) and dtype.kind in "iu":
         raise ExchangeError(
-            f"The {op.value} of {dtype.name} arrays is no {dtype.name}: cast to a float first, or use ReduceOp.SUM."
+            f"The {op.value} of {dtype.name} arrays is no {dtype.name}: cast to a float first, or"
+            " use ReduceOp.SUM."
         )
 
 

@@ -29,11 +29,15 @@ class Background:
     def submit(self, exchange: Callable[[], _T]) -> Future[_T]:
         """Asks for an exchange.
 
-        After an exchange has failed, those that are asked for since fail with its error, until `settle` is called.
+        After an exchange has failed, those that are asked for since fail with its error, until
+        `settle` is called.
         """
         if self._thread is None:
-            # a daemon: a process that ends by an error does not wait for workers that may never come
-            self._thread = threading.Thread(target=self._make_all, name="syrtos-exchange", daemon=True)
+            # a daemon: a process that ends by an error does not wait for workers that may never
+            # come
+            self._thread = threading.Thread(
+                target=self._make_all, name="syrtos-exchange", daemon=True
+            )
             self._thread.start()
         future: Future[_T] = Future()
         self.ahead = True

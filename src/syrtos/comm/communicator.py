@@ -36,20 +36,23 @@ Reduce = Callable[[Sequence[Array], ReduceOp, Sequence[float]], list[Array]]
 _PIECE_OF_HALVES = 1 << 20
 # The calls that workers which have joined can take part in.
 _FOLLOWED = re.compile(
-    r"exchange |allreduce (sum|mean|adasum) |allgather \w+ \(|broadcast from (\d+) |barrier$|tensor "
+    r"exchange |allreduce (sum|mean|adasum) |allgather \w+ \(|broadcast from (\d+)"
+    r" |barrier$|tensor "
 )
 
 
 class Communicator(abc.ABC):
     """A group of workers that exchange arrays.
 
-    Every operation is called by all workers of the group, in the same order. Each begins with a check that all workers
-    make the same call: workers that call different operations, or the same one with arrays that don't fit, all get an
-    `OutOfStepError` that lists each rank's call, instead of waiting for each other. Results are bitwise equal on every
-    worker, and in every run with the same world.
+    Every operation is called by all workers of the group, in the same order. Each begins with a
+    check that all workers make the same call: workers that call different operations, or the same
+    one with arrays that don't fit, all get an `OutOfStepError` that lists each rank's call, instead
+    of waiting for each other. Results are bitwise equal on every worker, and in every run with the
+    same world.
 
-    Arrays are NumPy's, C-contiguous or made so. 16-bit floats (``bfloat16`` as ``ml_dtypes`` has it) travel as such,
-    and are summed in float32: the sum is rounded once, and between hosts each host's part once more.
+    Arrays are NumPy's, C-contiguous or made so. 16-bit floats (``bfloat16`` as ``ml_dtypes`` has
+    it) travel as such, and are summed in float32: the sum is rounded once, and between hosts each
+    host's part once more.
 
     Attributes:
         rank: this worker's number in the group.
@@ -57,7 +60,8 @@ class Communicator(abc.ABC):
         meetings: operations so far; equal on all workers between two operations.
         sums: number of sums of gradients so far, by `weighted_sum` or `weighted_part_sum`.
         summed: bytes of the arrays in these sums.
-        background: makes exchanges while this worker computes; any other operation begins when they are over.
+        background: makes exchanges while this worker computes; any other operation begins when they
+            are over.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -81,22 +85,29 @@ class Communicator(abc.ABC):
         if self.size == 1 or array.size == 0:
             return array.copy()
         if op is ReduceOp.ADASUM:
-            everyone = self._allgather(array.reshape(-1), [array.size] * self.size).reshape(self.size, -1)
+            everyone = self._allgather(array.reshape(-1), [array.size] * self.size).reshape(
+                self.size, -1
+            )
             wide = everyone.astype(np.float32) if is_half(array.dtype) else everyone
             return adasum.combine(list(wide)).reshape(array.shape).astype(array.dtype, copy=False)
-        result = self.reduce_parts([array.reshape(-1)], op, [1.0] * self.size)[0].reshape(array.shape)
+        result = self.reduce_parts([array.reshape(-1)], op, [1.0] * self.size)[0].reshape(
+            array.shape
+        )
         # Means of 16-bit floats come divided: see `_mean_shares`.
         mean = op is ReduceOp.MEAN and not is_half(array.dtype)
         return (result / self.size if mean else result).astype(array.dtype, copy=False)
 
-    def weighted_sum(self, parts: Sequence[Array], weight: float, lend: bool = False) -> tuple[list[Array], float]:
+    def weighted_sum(
+        self, parts: Sequence[Array], weight: float, lend: bool = False
+    ) -> tuple[list[Array], float]:
         """Sums ``weight / total weight`` times each part over all workers: the exchange of a step.
 
         Args:
             parts: flat arrays of one floating dtype; the same sizes on every worker.
-            weight: this worker's share of the step, e.g. its number of samples. A worker with weight 0
-                adds nothing, whatever its arrays hold (NaN included).
-            lend: the sums may be memory that other workers look at too: no array is to be written to.
+            weight: this worker's share of the step, e.g. its number of samples. A worker with
+                weight 0 adds nothing, whatever its arrays hold (NaN included).
+            lend: the sums may be memory that other workers look at too: no array is to be written
+                to.
 
         Returns:
             The sums, in the order of ``parts``, and the total weight (0: every sum is 0).
@@ -146,17 +157,21 @@ class Communicator(abc.ABC):
 
         Args:
             wholes: flat arrays of one dtype; the same sizes on every worker. They are written to.
-            bounds: for each array and worker, the first element of its part and the one after its last; the same on
-                every worker.
+            bounds: for each array and worker, the first element of its part and the one after its
+                last; the same on every worker.
 
         Raises:
             OutOfStepError: dtypes or sizes differ between workers.
         """
-        self.agree(f"gather parts {wholes[0].dtype} {','.join(str(whole.size) for whole in wholes)}")
+        self.agree(
+            f"gather parts {wholes[0].dtype} {','.join(str(whole.size) for whole in wholes)}"
+        )
         if self.size > 1:
             self._gather_parts(wholes, bounds)
 
-    def weighted_part_sum(self, wholes: Sequence[Array], bounds: Bounds, weight: float) -> list[Array]:
+    def weighted_part_sum(
+        self, wholes: Sequence[Array], bounds: Bounds, weight: float
+    ) -> list[Array]:
         """Sums as `weighted_sum` does, and gives each worker its own part of each array.
 
         Between hosts that takes half the bytes.
@@ -175,7 +190,9 @@ class Communicator(abc.ABC):
         total = float(sum(weights))
         return self._reduce_to_parts(wholes, bounds, [w / total if total else 0.0 for w in weights])
 
-    def alltoall(self, array: npt.ArrayLike, splits: Sequence[int] | None = None) -> tuple[Array, list[int]]:
+    def alltoall(
+        self, array: npt.ArrayLike, splits: Sequence[int] | None = None
+    ) -> tuple[Array, list[int]]:
         """Sends the ``i``-th group of rows to worker ``i``.
 
         Args:
@@ -252,8 +269,8 @@ class Communicator(abc.ABC):
     ) -> list[Array]:
         """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]``; all workers have agreed to it.
 
-        The results are new arrays, or with ``lend`` memory that is not to be written to. Means of 16-bit floats come
-        divided, those of others as sums.
+        The results are new arrays, or with ``lend`` memory that is not to be written to. Means of
+        16-bit floats come divided, those of others as sums.
         """
         if is_half(parts[0].dtype):
             return self._reduce_half(parts, op, shares)
@@ -262,29 +279,41 @@ class Communicator(abc.ABC):
     def sum_of_halves(self, array: Array, op: ReduceOp, shares: Sequence[float]) -> Array:
         """Reduces a flat array of 16-bit floats, in float32.
 
-        Each worker gets a part of all arrays, reduces it and gives it to all: a number is sent twice, as many bytes as
-        the best sum of numbers that are 16 bits long.
+        Each worker gets a part of all arrays, reduces it and gives it to all: a number is sent
+        twice, as many bytes as the best sum of numbers that are 16 bits long.
         """
-        # In pieces: MPICH takes three times as long for 50 MB at once over TCP (1,381 and 456 ms at 1 Gbit/s).
+        # In pieces: MPICH takes three times as long for 50 MB at once over TCP (1,381 and 456 ms at
+        # 1 Gbit/s).
         result, step = np.empty_like(array), _PIECE_OF_HALVES // array.itemsize
         for begin in range(0, array.size, step):
-            result[begin : begin + step] = self._sum_of_piece(array[begin : begin + step], op, shares)
+            result[begin : begin + step] = self._sum_of_piece(
+                array[begin : begin + step], op, shares
+            )
         return result
 
     def _sum_of_piece(self, array: Array, op: ReduceOp, shares: Sequence[float]) -> Array:
         bounds = [share_of(array.size, rank, self.size) for rank in range(self.size)]
         counts = [stop - start for start, stop in bounds]
-        received = self._alltoall(array, counts, [counts[self.rank]] * self.size).reshape(self.size, -1)
+        received = self._alltoall(array, counts, [counts[self.rank]] * self.size).reshape(
+            self.size, -1
+        )
         shares = self._mean_shares() if op is ReduceOp.MEAN else shares
         wide = [_widen(part, share) for part, share in zip(received, shares, strict=True)]
         return self._allgather(functools.reduce(UFUNC[op], wide).astype(array.dtype), counts)
 
-    def in_float32(self, reduce: Reduce, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
+    def in_float32(
+        self, reduce: Reduce, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]
+    ) -> list[Array]:
         """Reduces 16-bit floats by ``reduce``, which takes float32: for where bytes are cheap, inside a host."""
         shares = self._mean_shares() if op is ReduceOp.MEAN else shares
-        return [part.astype(parts[0].dtype) for part in reduce([part.astype(np.float32) for part in parts], op, shares)]
+        return [
+            part.astype(parts[0].dtype)
+            for part in reduce([part.astype(np.float32) for part in parts], op, shares)
+        ]
 
-    def pass_by(self, call: str, again: bool = False, until: Callable[[], bool] | None = None) -> bool:
+    def pass_by(
+        self, call: str, again: bool = False, until: Callable[[], bool] | None = None
+    ) -> bool:
         """Waits until every other worker has come to an operation, or passes by as well.
 
         No worker gets out of step by it.
@@ -295,8 +324,8 @@ class Communicator(abc.ABC):
             until: ends the wait earlier.
 
         Returns:
-            Whether a worker passes by with another ``call`` for the first time: it may do more before its next
-            operation.
+            Whether a worker passes by with another ``call`` for the first time: it may do more
+            before its next operation.
 
         Raises:
             StalledError: another worker did not come within the watchdog's time.
@@ -324,26 +353,35 @@ class Communicator(abc.ABC):
     ) -> tuple[list[int], list[float]]:
         """Gathers every worker's tag and value; ``call`` names the exchange in the error of a worker that did not come.
 
-        An engine that can leaves when ``until()`` is true, with empty lists; the others get this worker's tag and value
-        all the same.
+        An engine that can leaves when ``until()`` is true, with empty lists; the others get this
+        worker's tag and value all the same.
         """
 
     @abc.abstractmethod
-    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False) -> list[Array]:
+    def _reduce(
+        self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False
+    ) -> list[Array]:
         """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]`` (SUM only), as `reduce_parts` does.
 
         16-bit floats don't come here.
         """
 
-    def _reduce_half(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
+    def _reduce_half(
+        self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]
+    ) -> list[Array]:
         """Reduces flat parts of one dtype of 16-bit floats, as `_reduce` does others."""
         result = self.sum_of_halves(np.concatenate(parts), op, shares)
         return np.split(result, np.cumsum([part.size for part in parts])[:-1])
 
-    def _reduce_to_parts(self, wholes: Sequence[Array], bounds: Bounds, shares: Sequence[float]) -> list[Array]:
+    def _reduce_to_parts(
+        self, wholes: Sequence[Array], bounds: Bounds, shares: Sequence[float]
+    ) -> list[Array]:
         """Sums arrays, worker ``r``'s scaled by ``shares[r]``, and returns this worker's parts: `weighted_part_sum`."""
         sums = self.reduce_parts(wholes, ReduceOp.SUM, shares, lend=True)
-        return [total[slice(*ranges[self.rank])].copy() for total, ranges in zip(sums, bounds, strict=True)]
+        return [
+            total[slice(*ranges[self.rank])].copy()
+            for total, ranges in zip(sums, bounds, strict=True)
+        ]
 
     @abc.abstractmethod
     def _allgather(self, array: Array, rows: Sequence[int]) -> Array:
@@ -379,7 +417,9 @@ class Communicator(abc.ABC):
 
     def _check_root(self, root: int) -> int:
         if not 0 <= root < self.size:
-            raise ExchangeError(f"`root` must be a rank of this group, 0 to {self.size - 1}. Received: {root}.")
+            raise ExchangeError(
+                f"`root` must be a rank of this group, 0 to {self.size - 1}. Received: {root}."
+            )
         return root
 
     def _encode(self, value: Any) -> npt.NDArray[np.uint8]:
@@ -399,10 +439,15 @@ class Communicator(abc.ABC):
                 f"alltoall of {array.shape[0]} rows between {self.size} workers: give `splits`, "
                 "the number of rows for each worker."
             )
-        counts = [array.shape[0] // self.size] * self.size if splits is None else [int(n) for n in splits]
+        counts = (
+            [array.shape[0] // self.size] * self.size
+            if splits is None
+            else [int(n) for n in splits]
+        )
         if len(counts) != self.size or sum(counts) != array.shape[0] or min(counts) < 0:
             raise ExchangeError(
-                f"`splits` must be {self.size} counts that add up to {array.shape[0]} rows. Received: {counts}."
+                f"`splits` must be {self.size} counts that add up to {array.shape[0]} rows."
+                f" Received: {counts}."
             )
         return counts
 
@@ -420,8 +465,9 @@ class Communicator(abc.ABC):
         found = _FOLLOWED.match(heard)
         if not found or (found[2] and int(found[2]) in joined):
             raise ExchangeError(
-                f"Workers {joined} have joined (they have no more data), and the others call `{heard}`, which needs data of "
-                "every worker. After `join` on one worker the others may sum, average and gather tensors, and broadcast their own."
+                f"Workers {joined} have joined (they have no more data), and the others call"
+                f" `{heard}`, which needs data of every worker. After `join` on one worker the"
+                " others may sum, average and gather tensors, and broadcast their own."
             )
         return heard
 
@@ -432,10 +478,12 @@ class Communicator(abc.ABC):
         chunks = np.split(self._allgather(text, sizes), np.cumsum(sizes)[:-1])
         calls = [chunk.tobytes().decode(errors="replace").strip('"') for chunk in chunks]
         raise OutOfStepError(
-            "Workers are out of step: they called different operations, or the same one with different tensors.\n"
+            "Workers are out of step: they called different operations, or the same one with"
+            " different tensors.\n"
             + "\n".join(f"  rank {rank}: {name}" for rank, name in enumerate(calls))
-            + "\nAll workers must run the same operations in the same order with equal shapes and dtypes. Look for code "
-            "that runs on some ranks only (`if rank == 0: model.evaluate(...)`) or for data that differs by rank."
+            + "\nAll workers must run the same operations in the same order with equal shapes and"
+            " dtypes. Look for code that runs on some ranks only (`if rank == 0:"
+            " model.evaluate(...)`) or for data that differs by rank."
         )
 
 

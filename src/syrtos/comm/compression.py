@@ -1,14 +1,16 @@
 """`--compress`: gradients travel in fewer bytes, and what a worker has not sent is added to what it sends next.
 
-That is error feedback (Seide et al. 2014; Karimireddy et al. 2019, arXiv:1901.09847), without which the rarer methods
-do not converge. The codecs:
+That is error feedback (Seide et al. 2014; Karimireddy et al. 2019, arXiv:1901.09847), without which
+the rarer methods do not converge. The codecs:
 
 - ``bf16``, ``fp16``: numbers of 16 bits, half the bytes; they are summed in float32.
-- ``powersgd:R``: matrices of rank R in the place of each gradient of two or more dimensions (Vogels et al. 2019,
-arXiv:1905.13727, algorithm 2).
-- ``auto``: ``bf16`` where a link between hosts is slow enough for it to pay, which is measured; else none.
+- ``powersgd:R``: matrices of rank R in the place of each gradient of two or more dimensions (Vogels
+et al. 2019, arXiv:1905.13727, algorithm 2).
+- ``auto``: ``bf16`` where a link between hosts is slow enough for it to pay, which is measured;
+  else none.
 
-Only gradients of known variables are compressed, of float32: never metrics, statistics, or values of a script's own.
+Only gradients of known variables are compressed, of float32: never metrics, statistics, or values
+of a script's own.
 """
 
 from __future__ import annotations
@@ -70,9 +72,10 @@ def weighted_mean(
     Args:
         comm: the workers.
         arrays: arrays of one dtype; the same shapes on every worker.
-        weight: this worker's share of the step. A worker with weight 0 adds nothing, whatever its arrays hold.
-        variables: the variables that the gradients are of, as the framework holds them; without them nothing is
-            compressed.
+        weight: this worker's share of the step. A worker with weight 0 adds nothing, whatever its
+            arrays hold.
+        variables: the variables that the gradients are of, as the framework holds them; without
+            them nothing is compressed.
         lend: whether the averages may be memory that other workers look at too.
         kind: whether the arrays are gradients, or changes of the variables.
     """
@@ -105,7 +108,9 @@ def mean_in_buckets(
             mine = [group[k] for k in bucket]
             owners = [variables[i] for i in mine]
             for index, mean in zip(
-                mine, weighted_mean(comm, [arrays[i] for i in mine], weight, owners, kind="change"), strict=True
+                mine,
+                weighted_mean(comm, [arrays[i] for i in mine], weight, owners, kind="change"),
+                strict=True,
             ):
                 results[index] = mean
     return results
@@ -113,10 +118,12 @@ def mean_in_buckets(
 
 def update_is_decided(variables: Sequence[Any], is_made: bool) -> None:
     """Sets what is remembered of these variables back to before the last exchange, if its update is not made."""
-    # Where the update is left out, what was sent for it has had no effect, and what was kept of its gradients must have
-    # none.
+    # Where the update is left out, what was sent for it has had no effect, and what was kept of its
+    # gradients must have none.
     for variable in variables:
-        if (memory := _memories.get(("gradient", id(variable)))) is not None and memory.before is not None:
+        if (
+            memory := _memories.get(("gradient", id(variable)))
+        ) is not None and memory.before is not None:
             if not is_made:
                 memory.residual, memory.basis = memory.before
             memory.before = None
@@ -143,13 +150,20 @@ def memories(variables: Sequence[Any]) -> dict[str, Array]:
 def put_back(variables: Sequence[Any], stored: dict[str, Array]) -> None:
     """Puts back what `memories` returned; its arrays may have come back as bytes."""
     for kind, (index, variable) in itertools.product(get_args(Kind), enumerate(variables)):
-        residual, basis = stored.get(f"residual {kind} {index}"), stored.get(f"basis {kind} {index}")
+        residual, basis = (
+            stored.get(f"residual {kind} {index}"),
+            stored.get(f"basis {kind} {index}"),
+        )
         if residual is None:
             continue
         memory = _memory_of(kind, variable, np.zeros(tuple(variable.shape), np.float32))
         memory.residual = residual.view(np.float32).reshape(memory.residual.shape).copy()
         if basis is not None:
-            memory.basis = basis.view(np.float32).reshape(memory.residual.size // _rows(memory.residual), -1).copy()
+            memory.basis = (
+                basis.view(np.float32)
+                .reshape(memory.residual.size // _rows(memory.residual), -1)
+                .copy()
+            )
 
 
 def _memory_of(kind: Kind, variable: Any, array: Array) -> ErrorMemory:
@@ -169,7 +183,11 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def mean(
-        self, comm: Communicator, arrays: Sequence[Array], weight: float, memories: Sequence[ErrorMemory]
+        self,
+        comm: Communicator,
+        arrays: Sequence[Array],
+        weight: float,
+        memories: Sequence[ErrorMemory],
     ) -> list[Array]:
         """Returns the average over the workers by ``weight``, equal on all of them, in any shape of as many numbers."""
 
@@ -181,7 +199,11 @@ class Half(Codec):
         self._dtype = np.dtype(dtype)
 
     def mean(
-        self, comm: Communicator, arrays: Sequence[Array], weight: float, memories: Sequence[ErrorMemory]
+        self,
+        comm: Communicator,
+        arrays: Sequence[Array],
+        weight: float,
+        memories: Sequence[ErrorMemory],
     ) -> list[Array]:
         sent = []
         for array, memory in zip(arrays, memories, strict=True):
@@ -214,11 +236,17 @@ class PowerSGD(Codec):
         self._rank = rank
 
     def mean(
-        self, comm: Communicator, arrays: Sequence[Array], weight: float, memories: Sequence[ErrorMemory]
+        self,
+        comm: Communicator,
+        arrays: Sequence[Array],
+        weight: float,
+        memories: Sequence[ErrorMemory],
     ) -> list[Array]:
         low = [self._is_smaller(array) for array in arrays]
         wanted = [
-            (a + m.residual).reshape(_rows(a), -1) for a, m, is_low in zip(arrays, memories, low, strict=True) if is_low
+            (a + m.residual).reshape(_rows(a), -1)
+            for a, m, is_low in zip(arrays, memories, low, strict=True)
+            if is_low
         ]
         kept = [memory for memory, is_low in zip(memories, low, strict=True) if is_low]
         bases = [self._basis(memory, matrix) for memory, matrix in zip(kept, wanted, strict=True)]
@@ -228,7 +256,9 @@ class PowerSGD(Codec):
         left = [matrix @ basis for matrix, basis in zip(wanted, bases, strict=True)]
         means = _weighted_sums(comm, [*exact, *left], weight)
         exact, left = means[: len(exact)], [np.linalg.qr(part)[0] for part in means[len(exact) :]]
-        right = _weighted_sums(comm, [matrix.T @ part for matrix, part in zip(wanted, left, strict=True)], weight)
+        right = _weighted_sums(
+            comm, [matrix.T @ part for matrix, part in zip(wanted, left, strict=True)], weight
+        )
         found = iter(exact)
         approximations = iter([part @ basis.T for part, basis in zip(left, right, strict=True)])
         for memory, matrix, part, basis in zip(kept, wanted, left, right, strict=True):
@@ -247,7 +277,11 @@ class PowerSGD(Codec):
         """Returns the basis of the last exchange; at first random numbers, the same on all workers."""
         if memory.basis is None or memory.basis.shape != (matrix.shape[1], self._rank):
             # The same numbers on all workers, whose products with it are summed.
-            memory.basis = np.random.default_rng(0).normal(size=(matrix.shape[1], self._rank)).astype(np.float32)
+            memory.basis = (
+                np.random.default_rng(0)
+                .normal(size=(matrix.shape[1], self._rank))
+                .astype(np.float32)
+            )
         return memory.basis
 
 
@@ -265,7 +299,9 @@ def _rows(array: Array) -> int:
     return max(int(np.prod(array.shape[:-1])), 1)
 
 
-def _weighted_sums(comm: Communicator, arrays: Sequence[Array], weight: float, lend: bool = False) -> list[Array]:
+def _weighted_sums(
+    comm: Communicator, arrays: Sequence[Array], weight: float, lend: bool = False
+) -> list[Array]:
     if not arrays:
         return []
     sums, _ = comm.weighted_sum([array.reshape(-1) for array in arrays], weight, lend)
@@ -304,13 +340,20 @@ def _of_run() -> Codec | None:
     codec = codec_of(session.options.compress)
     if isinstance(codec, PowerSGD) and not session.same_processors:
         raise ConfigurationError(
-            "`--compress powersgd` multiplies matrices on each worker, and the hosts have processors of different kinds, whose last bits differ: the replicas "
-            "would diverge. Use bf16."
+            "`--compress powersgd` multiplies matrices on each worker, and the hosts have"
+            " processors of different kinds, whose last bits differ: the replicas would diverge."
+            " Use bf16."
         )
     if session.options.compress == "auto":
         codec = _measure_codec(session)
     session.ledger.say(
-        compress=session.options.compress if session.options.compress != "auto" else "bf16" if codec else "none"
+        compress=(
+            session.options.compress
+            if session.options.compress != "auto"
+            else "bf16"
+            if codec
+            else "none"
+        )
     )
     return codec
 
@@ -328,7 +371,10 @@ def _measure_codec(session: world.Session) -> Codec | None:
         reason = f"4 MB take {1e3 * plain:.1f} ms, and {1e3 * coded:.1f} ms as bf16"
         chosen = codec if coded < plain else None
     if session.world.rank == 0:
-        print(f"syrtos: gradients travel {'as bf16' if chosen else 'as they are'}: {reason}", file=sys.stderr)
+        print(
+            f"syrtos: gradients travel {'as bf16' if chosen else 'as they are'}: {reason}",
+            file=sys.stderr,
+        )
     return chosen
 
 

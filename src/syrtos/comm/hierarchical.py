@@ -1,7 +1,7 @@
 """Exchanges between workers of several hosts.
 
-They use shared memory inside each host, and between hosts one network lane for each local rank. The lanes run at once,
-so every worker's core and every link carries its part; there is no leader.
+They use shared memory inside each host, and between hosts one network lane for each local rank. The
+lanes run at once, so every worker's core and every link carries its part; there is no leader.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from syrtos.comm.watchdog import Watchdog
 class HierarchicalCommunicator(MPICommunicator):
     """A shared-memory group inside the host, composed with MPI between hosts.
 
-    Hosts may hold different numbers of workers: there are as many lanes as the smallest host has workers.
+    Hosts may hold different numbers of workers: there are as many lanes as the smallest host has
+    workers.
     """
 
     def __init__(self, comm: MPI.Comm, host: MPI.Comm, watchdog: Watchdog | None = None) -> None:
@@ -31,7 +32,8 @@ class HierarchicalCommunicator(MPICommunicator):
         carries = self.host.rank < self.lanes
         lane = comm.Split(self.host.rank if carries else MPI.UNDEFINED, comm.Get_rank())
         self.lane = MPICommunicator(lane, self.watchdog) if carries else None
-        # For each host its workers, by their ranks here; none where hosts hold different numbers of workers.
+        # For each host its workers, by their ranks here; none where hosts hold different numbers of
+        # workers.
         self._hosts: list[list[int]] = []
         if comm.allreduce(self.host.size, MPI.MAX) == self.lanes and self.lane:
             lanes = host.allgather(self.lane.comm.allgather(self.rank))
@@ -46,14 +48,20 @@ class HierarchicalCommunicator(MPICommunicator):
             self.lane.close()
         super().close()
 
-    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False) -> list[Array]:
+    def _reduce(
+        self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False
+    ) -> list[Array]:
         def carry(lane_slice: Array) -> Callable[[], None]:
             assert self.lane is not None
             return self.lane.start_sum(lane_slice, op)
 
-        return self.host.reduce_through_window(parts, op, shares[self.rank], self.lanes, carry, lend)
+        return self.host.reduce_through_window(
+            parts, op, shares[self.rank], self.lanes, carry, lend
+        )
 
-    def _reduce_half(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
+    def _reduce_half(
+        self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]
+    ) -> list[Array]:
         """Reduces in float32 inside the host, and rounds what travels between hosts."""
         # means are scaled on the way into the window
         lane_op = ReduceOp.SUM if op is ReduceOp.MEAN else op
@@ -69,19 +77,27 @@ class HierarchicalCommunicator(MPICommunicator):
 
         return self.in_float32(reduce, parts, op, shares)
 
-    def _reduce_to_parts(self, wholes: Sequence[Array], bounds: Bounds, shares: Sequence[float]) -> list[Array]:
+    def _reduce_to_parts(
+        self, wholes: Sequence[Array], bounds: Bounds, shares: Sequence[float]
+    ) -> list[Array]:
         """Sums all inside the host, and exchanges parts with the peers of the same local rank on the other hosts."""
         if not self._hosts or self.lane is None or is_half(wholes[0].dtype):
             return Communicator._reduce_to_parts(self, wholes, bounds, shares)
-        sums = self.host.reduce_through_window(wholes, ReduceOp.SUM, shares[self.rank], self.host.size, lend=True)
-        return self.lane.sum_parts(sums, self._bounds_of(bounds, [ranks[self.host.rank] for ranks in self._hosts]))
+        sums = self.host.reduce_through_window(
+            wholes, ReduceOp.SUM, shares[self.rank], self.host.size, lend=True
+        )
+        return self.lane.sum_parts(
+            sums, self._bounds_of(bounds, [ranks[self.host.rank] for ranks in self._hosts])
+        )
 
     def _gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
         """Gathers parts from peers of the same local rank on the other hosts, and then inside the host."""
         if not self._hosts or self.lane is None:
             super()._gather_parts(wholes, bounds)
             return
-        self.lane._gather_parts(wholes, self._bounds_of(bounds, [ranks[self.host.rank] for ranks in self._hosts]))
+        self.lane._gather_parts(
+            wholes, self._bounds_of(bounds, [ranks[self.host.rank] for ranks in self._hosts])
+        )
         for ranks in self._hosts:
             self.host._gather_parts(wholes, self._bounds_of(bounds, ranks))
 

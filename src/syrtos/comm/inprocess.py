@@ -56,7 +56,9 @@ class InProcessCommunicator(Communicator):
             # the second meeting keeps slots from being overwritten before all have read
             self._board.barrier.wait(self._board.timeout)
         except threading.BrokenBarrierError as error:
-            raise StalledError(f"rank {self.rank} waited in `{call}` for a worker that did not come.") from error
+            raise StalledError(
+                f"rank {self.rank} waited in `{call}` for a worker that did not come."
+            ) from error
         return values
 
     def _meet(
@@ -65,11 +67,16 @@ class InProcessCommunicator(Communicator):
         pairs = self._swap((tag, value), call)
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
-    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False) -> list[Array]:
+    def _reduce(
+        self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False
+    ) -> list[Array]:
         scaled = [np.empty_like(part) for part in parts]
         for part, target in zip(parts, scaled, strict=True):
             scaled_copy(part, shares[self.rank], target)
-        return [functools.reduce(UFUNC[op], same) for same in zip(*self._swap(scaled, "reduce"), strict=True)]
+        return [
+            functools.reduce(UFUNC[op], same)
+            for same in zip(*self._swap(scaled, "reduce"), strict=True)
+        ]
 
     def _allgather(self, array: Array, rows: Sequence[int]) -> Array:
         # A copy: the caller may write to its array while other threads still read this one.

@@ -1,7 +1,7 @@
 """`join`: a worker without more data takes part in the others' exchanges with zeros or no rows, until all have joined.
 
-The meaning is Horovod's ``join``: such a worker adds zeros to sums, and averages are still divided by the number of all
-workers.
+The meaning is Horovod's ``join``: such a worker adds zeros to sums, and averages are still divided
+by the number of all workers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from syrtos.comm.communicator import Communicator
 from syrtos.comm.objects import dtype_of
 from syrtos.comm.tags import JOINED, Tags
 
-_CALL = re.compile(r"(allreduce (?P<op>\w+)|allgather|broadcast from (?P<root>\d+)) (?P<dtype>\w+) \((?P<shape>.*)\)$")
+_CALL = re.compile(
+    r"(allreduce (?P<op>\w+)|allgather|broadcast from (?P<root>\d+)) (?P<dtype>\w+)"
+    r" \((?P<shape>.*)\)$"
+)
 
 
 def join(comm: Communicator) -> int:
@@ -44,7 +47,9 @@ def _follow(comm: Communicator, call: str, tags: Tags, values: list[float]) -> N
         zeros = [_zeros(dtype, (int(size),)) for size in sizes.split(",")]
         # As the others count a worker that has joined: see `Communicator.agree`.
         weights = [1.0 if rank in tags.joined_ranks else value for rank, value in enumerate(values)]
-        comm.reduce_parts(zeros, ReduceOp.SUM, [weight / sum(weights) for weight in weights], bool(lent))
+        comm.reduce_parts(
+            zeros, ReduceOp.SUM, [weight / sum(weights) for weight in weights], bool(lent)
+        )
         return
     found = _CALL.match(call)
     if found is None:  # a barrier

@@ -20,11 +20,12 @@ _OPS = {
 }
 
 
-# Over a 1 Gbit/s link one long call reached 87-95 % of what pieces in flight do: the wire idles while it adds.
+# Over a 1 Gbit/s link one long call reached 87-95 % of what pieces in flight do: the wire idles
+# while it adds.
 PIECE = 4 << 20
 IN_FLIGHT = 4
-# Bytes that go to each worker at once where each gets others: over 1 Gbit/s, 100 MB between two took 445 ms so, and
-# 1.7-2 s in pieces of 2 MB.
+# Bytes that go to each worker at once where each gets others: over 1 Gbit/s, 100 MB between two
+# took 445 ms so, and 1.7-2 s in pieces of 2 MB.
 _TO_EACH = 128 << 10
 
 
@@ -36,7 +37,8 @@ class MPICommunicator(Communicator):
         self.comm = comm
         self.watchdog = watchdog or Watchdog()
         self._unfinished: list[MPI.Request] = []
-        # A meeting that this worker has begun, and may have left early, and its buffers: MPI writes into them later.
+        # A meeting that this worker has begun, and may have left early, and its buffers: MPI writes
+        # into them later.
         self._left: tuple[MPI.Request, Array, Array] | None = None
 
     def split(self, color: int) -> MPICommunicator:
@@ -102,7 +104,9 @@ class MPICommunicator(Communicator):
         self._left = None
         return True
 
-    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False) -> list[Array]:
+    def _reduce(
+        self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False
+    ) -> list[Array]:
         results = []
         for part in parts:
             result = pool.empty_like(part)
@@ -119,7 +123,9 @@ class MPICommunicator(Communicator):
         result = np.empty((sum(rows), *array.shape[1:]), array.dtype)
         row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
         counts = [n * row_bytes for n in rows]
-        request = self.comm.Iallgatherv(as_bytes(array), [as_bytes(result), counts, _starts(counts), MPI.BYTE])
+        request = self.comm.Iallgatherv(
+            as_bytes(array), [as_bytes(result), counts, _starts(counts), MPI.BYTE]
+        )
         return self._finisher(request, result, f"allgather of {result.nbytes} bytes")
 
     def _finisher(self, request: MPI.Request, result: Array, call: str) -> Callable[[], Array]:
@@ -131,7 +137,9 @@ class MPICommunicator(Communicator):
 
         return finish
 
-    def _reduce_to_parts(self, wholes: Sequence[Array], bounds: Bounds, shares: Sequence[float]) -> list[Array]:
+    def _reduce_to_parts(
+        self, wholes: Sequence[Array], bounds: Bounds, shares: Sequence[float]
+    ) -> list[Array]:
         if is_half(wholes[0].dtype):
             return super()._reduce_to_parts(wholes, bounds, shares)
         scaled = []
@@ -149,23 +157,35 @@ class MPICommunicator(Communicator):
             pieces = [part[begin : begin + step] for part in sent]
             target = result[begin : begin + step]
             lengths = [len(piece) for piece in pieces]
-            finish = self._start_alltoall(np.concatenate(pieces), lengths, [len(target)] * self.size)
+            finish = self._start_alltoall(
+                np.concatenate(pieces), lengths, [len(target)] * self.size
+            )
 
             def land() -> None:
                 np.add.reduce(finish().reshape(self.size, -1), axis=0, out=target)
 
             return land
 
-        _in_flight([functools.partial(start, begin) for begin in range(0, max(map(len, sent)), step)])
+        _in_flight(
+            [functools.partial(start, begin) for begin in range(0, max(map(len, sent)), step)]
+        )
         return np.split(
-            result, np.cumsum([stop - start for start, stop in (ranges[self.rank] for ranges in bounds)])[:-1]
+            result,
+            np.cumsum([stop - start for start, stop in (ranges[self.rank] for ranges in bounds)])[
+                :-1
+            ],
         )
 
     def _gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
         """Gathers the parts in pieces, of which `IN_FLIGHT` are under way at once."""
         mine = _part(wholes, bounds, self.rank)
-        counts = [sum(stop - start for start, stop in ranges) for ranges in zip(*bounds, strict=True)]
-        parts = [mine if rank == self.rank else np.empty(count, mine.dtype) for rank, count in enumerate(counts)]
+        counts = [
+            sum(stop - start for start, stop in ranges) for ranges in zip(*bounds, strict=True)
+        ]
+        parts = [
+            mine if rank == self.rank else np.empty(count, mine.dtype)
+            for rank, count in enumerate(counts)
+        ]
         step = max(PIECE // mine.itemsize // self.size, 1)
 
         def start(begin: int) -> Callable[[], None]:
@@ -173,7 +193,9 @@ class MPICommunicator(Communicator):
             finish = self._start_allgather(mine[begin : begin + step], lengths)
 
             def land() -> None:
-                for part, piece in zip(parts, np.split(finish(), np.cumsum(lengths)[:-1]), strict=True):
+                for part, piece in zip(
+                    parts, np.split(finish(), np.cumsum(lengths)[:-1]), strict=True
+                ):
                     part[begin : begin + step] = piece
 
             return land
@@ -193,20 +215,25 @@ class MPICommunicator(Communicator):
     def _alltoall(self, array: Array, sent: Sequence[int], received: Sequence[int]) -> Array:
         return self._start_alltoall(array, sent, received)()
 
-    def _start_alltoall(self, array: Array, sent: Sequence[int], received: Sequence[int]) -> Callable[[], Array]:
+    def _start_alltoall(
+        self, array: Array, sent: Sequence[int], received: Sequence[int]
+    ) -> Callable[[], Array]:
         """Begins to exchange groups of rows; the returned function waits for the result."""
         result = np.empty((sum(received), *array.shape[1:]), array.dtype)
         row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
         out, into = [n * row_bytes for n in sent], [n * row_bytes for n in received]
         request = self.comm.Ialltoallv(
-            [as_bytes(array), out, _starts(out), MPI.BYTE], [as_bytes(result), into, _starts(into), MPI.BYTE]
+            [as_bytes(array), out, _starts(out), MPI.BYTE],
+            [as_bytes(result), into, _starts(into), MPI.BYTE],
         )
         return self._finisher(request, result, f"alltoall of {result.nbytes} bytes")
 
 
 def _part(wholes: Sequence[Array], bounds: Bounds, rank: int) -> Array:
     """Returns a worker's parts of all arrays, one after the other."""
-    return np.concatenate([whole[slice(*ranges[rank])] for whole, ranges in zip(wholes, bounds, strict=True)])
+    return np.concatenate(
+        [whole[slice(*ranges[rank])] for whole, ranges in zip(wholes, bounds, strict=True)]
+    )
 
 
 def _in_flight(starts: Sequence[Callable[[], Callable[[], None]]]) -> None:

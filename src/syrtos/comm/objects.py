@@ -1,7 +1,7 @@
 """Python values as bytes and back, without pickle: nothing that arrives can run code.
 
-Values are of JSON's types, or tuples, sets, bytes, dicts with any such key, and NumPy arrays and numbers: those travel
-as tagged JSON objects.
+Values are of JSON's types, or tuples, sets, bytes, dicts with any such key, and NumPy arrays and
+numbers: those travel as tagged JSON objects.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def to_bytes(value: Any) -> npt.NDArray[np.uint8]:
         return np.frombuffer(bytearray(json.dumps(_add_tags(value)).encode()), np.uint8)
     except (TypeError, ValueError) as error:
         raise ExchangeError(
-            f"Objects travel as plain data (str, int, float, bool, None, bytes, list, tuple, set, dict, NumPy arrays), never pickled: "
-            f"{error}. Send what the object is made from."
+            "Objects travel as plain data (str, int, float, bool, None, bytes, list, tuple, set,"
+            f" dict, NumPy arrays), never pickled: {error}. Send what the object is made from."
         ) from error
 
 
@@ -80,7 +80,11 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], Callable[[Any], Any], Callable[
     "set": (set, lambda value: [_add_tags(item) for item in value], set),
     "frozenset": (frozenset, lambda value: [_add_tags(item) for item in value], frozenset),
     "bytes": (bytes, lambda value: base64.b64encode(value).decode(), base64.b64decode),
-    "dict": (dict, lambda value: [[_add_tags(key), _add_tags(item)] for key, item in value.items()], dict),
+    "dict": (
+        dict,
+        lambda value: [[_add_tags(key), _add_tags(item)] for key, item in value.items()],
+        dict,
+    ),
     "number": (np.generic, _array, lambda parts: _from_array(parts)[()]),
     "array": (np.ndarray, _array, _from_array),
 }

@@ -1,7 +1,8 @@
 """Arrays for results, in memory that is used again.
 
-A new array of many megabytes costs a page fault for each of its pages, and TensorFlow takes a NumPy array as it is only
-where its memory is aligned; otherwise it copies. Both cost as much as the exchange itself.
+A new array of many megabytes costs a page fault for each of its pages, and TensorFlow takes a NumPy
+array as it is only where its memory is aligned; otherwise it copies. Both cost as much as the
+exchange itself.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from syrtos.comm.arrays import Array
 _LARGE = 1 << 16
 # The alignment of memory that TensorFlow uses in place (EIGEN_MAX_ALIGN_BYTES).
 _ALIGN = 64
-# Sizes of memory for each power of two, so that arrays of nearly the same size use the same memory in turn.
+# Sizes of memory for each power of two, so that arrays of nearly the same size use the same memory
+# in turn.
 _STEPS = 8
 # Memory is used for arrays down to half its size.
 _FITTING = _STEPS + 1
-# Seconds. The pool holds at most this multiple of what was in use at once in this period and the one before.
+# Seconds. The pool holds at most this multiple of what was in use at once in this period and the
+# one before.
 _PERIOD = 30.0
 _SPARE = 2
 
@@ -34,8 +37,8 @@ _Memory = memoryview
 class Pool:
     """Memory for arrays, given back when the last view of an array is gone.
 
-    An array's memory belongs to one NumPy array made for it, on which all its views depend (NumPy shortens chains of
-    views to the array whose base is no array).
+    An array's memory belongs to one NumPy array made for it, on which all its views depend (NumPy
+    shortens chains of views to the array whose base is no array).
     """
 
     def __init__(self) -> None:
@@ -66,7 +69,8 @@ class Pool:
 
     def _give_back(self, lease: _Lease) -> None:
         """Takes back the memory of an array that has ended."""
-        # Called in any thread, also inside of a garbage collection that this class has caused. So it takes no lock.
+        # Called in any thread, also inside of a garbage collection that this class has caused. So
+        # it takes no lock.
         self._returned.append(lease.memory)
         del self._leases[id(lease)]
 
@@ -95,7 +99,9 @@ class Pool:
         while self._returned:
             memory = self._returned.popleft()
             self._serial += 1
-            self._free.setdefault(_size_number(memory.nbytes), collections.deque()).append((self._serial, memory))
+            self._free.setdefault(_size_number(memory.nbytes), collections.deque()).append(
+                (self._serial, memory)
+            )
             self._kept += memory.nbytes
             self._used -= memory.nbytes
 
@@ -106,7 +112,9 @@ class Pool:
             self._period_began, self._most_before, self._most = now, self._most, self._used
         limit = _SPARE * max(self._most, self._most_before)
         while self._kept and self.nbytes > limit:
-            oldest = min((kept for kept in self._free.values() if kept), key=lambda kept: kept[0][0])
+            oldest = min(
+                (kept for kept in self._free.values() if kept), key=lambda kept: kept[0][0]
+            )
             self._kept -= oldest.popleft()[1].nbytes
 
 

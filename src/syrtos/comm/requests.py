@@ -1,7 +1,7 @@
 """Questions of workers to servers over MPI: a worker waits for its answer, and a server may answer later.
 
-Messages are point-to-point, never collective: the death of a worker delays no answer to another. A message is plain
-data as JSON, followed by arrays as raw bytes.
+Messages are point-to-point, never collective: the death of a worker delays no answer to another. A
+message is plain data as JSON, followed by arrays as raw bytes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class Asking:
                 _send(self._comm, server, _QUESTION, {**fields, "id": self._asked}, arrays)
                 for server, (fields, arrays) in questions.items()
             ]
-            answers = {server: self._answer(server, str(questions[server][0]["ask"])) for server in questions}
+            answers = {
+                server: self._answer(server, str(questions[server][0]["ask"]))
+                for server in questions
+            }
             # MPI reads from the arrays until they have arrived: they must live until here.
             del sent
         for fields, _ in answers.values():
@@ -129,7 +132,9 @@ def serve(
         complete = [one for one in incoming if one.complete()]
         incoming = [one for one in incoming if one not in complete]
         for one in complete:
-            question = Question(one.source, one.fields, one.arrays, _replier(comm, one, left, outgoing))
+            question = Question(
+                one.source, one.fields, one.arrays, _replier(comm, one, left, outgoing)
+            )
             if one.fields["ask"] == "leave":
                 question.answer()
                 left.add(one.source)
@@ -143,7 +148,9 @@ def serve(
             left |= dead
             for worker in dead:
                 lose(worker)
-            buried += [one for one in incoming if one.source in left] + [one for one in outgoing if one.target in dead]
+            buried += [one for one in incoming if one.source in left] + [
+                one for one in outgoing if one.target in dead
+            ]
             incoming = [one for one in incoming if one.source not in left]
             outgoing[:] = [one for one in outgoing if one.target not in dead]
         outgoing[:] = [one for one in outgoing if not one.complete()]
@@ -159,7 +166,9 @@ def refusing(*questions: Question) -> Iterator[None]:
     except Exception as error:
         # a worker that is not answered would wait until the watchdog ends it
         for question in questions:
-            question.answer(error=f"A parameter server could not answer `{question.fields['ask']}`: {error}")
+            question.answer(
+                error=f"A parameter server could not answer `{question.fields['ask']}`: {error}"
+            )
 
 
 def _replier(
@@ -168,7 +177,11 @@ def _replier(
     def reply(fields: Fields, arrays: Sequence[Array]) -> None:
         # it would never be received, and the server would wait for that
         if asked.source not in left:
-            outgoing.append(_send(comm, asked.source, _ANSWER, {**fields, "id": asked.fields["id"]}, list(arrays)))
+            outgoing.append(
+                _send(
+                    comm, asked.source, _ANSWER, {**fields, "id": asked.fields["id"]}, list(arrays)
+                )
+            )
 
     return reply
 
@@ -188,7 +201,9 @@ class _Outgoing:
 class _Incoming:
     """A message whose head is here and whose arrays are coming."""
 
-    def __init__(self, source: int, fields: Fields, arrays: list[Array], requests: list[MPI.Request]) -> None:
+    def __init__(
+        self, source: int, fields: Fields, arrays: list[Array], requests: list[MPI.Request]
+    ) -> None:
         self.source = source
         self.fields = fields
         self.arrays = arrays
@@ -200,7 +215,9 @@ class _Incoming:
 
 def _send(comm: MPI.Comm, target: int, tag: int, fields: Fields, arrays: list[Array]) -> _Outgoing:
     arrays = [contiguous(array) for array in arrays]
-    head = to_bytes({"fields": fields, "arrays": [[array.dtype.name, list(array.shape)] for array in arrays]})
+    head = to_bytes(
+        {"fields": fields, "arrays": [[array.dtype.name, list(array.shape)] for array in arrays]}
+    )
     requests = [comm.Isend(head, target, tag)]
     requests += [comm.Isend(as_bytes(array), target, tag + 1) for array in arrays]
     return _Outgoing(target, [head, *arrays], requests)

@@ -36,9 +36,11 @@ def create(comm: MPI.Comm, nbytes: int) -> memoryview:
                 assert mapped is not None
                 return memoryview(mapped)
     raise SharedMemoryError(
-        f"The exchange needs {nbytes / 1e6:.0f} MB of memory that the {comm.Get_size()} workers of this host share, and it could not be made: "
-        "they may not open each other's files in /proc, and /dev/shm is not shared by them or too small. Give it more (`mount -o remount,size=8G "
-        "/dev/shm`; docker: `--shm-size=8g`; Kubernetes: an emptyDir with medium Memory), or exchange in smaller groups with `--bucket-mb`."
+        f"The exchange needs {nbytes / 1e6:.0f} MB of memory that the {comm.Get_size()} workers of"
+        " this host share, and it could not be made: they may not open each other's files in"
+        " /proc, and /dev/shm is not shared by them or too small. Give it more (`mount -o"
+        " remount,size=8G /dev/shm`; docker: `--shm-size=8g`; Kubernetes: an emptyDir with medium"
+        " Memory), or exchange in smaller groups with `--bucket-mb`."
     )
 
 
@@ -54,7 +56,9 @@ def _map_memory(descriptor: int, nbytes: int) -> mmap.mmap | None:
 @contextlib.contextmanager
 def _create_unnamed(comm: MPI.Comm, nbytes: int) -> Iterator[int]:
     descriptor = (
-        _make_file(lambda: os.memfd_create("syrtos-exchange"), nbytes, reserve=False) if comm.Get_rank() == 0 else -1
+        _make_file(lambda: os.memfd_create("syrtos-exchange"), nbytes, reserve=False)
+        if comm.Get_rank() == 0
+        else -1
     )
     process, number, identity = comm.bcast((os.getpid(), descriptor, _identity(descriptor)))
     if comm.Get_rank() and number >= 0:
@@ -70,7 +74,11 @@ def _create_unnamed(comm: MPI.Comm, nbytes: int) -> Iterator[int]:
 def _create_named(comm: MPI.Comm, nbytes: int) -> Iterator[int]:
     path = comm.bcast(f"{_FOLDER}/syrtos-{secrets.token_hex(8)}")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    descriptor = _make_file(lambda: os.open(path, flags, 0o600), nbytes, reserve=True) if comm.Get_rank() == 0 else -1
+    descriptor = (
+        _make_file(lambda: os.open(path, flags, 0o600), nbytes, reserve=True)
+        if comm.Get_rank() == 0
+        else -1
+    )
     # The file must be there before the others open it.
     comm.Barrier()
     if comm.Get_rank():

@@ -1,7 +1,7 @@
 """The parameter servers of a run, as its workers see them.
 
-A run with ``--ps N`` has N processes after its workers that hold the parameters and apply the optimizers. The first of
-them also keeps the rounds (see `syrtos.comm.work_queue`).
+A run with ``--ps N`` has N processes after its workers that hold the parameters and apply the
+optimizers. The first of them also keeps the rounds (see `syrtos.comm.work_queue`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Servers:
 
     Attributes:
         count: the number of servers.
-        staleness: how many updates a worker may be ahead of the slowest; None: as many as it likes; 0: all make each
-            update together.
+        staleness: how many updates a worker may be ahead of the slowest; None: as many as it likes;
+            0: all make each update together.
     """
 
     def __init__(self, asking: Asking, workers: int, count: int, staleness: int | None) -> None:
@@ -90,14 +90,18 @@ class Servers:
         """Waits until every worker that lives has ended the round.
 
         Returns:
-            For each name the sum over the workers that gave an array of it, and the number of these workers.
+            For each name the sum over the workers that gave an array of it, and the number of these
+            workers.
         """
         # So that no other worker waits for this one's updates while this one waits for the end.
         self._idle()
         answer, sums = self._ask_first("finish", list(added.values()), names=list(added))
         self._round += 1
         self._clocks = dict.fromkeys(self._clocks, 0)
-        return {name: (total, answer["counts"][name]) for name, total in zip(answer["names"], sums, strict=True)}
+        return {
+            name: (total, answer["counts"][name])
+            for name, total in zip(answer["names"], sums, strict=True)
+        }
 
     def share(self, arrays: Sequence[Array]) -> list[Array]:
         """Returns worker 0's arrays, on every worker."""

@@ -1,7 +1,7 @@
 """Exchanges between workers of one host, in memory that they share: each worker reduces a slice of its own.
 
-An exchange copies each worker's gradients in once, but for the slice that it reduces itself, which it adds from where
-they are; there is no leader, and no worker is idle.
+An exchange copies each worker's gradients in once, but for the slice that it reduces itself, which
+it adds from where they are; there is no leader, and no worker is idle.
 """
 
 from __future__ import annotations
@@ -45,25 +45,36 @@ class SharedMemoryCommunicator(MPICommunicator):
         self._windows, self._stages, self._scratch = None, [], np.empty(0, np.uint8)
         super().close()
 
-    def _reduce(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False) -> list[Array]:
+    def _reduce(
+        self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False
+    ) -> list[Array]:
         if sum(part.nbytes for part in parts) <= _SHORT:
             return super()._reduce(parts, op, shares)
         return self.reduce_through_window(parts, op, shares[self.rank], self.size, lend=lend)
 
-    def _reduce_half(self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]) -> list[Array]:
+    def _reduce_half(
+        self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]
+    ) -> list[Array]:
         return self.in_float32(self._reduce, parts, op, shares)
 
-    def _reduce_to_parts(self, wholes: Sequence[Array], bounds: Bounds, shares: Sequence[float]) -> list[Array]:
+    def _reduce_to_parts(
+        self, wholes: Sequence[Array], bounds: Bounds, shares: Sequence[float]
+    ) -> list[Array]:
         return Communicator._reduce_to_parts(self, wholes, bounds, shares)
 
     def _gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
         """Gathers the parts in pieces, which stay in the caches."""
         longest = max(stop - start for ranges in bounds for start, stop in ranges)
-        board = self._scratch_memory(2 * self.size * _PIECE, wholes[0].dtype).reshape(2, self.size, _PIECE)
+        board = self._scratch_memory(2 * self.size * _PIECE, wholes[0].dtype).reshape(
+            2, self.size, _PIECE
+        )
         turn = 0
         for whole, ranges in zip(wholes, bounds, strict=True):
             for begin in range(0, longest, _PIECE):
-                pieces = [(min(start + begin, stop), min(start + begin + _PIECE, stop)) for start, stop in ranges]
+                pieces = [
+                    (min(start + begin, stop), min(start + begin + _PIECE, stop))
+                    for start, stop in ranges
+                ]
                 if all(start == stop for start, stop in pieces):
                     break
                 start, stop = pieces[self.rank]
@@ -90,10 +101,12 @@ class SharedMemoryCommunicator(MPICommunicator):
             parts: this worker's values.
             op: the reduction.
             share: factor for this worker's values.
-            lanes: the number of slices into which the elements are cut; worker ``i < lanes`` reduces slice ``i``.
-            carry: begins to carry a reduced slice on between hosts, and returns a function that waits for the end of
-                that.
-            lend: whether the results may be memory that all workers of the host look at; they can't be written to.
+            lanes: the number of slices into which the elements are cut; worker ``i < lanes``
+                reduces slice ``i``.
+            carry: begins to carry a reduced slice on between hosts, and returns a function that
+                waits for the end of that.
+            lend: whether the results may be memory that all workers of the host look at; they can't
+                be written to.
         """
         layout = _Layout(parts)
         # The gaps between two parts are added too, and may hold anything.
@@ -101,13 +114,22 @@ class SharedMemoryCommunicator(MPICommunicator):
             return self._reduce_in(layout, op, share, lanes, carry, lend)
 
     def _reduce_in(
-        self, layout: _Layout, op: ReduceOp, share: float, lanes: int, carry: Carry | None, lend: bool
+        self,
+        layout: _Layout,
+        op: ReduceOp,
+        share: float,
+        lanes: int,
+        carry: Carry | None,
+        lend: bool,
     ) -> list[Array]:
         total, is_lent = self._result_memory(layout, lend)
         results = [] if is_lent else [pool.empty_like(part) for part in layout.parts]
         flying: list[tuple[int, int, Callable[[], None]]] = []
         for begin, end in _chunks(layout, lanes, carry):
-            slices = [tuple(begin + at for at in share_of(end - begin, lane, lanes)) for lane in range(lanes)]
+            slices = [
+                tuple(begin + at for at in share_of(end - begin, lane, lanes))
+                for lane in range(lanes)
+            ]
             self._contribute(layout, total, slices, share)
             self._pause()
             flying.append((begin, end, self._reduce_lane(layout, total, slices, op, share, carry)))
@@ -123,7 +145,8 @@ class SharedMemoryCommunicator(MPICommunicator):
         # Of two workers each writes its one summand into the result itself.
         if self.size > 2 and (not self._stages or len(self._stages[0]) < nbytes):
             self._stages = [
-                np.frombuffer(segments.create(self.comm, _round_up(nbytes)), np.uint8) for _ in range(self.size)
+                np.frombuffer(segments.create(self.comm, _round_up(nbytes)), np.uint8)
+                for _ in range(self.size)
             ]
         if lend and nbytes >= _LENT:
             self._windows = self._windows or Windows(self.comm, self._pause)
@@ -139,7 +162,9 @@ class SharedMemoryCommunicator(MPICommunicator):
             self._scratch = np.frombuffer(segments.create(self.comm, _round_up(nbytes)), np.uint8)
         return self._scratch[:nbytes].view(dtype)
 
-    def _contribute(self, layout: _Layout, total: Array, slices: Sequence[tuple[int, ...]], share: float) -> None:
+    def _contribute(
+        self, layout: _Layout, total: Array, slices: Sequence[tuple[int, ...]], share: float
+    ) -> None:
         """Copies this worker's part of the slices that other workers reduce.
 
         For each slice one worker copies into the result, and the others beside it.
@@ -152,7 +177,9 @@ class SharedMemoryCommunicator(MPICommunicator):
                 if self.rank == self._first_summand(lane)
                 else self._stages[self.rank][: total.nbytes].view(total.dtype)
             )
-            layout.copy(layout.parts, target, start, stop, lambda part, view: scaled_copy(part, share, view))
+            layout.copy(
+                layout.parts, target, start, stop, lambda part, view: scaled_copy(part, share, view)
+            )
 
     def _reduce_lane(
         self,
@@ -178,7 +205,9 @@ class SharedMemoryCommunicator(MPICommunicator):
             end = min(begin + _PIECE, stop)
             for rank in range(self.size):
                 if rank == self.rank:
-                    layout.copy(layout.parts, total, begin, end, lambda part, view: own(part, share, view))
+                    layout.copy(
+                        layout.parts, total, begin, end, lambda part, view: own(part, share, view)
+                    )
                 elif rank != first:
                     UFUNC[op](total[begin:end], stages[rank][begin:end], out=total[begin:end])
         return carry(total[start:stop]) if carry else lambda: None
@@ -190,7 +219,11 @@ class SharedMemoryCommunicator(MPICommunicator):
         return 1 - lane if self.size == 2 else 0
 
     def _land(
-        self, chunk: tuple[int, int, Callable[[], None]], layout: _Layout, total: Array, results: Sequence[Array]
+        self,
+        chunk: tuple[int, int, Callable[[], None]],
+        layout: _Layout,
+        total: Array,
+        results: Sequence[Array],
     ) -> None:
         begin, end, finish = chunk
         finish()
@@ -236,12 +269,20 @@ class _Layout:
     def lend_parts(self, total: Array) -> list[Array]:
         """Returns the parts of a result that is lent, which nobody may write to."""
         total.flags.writeable = False
-        found = [total[offset : offset + part.size] for part, offset in zip(self.parts, self.offsets, strict=True)]
+        found = [
+            total[offset : offset + part.size]
+            for part, offset in zip(self.parts, self.offsets, strict=True)
+        ]
         # a small one that is kept would keep all
         return [part if part.nbytes >= _LENT else part.copy() for part in found]
 
     def copy(
-        self, parts: Sequence[Array], view: Array, begin: int, end: int, action: Callable[[Array, Array], None]
+        self,
+        parts: Sequence[Array],
+        view: Array,
+        begin: int,
+        end: int,
+        action: Callable[[Array, Array], None],
     ) -> None:
         """Calls ``action(piece of a part, its place in the segment)`` for what lies in ``[begin, end)``."""
         for part, offset in zip(parts, self.offsets, strict=True):

@@ -9,20 +9,27 @@ from syrtos.comm.communicator import Communicator
 
 
 def weighted_rows(
-    comm: Communicator, values: Array, indices: Array, table_rows: int, weight: float, may_merge: bool = True
+    comm: Communicator,
+    values: Array,
+    indices: Array,
+    table_rows: int,
+    weight: float,
+    may_merge: bool = True,
 ) -> tuple[Array, Array]:
     """Returns the weighted sum (see `Communicator.weighted_sum`) of gradients that touch some rows of a table.
 
-    Sent as rows, the result lists every worker's rows in rank order: for contiguous shares of a global batch that is
-    the very list one process would have got. Rows may repeat; their values add up.
+    Sent as rows, the result lists every worker's rows in rank order: for contiguous shares of a
+    global batch that is the very list one process would have got. Rows may repeat; their values add
+    up.
 
     Args:
         values: (rows, ...) floats.
         indices: (rows,) integers, the row of the table that each value belongs to.
         table_rows: rows of the whole table.
         weight: this worker's share of the step.
-        may_merge: whether values of the same row may be added up on the way. Sent as the table they are; an optimizer
-            that squares or clips single values would then not compute the same as in one process.
+        may_merge: whether values of the same row may be added up on the way. Sent as the table they
+            are; an optimizer that squares or clips single values would then not compute the same as
+            in one process.
 
     Returns:
         Values and indices of the sum.
@@ -31,7 +38,9 @@ def weighted_rows(
     counts = comm.agree("rows of the sparse exchange", values.shape[0])
     total = sum(weights)
     share = weight / total if total else 0.0
-    if not may_merge or moves_fewer_as_rows(int(sum(counts)), table_rows, _row_bytes(values), indices.itemsize):
+    if not may_merge or moves_fewer_as_rows(
+        int(sum(counts)), table_rows, _row_bytes(values), indices.itemsize
+    ):
         scaled = np.empty_like(values)
         scaled_copy(values, share, scaled)
         return comm.allgather(scaled), comm.allgather(indices)

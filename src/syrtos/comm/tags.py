@@ -24,7 +24,8 @@ class Tags(tuple[int, ...]):
 
     What they mean for all is decided in this order:
 
-    1. a worker passes by: nothing has happened, and the operation of the others waits for the next meeting.
+    1. a worker passes by: nothing has happened, and the operation of the others waits for the next
+      meeting.
     2. workers have joined: they follow the operation of the others.
     3. the calls differ: an error.
     """
@@ -32,7 +33,11 @@ class Tags(tuple[int, ...]):
     @property
     def passing(self) -> list[int]:
         """The ranks that pass by."""
-        return [rank for rank, tag in enumerate(self) if tag >= _PASSING] if max(self, default=0) >= _PASSING else []
+        return (
+            [rank for rank, tag in enumerate(self) if tag >= _PASSING]
+            if max(self, default=0) >= _PASSING
+            else []
+        )
 
     @property
     def joined_ranks(self) -> list[int]:

@@ -9,13 +9,14 @@ from collections.abc import Callable
 
 from syrtos.errors import StalledError
 
-# Seconds. A wait this short is cheaper awake than asleep; a longer one would take the core from other threads. MPI
-# moves data over the network only while it is asked, so naps stay short: with 0.2 ms a 1 Gbit/s link is full, at a
-# tenth of a core.
+# Seconds. A wait this short is cheaper awake than asleep; a longer one would take the core from
+# other threads. MPI moves data over the network only while it is asked, so naps stay short: with
+# 0.2 ms a 1 Gbit/s link is full, at a tenth of a core.
 _AWAKE = 200e-6
 _NAP = 20e-6
 _LONGEST_NAP = 2e-4
-# Seconds after which a wait is long, or a third of the timeout: as soon as it is worth two lines to the launcher.
+# Seconds after which a wait is long, or a third of the timeout: as soon as it is worth two lines to
+# the launcher.
 _LONG = 1.0
 
 
@@ -25,13 +26,17 @@ class Watchdog:
     Attributes:
         waited: seconds spent waiting for other workers so far.
         timeout: seconds after which a wait becomes a `StalledError`.
-        on_stall: called with the error's text before it is raised, e.g. to ask every worker for its stack.
+        on_stall: called with the error's text before it is raised, e.g. to ask every worker for its
+            stack.
         on_wait: called with the seconds of each wait when it is over.
-        on_long_wait: called when a wait becomes a long one with the call, the seconds so far and a name of this
-            watchdog, and with an empty call when that wait is over, unless it was given up.
+        on_long_wait: called when a wait becomes a long one with the call, the seconds so far and a
+            name of this watchdog, and with an empty call when that wait is over, unless it was
+            given up.
     """
 
-    def __init__(self, timeout: float = 300.0, on_stall: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, timeout: float = 300.0, on_stall: Callable[[str], None] | None = None
+    ) -> None:
         self.waited = 0.0
         self.timeout = timeout
         self.on_stall = on_stall
@@ -84,7 +89,11 @@ class Watchdog:
                     self._give_up(elapsed, call, rank)
                 # A wait without a bound, as for the end of the others' scripts, may be long: it is
                 # no news.
-                if not told and math.isfinite(self.timeout) and elapsed > min(_LONG, self.timeout / 3):
+                if (
+                    not told
+                    and math.isfinite(self.timeout)
+                    and elapsed > min(_LONG, self.timeout / 3)
+                ):
                     told = True
                     self._tell_long(call, elapsed, self._name)
                 time.sleep(nap)
@@ -95,9 +104,10 @@ class Watchdog:
 
     def _give_up(self, elapsed: float, call: str, rank: int) -> None:
         text = (
-            f"rank {rank} has waited {elapsed:.0f} s for the other workers in `{call}`, and one of them did not come. "
-            "Either it hangs, or it runs code the others don't, or the step takes longer than the watchdog allows "
-            "(`--timeout SECONDS`). The stack of every rank is in its log."
+            f"rank {rank} has waited {elapsed:.0f} s for the other workers in `{call}`, and one of"
+            " them did not come. Either it hangs, or it runs code the others don't, or the step"
+            " takes longer than the watchdog allows (`--timeout SECONDS`). The stack of every rank"
+            " is in its log."
         )
         self.tell(text)
         print(text, file=sys.stderr, flush=True)

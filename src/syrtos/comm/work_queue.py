@@ -2,8 +2,9 @@
 
 The first server keeps it.
 
-The invariant: a round ends when every live worker has finished it, and each piece of its work was assigned once; the
-pieces that a worker was working on when it died are assigned again, if the work can be repeated.
+The invariant: a round ends when every live worker has finished it, and each piece of its work was
+assigned once; the pieces that a worker was working on when it died are assigned again, if the work
+can be repeated.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import dataclasses
 from syrtos.comm.arrays import Array
 from syrtos.comm.requests import Question
 
-# Answers of a round that has no piece to give: there will be none, or there may be one if a worker dies.
+# Answers of a round that has no piece to give: there will be none, or there may be one if a worker
+# dies.
 NONE, LATER = -1, -2
 # The number of results that are kept.
 KEPT = 1 << 14
@@ -32,8 +34,8 @@ class _Round:
         sums: the sums of the workers' arrays, by name.
         counts: the number of workers that have added to each sum, by name.
         finished: the question of each worker that has finished.
-        served: workers that had a piece. The last pieces are kept for workers that had none, as long as there are
-            enough.
+        served: workers that had a piece. The last pieces are kept for workers that had none, as
+            long as there are enough.
     """
 
     begun: int = 0
@@ -88,8 +90,9 @@ class WorkQueue:
     def _take(self, question: Question) -> None:
         """Answers with the next piece: its number, below ``limit``.
 
-        If there is none to give now, there may be more: while one is kept for a worker that has had none, and with
-        ``repeatable`` while others have some in hand. With ``wait`` the answer comes when that is decided.
+        If there is none to give now, there may be more: while one is kept for a worker that has had
+        none, and with ``repeatable`` while others have some in hand. With ``wait`` the answer comes
+        when that is decided.
         """
         current = self._rounds[question.fields["round"]]
         current.idle.append(question)
@@ -106,7 +109,9 @@ class WorkQueue:
 
     def _serve(self, current: _Round, question: Question) -> None:
         limit, repeatable = question.fields["limit"], question.fields["repeatable"]
-        lost = next((piece for piece in current.again if piece < limit), None) if repeatable else None
+        lost = (
+            next((piece for piece in current.again if piece < limit), None) if repeatable else None
+        )
         if lost is not None:
             current.again.remove(lost)
             self._hand_out(current, question, lost)
@@ -176,7 +181,9 @@ class WorkQueue:
         names = sorted(current.sums)
         for worker, question in current.finished.items():
             if worker in self._live:
-                question.answer([current.sums[name] for name in names], names=names, counts=current.counts)
+                question.answer(
+                    [current.sums[name] for name in names], names=names, counts=current.counts
+                )
         del self._rounds[number]
 
     # -- broadcasts of worker 0 ------------------------------------------------------------------

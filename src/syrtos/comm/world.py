@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from syrtos.comm.servers import Servers
 
 
-# The number of errors that are kept: an old one that the script has caught must not push out the one that ends it.
+# The number of errors that are kept: an old one that the script has caught must not push out the
+# one that ends it.
 _REMEMBERED = 8
 
 
@@ -41,16 +42,17 @@ class Session:
         options: the options of the run.
         ledger: the account of the worker's time; one object for the life of the process.
         watchdog: counts and bounds the waiting of ``comm``.
-        errors: the latest errors of exchanges and readers, of all threads, oldest first; frameworks wrap them into
-            errors of their own.
+        errors: the latest errors of exchanges and readers, of all threads, oldest first; frameworks
+            wrap them into errors of their own.
         servers: asks the parameter servers, if the run has some.
-        questions: on a parameter server, the communicator by which workers ask; a server is no worker, and runs no
-            script.
-        same_processors: whether all workers compute on processors of one kind, for which compilers make the same
-            instructions.
-        rank_aware: whether the script has asked for its rank. Such a script decides itself which rank writes a file.
-        end: ends this worker in the middle of its script, as if it had come to its end; all workers call it together.
-            None outside of a run.
+        questions: on a parameter server, the communicator by which workers ask; a server is no
+            worker, and runs no script.
+        same_processors: whether all workers compute on processors of one kind, for which compilers
+            make the same instructions.
+        rank_aware: whether the script has asked for its rank. Such a script decides itself which
+            rank writes a file.
+        end: ends this worker in the middle of its script, as if it had come to its end; all workers
+            call it together. None outside of a run.
     """
 
     world: topology.World
@@ -117,7 +119,8 @@ class _Joined:
 
     Attributes:
         session: the session of the world; None before `init`.
-        sharing: the session over which data sets, steps and callbacks are split; None where ``session`` is.
+        sharing: the session over which data sets, steps and callbacks are split; None where
+            ``session`` is.
     """
 
     session: Session | None = None
@@ -139,11 +142,15 @@ def init(options: Options | None = None) -> Session:
     session = _joined.session
     if session is None:
         session = _joined.session = _join(options or settings.options_from(settings.environment()))
-        # Workers that update asynchronously share no step: each splits nothing, but keeps its rank for files.
-        _joined.sharing = session.asynchronously() if session.options.asynchronous and session.servers else None
+        # Workers that update asynchronously share no step: each splits nothing, but keeps its rank
+        # for files.
+        _joined.sharing = (
+            session.asynchronously() if session.options.asynchronous and session.servers else None
+        )
     elif options is not None and options != session.options:
         raise ConfigurationError(
-            "syrtos.init() was called a second time with other options. Give them at the first call only."
+            "syrtos.init() was called a second time with other options. Give them at the first call"
+            " only."
         )
     return session
 
@@ -155,14 +162,18 @@ def current() -> Session:
         WorldError: `init` has not been called.
     """
     if _joined.session is None:
-        raise WorldError("The world has not been joined yet: call `syrtos.init()` first, or start with `syrtos run`.")
+        raise WorldError(
+            "The world has not been joined yet: call `syrtos.init()` first, or start with `syrtos"
+            " run`."
+        )
     return _joined.session
 
 
 def sharing() -> Session:
     """Returns the session over which data sets, steps and callbacks are split.
 
-    Its workers are all of the run, or this one alone after `each_for_itself` or in an asynchronous run.
+    Its workers are all of the run, or this one alone after `each_for_itself` or in an asynchronous
+    run.
     """
     return _joined.sharing or current()
 
@@ -171,21 +182,24 @@ def each_for_itself() -> None:
     """Leaves exchanges to the script's own calls from now on: `fit` trains on all data it is given, as in one process.
 
     Raises:
-        ConfigurationError: the run has parameter servers, workers that train alone for some steps, or divided updates.
+        ConfigurationError: the run has parameter servers, workers that train alone for some steps,
+            or divided updates.
     """
     if current().servers:
         raise ConfigurationError(
-            "This script exchanges gradients between its workers itself, by Horovod or SMDDP, and the run has parameter servers (`--ps`). "
-            "Run it without."
+            "This script exchanges gradients between its workers itself, by Horovod or SMDDP, and"
+            " the run has parameter servers (`--ps`). Run it without."
         )
     if current().options.sync_every:
         raise ConfigurationError(
-            "This script exchanges gradients between its workers itself, by Horovod or SMDDP, in each step. Run it without `--sync-every`."
+            "This script exchanges gradients between its workers itself, by Horovod or SMDDP, in"
+            " each step. Run it without `--sync-every`."
         )
     if current().options.shard_update:
         raise ConfigurationError(
-            "This script exchanges gradients between its workers itself, by Horovod or SMDDP, and its rank 0 saves the optimizer alone, whose state "
-            "`--shard-update` divides among the workers. Run it without."
+            "This script exchanges gradients between its workers itself, by Horovod or SMDDP, and"
+            " its rank 0 saves the optimizer alone, whose state `--shard-update` divides among the"
+            " workers. Run it without."
         )
     _joined.sharing = _joined.sharing or current().alone()
 
@@ -271,7 +285,9 @@ def _join_mpi(launch: topology.Launch, options: Options, watchdog: Watchdog) -> 
     # one machine may be several hosts by name: the instances of a job
     hosts = comm.allgather(f"{first_on_host} {socket.gethostname()}")
     world = topology.world_from_hosts(comm.Get_rank(), hosts)
-    processors = {_processor()} if world.local_size == world.size else set(comm.allgather(_processor()))
+    processors = (
+        {_processor()} if world.local_size == world.size else set(comm.allgather(_processor()))
+    )
     questions = everybody.Dup() if options.servers else None
     servers = None
     if questions is not None and not serves:
@@ -301,5 +317,7 @@ def _processor() -> str:
     except OSError:
         return ""
     return "\n".join(
-        line for line in first.splitlines() if line.startswith(("model name", "flags", "Features", "CPU "))
+        line
+        for line in first.splitlines()
+        if line.startswith(("model name", "flags", "Features", "CPU "))
     )

@@ -1,10 +1,11 @@
 """Data sets that use each record once in an epoch, in an order that does not depend on the number of workers.
 
-    train = syrtos.data.from_tfrecord("data/train-*.tfrecord", parse_fn, batch_size=256, shuffle=True, seed=1)
-    model.fit(train, epochs=5)
+    train = syrtos.data.from_tfrecord("data/train-*.tfrecord", parse_fn, batch_size=256,
+    shuffle=True, seed=1) model.fit(train, epochs=5)
 
-``batch_size`` is the size of a global batch, which is split over the workers. Each worker reads only its own records.
-The result is passed to `fit`, `evaluate` and `predict`; its position is saved with the model.
+``batch_size`` is the size of a global batch, which is split over the workers. Each worker reads
+only its own records. The result is passed to `fit`, `evaluate` and `predict`; its position is saved
+with the model.
 """
 
 from __future__ import annotations
@@ -85,13 +86,16 @@ class Dataset(Protocol):
         ...
 
 
-def from_tfrecord(pattern: Patterns, parse_fn: Callable[[Any], object], **options: Unpack[Options]) -> Dataset:
+def from_tfrecord(
+    pattern: Patterns, parse_fn: Callable[[Any], object], **options: Unpack[Options]
+) -> Dataset:
     """Makes a data set of TFRecord files, plain or compressed (GZIP, ZLIB), and verifies the checksum of each record.
 
     Args:
-        pattern: files, folders or patterns with ``*``; paths, or ``s3://``, ``gs://``, ``az://``, ``http(s)://``.
-        parse_fn: turns one record (a string tensor, or bytes) into features, ``(x, y)`` or ``(x, y, sample_weight)``. A
-            function written with TensorFlow's operations runs as a graph.
+        pattern: files, folders or patterns with ``*``; paths, or ``s3://``, ``gs://``, ``az://``,
+            ``http(s)://``.
+        parse_fn: turns one record (a string tensor, or bytes) into features, ``(x, y)`` or ``(x, y,
+            sample_weight)``. A function written with TensorFlow's operations runs as a graph.
         options: ``batch_size``, ``shuffle`` and the other options of `from_source`.
 
     Returns:
@@ -114,8 +118,8 @@ def from_jsonl(
 
     Args:
         pattern: see `from_tfrecord`.
-        parse_fn: turns one value into features or ``(x, y)``, as NumPy values; by default objects become features by
-            name.
+        parse_fn: turns one value into features or ``(x, y)``, as NumPy values; by default objects
+            become features by name.
         label: the field that is the label.
         options: see `from_source`.
     """
@@ -134,8 +138,8 @@ def from_csv(
 
     Args:
         pattern: see `from_tfrecord`.
-        parse_fn: turns a dict of values by column into features or ``(x, y)``; by default columns become features by
-            name. Columns whose first rows are numbers are float32.
+        parse_fn: turns a dict of values by column into features or ``(x, y)``; by default columns
+            become features by name. Columns whose first rows are numbers are float32.
         label: the column that is the label.
         options: see `from_source`.
     """
@@ -150,7 +154,11 @@ def from_csv(
 
 
 def from_parquet(
-    pattern: Patterns, *, columns: Sequence[str] | None = None, label: str | None = None, **options: Unpack[Options]
+    pattern: Patterns,
+    *,
+    columns: Sequence[str] | None = None,
+    label: str | None = None,
+    **options: Unpack[Options],
 ) -> Dataset:
     """Makes a data set of Parquet files: a batch is a dict of arrays by column, or ``(features, label)``.
 
@@ -170,8 +178,8 @@ def from_arrays(*arrays: ArrayTree, **options: Unpack[Options]) -> Dataset:
     """Makes a data set of arrays in memory, or mapped (``numpy.load(..., mmap_mode="r")``).
 
     Args:
-        arrays: features, labels and sample weights; each an array, or a structure of arrays, with equal first
-            dimensions.
+        arrays: features, labels and sample weights; each an array, or a structure of arrays, with
+            equal first dimensions.
         options: see `from_source`.
     """
     return from_source(Arrays(arrays[0] if len(arrays) == 1 else arrays), _same, **options)
@@ -189,15 +197,17 @@ def from_folder(
 
     Args:
         pattern: see `from_tfrecord`.
-        parse_fn: turns a file's bytes and the number of its class into ``(x, y)``; by default the image as float32,
-            values 0 to 255.
+        parse_fn: turns a file's bytes and the number of its class into ``(x, y)``; by default the
+            image as float32, values 0 to 255.
         image_size: height and width that images are resized to.
         suffixes: the endings of the names of files that count.
         options: see `from_source`.
     """
     room = importlib.import_module("syrtos.keras.datasets.parsing")
     source = Folder(_find_files(pattern)[0], suffixes)
-    return from_source(source, _each(parse_fn or functools.partial(room.image, image_size)), **options)
+    return from_source(
+        source, _each(parse_fn or functools.partial(room.image, image_size)), **options
+    )
 
 
 def from_source(
@@ -214,14 +224,14 @@ def from_source(
 
     Args:
         source: the records.
-        parse: turns the result of ``source.read`` for some records into arrays or tensors whose first dimension counts
-            the records.
+        parse: turns the result of ``source.read`` for some records into arrays or tensors whose
+            first dimension counts the records.
         batch_size: the number of records in a batch.
-        shuffle: whether every epoch has another order; a number bounds the bytes of records that one process holds for
-            it.
+        shuffle: whether every epoch has another order; a number bounds the bytes of records that
+            one process holds for it.
         seed: the seed of the order.
-        on_bad_record: the treatment of a record that can't be read or parsed: ``"fail"``, ``"skip"`` (left out, and
-            listed) or ``"quarantine"`` (its bytes are kept too).
+        on_bad_record: the treatment of a record that can't be read or parsed: ``"fail"``,
+            ``"skip"`` (left out, and listed) or ``"quarantine"`` (its bytes are kept too).
         bad_budget: the most records that may be left out: a number, or below 1 a fraction of all.
 
     Returns:
@@ -236,10 +246,13 @@ def from_source(
             f"`batch_size` must be a whole number of records, 1 or more. Received: {batch_size!r}."
         )
     if shuffle < 0:
-        raise ConfigurationError(f"`shuffle` must be True, False or a number of bytes. Received: {shuffle!r}.")
+        raise ConfigurationError(
+            f"`shuffle` must be True, False or a number of bytes. Received: {shuffle!r}."
+        )
     if settings.environment().get("TF_USE_LEGACY_KERAS") in ("1", "true", "True"):
         raise ConfigurationError(
-            "Keras 2 (TF_USE_LEGACY_KERAS) does not take data sets of `syrtos.data`: use Keras 3, or a `tf.data` pipeline."
+            "Keras 2 (TF_USE_LEGACY_KERAS) does not take data sets of `syrtos.data`: use Keras 3,"
+            " or a `tf.data` pipeline."
         )
     _check_same(source)
     memory = MEMORY if isinstance(shuffle, bool) else shuffle
@@ -258,7 +271,8 @@ def _check_same(source: Source) -> None:
         raise DataError(
             "Workers see different data sets:\n"
             + "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(everyone))
-            + "\nEach must see all files: put them where every host finds them, or read them by URL. The plan then assigns records to workers."
+            + "\nEach must see all files: put them where every host finds them, or read them by"
+            " URL. The plan then assigns records to workers."
         )
 
 
@@ -286,7 +300,10 @@ def _sample(source: Records) -> list[bytes]:
 
 
 def _row(
-    decode: Callable[[bytes], Columns], parse_fn: Callable[[Columns], object] | None, label: str | None, line: bytes
+    decode: Callable[[bytes], Columns],
+    parse_fn: Callable[[Columns], object] | None,
+    label: str | None,
+    line: bytes,
 ) -> object:
     row = decode(line)
     return parse_fn(row) if parse_fn else _split(row, label)
@@ -304,7 +321,7 @@ def _same(batch: ArrayTree) -> ArrayTree:
     return batch
 
 
-# A model may be loaded before there is a data set, and its file may hold a position. Where our own room for Keras is what
-# imports this one, it comes first.
+# A model may be loaded before there is a data set, and its file may hold a position. Where our own
+# room for Keras is what imports this one, it comes first.
 if "keras" in sys.modules and "syrtos.keras" not in sys.modules:
     importlib.import_module("syrtos.keras.datasets.planned").prepare()

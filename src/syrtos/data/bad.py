@@ -39,8 +39,8 @@ class BadRecords:
     The plan does not change: a batch with a bad record has one sample fewer.
 
     Attributes:
-        on_bad_record: ``"fail"`` raises; ``"skip"`` leaves the record out and lists it; ``"quarantine"`` also keeps its
-            bytes.
+        on_bad_record: ``"fail"`` raises; ``"skip"`` leaves the record out and lists it;
+            ``"quarantine"`` also keeps its bytes.
         budget: the most records that may be left out: a number, or below 1 a fraction of all.
         records: the number of records.
     """
@@ -52,7 +52,8 @@ class BadRecords:
     def __post_init__(self) -> None:
         if self.on_bad_record not in get_args(OnBadRecord):
             raise ConfigurationError(
-                f"`on_bad_record` must be one of {', '.join(get_args(OnBadRecord))}. Received: {self.on_bad_record!r}."
+                f"`on_bad_record` must be one of {', '.join(get_args(OnBadRecord))}. Received:"
+                f" {self.on_bad_record!r}."
             )
         if self.budget < 0:
             raise ConfigurationError(f"`bad_budget` must be 0 or more. Received: {self.budget}.")
@@ -106,16 +107,23 @@ class BadRecords:
         """Raises DataError if ``together`` records, the number left out, are more than the budget allows."""
         if together > self.most_left_out:
             raise DataError(
-                f"{together} records are bad, and at most {self.most_left_out} of {self.records} may be left out (`bad_budget={self.budget:g}`). "
+                f"{together} records are bad, and at most {self.most_left_out} of {self.records}"
+                f" may be left out (`bad_budget={self.budget:g}`). "
                 + (f"The last: {self.last}. " if self.last else "")
-                + "Repair the files or `parse_fn`, or allow more if that many samples can be missing."
+                + "Repair the files or `parse_fn`, or allow more if that many samples can be"
+                " missing."
             )
 
     def _write(self, bad: BadRecord) -> None:
         if self._folder is None:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        facts: LeftOut = {"index": bad.index, "file": bad.file, "offset": bad.offset, "reason": bad.reason}
+        facts: LeftOut = {
+            "index": bad.index,
+            "file": bad.file,
+            "offset": bad.offset,
+            "reason": bad.reason,
+        }
         if self.on_bad_record == "quarantine" and bad.raw:
             kept = self._folder / "quarantine" / f"record-{bad.index}-of-{Path(bad.file).name}"
             kept.parent.mkdir(exist_ok=True)

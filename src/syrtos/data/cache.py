@@ -1,7 +1,7 @@
 """A bounded folder of files that can be made again: pieces of remote objects, unpacked files, indexes.
 
-The workers of a host share it. A file appears complete or not at all. One process makes a file while the others wait.
-The files that were not used for longest are removed first.
+The workers of a host share it. A file appears complete or not at all. One process makes a file
+while the others wait. The files that were not used for longest are removed first.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from typing import Literal
 from syrtos import settings
 from syrtos.errors import ConfigurationError
 
-# Files of a kind are made from files of kinds further down: an index of an unpacked file, of pieces.
+# Files of a kind are made from files of kinds further down: an index of an unpacked file, of
+# pieces.
 Kind = Literal["index", "unpacked", "piece"]
 
 _DEFAULT_BYTES = 20 << 30
 # Part of the bound that is freed at a time, so that the folder is not gone through for every file.
 _FREED = 0.1
-_COUNT_EVERY = 60.0  # seconds: other processes add files too, and each knows only its own until it counts
+_COUNT_EVERY = (
+    60.0  # seconds: other processes add files too, and each knows only its own until it counts
+)
 
 
 class Cache:
@@ -48,13 +51,14 @@ class Cache:
     def file(self, kind: Kind, name: str, make: Callable[[Path], None]) -> Path:
         """Returns the path of the file of this name, and makes it first if there is none.
 
-        Another process may remove the file before it is opened, to make room: then the caller asks for it again.
+        Another process may remove the file before it is opened, to make room: then the caller asks
+        for it again.
 
         Args:
             kind: the kind of file.
             name: the name, unique for its kind.
-            make: writes the file to the path that it is given. It may ask for files of kinds further down in `Kind`
-                only, so that no two processes wait for each other.
+            make: writes the file to the path that it is given. It may ask for files of kinds
+                further down in `Kind` only, so that no two processes wait for each other.
 
         Raises:
             Exception: the error of ``make``; the file then still does not exist.
@@ -86,7 +90,9 @@ class Cache:
         try:
             make(temporary)
             with temporary.open("rb+") as file:
-                os.fsync(file.fileno())  # a host that crashes leaves no empty file under the final name
+                os.fsync(
+                    file.fileno()
+                )  # a host that crashes leaves no empty file under the final name
             size = temporary.stat().st_size
             self._make_room(size)
             # under its name it is complete from the first moment: readers take no lock
@@ -97,7 +103,8 @@ class Cache:
     @contextlib.contextmanager
     def _file_lock(self, kind: Kind, digest: str) -> Iterator[None]:
         """Context manager: no other process makes files with this ``kind`` and start of ``digest`` at the same time."""
-        # a lock file for each file of the cache would never be removed, so files whose digests begin alike share one
+        # a lock file for each file of the cache would never be removed, so files whose digests
+        # begin alike share one
         path = _make_folder(self._folder / "locks" / kind) / digest[:3]
         with path.open("a") as file:
             # the kernel drops the lock when its owner dies, so nobody waits for a killed process
@@ -136,7 +143,8 @@ def _make_folder(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
-            f"The cache {folder} can't be made: {error.strerror}. Set SYRTOS_CACHE to a folder that can be written."
+            f"The cache {folder} can't be made: {error.strerror}. Set SYRTOS_CACHE to a folder that"
+            " can be written."
         ) from error
     return folder
 
@@ -153,13 +161,15 @@ def _touch(path: Path) -> bool:
 def default() -> Cache:
     """Returns the cache of this host.
 
-    It is in SYRTOS_CACHE (a folder) with at most SYRTOS_CACHE_BYTES; by default in ``~/.cache/syrtos`` with 20 GiB.
+    It is in SYRTOS_CACHE (a folder) with at most SYRTOS_CACHE_BYTES; by default in
+    ``~/.cache/syrtos`` with 20 GiB.
     """
     env = settings.environment()
     folder = Path(env.get("SYRTOS_CACHE") or Path.home() / ".cache" / "syrtos")
     limit = env.get("SYRTOS_CACHE_BYTES") or str(_DEFAULT_BYTES)
     if not limit.isdecimal():
         raise ConfigurationError(
-            f"SYRTOS_CACHE_BYTES must be a whole number of bytes, e.g. {20 << 30}. Received: {limit!r}."
+            f"SYRTOS_CACHE_BYTES must be a whole number of bytes, e.g. {20 << 30}. Received:"
+            f" {limit!r}."
         )
     return Cache(folder, int(limit))

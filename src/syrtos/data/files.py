@@ -62,7 +62,9 @@ class LocalFile(File):
         try:
             facts = os.stat(self._path)
         except OSError as error:
-            raise DataError(f"{self._path} can't be read: {error.strerror}. Check the path.") from error
+            raise DataError(
+                f"{self._path} can't be read: {error.strerror}. Check the path."
+            ) from error
         self.size = facts.st_size
         self.version = f"{facts.st_size} {facts.st_mtime_ns}"
 
@@ -77,7 +79,8 @@ class LocalFile(File):
         # a slice of a mapping that ends early is only shorter
         if len(found) < stop - start:
             raise DataError(
-                f"{self.name} ends at byte {self.size}, and was asked for bytes {start} to {stop}: it is truncated."
+                f"{self.name} ends at byte {self.size}, and was asked for bytes {start} to {stop}:"
+                " it is truncated."
             )
         return found
 
@@ -99,8 +102,8 @@ class CachedFile(File):
 
     def _find(self) -> None:
         """Asks for the file, and notes its path, size and inode number."""
-        # a file that was made again has another inode number: that of the old file is taken while it is mapped
-        # (it may be removed between these two lines: callers go through `from_cache`)
+        # a file that was made again has another inode number: that of the old file is taken while
+        # it is mapped (it may be removed between these two lines: callers go through `from_cache`)
         self._path = self._made()
         facts = self._path.stat()
         self.size, self._number = facts.st_size, str(facts.st_ino)
@@ -132,18 +135,27 @@ def from_cache(use: Callable[[], Result]) -> Result:
         return use()
     except FileNotFoundError as error:
         raise DataError(
-            f"{error.filename}, a file of the cache, was made {_TRIES} times and was gone each time when it was to be read. Either another "
-            "program removes files of the cache, or it is too small for all that use it: set SYRTOS_CACHE to another folder, or "
-            "SYRTOS_CACHE_BYTES to more bytes."
+            f"{error.filename}, a file of the cache, was made {_TRIES} times and was gone each time"
+            " when it was to be read. Either another program removes files of the cache, or it is"
+            " too small for all that use it: set SYRTOS_CACHE to another folder, or"
+            " SYRTOS_CACHE_BYTES to more bytes."
         ) from error
 
 
 def is_of_this_host(error: OSError) -> bool:
     """Returns whether an error is one of the host, and says nothing about the file that was read.
 
-    Such errors are a lack of memory, descriptors or disk space, and a file system that can't be written.
+    Such errors are a lack of memory, descriptors or disk space, and a file system that can't be
+    written.
     """
-    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    return error.errno in (
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+    )
 
 
 @functools.lru_cache(maxsize=_MAPPED)
@@ -151,7 +163,11 @@ def _map_file(path: str, version: str) -> mmap.mmap | bytes:
     """Returns a file's bytes, mapped into memory; the files that were used last stay mapped."""
     # by the version too: a file that was replaced is mapped anew. mmap(2) takes no empty file
     with open(path, "rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
+        return (
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if os.fstat(file.fileno()).st_size
+            else b""
+        )
 
 
 class MissingFile(File):

@@ -28,7 +28,8 @@ class Folder(Source):
         self._files = [file for file in files if file.name.lower().endswith(tuple(suffixes))]
         if not self._files:
             raise DataError(
-                f"The folder has no files that end with {', '.join(suffixes)}. Expected one folder for each class, with files in it."
+                f"The folder has no files that end with {', '.join(suffixes)}. Expected one folder"
+                " for each class, with files in it."
             )
         names = [_class_of(file) for file in self._files]
         # in alphabetical order, as in Keras (`image_dataset_from_directory`)
@@ -47,7 +48,9 @@ class Folder(Source):
     def fingerprint(self) -> str:
         """A hash of the files' names, with their classes, and sizes."""
         # not by whole paths: the folder may be another one on each host
-        facts = [([_class_of(file), file.name.rpartition("/")[2]], file.size) for file in self._files]
+        facts = [
+            ([_class_of(file), file.name.rpartition("/")[2]], file.size) for file in self._files
+        ]
         return fingerprint_of(facts)
 
     @property

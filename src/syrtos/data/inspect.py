@@ -57,21 +57,28 @@ class Shape:
     def records_per_worker(self, workers: int, batch: int) -> list[int]:
         """Returns the records of each worker in a shuffled epoch of `syrtos.data`, with global batches of ``batch``."""
         plan = Plan("", self.records, batch, seed=0)
-        return [sum(len(plan.share(step, rank, workers)) for step in range(plan.steps)) for rank in range(workers)]
+        return [
+            sum(len(plan.share(step, rank, workers)) for step in range(plan.steps))
+            for rank in range(workers)
+        ]
 
 
 def inspect(patterns: Sequence[str], cache: Cache) -> Shape:
     """Indexes the files of a data set, and returns facts about it.
 
     Raises:
-        DataError: there are no files, they are of several formats or of an unknown one, they have no records, or they
-            can't be read.
+        DataError: there are no files, they are of several formats or of an unknown one, they have
+            no records, or they can't be read.
     """
     files = find(patterns, cache)
     kind, source = _open_source(files, cache)
     if not len(source):
-        raise DataError(f"{files[0].name} has no records ({kind}; {len(files)} files). Check the path.")
-    return Shape(kind, len(source), source.nbytes, source.groups, getattr(source, "damaged_count", 0))
+        raise DataError(
+            f"{files[0].name} has no records ({kind}; {len(files)} files). Check the path."
+        )
+    return Shape(
+        kind, len(source), source.nbytes, source.groups, getattr(source, "damaged_count", 0)
+    )
 
 
 def _open_source(files: list[File], cache: Cache) -> tuple[str, Source]:
@@ -81,7 +88,10 @@ def _open_source(files: list[File], cache: Cache) -> tuple[str, Source]:
         return "images by class", Folder(files, IMAGES)
     if len(by_kind) > 1:
         found = ", ".join(f"{file.name} ({kind})" for kind, file in by_kind.items())
-        raise DataError(f"The files are of several formats: {found}. Name those of one data set, e.g. `folder/*.csv`.")
+        raise DataError(
+            f"The files are of several formats: {found}. Name those of one data set, e.g."
+            " `folder/*.csv`."
+        )
     kind = next(iter(by_kind))
     if kind == "Parquet":
         return kind, Parquet(files, None, cache)
@@ -100,4 +110,7 @@ def _kind(file: File) -> str:
     if is_tfrecord(file):
         return "TFRecord"
     known = ", ".join(ending for endings in _ENDINGS.values() for ending in endings)
-    raise DataError(f"{file.name} is no TFRecord file, and its name tells no other format. Names end with {known}.")
+    raise DataError(
+        f"{file.name} is no TFRecord file, and its name tells no other format. Names end with"
+        f" {known}."
+    )

@@ -37,7 +37,8 @@ class LineRecords(Format):
             text = np.frombuffer(window, np.uint8)
             breaks = text == _NEWLINE
             if self._quotes:
-                # a line break after an odd number of quotes is inside of them; an escaped quote is two
+                # a line break after an odd number of quotes is inside of them; an escaped quote is
+                # two
                 before = quoted + np.cumsum(text == _QUOTE)
                 breaks &= before % 2 == 0
                 quoted = int(before[-1])
@@ -50,7 +51,9 @@ class LineRecords(Format):
         starts = np.concatenate([[0], breaks_at[:-1] + 1])
         stops = breaks_at - np.concatenate([*returns, [False]])
         # the last line may have no line break: the end of the file is one
-        rows = np.stack([starts, stops - starts, np.zeros_like(starts)], axis=1)[int(self._header) :]
+        rows = np.stack([starts, stops - starts, np.zeros_like(starts)], axis=1)[
+            int(self._header) :
+        ]
         return rows[rows[:, 1] > 0]
 
 
@@ -64,7 +67,8 @@ def check_columns(files: Sequence[File]) -> list[str]:
     for name, header in headers:
         if header != headers[0][1]:
             raise DataError(
-                f"The columns of CSV files must be the same and in the same order. {headers[0][0]} has {headers[0][1]}, {name} has {header}."
+                f"The columns of CSV files must be the same and in the same order. {headers[0][0]}"
+                f" has {headers[0][1]}, {name} has {header}."
             )
     return headers[0][1] if headers else []
 
@@ -77,11 +81,14 @@ def _header_of(file: File) -> list[str]:
         return next(csv.reader(io.StringIO(text, newline="")), [])
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(
-            f"{file.name} is no CSV file: its first line must be UTF-8 text that names the columns ({error})."
+            f"{file.name} is no CSV file: its first line must be UTF-8 text that names the columns"
+            f" ({error})."
         ) from error
 
 
-def csv_rows(columns: Sequence[str], numbers: Sequence[bool]) -> Callable[[bytes], dict[str, np.float32 | str]]:
+def csv_rows(
+    columns: Sequence[str], numbers: Sequence[bool]
+) -> Callable[[bytes], dict[str, np.float32 | str]]:
     """Returns a function that turns a line into values by column.
 
     Numbers are float32 (an empty cell is NaN); other values are text.
@@ -92,7 +99,8 @@ def csv_rows(columns: Sequence[str], numbers: Sequence[bool]) -> Callable[[bytes
         if len(cells) != len(columns):
             raise ValueError(f"{len(cells)} cells in place of {len(columns)}")
         return {
-            name: _number(cell) if number else cell for name, number, cell in zip(columns, numbers, cells, strict=True)
+            name: _number(cell) if number else cell
+            for name, number, cell in zip(columns, numbers, cells, strict=True)
         }
 
     return row

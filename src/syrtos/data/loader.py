@@ -58,7 +58,11 @@ class RecordShare:
         """The position after this batch."""
         # the end of an epoch is the beginning of the next: both are saved as the same position
         place = self.plan.place(self.step + 1)
-        return Position(self.plan.epoch, place) if place < self.plan.records else Position(self.plan.epoch + 1)
+        return (
+            Position(self.plan.epoch, place)
+            if place < self.plan.records
+            else Position(self.plan.epoch + 1)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +72,8 @@ class Chunk:
     Attributes:
         shares: a share of each global batch.
         data: the parsed records of all shares.
-        splits: the first row of ``data`` for each share, and the number of all rows; one entry more than there are
-            shares.
+        splits: the first row of ``data`` for each share, and the number of all rows; one entry more
+            than there are shares.
     """
 
     shares: list[RecordShare]
@@ -83,13 +87,15 @@ class Loader:
 
     Attributes:
         source: the records.
-        parse: turns the result of ``source.read`` into a batch: arrays whose first dimension counts the records.
+        parse: turns the result of ``source.read`` into a batch: arrays whose first dimension counts
+            the records.
         batch: the number of records in a batch of the script.
         seed: the seed of the order; None keeps the records in their order.
         policy: decides about bad records.
-        memory: the most bytes of records that shuffling holds, in one process that reads all; less in each of several.
-        contiguous: whether shares are contiguous rows of batches also where records are shuffled, if no blocks have to
-            be held for it.
+        memory: the most bytes of records that shuffling holds, in one process that reads all; less
+            in each of several.
+        contiguous: whether shares are contiguous rows of batches also where records are shuffled,
+            if no blocks have to be held for it.
     """
 
     source: Source
@@ -105,7 +111,13 @@ class Loader:
         source = self.source
         block = block_records(len(source), source.nbytes, self.memory)
         return Plan(
-            self._fingerprint, len(source), self.batch * workers, position.epoch, self.seed, block, position.place
+            self._fingerprint,
+            len(source),
+            self.batch * workers,
+            position.epoch,
+            self.seed,
+            block,
+            position.place,
         )
 
     @property
@@ -131,7 +143,10 @@ class Loader:
         known = self.policy.left_out_records
         wanted = indices[[index not in known for index in indices.tolist()]] if known else indices
         data, used = self._read(wanted)
-        counts = [len(share) if len(used) == len(indices) else int(np.isin(share, used).sum()) for share in shares]
+        counts = [
+            len(share) if len(used) == len(indices) else int(np.isin(share, used).sum())
+            for share in shares
+        ]
         facts = zip(steps, shares, counts, strict=True)
         told = [RecordShare(plan, step, share, len(share) - count) for step, share, count in facts]
         return Chunk(told, data, np.cumsum([0, *counts], dtype=np.int64))
@@ -153,17 +168,25 @@ class Loader:
         """Lets the source begin to fetch batches that are soon needed; at the plan's beginning also the first."""
         if type(self.source).prefetch is Source.prefetch:  # it has none of its own
             return
-        far = range(steps.start + _FETCHED_AHEAD if steps.start else 0, min(steps.stop + _FETCHED_AHEAD, plan.steps))
+        far = range(
+            steps.start + _FETCHED_AHEAD if steps.start else 0,
+            min(steps.stop + _FETCHED_AHEAD, plan.steps),
+        )
         for each in far:
             _fetchers().submit(self.source.prefetch, self._share(plan, each, rank, size))
 
     def _share(self, plan: Plan, step: int, rank: int, size: int) -> Indices:
         """Returns the indices of a worker's records in a global batch.
 
-        The plan assigns them. If workers see different files, each record goes to a worker that can read it.
+        The plan assigns them. If workers see different files, each record goes to a worker that can
+        read it.
         """
         places = plan.places(step)
-        readers = self.source.readers(plan.records_at(places), places) if size > 1 and self._has_readers else None
+        readers = (
+            self.source.readers(plan.records_at(places), places)
+            if size > 1 and self._has_readers
+            else None
+        )
         if readers is not None:
             return plan.records_at(places)[readers == rank]
         return plan.share(step, rank, size, self.contiguous and plan.block == 1)
@@ -219,7 +242,9 @@ class Loader:
                 self.parse(raw)
                 good.append(index)
             except Exception as reason:
-                bad = BadRecord(index, *self.source.place(index), _error_text(reason), _bytes_of(raw))
+                bad = BadRecord(
+                    index, *self.source.place(index), _error_text(reason), _bytes_of(raw)
+                )
                 bad.__cause__ = reason
                 self.policy.leave_out(bad)
         if len(good) == len(indices):
@@ -230,8 +255,16 @@ class Loader:
 def _error_text(error: Exception) -> str:
     """Returns the error as a text, with the last line of the script's own code that it passed through."""
     # TensorFlow begins with the name of a node of its graph
-    text = [line for line in str(error).strip().splitlines() if line and not line.startswith("{{function_node")] or [""]
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _of_a_library(frame.filename)]
+    text = [
+        line
+        for line in str(error).strip().splitlines()
+        if line and not line.startswith("{{function_node")
+    ] or [""]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not _of_a_library(frame.filename)
+    ]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {text[0][:300]}{where}"
 

@@ -18,7 +18,8 @@ def is_pattern(path: str) -> bool:
 
 def is_data(path: str) -> bool:
     """Returns whether a path, below the folder that was named, is that of a file with data."""
-    # files that begin with `.` or `_` are about the data, and folders that begin with `.` belong to tools
+    # files that begin with `.` or `_` are about the data, and folders that begin with `.` belong to
+    # tools
     *folders, name = path.split("/")
     return not name.startswith((".", "_")) and not any(folder.startswith(".") for folder in folders)
 

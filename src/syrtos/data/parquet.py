@@ -30,16 +30,23 @@ class Parquet(Source):
 
         Raises:
             ConfigurationError: pyarrow is not installed.
-            DataError: a file is missing or no Parquet, or has no such column, or columns differ between files.
+            DataError: a file is missing or no Parquet, or has no such column, or columns differ
+                between files.
         """
         self._files = [*files]
         self._columns = list(columns) if columns else None
         self._cache = cache
         metas = [_footer(file) for file in self._files]
-        groups = [(k, g, meta.row_group(g)) for k, meta in enumerate(metas) for g in range(meta.num_row_groups)]
+        groups = [
+            (k, g, meta.row_group(g))
+            for k, meta in enumerate(metas)
+            for g in range(meta.num_row_groups)
+        ]
         self._check_columns(metas)
         self._groups = [(k, g) for k, g, _ in groups]
-        self._first = np.concatenate([[0], np.cumsum([rg.num_rows for _, _, rg in groups])]).astype(np.int64)
+        self._first = np.concatenate([[0], np.cumsum([rg.num_rows for _, _, rg in groups])]).astype(
+            np.int64
+        )
         self._nbytes = sum(rg.total_byte_size for _, _, rg in groups)
         self._metas = metas
 
@@ -48,13 +55,17 @@ class Parquet(Source):
         for file, schema in zip(self._files, schemas, strict=True):
             missing = set(self._columns or schemas[0].names) - set(schema.names)
             if missing:
-                raise DataError(f"{file.name} has no column {sorted(missing)}; there are {schema.names}.")
+                raise DataError(
+                    f"{file.name} has no column {sorted(missing)}; there are {schema.names}."
+                )
             for name in self._columns or schema.names:
                 first = schemas[0].field(name).type if name in schemas[0].names else None
                 if schema.field(name).type != first:
                     raise DataError(
-                        f"The columns of Parquet files must be the same. {name!r} is {schema.field(name).type} in {file.name}, and "
-                        f"{first or 'missing'} in {self._files[0].name}. Name the columns to read (`columns=`), or write the files again."
+                        f"The columns of Parquet files must be the same. {name!r} is"
+                        f" {schema.field(name).type} in {file.name}, and {first or 'missing'} in"
+                        f" {self._files[0].name}. Name the columns to read (`columns=`), or write"
+                        " the files again."
                     )
 
     def __len__(self) -> int:
@@ -77,7 +88,10 @@ class Parquet(Source):
     @property
     def groups(self) -> list[tuple[str, int, int]]:
         """Name, rows and bytes of each file; see `Source.groups`."""
-        return [(file.name, meta.num_rows, file.size) for file, meta in zip(self._files, self._metas, strict=True)]
+        return [
+            (file.name, meta.num_rows, file.size)
+            for file, meta in zip(self._files, self._metas, strict=True)
+        ]
 
     def place(self, index: int) -> tuple[str, int]:
         """Returns the file, and the row in it."""
@@ -119,9 +133,12 @@ class Parquet(Source):
         if found is None:
             number, inside = self._groups[group]
             file = self._files[number]
-            # a row group is compressed as a whole: it is decoded once, into a file of which any row can be read
+            # a row group is compressed as a whole: it is decoded once, into a file of which any row
+            # can be read
             name = f"row group {inside} of {file.name} {file.version} {self._columns}"
-            path = self._cache.file("unpacked", name, functools.partial(self._decode, number, inside))
+            path = self._cache.file(
+                "unpacked", name, functools.partial(self._decode, number, inside)
+            )
             found = self._tables[group] = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
             if len(self._tables) > _OPEN_GROUPS:
                 self._tables.pop(next(iter(self._tables)), None)
@@ -158,7 +175,9 @@ def _parquet_file(file: File) -> pq.ParquetFile:
     except ImportError as error:
         raise ConfigurationError("Parquet files need pyarrow: `pip install pyarrow`.") from error
     try:
-        return pq.ParquetFile(file.name if isinstance(file, LocalFile) else pa.PythonFile(_Seekable(file), mode="r"))
+        return pq.ParquetFile(
+            file.name if isinstance(file, LocalFile) else pa.PythonFile(_Seekable(file), mode="r")
+        )
     except pa.ArrowInvalid as error:
         raise DataError(f"{file.name} is no Parquet file: {str(error).rstrip('.')}.") from error
 
@@ -172,7 +191,9 @@ class _Seekable:
         self._file, self._at = file, 0
 
     def read(self, size: int = -1) -> bytes:
-        stop = self._file.size if size is None or size < 0 else min(self._at + size, self._file.size)
+        stop = (
+            self._file.size if size is None or size < 0 else min(self._at + size, self._file.size)
+        )
         found, self._at = self._file.read(self._at, stop), stop
         return found
 

@@ -2,14 +2,16 @@
 
 The order is equal for every number of workers.
 
-An epoch is a sequence of all records, each once; a global batch is the next records of it. Without shuffling the
-sequence is the order of the records. Otherwise it is made like this: records are cut into blocks of neighbours, the
-blocks are permuted, and so are the records inside each block. The result is cut into `STREAMS` long pieces, and the
-sequence takes one record of each in turn. So
+An epoch is a sequence of all records, each once; a global batch is the next records of it. Without
+shuffling the sequence is the order of the records. Otherwise it is made like this: records are cut
+into blocks of neighbours, the blocks are permuted, and so are the records inside each block. The
+result is cut into `STREAMS` long pieces, and the sequence takes one record of each in turn. So
 
 - a batch mixes records of as many blocks as it has records;
-- a process that reads it all holds one block of each stream at a time, which bounds the memory (see `block_records`);
-- workers take the streams in turn, so each reads its own blocks and nothing else, however many workers there are;
+- a process that reads it all holds one block of each stream at a time, which bounds the memory (see
+  `block_records`);
+- workers take the streams in turn, so each reads its own blocks and nothing else, however many
+  workers there are;
 - any place is found without going through the places before it.
 """
 
@@ -28,7 +30,8 @@ from syrtos.errors import ConfigurationError
 Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
-# Divisible by most numbers of workers; with others their shares of a batch differ by one now and then.
+# Divisible by most numbers of workers; with others their shares of a batch differ by one now and
+# then.
 STREAMS = 240
 _ROUNDS = 6
 _TOGETHER = 1 << 15  # places whose records are computed at once
@@ -45,7 +48,8 @@ class Plan:
         epoch: the number of the epoch, from 0; each epoch has another order if it is shuffled.
         seed: the seed of the order; None keeps the records as they are.
         block: the number of neighbours that are read together when shuffled.
-        first: the place of the sequence at which the first global batch begins: an interrupted epoch goes on there.
+        first: the place of the sequence at which the first global batch begins: an interrupted
+            epoch goes on there.
     """
 
     fingerprint: str
@@ -59,8 +63,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.batch < 1 or self.block < 1 or self.records < 0:
             raise ConfigurationError(
-                f"A plan needs a batch and a block of at least one record. Received: batch={self.batch}, block={self.block}, "
-                f"records={self.records}."
+                "A plan needs a batch and a block of at least one record. Received:"
+                f" batch={self.batch}, block={self.block}, records={self.records}."
             )
 
     @property
@@ -82,9 +86,9 @@ class Plan:
     def share(self, step: int, rank: int = 0, size: int = 1, contiguous: bool = False) -> Indices:
         """Returns the indices of the records that ``rank`` of ``size`` workers reads for a global batch; possibly none.
 
-        If records are shuffled, they are those in the streams of that worker. Without shuffling, with more workers than
-        streams, or if ``contiguous``, they are the rank's contiguous rows of the batch. Either way the shares of all
-        ranks make up the batch, for every ``size``.
+        If records are shuffled, they are those in the streams of that worker. Without shuffling,
+        with more workers than streams, or if ``contiguous``, they are the rank's contiguous rows of
+        the batch. Either way the shares of all ranks make up the batch, for every ``size``.
         """
         places = self.places(step)
         # with more workers than streams, some would have none
@@ -98,7 +102,9 @@ class Plan:
         # many batches are computed at once, which is much cheaper
         together = max(1, _TOGETHER // self.batch)
         first, place = step - step % together, step % together * self.batch
-        return _sequence(self, self.place(first), self.place(first + together))[place : place + self.batch]
+        return _sequence(self, self.place(first), self.place(first + together))[
+            place : place + self.batch
+        ]
 
     def records_at(self, places: Indices) -> Indices:
         """Returns record indices at places of the sequence, in the same shape."""
@@ -122,7 +128,9 @@ class Plan:
         last = self.records - (blocks - 1) * self.block
         # the last block may be shorter, and permuting moves it away from the end
         before = _place_of_last(blocks, key) * self.block
-        shifted = np.where(places >= before + last, places + (self.block - last), places)  # as if the last were full
+        shifted = np.where(
+            places >= before + last, places + (self.block - last), places
+        )  # as if the last were full
         block = permute(shifted // self.block, blocks, key)
         length = np.where(block == blocks - 1, last, self.block)
         return block * self.block + permute(shifted % self.block, length, key ^ _mix(block))
@@ -161,10 +169,13 @@ def permute(values: npt.ArrayLike, count: npt.ArrayLike, key: npt.ArrayLike) -> 
         key: int, or an array of the same shape.
     """
     values, count, key = np.asarray(values, np.int64), np.asarray(count, np.int64), _mix(key)
-    bits = np.frexp(np.maximum(count - 1, 1).astype(np.float64))[1].astype(np.uint64)  # of the largest value
+    bits = np.frexp(np.maximum(count - 1, 1).astype(np.float64))[1].astype(
+        np.uint64
+    )  # of the largest value
     result = _round_trip(values, bits, key)
-    # the rounds permute the numbers of as many bits, of which some may be too large: such a value is sent through again
-    # until it comes back into the range (cycle walking: Black and Rogaway, Ciphers with Arbitrary Finite Domains)
+    # the rounds permute the numbers of as many bits, of which some may be too large: such a value
+    # is sent through again until it comes back into the range (cycle walking: Black and Rogaway,
+    # Ciphers with Arbitrary Finite Domains)
     left = np.nonzero(result >= count)
     while len(left[0]):
         result[left] = _round_trip(result[left], *(x[left] if x.ndim else x for x in (bits, key)))
@@ -175,10 +186,13 @@ def permute(values: npt.ArrayLike, count: npt.ArrayLike, key: npt.ArrayLike) -> 
 def _round_trip(values: Indices, bits: Words, key: Words) -> Indices:
     x, mask = values.astype(np.uint64), (np.uint64(1) << bits) - np.uint64(1)
     half = (bits + np.uint64(1)) >> np.uint64(1)
-    # adding, multiplying by an odd number and folding the upper half can each be undone on numbers of so many bits
+    # adding, multiplying by an odd number and folding the upper half can each be undone on numbers
+    # of so many bits
     for _ in range(_ROUNDS):
         with np.errstate(over="ignore"):
-            key = key * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)  # Knuth's MMIX
+            key = key * np.uint64(6364136223846793005) + np.uint64(
+                1442695040888963407
+            )  # Knuth's MMIX
             x = ((x + (key >> np.uint64(40))) * ((key >> np.uint64(17)) | np.uint64(1))) & mask
         x = x ^ (x >> half)
     return x.astype(np.int64)

@@ -2,10 +2,11 @@
 
 `verify` checks by it that each record was used once in every epoch.
 
-Each worker appends a JSON line for each step to ``run_dir/data/samples-NAME-rank-R.jsonl``, where NAME is the data
-set's. A line holds the hash of the one before it, so no line can be changed or left out unnoticed. It also holds a sum
-that tells multisets of records apart (`plan.sum_of_records`): the sums of all lines of an epoch must add up to the sum
-of all records. A run that goes on from a checkpoint begins with a line that says where it begins.
+Each worker appends a JSON line for each step to ``run_dir/data/samples-NAME-rank-R.jsonl``, where
+NAME is the data set's. A line holds the hash of the one before it, so no line can be changed or
+left out unnoticed. It also holds a sum that tells multisets of records apart
+(`plan.sum_of_records`): the sums of all lines of an epoch must add up to the sum of all records. A
+run that goes on from a checkpoint begins with a line that says where it begins.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ class SampleLedger:
             facts = {**facts, "rank": self._rank, "of": self._size}
             self._chain = _link(self._chain, facts)
             self._file.write(json.dumps({**facts, "chain": self._chain}) + "\n")
-            # handed to the system at once: a killed worker must not lose steps that are in a checkpoint
+            # handed to the system at once: a killed worker must not lose steps that are in a
+            # checkpoint
             self._file.flush()
 
 
@@ -166,7 +168,9 @@ def next_generation(run_dir: str, name: str) -> int:
     found = [0]
     for path in sorted((Path(run_dir) / "data").glob(f"samples-{name}-rank-*.jsonl")):
         with path.open(encoding="utf-8") as lines:
-            found += [json.loads(line)["generation"] + 1 for line in lines if line.startswith('{"from"')]
+            found += [
+                json.loads(line)["generation"] + 1 for line in lines if line.startswith('{"from"')
+            ]
     return max(found)
 
 
@@ -181,7 +185,8 @@ class Epoch:
         data: the name of the data set in this run.
         epoch: the number of the epoch, from 0.
         records: the number of records in the data set.
-        done: the number of records that were used, each once, including bad ones that were left out.
+        done: the number of records that were used, each once, including bad ones that were left
+            out.
         left_out: the number of bad records among them.
         steps: the number of global batches.
         workers: the sizes of the worlds that took part, in order.
@@ -205,18 +210,23 @@ def verify(run_dir: Path) -> list[Epoch]:
     """Checks the sample ledgers of a run, and returns the record of each epoch.
 
     Raises:
-        DataError: there are no ledgers, a line was changed, or a record was used twice or passed over.
+        DataError: there are no ledgers, a line was changed, or a record was used twice or passed
+            over.
     """
     if not run_dir.is_dir():
         raise DataError(
-            f"{run_dir} is no folder. Expected the directory of a run (`runs/...`, or what `--run-dir` named)."
+            f"{run_dir} is no folder. Expected the directory of a run (`runs/...`, or what"
+            " `--run-dir` named)."
         )
     by_name: dict[str, list[list[_Line]]] = {}
     for path in sorted((run_dir / "data").glob("samples-*-rank-*.jsonl")):
-        by_name.setdefault(path.stem.removeprefix("samples-").rpartition("-rank-")[0], []).append(_read_chain(path))
+        by_name.setdefault(path.stem.removeprefix("samples-").rpartition("-rank-")[0], []).append(
+            _read_chain(path)
+        )
     if not by_name:
         raise DataError(
-            f"{run_dir} has no sample ledgers: they are written by runs that train on a data set of `syrtos.data`."
+            f"{run_dir} has no sample ledgers: they are written by runs that train on a data set of"
+            " `syrtos.data`."
         )
     return [epoch for name, ledgers in by_name.items() for epoch in _epochs(name, ledgers)]
 
@@ -231,7 +241,8 @@ def _read_chain(path: Path) -> list[_Line]:
         chain = _link(chain, facts)
         if chain != line.get("chain"):
             raise DataError(
-                f"{path}, line {number}: the line, or one before it, is not what was written: the chain of hashes breaks here."
+                f"{path}, line {number}: the line, or one before it, is not what was written: the"
+                " chain of hashes breaks here."
             )
         generation = line.get("generation", generation)
         # the hash shows that `SampleLedger` has written the line
@@ -258,7 +269,11 @@ def _epochs(name: str, ledgers: list[list[_Line]]) -> Iterable[Epoch]:
     first = begins[max(begins)]
     plan = Plan(first["fingerprint"], first["records"], 1, 0, first["seed"], first["block"])
     for epoch in sorted({line["epoch"] for line in counted}):
-        yield _epoch(name, dataclasses.replace(plan, epoch=epoch), [line for line in counted if line["epoch"] == epoch])
+        yield _epoch(
+            name,
+            dataclasses.replace(plan, epoch=epoch),
+            [line for line in counted if line["epoch"] == epoch],
+        )
 
 
 def _ends(lines: list[_Line]) -> dict[int, _PositionFacts]:
@@ -272,9 +287,11 @@ def _ends(lines: list[_Line]) -> dict[int, _PositionFacts]:
 
 def _was_lost(line: _Step, begins: dict[int, _Begin], ends: dict[int, _PositionFacts]) -> bool:
     """Returns whether a step does not count, because what was learnt from it was lost."""
-    # a step of an earlier generation is lost if a later generation went on from before it: with the weights; one of
-    # the last generation, if it is not known to be trained
-    later = [begin["from"] for generation, begin in begins.items() if generation > line["generation"]]
+    # a step of an earlier generation is lost if a later generation went on from before it: with the
+    # weights; one of the last generation, if it is not known to be trained
+    later = [
+        begin["from"] for generation, begin in begins.items() if generation > line["generation"]
+    ]
     end = min(later, key=_as_pair) if later else ends[line["generation"]]
     return (line["epoch"], line["places"][0]) >= _as_pair(end)
 
@@ -287,25 +304,29 @@ def _epoch(name: str, plan: Plan, lines: list[_Step]) -> Epoch:
     steps: dict[tuple[int, int], list[_Step]] = {}
     for line in lines:
         steps.setdefault((line["places"][0], line["places"][1]), []).append(line)
-    # steps must follow each other without a gap, and each must have been read by all ranks of one world
+    # steps must follow each other without a gap, and each must have been read by all ranks of one
+    # world
     end, workers = 0, []
     for (start, stop), shares in sorted(steps.items()):
         where = f"Data set {name}, epoch {plan.epoch}, records {start} to {stop} of its order"
         if start != end:
             raise DataError(
-                f"{where}: the step before ended at {end}: records are {'missing' if start > end else 'used twice'}."
+                f"{where}: the step before ended at {end}: records are"
+                f" {'missing' if start > end else 'used twice'}."
             )
         ranks, size = sorted(line["rank"] for line in shares), shares[0]["of"]
         if ranks != list(range(size)) or sum(line["records"] for line in shares) != stop - start:
             raise DataError(
-                f"{where}: ranks {ranks} of {size} have read {sum(line['records'] for line in shares)} records in place of {stop - start}."
+                f"{where}: ranks {ranks} of {size} have read"
+                f" {sum(line['records'] for line in shares)} records in place of {stop - start}."
             )
         end = stop
         if workers[-1:] != [size]:
             workers.append(size)
     if sum(line["sum"] for line in lines) % _MODULUS != _expected_sum(plan, end):
         raise DataError(
-            f"Data set {name}, epoch {plan.epoch}: other records were read than the plan has: some twice, and some not at all."
+            f"Data set {name}, epoch {plan.epoch}: other records were read than the plan has: some"
+            " twice, and some not at all."
         )
     left_out = sum(line["left_out"] for line in lines)
     return Epoch(name, plan.epoch, plan.records, end, left_out, len(steps), tuple(workers))

@@ -63,17 +63,22 @@ class Format(abc.ABC):
 class Records(Source):
     """The records of all files, file by file; a file that is missing counts as one record, which is bad.
 
-    Workers may see different files, as on the hosts of a sharded SageMaker channel. The data set is all of them
-    together, in the order of their names, and each file is read by the workers that see it.
+    Workers may see different files, as on the hosts of a sharded SageMaker channel. The data set is
+    all of them together, in the order of their names, and each file is read by the workers that see
+    it.
     """
 
-    def __init__(self, files: Sequence[File], layout: Format, cache: Cache, comm: Communicator | None = None) -> None:
+    def __init__(
+        self, files: Sequence[File], layout: Format, cache: Cache, comm: Communicator | None = None
+    ) -> None:
         """Indexes the files that have no index yet; the work is split over the workers of ``comm``."""
         self._files, self._seen_by = _together(files, comm)
         self._format = layout
         self._cache = cache
         tables = _all_tables(self._files, self._seen_by, layout, cache, comm)
-        self._starts, self._lengths, self._state = (np.concatenate([t[:, k] for t in tables]) for k in range(3))
+        self._starts, self._lengths, self._state = (
+            np.concatenate([t[:, k] for t in tables]) for k in range(3)
+        )
         self._first = np.concatenate([[0], np.cumsum([len(table) for table in tables])])
 
     def __len__(self) -> int:
@@ -89,14 +94,19 @@ class Records(Source):
         """A hash of names, sizes and numbers of records of the files."""
         counts = np.diff(self._first).tolist()
         # their folder does not count, as it may differ between hosts
-        facts = [(Path(file.name).name, file.size, count) for file, count in zip(self._files, counts, strict=True)]
+        facts = [
+            (Path(file.name).name, file.size, count)
+            for file, count in zip(self._files, counts, strict=True)
+        ]
         return fingerprint_of((self._format.name, facts))
 
     @property
     def groups(self) -> list[tuple[str, int, int]]:
         """Name, records and bytes of each file; see `Source.groups`."""
         counts = np.diff(self._first).tolist()
-        return [(file.name, count, file.size) for file, count in zip(self._files, counts, strict=True)]
+        return [
+            (file.name, count, file.size) for file, count in zip(self._files, counts, strict=True)
+        ]
 
     def readers(self, indices: Indices, places: Indices) -> Indices | None:
         """Returns the rank that reads each record if files differ between workers; see `Source.readers`."""
@@ -104,7 +114,8 @@ class Records(Source):
             return None
         able = [self._seen_by[file] for file in self._files_of(indices).tolist()]
         return np.asarray(
-            [ranks[place % len(ranks)] for ranks, place in zip(able, places.tolist(), strict=True)], np.int64
+            [ranks[place % len(ranks)] for ranks, place in zip(able, places.tolist(), strict=True)],
+            np.int64,
         )
 
     @property
@@ -127,17 +138,25 @@ class Records(Source):
         wanted = [*zip(files, starts, stops, strict=True)]
         try:
             reads = {file: self._open_file(file).read for file in set(files)}
-            return self._format.unwrap_all([reads[file](start, stop) for file, start, stop in wanted])
+            return self._format.unwrap_all(
+                [reads[file](start, stop) for file, start, stop in wanted]
+            )
         except (ValueError, DataError):
             # one by one, to find out which is bad, and to fetch damaged copies anew
-            return [self._one(int(index), *place) for index, place in zip(indices, wanted, strict=True)]
+            return [
+                self._one(int(index), *place) for index, place in zip(indices, wanted, strict=True)
+            ]
 
     def prefetch(self, indices: Indices) -> None:
         """Begins to fetch the ranges of these records; see `Source.prefetch`."""
         files = self._files_of(indices)
         for file in np.unique(files).tolist():
             mine = indices[files == file]
-            ranges = zip(self._starts[mine].tolist(), (self._starts[mine] + self._lengths[mine]).tolist(), strict=True)
+            ranges = zip(
+                self._starts[mine].tolist(),
+                (self._starts[mine] + self._lengths[mine]).tolist(),
+                strict=True,
+            )
             self._open_file(file).prefetch([*ranges])
 
     def _one(self, index: int, file: int, start: int, stop: int) -> bytes:
@@ -171,7 +190,9 @@ class Records(Source):
     def _open_file(self, number: int) -> File:
         found = self._open_files.get(number)
         if found is None:
-            found = self._open_files[number] = self._format.unpacked_file(self._files[number], self._cache)
+            found = self._open_files[number] = self._format.unpacked_file(
+                self._files[number], self._cache
+            )
         return found
 
 
@@ -184,11 +205,14 @@ class _Elsewhere(File):
     def read(self, start: int, stop: int) -> bytes:
         """Raises DataError, because this worker can't read the file."""
         raise DataError(
-            f"{self.name} is not seen by this worker. Put all files where each worker finds them, or read them by URL."
+            f"{self.name} is not seen by this worker. Put all files where each worker finds them,"
+            " or read them by URL."
         )
 
 
-def _together(files: Sequence[File], comm: Communicator | None) -> tuple[list[File], list[list[int]] | None]:
+def _together(
+    files: Sequence[File], comm: Communicator | None
+) -> tuple[list[File], list[list[int]] | None]:
     """Returns the files that any worker sees, and the ranks that see each; None for the ranks if all see all."""
     mine = {(file.name, file.size): file for file in files if file.version != "missing"}
     lacking = [file.name for file in files if file.version == "missing"]
@@ -196,7 +220,8 @@ def _together(files: Sequence[File], comm: Communicator | None) -> tuple[list[Fi
     seen: list[set[tuple[str, int]]] = [{*theirs["seen"]} for theirs in everyone]
     if all(theirs == seen[0] for theirs in seen):
         return [*files], None
-    # a file that no worker sees is one bad record on all of them; one that some see is lacking nowhere
+    # a file that no worker sees is one bad record on all of them; one that some see is lacking
+    # nowhere
     nowhere = {name for theirs in everyone for name in theirs["lacking"]} - {
         name for theirs in seen for name, _ in theirs
     }
@@ -205,20 +230,31 @@ def _together(files: Sequence[File], comm: Communicator | None) -> tuple[list[Fi
     union = sorted({key for theirs in seen for key in theirs})
     twice = {name for (name, _), (other, _) in itertools.pairwise(union) if name == other}
     if twice:
-        raise DataError(f"{sorted(twice)[0]} has another size on some workers: copies must be equal. Copy it again.")
+        raise DataError(
+            f"{sorted(twice)[0]} has another size on some workers: copies must be equal. Copy it"
+            " again."
+        )
     return [mine.get(key) or _Elsewhere(*key) for key in union], [
         [r for r, theirs in enumerate(seen) if key in theirs] for key in union
     ]
 
 
 def _all_tables(
-    files: Sequence[File], seen_by: list[list[int]] | None, layout: Format, cache: Cache, comm: Communicator | None
+    files: Sequence[File],
+    seen_by: list[list[int]] | None,
+    layout: Format,
+    cache: Cache,
+    comm: Communicator | None,
 ) -> list[np.ndarray]:
     """Returns the index of each file; each worker makes a part of the indexes, and all workers get all."""
     rank, size = (comm.rank, comm.size) if comm else (0, 1)
     # each file is indexed by one worker that sees it, in turn
     makers = [seen_by[k][k % len(seen_by[k])] if seen_by else k % size for k in range(len(files))]
-    mine = [_table(file, layout, cache) for file, maker in zip(files, makers, strict=True) if maker == rank]
+    mine = [
+        _table(file, layout, cache)
+        for file, maker in zip(files, makers, strict=True)
+        if maker == rank
+    ]
     if comm is None or size == 1:
         return mine
     counts = comm.allgather(np.asarray([len(table) for table in mine], np.int64))

@@ -1,7 +1,8 @@
 """Objects of S3, Google Cloud Storage, Azure or a web server, read in pieces that the host's cache keeps.
 
-The client is obstore (the Rust `object_store`): it signs, pools connections and takes credentials and endpoints from
-the environment as each cloud's own tools do (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` ...).
+The client is obstore (the Rust `object_store`): it signs, pools connections and takes credentials
+and endpoints from the environment as each cloud's own tools do (``AWS_ACCESS_KEY_ID``,
+``AWS_ENDPOINT_URL`` ...).
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 class RemoteFile(File):
     """An object whose pieces are fetched when they are needed, many at once."""
 
-    def __init__(self, store: ObjectStore, path: str, name: str, meta: ObjectMeta, cache: Cache) -> None:
+    def __init__(
+        self, store: ObjectStore, path: str, name: str, meta: ObjectMeta, cache: Cache
+    ) -> None:
         self._store, self._path, self._cache = store, path, cache
         self._open: dict[int, CachedFile] = {}
         self._forgotten: set[int] = set()
@@ -51,21 +54,30 @@ class RemoteFile(File):
         """Returns the bytes of a range; see `File.read`."""
         if stop > self.size:
             raise DataError(
-                f"{self.name} ends at byte {self.size}, and was asked for bytes {start} to {stop}: it is truncated."
+                f"{self.name} ends at byte {self.size}, and was asked for bytes {start} to {stop}:"
+                " it is truncated."
             )
         pieces = range(start // _PIECE, -(-stop // _PIECE))
         if len(pieces) > 1:
             # at once: one after another, each would cost a round trip
             self._fetch_all([piece for piece in pieces if piece not in self._open])
         return b"".join(
-            self._open_piece(piece).read(max(start - piece * _PIECE, 0), min(stop - piece * _PIECE, _PIECE))
+            self._open_piece(piece).read(
+                max(start - piece * _PIECE, 0), min(stop - piece * _PIECE, _PIECE)
+            )
             for piece in pieces
         )
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Fetches the pieces of these ranges into the cache; see `File.prefetch`."""
         self._fetch_all(
-            sorted({piece for start, stop in ranges for piece in range(start // _PIECE, -(-stop // _PIECE))})
+            sorted(
+                {
+                    piece
+                    for start, stop in ranges
+                    for piece in range(start // _PIECE, -(-stop // _PIECE))
+                }
+            )
         )
 
     def forget(self, start: int, stop: int) -> bool:
@@ -83,7 +95,9 @@ class RemoteFile(File):
     def _open_piece(self, piece: int) -> CachedFile:
         found = self._open.get(piece)
         if found is None:
-            found = self._open[piece] = CachedFile(functools.partial(self._piece, piece), self.name, self.version)
+            found = self._open[piece] = CachedFile(
+                functools.partial(self._piece, piece), self.name, self.version
+            )
             if len(self._open) > _PIECES_OPEN:
                 self._open.pop(next(iter(self._open)), None)
         return found
@@ -103,7 +117,9 @@ class RemoteFile(File):
 
         start, stop = piece * _PIECE, min((piece + 1) * _PIECE, self.size)
         got = ask_persistently(
-            lambda: _check_length(obstore.get_range(self._store, self._path, start=start, end=stop), stop - start),
+            lambda: _check_length(
+                obstore.get_range(self._store, self._path, start=start, end=stop), stop - start
+            ),
             self.name,
         )
         to.write_bytes(got)
@@ -139,12 +155,15 @@ def ask_persistently(ask: Callable[[], Answer], name: str) -> Answer:
             raise DataError(f"{name} is missing: {_first_line(error)}.") from error
         except refused as error:
             raise OutOfReachError(
-                f"{name} can't be read: {_first_line(error)}. Check the address and the credentials."
+                f"{name} can't be read: {_first_line(error)}. Check the address and the"
+                " credentials."
             ) from error
         except (exceptions.BaseError, OSError) as error:
             # threads outlive the main thread's end: the process would wait for their pauses
             if not left or not threading.main_thread().is_alive():  # the process is ending
-                raise OutOfReachError(f"{name} could not be read in {_TRIES} tries: {_first_line(error)}.") from error
+                raise OutOfReachError(
+                    f"{name} could not be read in {_TRIES} tries: {_first_line(error)}."
+                ) from error
         # random, so that workers that were refused together do not come back together
         time.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(pause * 2, _LONGEST_PAUSE)
@@ -173,7 +192,9 @@ def find(pattern: str, cache: Cache) -> list[File]:
     if base.startswith("http"):
         raise DataError(f"A web server does not list its files: name each file of {pattern!r}.")
     folder = folder_of(path)
-    listed = ask_persistently(lambda: [m for page in obstore.list(store, prefix=folder or None) for m in page], pattern)
+    listed = ask_persistently(
+        lambda: [m for page in obstore.list(store, prefix=folder or None) for m in page], pattern
+    )
     by_path = {meta["path"]: meta for meta in listed if is_data(meta["path"].removeprefix(folder))}
     wanted = [name for name in sorted(by_path) if not is_pattern(path) or matches(name, path)]
     return [RemoteFile(store, name, f"{base}/{name}", by_path[name], cache) for name in wanted]
@@ -182,7 +203,11 @@ def find(pattern: str, cache: Cache) -> list[File]:
 def _any_under(store: ObjectStore, path: str, name: str) -> bool:
     import obstore
 
-    return bool(ask_persistently(lambda: next(iter(obstore.list(store, prefix=path, chunk_size=1)), []), name))
+    return bool(
+        ask_persistently(
+            lambda: next(iter(obstore.list(store, prefix=path, chunk_size=1)), []), name
+        )
+    )
 
 
 def _split(url: str) -> tuple[str, str]:

@@ -91,13 +91,15 @@ class Arrays(Source):
         """Checks that all arrays have rows, and as many.
 
         Args:
-            arrays: an array, or nested tuples, lists and dicts of arrays with equal first dimensions.
+            arrays: an array, or nested tuples, lists and dicts of arrays with equal first
+                dimensions.
         """
         self._arrays = arrays
         scalars = [type(leaf).__name__ for leaf in leaves(arrays) if not getattr(leaf, "shape", ())]
         if scalars:
             raise DataError(
-                f"Arrays must have rows. Received a {scalars[0]}; lists of numbers become arrays by `numpy.asarray`."
+                f"Arrays must have rows. Received a {scalars[0]}; lists of numbers become arrays by"
+                " `numpy.asarray`."
             )
         rows = {len(leaf) for leaf in leaves(arrays)}
         if len(rows) != 1:
@@ -117,11 +119,19 @@ class Arrays(Source):
         """A hash of shapes, dtypes and some of the rows."""
         digest = hashlib.sha256()
         # 16 rows: arrays may be mapped files that are larger than memory
-        some = np.unique(np.linspace(0, max(self._rows - 1, 0), 16).astype(np.int64)) if self._rows else []
+        some = (
+            np.unique(np.linspace(0, max(self._rows - 1, 0), 16).astype(np.int64))
+            if self._rows
+            else []
+        )
         for leaf in leaves(self._arrays):
             digest.update(f"{leaf.dtype} {leaf.shape}".encode())
             # the bytes of objects are addresses, which differ between workers
-            digest.update(np.ascontiguousarray(leaf[some]).tobytes() if self._rows and leaf.dtype != object else b"")
+            digest.update(
+                np.ascontiguousarray(leaf[some]).tobytes()
+                if self._rows and leaf.dtype != object
+                else b""
+            )
         return digest.hexdigest()[:16]
 
     def read(self, indices: Indices) -> Any:

@@ -1,6 +1,7 @@
 """TFRecord files: length (8 bytes), its checksum (4), the record, its checksum (4); plain or compressed.
 
-The format is that of TensorFlow, `tensorflow/core/lib/io/record_writer.h`; checksums are CRC32C (RFC 3720), masked.
+The format is that of TensorFlow, `tensorflow/core/lib/io/record_writer.h`; checksums are CRC32C
+(RFC 3720), masked.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ class TFRecord(Format):
                     return [*found, (next_at + _HEAD.size, 0, BAD_LENGTH)]
                 stop = next_at + _HEAD.size + length + _FOOT.size
                 if stop > file.size:
-                    return [*found, (next_at + _HEAD.size, max(file.size - next_at - _HEAD.size, 0), TRUNCATED)]
+                    return [
+                        *found,
+                        (next_at + _HEAD.size, max(file.size - next_at - _HEAD.size, 0), TRUNCATED),
+                    ]
                 found.append((next_at + _HEAD.size, length, GOOD))
                 next_at = stop
         if next_at < file.size:
@@ -88,7 +92,8 @@ def _mask(crc: int) -> int: ...
 def _mask(crc: npt.NDArray[np.uint32]) -> npt.NDArray[np.integer]: ...
 def _mask(crc: int | npt.NDArray[np.uint32]) -> int | npt.NDArray[np.integer]:
     """Returns a checksum, or several, in the form in which they are written."""
-    # checksums of data that hold checksums are weak: so those in files are rotated and added to (TensorFlow, crc32c.h)
+    # checksums of data that hold checksums are weak: so those in files are rotated and added to
+    # (TensorFlow, crc32c.h)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -109,17 +114,22 @@ def _begins_with_length(head: bytes) -> bool:
 
 def _is_packed(head: bytes) -> bool:
     """Returns whether a file that begins with these bytes is gzip or zlib."""
-    # the first bytes of a length may look like a compressed file's, but hardly with the right checksum
+    # the first bytes of a length may look like a compressed file's, but hardly with the right
+    # checksum
     if len(head) < _HEAD.size or _begins_with_length(head):
         return False
-    return head[:3] == b"\x1f\x8b\x08" or (head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0)
+    return head[:3] == b"\x1f\x8b\x08" or (
+        head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0
+    )
 
 
 def _unpack(file: File, to: Path) -> None:
     with to.open("wb") as out:
         unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, as its head says
         try:
-            for _, window in file.windows(1 << 20):  # small ones: unpacked they may be a thousand times as large
+            for _, window in file.windows(
+                1 << 20
+            ):  # small ones: unpacked they may be a thousand times as large
                 while window:
                     out.write(unpacker.decompress(window))
                     window = unpacker.unused_data

@@ -1,6 +1,7 @@
 """Old APIs over the core, served to scripts in place of packages that need not be installed; each is a leaf.
 
-Only processes that syrtos started import them by their old names; there they win over an installed original.
+Only processes that syrtos started import them by their old names; there they win over an installed
+original.
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ SERVED = {
     **{
         f"{package}.estimator{inner}": f"{_HERE}estimator.{module}"
         for package in ("tensorflow", "tensorflow.compat.v1", "tensorflow.compat.v2")
-        for inner, module in (("", "module"), (".export", "export_module"), (".experimental", "experimental_module"))
+        for inner, module in (
+            ("", "module"),
+            (".export", "export_module"),
+            (".experimental", "experimental_module"),
+        )
     },
     "tensorflow.keras.estimator": _HERE + "estimator.keras_module",
     "keras.estimator": _HERE + "estimator.keras_module",

@@ -30,12 +30,19 @@ class _Accumulation:
         self._sums: list[tf.Variable] = []
         self._calls: tf.Variable | None = None
 
-    def __call__(self, grads_and_vars: Iterable[GradientAndVariable], *args: Any, **kwargs: Any) -> tf.Tensor:
+    def __call__(
+        self, grads_and_vars: Iterable[GradientAndVariable], *args: Any, **kwargs: Any
+    ) -> tf.Tensor:
         """Adds the gradients up, and applies their mean if this is the last of ``steps`` calls."""
-        pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
+        pairs = [
+            (gradient, variable) for gradient, variable in grads_and_vars if gradient is not None
+        ]
         variables = [variable for _, variable in pairs]
         calls = self._begin(variables)
-        added = [s.assign_add(tf.convert_to_tensor(g)) for s, (g, _) in zip(self._sums, pairs, strict=True)]
+        added = [
+            s.assign_add(tf.convert_to_tensor(g))
+            for s, (g, _) in zip(self._sums, pairs, strict=True)
+        ]
         with tf.control_dependencies(added):
             due = tf.equal(calls.assign_add(1) % self._steps, 0)
 
@@ -53,11 +60,13 @@ class _Accumulation:
 
     def _begin(self, variables: Sequence[Variable]) -> tf.Variable:
         """Makes the sums and the optimizer's own variables once; returns the count of calls."""
-        # Outside of any graph, and once: a `tf.function` may create variables in its first trace alone.
+        # Outside of any graph, and once: a `tf.function` may create variables in its first trace
+        # alone.
         if self._calls is None:
             with tf.init_scope():
                 self._sums = [
-                    tf.Variable(tf.zeros(v.shape, cast("tf.DType", v.dtype)), trainable=False) for v in variables
+                    tf.Variable(tf.zeros(v.shape, cast("tf.DType", v.dtype)), trainable=False)
+                    for v in variables
                 ]
                 self._calls = tf.Variable(tf.zeros([], tf.int64), trainable=False)
                 if hasattr(self._optimizer, "build"):

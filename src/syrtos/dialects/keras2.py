@@ -53,7 +53,11 @@ class _OptimizerOfKeras3(Protocol):
 
 def is_legacy() -> bool:
     """Returns whether the script's Keras is Keras 2: its variable asks for it, or `tf_keras` has been imported."""
-    return "tf_keras" in sys.modules or settings.environment().get("TF_USE_LEGACY_KERAS", "") in ("1", "True", "true")
+    return "tf_keras" in sys.modules or settings.environment().get("TF_USE_LEGACY_KERAS", "") in (
+        "1",
+        "True",
+        "true",
+    )
 
 
 def keras() -> types.ModuleType:
@@ -65,7 +69,10 @@ def is_optimizer(candidate: object) -> bool:
     """Returns whether ``candidate`` is an optimizer of Keras."""
     # By names: `isinstance` would need both versions of Keras imported.
     modules = ("keras.", "tf_keras.")
-    return any(base.__name__ in _BASES and base.__module__.startswith(modules) for base in type(candidate).__mro__)
+    return any(
+        base.__name__ in _BASES and base.__module__.startswith(modules)
+        for base in type(candidate).__mro__
+    )
 
 
 def accumulate(optimizer: Optimizer, steps: int) -> None:
@@ -79,7 +86,9 @@ def accumulate(optimizer: Optimizer, steps: int) -> None:
         return
     # Keras 3 makes the variables in which it adds gradients up when an optimizer is built.
     if optimizer.built:
-        raise ConfigurationError("backward_passes_per_step must be given before the optimizer's first step.")
+        raise ConfigurationError(
+            "backward_passes_per_step must be given before the optimizer's first step."
+        )
     optimizer.gradient_accumulation_steps = steps
 
 
@@ -88,7 +97,11 @@ def velocities(optimizer: Optimizer, model: Model) -> Sequence[Variable]:
     # Of old Keras 2, where `get_slot` fails before the first step.
     if hasattr(optimizer, "get_slot"):
         known = set(optimizer.get_slot_names())
-        return [optimizer.get_slot(v, "momentum") for v in model.trainable_variables] if "momentum" in known else []
+        return (
+            [optimizer.get_slot(v, "momentum") for v in model.trainable_variables]
+            if "momentum" in known
+            else []
+        )
     return cast("list[Variable]", keras_internals.momentums_of(optimizer))
 
 
@@ -96,7 +109,12 @@ def build(optimizer: Optimizer | None, model: Model) -> None:
     """Makes the optimizer's variables if the model has its weights."""
     # `_built` is what Keras 2 calls it. Old Keras 2 has neither it nor `build`.
     built = getattr(optimizer, "built", getattr(optimizer, "_built", False))
-    if optimizer is not None and model.trainable_variables and not built and hasattr(optimizer, "build"):
+    if (
+        optimizer is not None
+        and model.trainable_variables
+        and not built
+        and hasattr(optimizer, "build")
+    ):
         optimizer.build(list(model.trainable_variables))
 
 
@@ -144,7 +162,9 @@ def _patch_base_optimizer(base: Any) -> None:
     # The class for loss scales has a `variables` of its own.
     for cls in (base, keras().optimizers.LossScaleOptimizer):
         cls.variables = _callable_variables(cls.variables.fget)
-    base.lr = property(lambda self: self.learning_rate, lambda self, rate: setattr(self, "learning_rate", rate))
+    base.lr = property(
+        lambda self: self.learning_rate, lambda self, rate: setattr(self, "learning_rate", rate)
+    )
     base.compute_gradients = _compute_gradients
     base.minimize = _minimize
     replace(base, "_get_current_learning_rate", _decay_rate)
@@ -162,9 +182,9 @@ def _compute_gradients(
     """
     if _scales_losses(self):
         raise ConfigurationError(
-            "Keras 3 divides gradients by the loss scale when they are applied, so `compute_gradients` would return "
-            "scaled ones. Use `optimizer.minimize`, or `tape.gradient(optimizer.scale_loss(loss), variables)` and "
-            "`optimizer.apply`."
+            "Keras 3 divides gradients by the loss scale when they are applied, so"
+            " `compute_gradients` would return scaled ones. Use `optimizer.minimize`, or"
+            " `tape.gradient(optimizer.scale_loss(loss), variables)` and `optimizer.apply`."
         )
     return _gradients(self, loss, var_list, tape)
 
@@ -178,7 +198,9 @@ def _gradients(
     optimizer: _OptimizerOfKeras3, loss: Loss, var_list: Variables, tape: tf.GradientTape | None
 ) -> list[GradientAndVariable]:
     if not callable(loss) and tape is None:
-        raise ValueError("`tape` is required when a tensor is given as the loss: the one that recorded it.")
+        raise ValueError(
+            "`tape` is required when a tensor is given as the loss: the one that recorded it."
+        )
     tape = tape or tf.GradientTape()
     if callable(loss) or _scales_losses(optimizer):
         with tape:
@@ -188,7 +210,9 @@ def _gradients(
     return list(zip(tape.gradient(loss, variables), variables, strict=True))
 
 
-def _minimize(self: _OptimizerOfKeras3, loss: Loss, var_list: Variables, tape: tf.GradientTape | None = None) -> None:
+def _minimize(
+    self: _OptimizerOfKeras3, loss: Loss, var_list: Variables, tape: tf.GradientTape | None = None
+) -> None:
     """Computes the gradients of a loss (or of what a function returns) and applies them."""
     self.apply_gradients(_gradients(self, loss, var_list, tape))
 
@@ -204,14 +228,18 @@ def _add_legacy_optimizers(found: types.ModuleType, base: type) -> None:
 def _classes(module: types.ModuleType, base: type) -> dict[str, type]:
     # A class that inherits its `__init__` has the replacement of its parent's.
     return {
-        n: c for n, c in vars(module).items() if isinstance(c, type) and issubclass(c, base) and "__init__" in vars(c)
+        n: c
+        for n, c in vars(module).items()
+        if isinstance(c, type) and issubclass(c, base) and "__init__" in vars(c)
     }
 
 
 def _old_arguments(original: Method) -> Method:
     """Wraps an optimizer's `__init__`: ``lr`` is the learning rate, ``decay`` divides it by ``1 + decay * step``."""
 
-    def init(self: object, *args: object, lr: object = None, decay: float = 0.0, **kwargs: object) -> None:
+    def init(
+        self: object, *args: object, lr: object = None, decay: float = 0.0, **kwargs: object
+    ) -> None:
         if lr is not None:
             kwargs["learning_rate"] = lr
         original(self, *args, **kwargs)
@@ -221,7 +249,9 @@ def _old_arguments(original: Method) -> Method:
     return init
 
 
-def _decay_rate(original: Callable[[_OptimizerOfKeras3], tf.Tensor]) -> Callable[[_OptimizerOfKeras3], tf.Tensor]:
+def _decay_rate(
+    original: Callable[[_OptimizerOfKeras3], tf.Tensor],
+) -> Callable[[_OptimizerOfKeras3], tf.Tensor]:
     """Wraps an optimizer's rate of a step with the decay; `learning_rate` itself stays what the script sets."""
 
     def current_rate(self: _OptimizerOfKeras3) -> tf.Tensor:
@@ -235,7 +265,11 @@ def _patch_models(model: type, trainers: tuple[type, type]) -> None:
     # Where Keras defines them: it takes a `compile` of another class for the script's own.
     replace(trainers[0], "compile", _dropping_arguments("experimental_run_tf_function"))
     for name in ("fit", "evaluate", "predict"):
-        replace(trainers[1], name, _dropping_arguments("workers", "use_multiprocessing", "max_queue_size"))
+        replace(
+            trainers[1],
+            name,
+            _dropping_arguments("workers", "use_multiprocessing", "max_queue_size"),
+        )
         setattr(model, f"{name}_generator", _from_generator(name))
     for name in ("fit", "evaluate"):
         replace(trainers[1], name, _from_creator)
@@ -248,7 +282,9 @@ class DatasetCreator:
     """
 
     def __init__(
-        self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset], input_options: object = None
+        self,
+        dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+        input_options: object = None,
     ) -> None:
         self.dataset_fn = dataset_fn
         self.input_options = input_options
@@ -297,9 +333,12 @@ def _from_generator(name: str) -> Method:
         _say_once(f"`{name}_generator` is `{name}` today.")
         if len(args) > len(_POSITIONAL[name]):
             raise TypeError(
-                f"{name}_generator takes {len(_POSITIONAL[name])} arguments after the generator. Received: {len(args)}."
+                f"{name}_generator takes {len(_POSITIONAL[name])} arguments after the generator."
+                f" Received: {len(args)}."
             )
-        return getattr(self, name)(generator, **dict(zip(_POSITIONAL[name], args, strict=False)), **kwargs)
+        return getattr(self, name)(
+            generator, **dict(zip(_POSITIONAL[name], args, strict=False)), **kwargs
+        )
 
     method.__name__ = f"{name}_generator"
     return method
@@ -324,7 +363,9 @@ def _add_functions(found: types.ModuleType) -> None:
             if callable(function) and not hasattr(public, name):
                 setattr(public, name, function)
     if not hasattr(found.layers, "ThresholdedReLU"):
-        found.layers.ThresholdedReLU = importlib.import_module("keras.src.legacy.layers").ThresholdedReLU
+        found.layers.ThresholdedReLU = importlib.import_module(
+            "keras.src.legacy.layers"
+        ).ThresholdedReLU
 
 
 def _patch_layers_and_metrics() -> None:

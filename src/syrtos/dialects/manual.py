@@ -1,6 +1,7 @@
 """Common parts of the dialects in which a script says itself what is exchanged: Horovod's and SMDDP's.
 
-Each worker trains on its own batches, as a process of its own; only what the script asks for is exchanged.
+Each worker trains on its own batches, as a process of its own; only what the script asks for is
+exchanged.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ def begin(name: str) -> None:
     """Joins the world for a script of the dialect ``name``. A second call does nothing.
 
     Raises:
-        ConfigurationError: the run was given flags that mean something only where `fit` splits the work, or the script
-            already trains under a strategy.
+        ConfigurationError: the run was given flags that mean something only where `fit` splits the
+            work, or the script already trains under a strategy.
     """
     session = world.init()
     if world.explicit():
@@ -41,9 +42,9 @@ def _check_flags(name: str, options: Options) -> None:
     given = [flag for flag in flags if getattr(options, flag) != getattr(defaults, flag)]
     if given:
         raise ConfigurationError(
-            f"This script uses {name}, which says itself what is exchanged and scaled: "
-            f"{', '.join('--' + flag.replace('_', '-') for flag in given)} can't be obeyed. Remove the flag, or do it "
-            "in the script."
+            f"This script uses {name}, which says itself what is exchanged and scaled:"
+            f" {', '.join('--' + flag.replace('_', '-') for flag in given)} can't be obeyed. Remove"
+            " the flag, or do it in the script."
         )
 
 

@@ -54,7 +54,10 @@ def install() -> None:
 
 
 def multi_gpu_model(
-    model: _Functional, gpus: int | Sequence[int] | None = None, cpu_merge: bool = True, cpu_relocation: bool = False
+    model: _Functional,
+    gpus: int | Sequence[int] | None = None,
+    cpu_merge: bool = True,
+    cpu_relocation: bool = False,
 ) -> _Functional:
     """Returns a model that trains ``model``'s weights on all workers of the run. Either of the two may be saved.
 
@@ -73,27 +76,41 @@ def multi_gpu_model(
     count = len(gpus) if isinstance(gpus, list | tuple) else gpus
     if isinstance(count, int) and count < 2:
         raise ValueError(
-            "For multi-gpu usage to be effective, call `multi_gpu_model` with `len(gpus) >= 2`. Received: "
-            f"`gpus={gpus}`"
+            "For multi-gpu usage to be effective, call `multi_gpu_model` with `len(gpus) >= 2`."
+            f" Received: `gpus={gpus}`"
         )
     _say(count if isinstance(count, int) else None, world.current().world.size)
     keras2.install()
     keras = keras2.keras()
-    inputs = [keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name.split(":")[0]) for x in model.inputs]
+    inputs = [
+        keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name.split(":")[0])
+        for x in model.inputs
+    ]
     outputs = model(inputs if len(inputs) > 1 else inputs[0])
     outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
     names = getattr(model, "output_names", [None] * len(outputs))
-    # So that layers of the new model have the names of the outputs, by which `fit` takes losses and metrics.
+    # So that layers of the new model have the names of the outputs, by which `fit` takes losses and
+    # metrics.
     merged = [
-        keras.layers.Activation("linear", name=n, dtype=out.dtype)(out) for n, out in zip(names, outputs, strict=True)
+        keras.layers.Activation("linear", name=n, dtype=out.dtype)(out)
+        for n, out in zip(names, outputs, strict=True)
     ]
-    return keras.Model(inputs if len(inputs) > 1 else inputs[0], merged if len(merged) > 1 else merged[0])
+    return keras.Model(
+        inputs if len(inputs) > 1 else inputs[0], merged if len(merged) > 1 else merged[0]
+    )
 
 
 @functools.cache
 def _say(asked: int | None, size: int) -> None:
     if world.current().world.rank:
         return
-    here = f"on the {size} workers of this run" if size > 1 else "on one worker: start it with `syrtos run -n N`"
+    here = (
+        f"on the {size} workers of this run"
+        if size > 1
+        else "on one worker: start it with `syrtos run -n N`"
+    )
     asked_for = f" ({asked} GPUs were asked for)" if asked not in (None, size) else ""
-    print(f"syrtos: multi_gpu_model trains {here}{asked_for}. Today plain `model.fit` is enough.", file=sys.stderr)
+    print(
+        f"syrtos: multi_gpu_model trains {here}{asked_for}. Today plain `model.fit` is enough.",
+        file=sys.stderr,
+    )

@@ -1,8 +1,9 @@
 """The parameter servers of `tf.distribute`: `ParameterServerStrategy` for `fit`, and `ClusterCoordinator`.
 
-TensorFlow has one coordinator that sends functions to workers. Here every worker runs the script and plays the
-coordinator: all note the same scheduled calls, and each call is made by whichever worker is free. After `join` all
-workers have the same results of the calls, and the same values of the variables that the calls added to.
+TensorFlow has one coordinator that sends functions to workers. Here every worker runs the script
+and plays the coordinator: all note the same scheduled calls, and each call is made by whichever
+worker is free. After `join` all workers have the same results of the calls, and the same values of
+the variables that the calls added to.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from syrtos.keras.tensorflow.strategy import Strategy
 Resource = TypeVar("Resource")
 
 # Where TensorFlow has them: (module, name).
-STRATEGIES = (("distribute", "ParameterServerStrategy"), ("distribute.experimental", "ParameterServerStrategy"))
+STRATEGIES = (
+    ("distribute", "ParameterServerStrategy"),
+    ("distribute.experimental", "ParameterServerStrategy"),
+)
 COORDINATORS = ("distribute.coordinator", "distribute.experimental.coordinator")
 
 _START = "Start the script with `syrtos run --ps 1 -n WORKERS train.py`."
@@ -50,7 +54,9 @@ def install() -> None:
 class _StrategyOfRun(type):
     """The metaclass of a class that Keras asks `isinstance` of, and whose call returns the strategy of this run."""
 
-    def __call__(cls, cluster_resolver: object = None, variable_partitioner: object = None) -> tf.distribute.Strategy:
+    def __call__(
+        cls, cluster_resolver: object = None, variable_partitioner: object = None
+    ) -> tf.distribute.Strategy:
         """Returns the strategy of this run.
 
         Args:
@@ -74,7 +80,9 @@ def _servers(name: str) -> Servers:
     session = world.current()
     activate.check_not_explicit(name)
     if session.servers is None:
-        raise ConfigurationError(f"A {name} needs parameter servers, and this run has none. {_START}")
+        raise ConfigurationError(
+            f"A {name} needs parameter servers, and this run has none. {_START}"
+        )
     return session.servers
 
 
@@ -112,8 +120,9 @@ class ClusterCoordinator:
         self._servers = _servers("ClusterCoordinator")
         if self._servers.synchronous:
             raise ConfigurationError(
-                "A ClusterCoordinator's calls are made by one worker each, and `--staleness 0` makes each update of "
-                "all workers' gradients. Leave out `--staleness`, or give it 1 or more."
+                "A ClusterCoordinator's calls are made by one worker each, and `--staleness 0`"
+                " makes each update of all workers' gradients. Leave out `--staleness`, or give it"
+                " 1 or more."
             )
         self._strategy = strategy
         self._calls: list[Callable[[], object]] = []
@@ -129,7 +138,10 @@ class ClusterCoordinator:
     # -- scheduling ------------------------------------------------------------------------------
 
     def schedule(
-        self, fn: Callable[..., object], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+        self,
+        fn: Callable[..., object],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
     ) -> RemoteValue:
         """Notes a call; some worker makes it when a result is wanted, or at `join`."""
         self._calls.append(functools.partial(fn, *(args or ()), **(kwargs or {})))
@@ -154,7 +166,9 @@ class ClusterCoordinator:
 
     def fetch(self, value: object) -> object:
         """Returns a structure with the results in place of its `RemoteValue`s."""
-        return tf.nest.map_structure(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, value)
+        return tf.nest.map_structure(
+            lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, value
+        )
 
     # -- data ------------------------------------------------------------------------------------
 
@@ -184,8 +198,11 @@ class ClusterCoordinator:
             return False
         with self._strategy.scope():
             result = self._calls[piece]()
-        # A result goes to the servers, from which every worker fetches it: a tensor would stay here.
-        plain = tf.nest.map_structure(lambda leaf: leaf.numpy() if tf.is_tensor(leaf) else leaf, result)
+        # A result goes to the servers, from which every worker fetches it: a tensor would stay
+        # here.
+        plain = tf.nest.map_structure(
+            lambda leaf: leaf.numpy() if tf.is_tensor(leaf) else leaf, result
+        )
         self._servers.done(piece, self._before + piece, plain)
         return True
 
@@ -197,5 +214,6 @@ class ClusterCoordinator:
             return self._servers.result(number, over=number < self._before)
         except KeyError:
             raise ConfigurationError(
-                f"The result of this call is not kept any more: fetch results before {KEPT} others have come."
+                f"The result of this call is not kept any more: fetch results before {KEPT} others"
+                " have come."
             ) from None

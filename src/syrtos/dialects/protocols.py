@@ -1,7 +1,8 @@
 """The members of optimizers, models and tensors that dialects use, for Keras 2 and Keras 3 and outside of either.
 
-Keras 2 and Keras 3 have no class in common, and TensorFlow's stubs lack `tf.compat.v1`. Where a comment says "of Keras
-2" or "of Keras 3", objects of the other version lack the member: the code asks by `hasattr` first.
+Keras 2 and Keras 3 have no class in common, and TensorFlow's stubs lack `tf.compat.v1`. Where a
+comment says "of Keras 2" or "of Keras 3", objects of the other version lack the member: the code
+asks by `hasattr` first.
 """
 
 from __future__ import annotations
@@ -34,13 +35,19 @@ class Optimizer(keras_protocols.Optimizer, Protocol):
     """An optimizer of Keras, as old APIs use it."""
 
     gradient_accumulation_steps: int | None  # of Keras 3
-    register_local_var: Callable[[Variable], None]  # of an optimizer that Horovod's dialect has made distributed
+    register_local_var: Callable[
+        [Variable], None
+    ]  # of an optimizer that Horovod's dialect has made distributed
 
-    def minimize(self, loss: Loss, var_list: Sequence[Variable], *args: object, **kwargs: object) -> object:
+    def minimize(
+        self, loss: Loss, var_list: Sequence[Variable], *args: object, **kwargs: object
+    ) -> object:
         """Computes gradients, and makes an update; of Keras 2, and of Keras 3 by `syrtos.dialects.keras2`."""
         ...
 
-    def _compute_gradients(self, loss: Loss, var_list: Sequence[Variable]) -> Iterable[GradientAndVariable]:
+    def _compute_gradients(
+        self, loss: Loss, var_list: Sequence[Variable]
+    ) -> Iterable[GradientAndVariable]:
         """Computes gradients; of old Keras 2."""
         ...
 

@@ -1,7 +1,7 @@
 """SageMaker's data parallel library for TensorFlow, `smdistributed.dataparallel.tensorflow`; it runs on any machine.
 
-Semantics: the public API pages of the sagemaker Python SDK (doc/api/training/sdp_versions). Differences are listed in
-docs/dialects.md.
+Semantics: the public API pages of the sagemaker Python SDK (doc/api/training/sdp_versions).
+Differences are listed in docs/dialects.md.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def init() -> None:
         RuntimeError: it has been called before.
     """
     if _State.initialized:
-        raise RuntimeError("init() called more than once. smdistributed.dataparallel is already initialized.")
+        raise RuntimeError(
+            "init() called more than once. smdistributed.dataparallel is already initialized."
+        )
     manual.begin("smdistributed.dataparallel")
     _State.initialized = True
 
@@ -116,7 +118,9 @@ def allreduce(
     if isinstance(tensor, tf.IndexedSlices):
         tensor = tf.convert_to_tensor(tensor)
     sent, context = compression.compress(tf.convert_to_tensor(tensor))
-    return compression.decompress(core.allreduce(comm, sent, communicator.ReduceOp(op.value)), context)
+    return compression.decompress(
+        core.allreduce(comm, sent, communicator.ReduceOp(op.value)), context
+    )
 
 
 @unconverted
@@ -131,7 +135,9 @@ def oob_allreduce(
         ConfigurationError: the op is not AVERAGE.
     """
     if op is not ReduceOp.AVERAGE:
-        raise errors.ConfigurationError(f"oob_allreduce averages. Received: op={op}. Use allreduce for others.")
+        raise errors.ConfigurationError(
+            f"oob_allreduce averages. Received: op={op}. Use allreduce for others."
+        )
     return allreduce(tensor, 0, 1, compression, op)
 
 
@@ -182,13 +188,14 @@ def DistributedOptimizer(
     Raises:
         ConfigurationError: it is not an optimizer of Keras, or the op is not AVERAGE.
     """
-    # The original knew only TensorFlow 1's optimizers, and no `fit`; here it is the way to use `fit`.
+    # The original knew only TensorFlow 1's optimizers, and no `fit`; here it is the way to use
+    # `fit`.
     del name, use_locking, bucket_cap_mb
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not keras2.is_optimizer(inner):
         raise errors.ConfigurationError(
-            f"DistributedOptimizer takes Keras optimizers. Received: {type(optimizer).__name__}. For loops of one's "
-            "own there is DistributedGradientTape."
+            f"DistributedOptimizer takes Keras optimizers. Received: {type(optimizer).__name__}."
+            " For loops of one's own there is DistributedGradientTape."
         )
     gradients.mark(inner, _reduction(device_dense, device_sparse, compression, sparse_as_dense, op))
     return optimizer
@@ -211,23 +218,37 @@ class DistributedGradientTape(gradients.ReducingTape):
         Raises:
             ConfigurationError: the op is not AVERAGE, or devices are given.
         """
-        super().__init__(gradtape, _reduction(device_dense, device_sparse, compression, sparse_as_dense, op))
+        super().__init__(
+            gradtape, _reduction(device_dense, device_sparse, compression, sparse_as_dense, op)
+        )
 
 
 def _reduction(
-    device_dense: str, device_sparse: str, compression: reduction.Compression, sparse_as_dense: bool, op: ReduceOp
+    device_dense: str,
+    device_sparse: str,
+    compression: reduction.Compression,
+    sparse_as_dense: bool,
+    op: ReduceOp,
 ) -> Reduction:
     comm = _session().comm
     if op is not ReduceOp.AVERAGE:
-        raise errors.ConfigurationError(f"Gradients are averaged: op=ReduceOp.AVERAGE. Received: {op}.")
+        raise errors.ConfigurationError(
+            f"Gradients are averaged: op=ReduceOp.AVERAGE. Received: {op}."
+        )
     if device_dense or device_sparse:
-        raise errors.ConfigurationError("device_dense and device_sparse are not supported, as in the original.")
+        raise errors.ConfigurationError(
+            "device_dense and device_sparse are not supported, as in the original."
+        )
     return Reduction(
-        comm, compression=None if compression is Compression.none else compression, sparse_as_dense=sparse_as_dense
+        comm,
+        compression=None if compression is Compression.none else compression,
+        sparse_as_dense=sparse_as_dense,
     )
 
 
 def _session() -> world.Session:
     if not _State.initialized:
-        raise RuntimeError("smdistributed.dataparallel has not been initialized; call init() first.")
+        raise RuntimeError(
+            "smdistributed.dataparallel has not been initialized; call init() first."
+        )
     return world.current()

@@ -1,7 +1,7 @@
 """The strategies of `tf.distribute`: each names the same thing here, the one strategy over all workers.
 
-That is so in a world of one worker too: TensorFlow refuses the scope of a strategy of its own where ours is the
-default.
+That is so in a world of one worker too: TensorFlow refuses the scope of a strategy of its own where
+ours is the default.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ def install() -> None:
     for path, name in SERVED:
         for module in modules_with(path, name):
             original = getattr(module, name)
-            setattr(module, name, _Strategies(name, (), {"__doc__": original.__doc__, "original": original}))
+            setattr(
+                module,
+                name,
+                _Strategies(name, (), {"__doc__": original.__doc__, "original": original}),
+            )
     for name in RESOLVERS if not alone else ():
         for module in modules_with("distribute.cluster_resolver", name):
             setattr(module, name, functools.partial(_resolver_of_run, name))
@@ -61,9 +65,10 @@ class NoTPUError(ConfigurationError, ValueError):
 def _without_tpus(_original: Method) -> Method:
     def init(self: object, *args: object, **kwargs: object) -> None:
         raise NoTPUError(
-            "`TPUClusterResolver` looks for a TPU for TensorFlow, which syrtos does not train on. Keras trains on "
-            "TPUs by JAX: on the hosts of a TPU run the script with KERAS_BACKEND=jax and without the resolver and "
-            "TPUStrategy. On CPUs and GPUs leave both out, or use MirroredStrategy in their place."
+            "`TPUClusterResolver` looks for a TPU for TensorFlow, which syrtos does not train on."
+            " Keras trains on TPUs by JAX: on the hosts of a TPU run the script with"
+            " KERAS_BACKEND=jax and without the resolver and TPUStrategy. On CPUs and GPUs leave"
+            " both out, or use MirroredStrategy in their place."
         )
 
     return init
@@ -81,8 +86,8 @@ def modules_with(path: str, name: str) -> list[Any]:
 class _Strategies(type):
     """The type of classes in name only: calling such a class gives the one strategy there is."""
 
-    # The strategy is no instance of the class, because Keras and TensorFlow treat instances of their own strategies in
-    # ways of their own.
+    # The strategy is no instance of the class, because Keras and TensorFlow treat instances of
+    # their own strategies in ways of their own.
     original: Callable[..., tf.distribute.Strategy]
 
     def __call__(cls, *args: Any, **kwargs: Any) -> tf.distribute.Strategy:
@@ -91,12 +96,17 @@ class _Strategies(type):
         Raises:
             ConfigurationError: the script says itself what is exchanged, e.g. by Horovod.
         """
-        # Such a script may place its work by OneDeviceStrategy, which reduces nothing; and alone no strategy does.
-        if world.explicit() and (cls.__name__ == "OneDeviceStrategy" or world.current().world.size == 1):
+        # Such a script may place its work by OneDeviceStrategy, which reduces nothing; and alone no
+        # strategy does.
+        if world.explicit() and (
+            cls.__name__ == "OneDeviceStrategy" or world.current().world.size == 1
+        ):
             return cls.original(*args, **kwargs)
         activate.check_not_explicit(cls.__name__)
         keras2.install_once_imported()
-        _tell_of_another_size(cls.__name__, _count_named_workers(args, kwargs), world.current().world.size)
+        _tell_of_another_size(
+            cls.__name__, _count_named_workers(args, kwargs), world.current().world.size
+        )
         if cls.__name__ == "MultiWorkerMirroredStrategy":
             heed_policy()
         return Strategy()
@@ -118,8 +128,9 @@ def _tell_of_another_size(name: str, asked: int | None, size: int) -> None:
     # Results don't depend on the number of workers: a line is enough.
     if asked not in (None, 1, size) and world.current().world.rank == 0:
         print(
-            f"syrtos: tf.distribute.{name} names {asked} devices or workers, and this run has {size}: it trains on "
-            f"{size}, with the same results. For {asked} start it with `syrtos run -n {asked}`.",
+            f"syrtos: tf.distribute.{name} names {asked} devices or workers, and this run has"
+            f" {size}: it trains on {size}, with the same results. For {asked} start it with"
+            f" `syrtos run -n {asked}`.",
             file=sys.stderr,
         )
 

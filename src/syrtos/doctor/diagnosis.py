@@ -6,7 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 from syrtos.doctor.finding import Finding
 from syrtos.doctor.program import ScriptProgram
-from syrtos.doctor.rules import data, files, horovod, loops, names, needs, rates, undefined, values, whole_batches
+from syrtos.doctor.rules import (
+    data,
+    files,
+    horovod,
+    loops,
+    names,
+    needs,
+    rates,
+    undefined,
+    values,
+    whole_batches,
+)
 
 RULES: Sequence[Callable[[ScriptProgram], Iterator[Finding]]] = (
     files.files, data.own_randomness, data.seeded_by_rank, data.same_batches, data.uneven_batches, rates.rates,
@@ -21,5 +32,9 @@ RULES: Sequence[Callable[[ScriptProgram], Iterator[Finding]]] = (
 
 def findings(program: ScriptProgram) -> list[Finding]:
     """Returns the findings of all rules, the most severe first; equal ones in the same line appear once."""
-    found = {(each.path, each.line, each.rule, each.says): each for rule in RULES for each in rule(program)}
+    found = {
+        (each.path, each.line, each.rule, each.says): each
+        for rule in RULES
+        for each in rule(program)
+    }
     return sorted(found.values())

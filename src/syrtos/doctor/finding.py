@@ -43,11 +43,23 @@ class Finding:
 
     def facts(self) -> dict[str, object]:
         """Returns the fields as values that JSON can hold."""
-        return {**dataclasses.asdict(self), "severity": self.severity.name.lower(), "path": str(self.path)}
+        return {
+            **dataclasses.asdict(self),
+            "severity": self.severity.name.lower(),
+            "path": str(self.path),
+        }
 
 
-def at(script: Script, node: ast.AST, rule: str, severity: Severity, says: str, fix: str) -> Finding:
+def at(
+    script: Script, node: ast.AST, rule: str, severity: Severity, says: str, fix: str
+) -> Finding:
     """Returns a finding about a node of a script."""
     return Finding(
-        severity, script.path, getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1, rule, says, fix
+        severity,
+        script.path,
+        getattr(node, "lineno", 1),
+        getattr(node, "col_offset", 0) + 1,
+        rule,
+        says,
+        fix,
     )

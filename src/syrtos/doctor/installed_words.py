@@ -1,8 +1,9 @@
 """Names that NumPy, JAX or torch surely lacks, from the text of the installed packages: nothing is imported.
 
-Their modules make names in many ways, but each of these is a word in the module's file, in its stub (`.pyi`), in a file
-that it imports with a star, or in the name of a file beside it. A name that is no such word does not exist. Seen on
-NumPy 2.3 and 2.5, JAX 0.10 and torch 2.13, where a test holds these words to what the modules really have.
+Their modules make names in many ways, but each of these is a word in the module's file, in its stub
+(`.pyi`), in a file that it imports with a star, or in the name of a file beside it. A name that is
+no such word does not exist. Seen on NumPy 2.3 and 2.5, JAX 0.10 and torch 2.13, where a test holds
+these words to what the modules really have.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _WORD = re.compile(r"[^\W\d]\w*")
 _STAR = re.compile(r"^\s*from\s+(\.*)([\w.]*)\s+import\s+\*", re.MULTILINE)
 # Lines on which a module's text defines or imports names.
 _DEFINES = re.compile(
-    r"^(?:def|class) (\w+)|^(\w+)\s*[:=]|^    [\"']?(\w+)[\"']?(?: as \w+)?,$|\bimport (.+)$", re.MULTILINE
+    r"^(?:def|class) (\w+)|^(\w+)\s*[:=]|^    [\"']?(\w+)[\"']?(?: as \w+)?,$|\bimport (.+)$",
+    re.MULTILINE,
 )
 # Aliases of Python's types that NumPy 1.24 removed.
 _OF_PYTHON = ("int", "float", "complex", "object", "str")
@@ -47,7 +49,9 @@ def missing_part(path: str) -> str | None:
 def suggestion(path: str) -> str | None:
     """Returns the name of the same module that is most like the last word of a path; None without one."""
     module, _, word = path.rpartition(".")
-    defining = " ".join(part for text in _texts(module) for line in _DEFINES.findall(text) for part in line)
+    defining = " ".join(
+        part for text in _texts(module) for line in _DEFINES.findall(text) for part in line
+    )
     near = {name for file in _files(module) for name in _neighbours(file)}
     return closest_name(word, near.union(_WORD.findall(defining)))
 
@@ -60,14 +64,19 @@ def expired_names() -> Mapping[str, str]:
     for node in ast.parse(file.read_text()).body if file.is_file() else []:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             for name, text in ast.literal_eval(node.value).items():
-                said[f"numpy.{name}"] = (text[:1].lower() + text[1:]).rstrip(".") or "NumPy 2.0 removed it"
+                said[f"numpy.{name}"] = (text[:1].lower() + text[1:]).rstrip(
+                    "."
+                ) or "NumPy 2.0 removed it"
     return said
 
 
 @functools.cache
 def _is_whole(module: str) -> bool:
     """Returns whether all files that a module imports with a star are in the same package, and are text."""
-    return all(_files(star) and star.partition(".")[0] == module.partition(".")[0] for star in _star_imports(module))
+    return all(
+        _files(star) and star.partition(".")[0] == module.partition(".")[0]
+        for star in _star_imports(module)
+    )
 
 
 @functools.cache
@@ -79,7 +88,9 @@ def _words(module: str) -> frozenset[str]:
 @functools.cache
 def _texts(module: str) -> tuple[str, ...]:
     """Returns the texts of a module's files, and of those that they import with a star."""
-    return tuple(file.read_text() for each in (module, *_star_imports(module)) for file in _files(each))
+    return tuple(
+        file.read_text() for each in (module, *_star_imports(module)) for file in _files(each)
+    )
 
 
 @functools.cache
@@ -90,7 +101,10 @@ def _star_imports(module: str) -> tuple[str, ...]:
         each = waiting.pop()
         for file in _files(each):
             package = each if file.stem == "__init__" else each.rpartition(".")[0]
-            stars = {_absolute(package, *star) for star in _STAR.findall(file.read_text())} - {module, *found}
+            stars = {_absolute(package, *star) for star in _STAR.findall(file.read_text())} - {
+                module,
+                *found,
+            }
             found += sorted(stars)
             waiting += sorted(stars)
     return tuple(found)
@@ -108,7 +122,9 @@ def _files(module: str) -> list[Path]:
     if base is None:
         return []
     stem = base.joinpath(*parts)
-    ends = [stem / "__init__.py", stem / "__init__.pyi"] + [stem.with_suffix(end) for end in (".py", ".pyi") if parts]
+    ends = [stem / "__init__.py", stem / "__init__.pyi"] + [
+        stem.with_suffix(end) for end in (".py", ".pyi") if parts
+    ]
     return [path for path in ends if path.is_file()]
 
 

@@ -14,7 +14,8 @@ class Check:
 
     Attributes:
         name: the name of the part; for another host it begins with the host's name.
-        status: ``"ok"``; ``"wrong"`` if runs fail; ``"warning"`` if some fail, or are slower than they could be.
+        status: ``"ok"``; ``"wrong"`` if runs fail; ``"warning"`` if some fail, or are slower than
+            they could be.
         found: the observation, as a sentence without its full stop.
         fix: the remedy, as a sentence; empty if all is well.
     """

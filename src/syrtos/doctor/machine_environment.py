@@ -16,7 +16,16 @@ from syrtos.settings import OPTIONS_VARIABLE
 
 _SECONDS = 2.0
 # Variables by which a person chooses how MPI communicates.
-_TUNED = ("UCX_NET_DEVICES", "UCX_TLS", "MPICH_OFI_", "MPICH_NOLOCAL", "MPIR_CVAR_", "FI_PROVIDER", "MPI4PY_", "I_MPI_")
+_TUNED = (
+    "UCX_NET_DEVICES",
+    "UCX_TLS",
+    "MPICH_OFI_",
+    "MPICH_NOLOCAL",
+    "MPIR_CVAR_",
+    "FI_PROVIDER",
+    "MPI4PY_",
+    "I_MPI_",
+)
 _NOT_TUNED = ("MPI4PY_RC",)
 
 
@@ -46,11 +55,15 @@ def _started_by(env: Mapping[str, str]) -> Iterator[Check]:
     if started is not None:
         yield warning(
             "environment",
-            f"variables of {started.starter} say that this process is one of {started.size}: `python train.py` here would look for the others",
-            "Leave that step (`exit`), or start scripts by `syrtos run`, which sets variables of its own.",
+            f"variables of {started.starter} say that this process is one of {started.size}:"
+            " `python train.py` here would look for the others",
+            "Leave that step (`exit`), or start scripts by `syrtos run`, which sets variables of"
+            " its own.",
         )
     elif "SLURM_JOB_ID" in env:
-        yield ok("environment", f"inside of Slurm's allocation {env['SLURM_JOB_ID']}, and no step of it")
+        yield ok(
+            "environment", f"inside of Slurm's allocation {env['SLURM_JOB_ID']}, and no step of it"
+        )
 
 
 def _tf_config(env: Mapping[str, str]) -> Iterator[Check]:
@@ -77,7 +90,9 @@ def _check_threads(env: Mapping[str, str], cores: int, gpus: int) -> Iterator[Ch
             "`unset OMP_NUM_THREADS`: `syrtos run` divides the cores.",
         )
     if gpus and env.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        yield warning("CUDA_VISIBLE_DEVICES", f"it hides all {gpus} GPUs", "`unset CUDA_VISIBLE_DEVICES`.")
+        yield warning(
+            "CUDA_VISIBLE_DEVICES", f"it hides all {gpus} GPUs", "`unset CUDA_VISIBLE_DEVICES`."
+        )
     if "tf_xla_auto_jit" in env.get("TF_XLA_FLAGS", ""):
         yield warning(
             "TF_XLA_FLAGS",
@@ -97,7 +112,9 @@ def _libraries(env: Mapping[str, str]) -> Iterator[Check]:
         )
     if env.get("LD_PRELOAD"):
         yield warning(
-            "LD_PRELOAD", f"every worker loads {env['LD_PRELOAD']}", "`unset LD_PRELOAD`, unless it is meant."
+            "LD_PRELOAD",
+            f"every worker loads {env['LD_PRELOAD']}",
+            "`unset LD_PRELOAD`, unless it is meant.",
         )
 
 
@@ -112,7 +129,8 @@ def _other_mpi(path: str) -> Iterator[Check]:
         if maker:
             yield warning(
                 "other MPI",
-                f"{found} is {maker}'s: a script that it starts finds itself alone in our MPI, and ends with an error",
+                f"{found} is {maker}'s: a script that it starts finds itself alone in our MPI, and"
+                " ends with an error",
                 "Start scripts by `syrtos run -n N train.py`.",
             )
             return

@@ -80,7 +80,8 @@ def limits(root: Path = _CGROUPS, own: str | None = None) -> Limits:
 
     Args:
         root: where the groups are mounted.
-        own: the groups of a process, in the format of /proc/self/cgroup; None: those of this process.
+        own: the groups of a process, in the format of /proc/self/cgroup; None: those of this
+            process.
     """
     folders = list(_groups(root, Path("/proc/self/cgroup").read_text() if own is None else own))
     quotas = [quota for folder in folders if (quota := _quota(folder)) is not None]
@@ -90,7 +91,10 @@ def limits(root: Path = _CGROUPS, own: str | None = None) -> Limits:
         for name in ("memory.max", "memory.limit_in_bytes")
         if (text := _read(folder / name)).isdigit()
     ]
-    return Limits(min(quotas, default=None), min((size for size in memories if size < _UNLIMITED), default=None))
+    return Limits(
+        min(quotas, default=None),
+        min((size for size in memories if size < _UNLIMITED), default=None),
+    )
 
 
 def _groups(root: Path, own: str) -> Iterator[Path]:
@@ -104,7 +108,10 @@ def _groups(root: Path, own: str) -> Iterator[Path]:
 
 def _quota(folder: Path) -> float | None:
     quota, _, period = _read(folder / "cpu.max").partition(" ")
-    quota, period = quota or _read(folder / "cpu.cfs_quota_us"), period or _read(folder / "cpu.cfs_period_us")
+    quota, period = (
+        quota or _read(folder / "cpu.cfs_quota_us"),
+        period or _read(folder / "cpu.cfs_period_us"),
+    )
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 
 

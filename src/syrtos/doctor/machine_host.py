@@ -16,7 +16,8 @@ from syrtos.doctor import machine_facts
 from syrtos.doctor.machine_check import Check, ok, warning, wrong
 from syrtos.launch.processes import leftovers
 
-# Bytes that a worker takes before its model is built: an interpreter with Keras and TensorFlow 2.21 took 0.75 GB.
+# Bytes that a worker takes before its model is built: an interpreter with Keras and TensorFlow 2.21
+# took 0.75 GB.
 _WORKER = 0.75e9
 # Free bytes of /dev/shm below which there is a word: docker gives a container 64 MiB.
 _SHARED = 256e6
@@ -32,12 +33,16 @@ def checks(folder: Path) -> Iterator[Check]:
     yield memory(psutil.virtual_memory().available, _free_below_limit(limits.memory))
     yield shared_memory(machine_facts.shared_memory)
     yield from left_over(leftovers.find_unmapped())
-    yield from locked_memory(Path("/sys/class/infiniband"), resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
+    yield from locked_memory(
+        Path("/sys/class/infiniband"), resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    )
     yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
     yield disk(folder)
     yield network(socket.gethostname())
     yield clock(_clock_is_synchronized())
-    yield from gpus(machine_facts.gpus(), shutil.which("nvidia-smi") is not None, machine_facts.version)
+    yield from gpus(
+        machine_facts.gpus(), shutil.which("nvidia-smi") is not None, machine_facts.version
+    )
 
 
 def cores(count: int, quota: float | None) -> Check:
@@ -45,10 +50,14 @@ def cores(count: int, quota: float | None) -> Check:
     if quota is not None and quota < count * 0.95:
         return warning(
             "cores",
-            f"{count} cores are seen, and this container gets the time of {quota:.3g}: workers would wait for each other",
-            f"Start at most {max(int(quota), 1)} workers, or give the container whole cores: docker run --cpuset-cpus, or a higher --cpus.",
+            f"{count} cores are seen, and this container gets the time of {quota:.3g}: workers"
+            " would wait for each other",
+            f"Start at most {max(int(quota), 1)} workers, or give the container whole cores: docker"
+            " run --cpuset-cpus, or a higher --cpus.",
         )
-    return ok("cores", f"{count} of {os.cpu_count()}: `syrtos run` starts up to {count} workers here")
+    return ok(
+        "cores", f"{count} of {os.cpu_count()}: `syrtos run` starts up to {count} workers here"
+    )
 
 
 def _free_below_limit(limit: int | None) -> int | None:
@@ -64,7 +73,10 @@ def _free_below_limit(limit: int | None) -> int | None:
 def memory(available: int, left: int | None) -> Check:
     """Checks the memory: ``available`` bytes on this machine, ``left`` bytes to this container (None: no limit)."""
     free = min(available, available if left is None else left)
-    found = f"{free / 1e9:.1f} GB free{' in this container' if left is not None and left < available else ''}"
+    found = (
+        f"{free / 1e9:.1f} GB"
+        f" free{' in this container' if left is not None and left < available else ''}"
+    )
     if free < 2 * _WORKER:
         return warning(
             "memory",
@@ -77,14 +89,20 @@ def memory(available: int, left: int | None) -> Check:
 def shared_memory(free: Callable[[], int]) -> Check:
     """Checks the free bytes of /dev/shm, which ``free`` returns; it raises OSError if there is no /dev/shm."""
     # MPI needs /dev/shm; the exchange takes its memory elsewhere where it can.
-    fix = "docker run --shm-size=8g; Kubernetes: an emptyDir with medium Memory at /dev/shm; else `mount -o remount,size=8G /dev/shm`."
+    fix = (
+        "docker run --shm-size=8g; Kubernetes: an emptyDir with medium Memory at /dev/shm; else"
+        " `mount -o remount,size=8G /dev/shm`."
+    )
     try:
         size = free()
     except OSError as error:
         return wrong("/dev/shm", f"it is not there ({error.strerror}), and MPI needs it", fix)
     if size < _SHARED:
         return warning(
-            "/dev/shm", f"{size / 1e6:.0f} MB free: too little for many workers, or for containers that share it", fix
+            "/dev/shm",
+            f"{size / 1e6:.0f} MB free: too little for many workers, or for containers that"
+            " share it",
+            fix,
         )
     return ok("/dev/shm", f"{size / 1e9:.1f} GB free")
 
@@ -106,8 +124,10 @@ def locked_memory(devices: Path, limit: int) -> Iterator[Check]:
     if devices.is_dir() and any(devices.iterdir()) and limit != resource.RLIM_INFINITY:
         yield warning(
             "locked memory",
-            f"there are RDMA devices, and a process may lock {limit / 1e6:.0f} MB only: MPI falls back to TCP, or fails",
-            "`ulimit -l unlimited`; for all sessions in /etc/security/limits.conf; docker run --ulimit memlock=-1.",
+            f"there are RDMA devices, and a process may lock {limit / 1e6:.0f} MB only: MPI falls"
+            " back to TCP, or fails",
+            "`ulimit -l unlimited`; for all sessions in /etc/security/limits.conf; docker run"
+            " --ulimit memlock=-1.",
         )
 
 
@@ -133,7 +153,11 @@ def disk(folder: Path) -> Check:
     found = f"{free / 1e9:.1f} GB free in {there}"
     if free < _DISK:
         state = wrong if free < _LEAST_DISK else warning
-        return state("run directories", f"{found}: snapshots take twice the size of weights and optimizer", fix)
+        return state(
+            "run directories",
+            f"{found}: snapshots take twice the size of weights and optimizer",
+            fix,
+        )
     return ok("run directories", found)
 
 
@@ -156,7 +180,8 @@ def network(host: str) -> Check:
     except OSError:
         return warning(
             "network",
-            f"the name of this machine, {host}, has no address: libraries that look it up wait, or fail",
+            f"the name of this machine, {host}, has no address: libraries that look it up wait, or"
+            " fail",
             f"Add a line `127.0.1.1 {host}` to /etc/hosts.",
         )
     return ok("network", f"loopback works, {host} is {address}")
@@ -167,10 +192,14 @@ def clock(synchronized: bool | None) -> Check:
     if synchronized is False:
         return warning(
             "clock",
-            "it is not synchronized: times in reports differ between hosts, and signed requests to stores are refused once it is minutes off",
+            "it is not synchronized: times in reports differ between hosts, and signed requests to"
+            " stores are refused once it is minutes off",
             "`timedatectl set-ntp true`, or start chrony.",
         )
-    return ok("clock", "synchronized" if synchronized else "no service here tells whether it is synchronized")
+    return ok(
+        "clock",
+        "synchronized" if synchronized else "no service here tells whether it is synchronized",
+    )
 
 
 def _clock_is_synchronized() -> bool | None:
@@ -184,7 +213,9 @@ def _clock_is_synchronized() -> bool | None:
 def _program_output(*command: str) -> str:
     """Returns the output of a program; empty if the program does not exist, fails or takes longer than `_SECONDS`."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
 
@@ -209,16 +240,26 @@ def gpus(count: int, has_tool: bool, version: machine_facts.Versions) -> Iterato
         yield ok("GPUs", f"{count}: a worker takes one")
         yield from _without_gpus(version)
         if version("nvidia-ml-py") == "-":
-            yield warning("GPUs", "their use and memory are not recorded", "`pip install nvidia-ml-py`.")
+            yield warning(
+                "GPUs", "their use and memory are not recorded", "`pip install nvidia-ml-py`."
+            )
 
 
 def _without_gpus(version: machine_facts.Versions) -> Iterator[Check]:
     """Yields warnings about builds of frameworks that would leave GPUs idle."""
     cpu_only = {
-        "tensorflow": version("tensorflow-cpu") != "-"
-        or (version("tensorflow") != "-" and version("nvidia-cudnn-cu12") == "-" == version("nvidia-cudnn-cu13")),
+        "tensorflow": (
+            version("tensorflow-cpu") != "-"
+            or (
+                version("tensorflow") != "-"
+                and version("nvidia-cudnn-cu12") == "-" == version("nvidia-cudnn-cu13")
+            )
+        ),
         "torch": "+cpu" in version("torch"),
-        "jax": version("jax") != "-" and version("jax-cuda12-plugin") == "-" == version("jax-cuda13-plugin"),
+        "jax": (
+            version("jax") != "-"
+            and version("jax-cuda12-plugin") == "-" == version("jax-cuda13-plugin")
+        ),
     }
     fixes = {"tensorflow": "tensorflow[and-cuda]", "torch": "torch", "jax": "jax[cuda12]"}
     for name in (name for name, only in cpu_only.items() if only):

@@ -26,11 +26,15 @@ _TRUE = ("1", "true", "True")
 def checks(env: Mapping[str, str]) -> Iterator[Check]:
     """Yields the checks of everything that is installed."""
     yield ok(
-        "python", f"Python {platform.python_version()} at {sys.executable}, syrtos {machine_facts.version('syrtos')}"
+        "python",
+        f"Python {platform.python_version()} at {sys.executable}, syrtos"
+        f" {machine_facts.version('syrtos')}",
     )
     yield from _check_versions(importlib.metadata.requires("syrtos") or [])
     yield backend(env, {name: _first_version(names) for name, names in _BACKENDS.items()})
-    yield from legacy(env, _first_version(machine_facts.TENSORFLOWS), machine_facts.version("tf_keras"))
+    yield from legacy(
+        env, _first_version(machine_facts.TENSORFLOWS), machine_facts.version("tf_keras")
+    )
     yield from conflicts(machine_facts.version)
 
 
@@ -38,18 +42,28 @@ def _check_versions(required: list[str]) -> Iterator[Check]:
     """Yields a failure for each package that is missing or unsupported; else one check that lists the versions."""
     wants = [want for want in map(Requirement, required) if _is_wanted(want)]
     found = {want.name: machine_facts.version(want.name) for want in wants}
-    bad = [want for want in wants if found[want.name] != "-" and not want.specifier.contains(found[want.name], True)]
+    bad = [
+        want
+        for want in wants
+        if found[want.name] != "-" and not want.specifier.contains(found[want.name], True)
+    ]
     bad += [want for want in wants if found[want.name] == "-" and not want.marker]
     for want in bad:
         yield wrong(
             want.name,
-            f"{want.name} {found[want.name]} is installed, and syrtos needs {want.specifier}"
-            if found[want.name] != "-"
-            else f"{want.name} is not installed",
+            (
+                f"{want.name} {found[want.name]} is installed, and syrtos needs {want.specifier}"
+                if found[want.name] != "-"
+                else f"{want.name} is not installed"
+            ),
             f"`pip install '{want.name}{want.specifier}'`.",
         )
     if not bad:
-        told = [f"{name} {version}" for name, version in machine_facts.versions().items() if version != "-"]
+        told = [
+            f"{name} {version}"
+            for name, version in machine_facts.versions().items()
+            if version != "-"
+        ]
         yield ok("packages", ", ".join(told))
 
 
@@ -91,7 +105,9 @@ def chosen_backend(env: Mapping[str, str]) -> tuple[str, str]:
     """Returns the backend that Keras will choose, and the name of the setting that chooses it."""
     if env.get("KERAS_BACKEND"):
         return env["KERAS_BACKEND"], "KERAS_BACKEND"
-    file = Path(env.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras"), "keras.json")
+    file = Path(
+        env.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras"), "keras.json"
+    )
     with contextlib.suppress(OSError, ValueError, KeyError):
         return json.loads(file.read_text())["backend"], str(file)
     return "tensorflow", "default"
@@ -113,7 +129,10 @@ def legacy(env: Mapping[str, str], tensorflow: str, keras2: str) -> Iterator[Che
             "`pip install tf_keras`, or unset it.",
         )
     if keras2 != "-" and tensorflow != "-" and _minor(keras2) != _minor(tensorflow):
-        found = f"tf_keras {keras2} is installed with TensorFlow {tensorflow}: they are made for each other in equal releases"
+        found = (
+            f"tf_keras {keras2} is installed with TensorFlow {tensorflow}: they are made for each"
+            " other in equal releases"
+        )
         fix = f"`pip install 'tf_keras=={_minor(tensorflow)}.*'`."
         yield (wrong if asked else warning)("tf_keras", found, fix)
 
@@ -128,12 +147,14 @@ def conflicts(version: machine_facts.Versions) -> Iterator[Check]:
     if len(tensorflows) > 1:
         yield warning(
             "packages",
-            f"{' and '.join(tensorflows)} are both installed, and have overwritten each other's files",
+            f"{' and '.join(tensorflows)} are both installed, and have overwritten each other's"
+            " files",
             f"`pip uninstall -y {' '.join(tensorflows)}`, then install the one that you want.",
         )
     if version("horovod") != "-":
         yield warning(
             "packages",
-            f"horovod {version('horovod')} is installed: under `syrtos run` syrtos itself answers `import horovod`, under `horovodrun` it takes no part",
+            f"horovod {version('horovod')} is installed: under `syrtos run` syrtos itself answers"
+            " `import horovod`, under `horovodrun` it takes no part",
             "`pip uninstall horovod`, if no other program needs it; start scripts by `syrtos run`.",
         )

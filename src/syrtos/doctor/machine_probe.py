@@ -1,9 +1,10 @@
 """The doctor's part on another host, run as `python -m syrtos.doctor.machine_probe`.
 
-The doctor is at the other end of standard input and output. Each message is a line of JSON; those of the probe stand
-behind a mark. The probe first sends facts, among them a port that it listens on as long as it runs. Then it answers
-``{"clock": ...}`` with its time, ``{"folder": path}`` with whether that folder exists, and
-``{"peers": {host: [[address, port], ...]}}`` with the reason why it can't connect to each host, empty where it can.
+The doctor is at the other end of standard input and output. Each message is a line of JSON; those
+of the probe stand behind a mark. The probe first sends facts, among them a port that it listens on
+as long as it runs. Then it answers ``{"clock": ...}`` with its time, ``{"folder": path}`` with
+whether that folder exists, and ``{"peers": {host: [[address, port], ...]}}`` with the reason why it
+can't connect to each host, empty where it can.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def main() -> None:
             if "folder" in asked:
                 _tell({"folder": os.path.isdir(asked["folder"])})
             elif "peers" in asked:
-                _tell({host: _unreachable_reason(places) for host, places in asked["peers"].items()})
+                _tell(
+                    {host: _unreachable_reason(places) for host, places in asked["peers"].items()}
+                )
             else:
                 _tell({"time": time.time()})
 
@@ -65,7 +68,9 @@ def _addresses() -> list[str]:
     """Returns the IPv4 addresses of this host without those of loopback."""
     all_of_them = (address for addresses in psutil.net_if_addrs().values() for address in addresses)
     return [
-        each.address for each in all_of_them if each.family is socket.AF_INET and not each.address.startswith("127.")
+        each.address
+        for each in all_of_them
+        if each.family is socket.AF_INET and not each.address.startswith("127.")
     ]
 
 

@@ -31,7 +31,10 @@ _REFUSALS = (
     ("host key verification failed", "`ssh {host}` once, and compare its key."),
     (
         "identification has changed",
-        "The host has another key than before: if that is right, `ssh-keygen -R {host}`, then `ssh {host}` once.",
+        (
+            "The host has another key than before: if that is right, `ssh-keygen -R {host}`, then"
+            " `ssh {host}` once."
+        ),
     ),
     ("could not resolve", "Check the name, or add it to /etc/hosts or ~/.ssh/config."),
     ("refused", "Start sshd there, or name its port in ~/.ssh/config."),
@@ -45,7 +48,10 @@ def checks(hosts: Sequence[str], ssh: str, env: Mapping[str, str]) -> list[Check
     names = list(dict.fromkeys(host.partition(":")[0] for host in hosts))
     machine = Machine(sys.executable, machine_facts.cores(), frozenset(filter(is_here, names)))
     probes = [
-        _Probe(name, command_on(name, "syrtos.doctor.machine_probe", _asking_nothing(ssh), machine, env))
+        _Probe(
+            name,
+            command_on(name, "syrtos.doctor.machine_probe", _asking_nothing(ssh), machine, env),
+        )
         for name in names
     ]
     try:
@@ -65,11 +71,15 @@ def _all_checks(probes: Sequence[_Probe]) -> Iterator[Check]:
         list(pool.map(_Probe.begin, probes))
         there = [probe for probe in probes if probe.facts]
         places = {
-            probe.host: [(address, probe.facts["port"]) for address in probe.facts["addresses"]] for probe in there
+            probe.host: [(address, probe.facts["port"]) for address in probe.facts["addresses"]]
+            for probe in there
         }
         list(
             pool.map(
-                lambda probe: probe.connect({name: at for name, at in places.items() if name != probe.host}), there
+                lambda probe: probe.connect(
+                    {name: at for name, at in places.items() if name != probe.host}
+                ),
+                there,
             )
         )
     for probe in probes:
@@ -158,9 +168,11 @@ class _Probe:
         return (
             lines[-1]
             if lines
-            else f"no answer in {_PATIENCE:.0f} s"
-            if late or not self._late.is_alive()
-            else "it ended without a word"
+            else (
+                f"no answer in {_PATIENCE:.0f} s"
+                if late or not self._late.is_alive()
+                else "it ended without a word"
+            )
         )
 
     def close(self) -> None:
@@ -175,10 +187,16 @@ class _Probe:
     def checks(self) -> Iterator[Check]:
         """Yields the checks of the host."""
         if not self.facts:
-            yield wrong(self.host, f"can't run Python there: {self._why}", _remedy(self.host, self._why))
+            yield wrong(
+                self.host, f"can't run Python there: {self._why}", _remedy(self.host, self._why)
+            )
             return
         facts = self.facts
-        yield ok(self.host, f"reached without a password, {facts['cores']} cores, {facts['memory'] / 1e9:.1f} GB free")
+        yield ok(
+            self.host,
+            f"reached without a password, {facts['cores']} cores, {facts['memory'] / 1e9:.1f} GB"
+            " free",
+        )
         yield versions(self.host, facts["versions"])
         yield clock(self.host, self._offset)
         shared = machine_host.shared_memory(lambda: facts["shared"])
@@ -202,7 +220,8 @@ class _Probe:
             yield wrong(
                 f"{self.host} network",
                 f"can't connect to a free port of {other}: {why}",
-                "Workers listen on free ports (32768 to 60999 on most systems): let the hosts of a run reach each other there.",
+                "Workers listen on free ports (32768 to 60999 on most systems): let the hosts of a"
+                " run reach each other there.",
             )
         if self._others and not unreached:
             yield ok(f"{self.host} network", f"connects to free ports of {', '.join(self._others)}")
@@ -215,7 +234,10 @@ def _remedy(host: str, why: str) -> str:
     if "syrtos" in why and "module" in why.lower():
         return f"Install syrtos there, into {sys.prefix}."
     if sys.executable in why or "not found" in why or "no such file" in why.lower():
-        return f"Each host needs this environment at the same path: `rsync -a {sys.prefix}/ {host}:{sys.prefix}/`, or install it there."
+        return (
+            f"Each host needs this environment at the same path: `rsync -a {sys.prefix}/"
+            f" {host}:{sys.prefix}/`, or install it there."
+        )
     return f"Try `ssh -o BatchMode=yes {host} {sys.executable} -c 'import syrtos'`."
 
 
@@ -239,7 +261,10 @@ def versions(host: str, theirs: Mapping[str, str]) -> Check:
 
 def clock(host: str, offset: float) -> Check:
     """Checks the clock of a host, which is ``offset`` seconds ahead of this machine's."""
-    found = f"its clock is {abs(offset) * 1e3:,.0f} ms {'ahead of' if offset > 0 else 'behind'} this machine's"
+    found = (
+        f"its clock is {abs(offset) * 1e3:,.0f} ms {'ahead of' if offset > 0 else 'behind'} this"
+        " machine's"
+    )
     if abs(offset) > _CLOCK:
         return warning(
             f"{host} clock",

@@ -25,7 +25,9 @@ def check(env: Mapping[str, str]) -> Check:
     began = time.monotonic()
     command = (sys.executable, "-P", "-m", "syrtos.doctor.machine_world")
     # MPI's data ports need not listen beyond loopback.
-    engine = local.Local([Group(command, range(_SIZE))], [0] * _SIZE, {"UCX_NET_DEVICES": "lo", **env}, local.start)
+    engine = local.Local(
+        [Group(command, range(_SIZE))], [0] * _SIZE, {"UCX_NET_DEVICES": "lo", **env}, local.start
+    )
     codes: list[int | None] = []
     try:
         while engine.runs() and not any(codes) and time.monotonic() < began + _PATIENCE:
@@ -33,7 +35,10 @@ def check(env: Mapping[str, str]) -> Check:
         late = engine.runs() and not any(codes)
     finally:
         engine.kill()
-    said = [engine.outputs[0].out.read(), *(engine.outputs[rank].err.read() for rank in range(_SIZE))]
+    said = [
+        engine.outputs[0].out.read(),
+        *(engine.outputs[rank].err.read() for rank in range(_SIZE)),
+    ]
     out, *errors = (text.decode(errors="replace") for text in said)
     return _judge(out, "".join(errors), late, time.monotonic() - began)
 
@@ -44,14 +49,16 @@ def _judge(out: str, errors: str, late: bool, seconds: float) -> Check:
         facts = json.loads(lines[0])
         return ok(
             "MPI",
-            f"{facts['library']}: {_SIZE} workers met and summed 4 MB in {facts['ms']:.1f} ms; {seconds:.1f} s from start to end",
+            f"{facts['library']}: {_SIZE} workers met and summed 4 MB in {facts['ms']:.1f} ms;"
+            f" {seconds:.1f} s from start to end",
         )
     why = f"did not end within {_PATIENCE:.0f} s" if late else "failed"
     last = " | ".join(line for line in errors.strip().splitlines()[-_LAST_LINES:])
     return wrong(
         "MPI",
         f"a world of {_SIZE} workers {why}: {last or 'they said nothing'}",
-        "`pip install --force-reinstall mpi4py mpich`, and look at the lines on /dev/shm and variables of MPI here.",
+        "`pip install --force-reinstall mpi4py mpich`, and look at the lines on /dev/shm and"
+        " variables of MPI here.",
     )
 
 
@@ -75,7 +82,13 @@ def main() -> None:
         if not (total == sum(range(1, _SIZE + 1))).all():
             sys.exit(f"the sum of {_SIZE} workers is wrong: {total[:3]} ...")
     if api.rank() == 0:
-        library = MPI.Get_library_version().split("\n")[0].replace("\t", " ").replace(" Version:", "").strip(" \0")
+        library = (
+            MPI.Get_library_version()
+            .split("\n")[0]
+            .replace("\t", " ")
+            .replace(" Version:", "")
+            .strip(" \0")
+        )
         print(json.dumps({"library": " ".join(library.split()), "ms": min(times) * 1e3}))
 
 

@@ -40,7 +40,11 @@ class ScriptProgram:
     @functools.cached_property
     def dialect(self) -> str:
         """The name "Horovod" or "SMDDP" for their scripts, which have a batch for each worker; empty for all others."""
-        roots = {path.partition(".")[0] for script in self.scripts for path in script.imported_paths.values()}
+        roots = {
+            path.partition(".")[0]
+            for script in self.scripts
+            for path in script.imported_paths.values()
+        }
         return next((words for root, words in _PER_WORKER.items() if root in roots), "")
 
     @functools.cached_property
@@ -64,7 +68,9 @@ class ScriptProgram:
         )
 
 
-def load(path: Path, workers: int = 2, batch: str = "global", scaled: bool = False) -> ScriptProgram:
+def load(
+    path: Path, workers: int = 2, batch: str = "global", scaled: bool = False
+) -> ScriptProgram:
     """Parses a script and its local modules.
 
     Raises:
@@ -86,13 +92,15 @@ def is_rank(script: Script, node: ast.AST, *names: str) -> bool:
 def depends_on(script: Script, node: ast.AST | None, *names: str) -> int:
     """Counts how often an expression asks for the number of workers, itself or through the names in it.
 
-    Other ``names`` of functions and attributes may be given instead. Of several values of a name, the one with the
-    largest count is taken.
+    Other ``names`` of functions and attributes may be given instead. Of several values of a name,
+    the one with the largest count is taken.
     """
     return (
         0
         if node is None
-        else _depends(script, node, names or ("size", "num_replicas_in_sync", "local_size"), frozenset())
+        else _depends(
+            script, node, names or ("size", "num_replicas_in_sync", "local_size"), frozenset()
+        )
     )
 
 
@@ -108,14 +116,17 @@ def _depends(script: Script, node: ast.AST, names: tuple[str, ...], seen: frozen
         # A name may be given a value in which it stands itself.
         elif isinstance(inner, ast.Name) and inner.id not in seen:
             values = script.assigned_values.get(inner.id, [])
-            count += max((_depends(script, value, names, seen | {inner.id}) for value in values), default=0)
+            count += max(
+                (_depends(script, value, names, seen | {inner.id}) for value in values), default=0
+            )
     return count
 
 
 def on_one_rank(script: Script, node: ast.AST, deep: bool = True) -> bool:
     """Returns whether a node runs only where a condition about ranks holds.
 
-    The condition is one of the node itself or, if ``deep``, of all calls of the function that it is in.
+    The condition is one of the node itself or, if ``deep``, of all calls of the function that it is
+    in.
     """
     inner: ast.AST = node
     for outer in script.around(node):
@@ -157,7 +168,10 @@ def _left_before(script: Script, statement: ast.stmt) -> bool:
         if isinstance(block, list) and statement in block:
             earlier = block[: block.index(statement)]
             return any(
-                isinstance(e, ast.If) and not e.orelse and _about_ranks(script, e.test) and _leaves(e.body[-1])
+                isinstance(e, ast.If)
+                and not e.orelse
+                and _about_ranks(script, e.test)
+                and _leaves(e.body[-1])
                 for e in earlier
             )
     return False

@@ -1,8 +1,8 @@
 """The public names of the installed Keras and TensorFlow, read from the files of their packages: nothing is imported.
 
 Both generate their public modules as files of plain imports (`keras/optimizers/__init__.py`,
-`tensorflow/_api/v2/io/__init__.py`), so that a name is public if a file imports or defines it. Seen on Keras 3.12 to
-3.15 and TensorFlow 2.18 to 2.21.
+`tensorflow/_api/v2/io/__init__.py`), so that a name is public if a file imports or defines it. Seen
+on Keras 3.12 to 3.15 and TensorFlow 2.18 to 2.21.
 """
 
 from __future__ import annotations
@@ -46,12 +46,17 @@ def missing_part(path: str) -> str | None:
     Returns None if all of the path is public, or if that can't be known.
 
     Args:
-        path: a dotted path of TensorFlow, Keras, NumPy, JAX or torch, such as ``tensorflow.keras.optimizers.Adam``.
+        path: a dotted path of TensorFlow, Keras, NumPy, JAX or torch, such as
+            ``tensorflow.keras.optimizers.Adam``.
     """
     root, *parts = path.split(".")
     if root in installed_words.ROOTS:
         return installed_words.missing_part(path)
-    if root not in ("tensorflow", "keras") or f"{path}.".startswith(_PRIVATE) or folder(root) is None:
+    if (
+        root not in ("tensorflow", "keras")
+        or f"{path}.".startswith(_PRIVATE)
+        or folder(root) is None
+    ):
         return None
     module = root
     for number, part in enumerate(parts, 1):
@@ -126,12 +131,19 @@ def _names(module: str) -> Mapping[str, str] | None:
     found: dict[str, str] = {}
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.ImportFrom) and node.module:
-            found.update({name.asname or name.name: f"{node.module}.{name.name}" for name in node.names})
+            found.update(
+                {name.asname or name.name: f"{node.module}.{name.name}" for name in node.names}
+            )
         elif isinstance(node, ast.Assign):
             found.update({t.id: "" for t in node.targets if isinstance(t, ast.Name)})
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             found[node.name] = ""
-    found.update({path.stem if path.is_file() else path.name: f"{module}.{path.stem}" for path in _submodules(file)})
+    found.update(
+        {
+            path.stem if path.is_file() else path.name: f"{module}.{path.stem}"
+            for path in _submodules(file)
+        }
+    )
     return found
 
 
@@ -154,4 +166,6 @@ def _file(module: str) -> Path | None:
     stem = base.joinpath(*parts) if base else None
     if stem is None:
         return None
-    return next((path for path in (stem / "__init__.py", stem.with_suffix(".py")) if path.is_file()), None)
+    return next(
+        (path for path in (stem / "__init__.py", stem.with_suffix(".py")) if path.is_file()), None
+    )

@@ -38,7 +38,8 @@ class NotParsed(ConfigurationError):
         self.line, self.reason = line, reason
         old = _is_python_2(text)
         says = (
-            "It is written in Python 2: convert it first (`2to3`, which Python 3.12 and older bring)."
+            "It is written in Python 2: convert it first (`2to3`, which Python 3.12 and older"
+            " bring)."
             if old
             else "Mend this line first: `python -m py_compile` shows it."
         )
@@ -47,7 +48,8 @@ class NotParsed(ConfigurationError):
 
 def _is_python_2(text: str) -> bool:
     return any(
-        line.lstrip().startswith(("print ", "exec ")) or (line.lstrip().startswith("raise ") and ", " in line)
+        line.lstrip().startswith(("print ", "exec "))
+        or (line.lstrip().startswith("raise ") and ", " in line)
         for line in text.splitlines()
     )
 
@@ -86,7 +88,8 @@ class Script:
     def imported_paths(self) -> Mapping[str, str]:
         """The dotted paths, as written, that names stand for.
 
-        They come from imports and from assignments such as ``layers = tf.keras.layers``. Relative imports are left out.
+        They come from imports and from assignments such as ``layers = tf.keras.layers``. Relative
+        imports are left out.
         """
         found: dict[str, str] = {}
         for node in ast.walk(self.tree):
@@ -126,7 +129,9 @@ class Script:
     @functools.cached_property
     def functions(self) -> Mapping[str, ast.FunctionDef]:
         """The functions and methods of the file, by name."""
-        return {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)}
+        return {
+            node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)
+        }
 
     def written_path(self, node: ast.AST) -> str | None:
         """Returns the dotted path that a name or an attribute stands for; None for other nodes and names.
@@ -141,13 +146,15 @@ class Script:
 
     def function_around(self, node: ast.AST) -> ast.FunctionDef | None:
         """Returns the innermost function in whose body a node stands; None outside of functions."""
-        return next((outer for outer in self.around(node) if isinstance(outer, ast.FunctionDef)), None)
+        return next(
+            (outer for outer in self.around(node) if isinstance(outer, ast.FunctionDef)), None
+        )
 
     def constant(self, node: ast.AST | None) -> object:
         """Returns the number or text that an expression is known to have; else None.
 
-        Products and negative numbers are computed. Names that are assigned once, and attributes named as command line
-        arguments with defaults, are looked up.
+        Products and negative numbers are computed. Names that are assigned once, and attributes
+        named as command line arguments with defaults, are looked up.
         """
         if isinstance(node, ast.Constant):
             return node.value
@@ -159,12 +166,20 @@ class Script:
             return -value
         if isinstance(node, ast.Name):
             values = self.assigned_values.get(node.id, [])
-            return values[0].value if len(values) == 1 and isinstance(values[0], ast.Constant) else None
+            return (
+                values[0].value
+                if len(values) == 1 and isinstance(values[0], ast.Constant)
+                else None
+            )
         if isinstance(node, ast.Attribute):
             return self.defaults.get(node.attr)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             left, right = self.constant(node.left), self.constant(node.right)
-            return left * right if isinstance(left, int | float) and isinstance(right, int | float) else None
+            return (
+                left * right
+                if isinstance(left, int | float) and isinstance(right, int | float)
+                else None
+            )
         return None
 
     @functools.cached_property
@@ -246,7 +261,10 @@ def parse(path: Path, text: str) -> Script:
         raise ConfigurationError(f"{path} is nested too deeply to be read.") from None
     except (SyntaxError, ValueError) as error:
         raise NotParsed(
-            path, getattr(error, "lineno", None) or 1, getattr(error, "msg", None) or str(error), text
+            path,
+            getattr(error, "lineno", None) or 1,
+            getattr(error, "msg", None) or str(error),
+            text,
         ) from None
 
 
@@ -275,11 +293,16 @@ def _local_imports(script: Script, folder: Path) -> Iterator[Path]:
         if isinstance(node, ast.Import):
             names = [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names = [node.module or "", *(f"{node.module}.{n.name}" if node.module else n.name for n in node.names)]
+            names = [
+                node.module or "",
+                *(f"{node.module}.{n.name}" if node.module else n.name for n in node.names),
+            ]
         start = script.path.parent if isinstance(node, ast.ImportFrom) and node.level else folder
         for name in filter(None, names):
             stem = start.joinpath(*name.split("."))
-            yield from (path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.is_file())
+            yield from (
+                path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.is_file()
+            )
 
 
 def _dotted(node: ast.AST, names: Mapping[str, str]) -> str | None:
@@ -299,12 +322,19 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
             elif isinstance(target, ast.Tuple | ast.List):
                 values = (
                     node.value.elts
-                    if isinstance(node.value, ast.Tuple | ast.List) and len(node.value.elts) == len(target.elts)
+                    if isinstance(node.value, ast.Tuple | ast.List)
+                    and len(node.value.elts) == len(target.elts)
                     else [node.value] * len(target.elts)
                 )
-                yield from ((t.id, v) for t, v in zip(target.elts, values, strict=True) if isinstance(t, ast.Name))
+                yield from (
+                    (t.id, v)
+                    for t, v in zip(target.elts, values, strict=True)
+                    if isinstance(t, ast.Name)
+                )
     elif (
-        isinstance(node, ast.AnnAssign | ast.NamedExpr) and isinstance(node.target, ast.Name) and node.value is not None
+        isinstance(node, ast.AnnAssign | ast.NamedExpr)
+        and isinstance(node.target, ast.Name)
+        and node.value is not None
     ):
         yield node.target.id, node.value
     elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):

@@ -2,15 +2,16 @@
 
 An engine is reached, or a run is submitted to it, or both:
 
-- **reached**: this process is the launcher, and the engine starts an agent on each host (`Engine.reach`). The launcher
-  talks to an agent by the standard input and output of a command, as it does with ssh.
-- **submitted**: the engine runs `syrtos run` itself, on machines of its own (`Engine.files`, `Engine.submit`). This
-  process only follows what becomes of it (`Submitted`), and may end before.
+- **reached**: this process is the launcher, and the engine starts an agent on each host
+  (`Engine.reach`). The launcher talks to an agent by the standard input and output of a command, as
+  it does with ssh.
+- **submitted**: the engine runs `syrtos run` itself, on machines of its own (`Engine.files`,
+  `Engine.submit`). This process only follows what becomes of it (`Submitted`), and may end before.
 
 For the jobs of `syrtos serve --on` it reserves nodes (`Engine.reserve`).
 
-To add an engine: a package whose module has ``ENGINE``, an instance of a subclass, in a folder here or named by an
-entry point of the group ``syrtos.engines``.
+To add an engine: a package whose module has ``ENGINE``, an instance of a subclass, in a folder here
+or named by an entry point of the group ``syrtos.engines``.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from syrtos.launch.outcome import End
 from syrtos.launch.spec import Host
 
 Phase = Literal["waiting", "running", "finished", "failed", "stopped"]
-# The exit code of a launcher that a scheduler has stopped, and whose run goes on when it is started again
-# (EX_TEMPFAIL of sysexits.h).
+# The exit code of a launcher that a scheduler has stopped, and whose run goes on when it is started
+# again (EX_TEMPFAIL of sysexits.h).
 STOPPED = 75
 _EVERY = 0.5  # seconds between two looks at a file that grows
 
@@ -48,7 +49,8 @@ def check_values(values: Mapping[str, str], known: Mapping[str, str], engine: st
         close = difflib.get_close_matches(wrong[0], known, 1)
         meant = f" Did you mean `{close[0]}`?" if close else ""
         raise ConfigurationError(
-            f"`--with {wrong[0]}=...` means nothing to {engine}.{meant} It knows: {', '.join(known) or 'no values'}."
+            f"`--with {wrong[0]}=...` means nothing to {engine}.{meant} It knows:"
+            f" {', '.join(known) or 'no values'}."
         )
 
 
@@ -60,7 +62,8 @@ class Wanted:
         workers: the number of workers; None: as many as the engine has places for.
         gpus: GPUs of each worker; 0: none is asked for.
         run_dir: the absolute path of the run directory.
-        words: the words after `syrtos run` without those that choose the engine: options, the script, its arguments.
+        words: the words after `syrtos run` without those that choose the engine: options, the
+            script, its arguments.
         values: what `--with NAME=VALUE` has given.
         python: the interpreter that runs syrtos here.
         folder: the folder in which the command was given.
@@ -92,8 +95,8 @@ class Reached:
     Attributes:
         hosts: the hosts, and the number of workers that each takes.
         command: a prefix of commands: `COMMAND HOST WORDS` runs WORDS on HOST, as with `--ssh`.
-        discover: a command that prints the hosts of the moment, for runs that follow them (`--min-workers`); empty:
-            they stay as they are.
+        discover: a command that prints the hosts of the moment, for runs that follow them
+            (`--min-workers`); empty: they stay as they are.
         is_for_all: whether the command also starts the agent of a host that is this machine.
     """
 
@@ -109,7 +112,8 @@ class RunState:
 
     Attributes:
         phase: waiting, running, or how it ended.
-        why: a sentence that says why it waits or has failed, and what to do; empty if there is nothing to say.
+        why: a sentence that says why it waits or has failed, and what to do; empty if there is
+            nothing to say.
         code: the exit code of the run; None while it is not known.
     """
 
@@ -158,13 +162,17 @@ class Engine(ABC):
         """Checks what `syrtos serve --on` was given, before there is any job.
 
         Raises:
-            ConfigurationError: the engine can't reserve nodes for jobs, or a value of `--with` is unknown or wrong.
+            ConfigurationError: the engine can't reserve nodes for jobs, or a value of `--with` is
+                unknown or wrong.
         """
         raise ConfigurationError(
-            f"`syrtos serve --on {self.name}`: {self.name} can't reserve nodes for jobs of a service."
+            f"`syrtos serve --on {self.name}`: {self.name} can't reserve nodes for jobs of a"
+            " service."
         )
 
-    def reserve(self, wanted: NodeRequest, requester: Requester) -> AbstractContextManager[Reservation]:
+    def reserve(
+        self, wanted: NodeRequest, requester: Requester
+    ) -> AbstractContextManager[Reservation]:
         """Returns a context in which nodes are reserved for a job of `syrtos serve`; it waits for them at its beginning.
 
         Raises:
@@ -178,7 +186,9 @@ class Engine(ABC):
         Raises:
             ConfigurationError: the run can't be submitted like this.
         """
-        raise ConfigurationError(f"Runs can't be submitted to {self.name}: leave out --detach and --dry-run.")
+        raise ConfigurationError(
+            f"Runs can't be submitted to {self.name}: leave out --detach and --dry-run."
+        )
 
     def submit(self, wanted: Wanted) -> dict[str, str]:
         """Submits the run, and returns facts by which `submitted_run` finds it again.
@@ -225,6 +235,8 @@ def read_end(run_dir: Path) -> RunState | None:
     name, code = found
     phases: dict[str, Phase] = {End.FINISHED.name: "finished", End.STOPPED.name: "stopped"}
     phase = phases.get(name, "failed")
-    goes_on = f", and `syrtos resume {run_dir}` goes on from its last snapshot" * has_snapshot(run_dir)
+    goes_on = f", and `syrtos resume {run_dir}` goes on from its last snapshot" * has_snapshot(
+        run_dir
+    )
     says = f"`syrtos report {run_dir}` says what happened{goes_on}."
     return RunState(phase, "" if phase == "finished" else says, int(code))

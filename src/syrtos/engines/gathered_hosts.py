@@ -32,8 +32,9 @@ def cluster_to_form(env: Mapping[str, str]) -> Cluster | None:
         return tasks or (place and _cluster_at(place))
     if tasks.leads and (tasks.rank, len(tasks.names)) != (place.rank, place.hosts):
         raise ConfigurationError(
-            f"TF_CONFIG says that this is task {tasks.rank} of {len(tasks.names)}, and the variables of {place.engine} that it is host {place.rank} of "
-            f"{place.hosts}. Unset those of one of the two."
+            f"TF_CONFIG says that this is task {tasks.rank} of {len(tasks.names)}, and the"
+            f" variables of {place.engine} that it is host {place.rank} of {place.hosts}. Unset"
+            " those of one of the two."
         )
     return tasks
 

@@ -2,11 +2,15 @@
 
 Each rule is a pure function of the environment. The variables' sources:
 
-- ``SYRTOS_NODE_RANK``, ``SYRTOS_NODES``, ``SYRTOS_FIRST``: the manifests of `syrtos.engines.kubernetes`, or a person.
-- ``PET_*``: torchrun's, set by the torch runtimes of Kubeflow Trainer 2 (pkg/runtime/framework/plugins/torch/torch.go).
-- ``JAX_*``: set by the jax runtime of Kubeflow Trainer 2 (pkg/runtime/framework/plugins/jax/jax.go).
+- ``SYRTOS_NODE_RANK``, ``SYRTOS_NODES``, ``SYRTOS_FIRST``: the manifests of
+  `syrtos.engines.kubernetes`, or a person.
+- ``PET_*``: torchrun's, set by the torch runtimes of Kubeflow Trainer 2
+  (pkg/runtime/framework/plugins/torch/torch.go).
+- ``JAX_*``: set by the jax runtime of Kubeflow Trainer 2
+  (pkg/runtime/framework/plugins/jax/jax.go).
 - ``LWS_*``: LeaderWorkerSet (pkg/utils/pod/pod_utils.go).
-- ``SM_*``: SageMaker's training toolkit and its SDK v3 (ENVIRONMENT_VARIABLES.md of sagemaker-training-toolkit).
+- ``SM_*``: SageMaker's training toolkit and its SDK v3 (ENVIRONMENT_VARIABLES.md of
+  sagemaker-training-toolkit).
 - ``SKYPILOT_*``: SkyPilot (docs, "Distributed jobs on many VMs").
 - ``DSTACK_*``: dstack (docs, "Distributed tasks").
 - ``AWS_BATCH_*``: multi-node parallel jobs of AWS Batch (its user guide).
@@ -22,7 +26,8 @@ from collections.abc import Callable, Mapping
 
 from syrtos.errors import ConfigurationError
 
-# The port at which hosts meet where the engine names none: that of torchrun, which the engines' networks let through.
+# The port at which hosts meet where the engine names none: that of torchrun, which the engines'
+# networks let through.
 _PORT = 29500
 
 
@@ -37,8 +42,8 @@ class Place:
         first: the address of host 0, at which all meet.
         port: the port there.
         workers: workers on this host; 0: one for each of its GPUs, or one.
-        name: the name of this host in the run; empty: that of the machine. Where machines are replaced, and a run
-            goes on on others, it must not be theirs.
+        name: the name of this host in the run; empty: that of the machine. Where machines are
+            replaced, and a run goes on on others, it must not be theirs.
     """
 
     engine: str
@@ -54,22 +59,25 @@ def place_of(env: Mapping[str, str]) -> Place | None:
     """Returns the place that the environment describes; None of a process that is alone.
 
     Raises:
-        ConfigurationError: two engines describe different places, or an engine does not say where the first host is.
+        ConfigurationError: two engines describe different places, or an engine does not say where
+            the first host is.
     """
     found = [place for rule in _RULES if (place := rule(env)) is not None and place.hosts > 1]
     for other in found[1:]:
         if (other.rank, other.hosts) != (found[0].rank, found[0].hosts):
             raise ConfigurationError(
-                f"The variables of {found[0].engine} say that this is host {found[0].rank} of {found[0].hosts}, and those of {other.engine} host "
-                f"{other.rank} of {other.hosts}. Unset those of one of the two."
+                f"The variables of {found[0].engine} say that this is host {found[0].rank} of"
+                f" {found[0].hosts}, and those of {other.engine} host {other.rank} of"
+                f" {other.hosts}. Unset those of one of the two."
             )
     if not found:
         return None
     place = found[0]
     if not place.first:
         raise ConfigurationError(
-            f"{place.engine} has started this as host {place.rank} of {place.hosts}, and its variables don't say where host 0 is. "
-            "Set SYRTOS_NODE_RANK, SYRTOS_NODES and SYRTOS_FIRST=address:port on each host."
+            f"{place.engine} has started this as host {place.rank} of {place.hosts}, and its"
+            " variables don't say where host 0 is. Set SYRTOS_NODE_RANK, SYRTOS_NODES and"
+            " SYRTOS_FIRST=address:port on each host."
         )
     workers = env.get("SYRTOS_SLOTS", "")
     if workers == "cores":
@@ -129,7 +137,12 @@ def _sagemaker(env: Mapping[str, str]) -> Place | None:
     except (KeyError, ValueError, TypeError):
         return None
     return Place(
-        "SageMaker", rank, len(hosts), hosts[0], workers=_count(env.get("SM_NUM_GPUS")), name=env["SM_CURRENT_HOST"]
+        "SageMaker",
+        rank,
+        len(hosts),
+        hosts[0],
+        workers=_count(env.get("SM_NUM_GPUS")),
+        name=env["SM_CURRENT_HOST"],
     )
 
 
@@ -162,8 +175,11 @@ def _slurm(env: Mapping[str, str]) -> Place | None:
         # several tasks on a node would each be a worker, which needs PMI
         return None
     nodes = env.get("SLURM_STEP_NODELIST", "")
-    # Neither SLURM_LAUNCH_NODE_IPADDR, which is where `srun` runs, nor this host's name: a world of one without a word.
-    first = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=False)
+    # Neither SLURM_LAUNCH_NODE_IPADDR, which is where `srun` runs, nor this host's name: a world of
+    # one without a word.
+    first = subprocess.run(
+        ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=False
+    )
     # jobs of one host don't meet each other
     port = 20000 + int(env.get("SLURM_JOB_ID") or 0) % 10000
     return Place("Slurm", *at, (first.stdout.split() or [""])[0], port)

@@ -31,7 +31,9 @@ def engine_of(name: str) -> Engine:
     for entry in _entry_points().select(name=name):
         return entry.load()
     if name not in names():
-        raise ConfigurationError(f"`--on {name}`: there is no such engine. There are: {', '.join(names())}.")
+        raise ConfigurationError(
+            f"`--on {name}`: there is no such engine. There are: {', '.join(names())}."
+        )
     try:
         return importlib.import_module(f"syrtos.engines.{name}").ENGINE
     except ModuleNotFoundError as error:

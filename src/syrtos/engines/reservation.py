@@ -1,7 +1,8 @@
 """The interface by which a job of `syrtos serve` reserves nodes from an engine: one for each instance.
 
-The job's runner (`syrtos.jobs.runner.attempt`), a process of the service's machine, launches the workers and starts an
-agent on each node by `Reservation.command`. The engine only reserves the nodes.
+The job's runner (`syrtos.jobs.runner.attempt`), a process of the service's machine, launches the
+workers and starts an agent on each node by `Reservation.command`. The engine only reserves the
+nodes.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class Requester(Protocol):
 
         Args:
             why: a sentence.
-            again: whether the job is to get others; else somebody has ended it by the engine's own means.
+            again: whether the job is to get others; else somebody has ended it by the engine's own
+                means.
         """
         ...
 
@@ -86,7 +88,8 @@ class Reservation(ABC):
     """Nodes that an engine has reserved for a job.
 
     Attributes:
-        command: a prefix of commands: `COMMAND NODE WORDS` runs WORDS on NODE, as with `syrtos run --ssh`.
+        command: a prefix of commands: `COMMAND NODE WORDS` runs WORDS on NODE, as with `syrtos run
+            --ssh`.
         variables: environment variables that the command needs.
     """
 

@@ -34,7 +34,11 @@ class Caller:
 
     def may_read(self, bucket: str, key: str) -> bool:
         """Returns whether the caller may read an object, or the objects under a prefix."""
-        return self.job is None or _covers(_read_prefixes(self.job.request), bucket, key) or self.may_write(bucket, key)
+        return (
+            self.job is None
+            or _covers(_read_prefixes(self.job.request), bucket, key)
+            or self.may_write(bucket, key)
+        )
 
     def may_write(self, bucket: str, key: str) -> bool:
         """Returns whether the caller may write or remove an object."""
@@ -84,14 +88,19 @@ def caller_of(home: Home, store: Store, access_key: str) -> Caller | None:
 
 
 def _read_prefixes(request: Mapping[str, Any]) -> list[str]:
-    sources = [channel["DataSource"].get("S3DataSource") or {} for channel in request.get("InputDataConfig") or ()]
+    sources = [
+        channel["DataSource"].get("S3DataSource") or {}
+        for channel in request.get("InputDataConfig") or ()
+    ]
     code = source_of(request.get("HyperParameters") or {})
     return [*(source.get("S3Uri", "") for source in sources), code]
 
 
 def _write_prefixes(request: Mapping[str, Any]) -> list[str]:
     # with a slash at the end, or the job `a` could write where the results of `ab` are
-    output = f"{request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{request['TrainingJobName']}/"
+    output = (
+        f"{request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{request['TrainingJobName']}/"
+    )
     checkpoints = (request.get("CheckpointConfig") or {}).get("S3Uri", "")
     return [output, checkpoints.rstrip("/") + "/" if checkpoints else ""]
 

@@ -20,7 +20,8 @@ class Placement:
     """Where the instances of a service's jobs run.
 
     Attributes:
-        engine: the name of the engine that holds a node for each of them; empty: they are processes of this machine.
+        engine: the name of the engine that holds a node for each of them; empty: they are processes
+            of this machine.
         values: what `--with NAME=VALUE` has given for that engine.
         gpus: GPUs of each instance (default: all of this machine).
     """

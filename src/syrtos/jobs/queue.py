@@ -1,7 +1,7 @@
 """The scheduling of jobs: the oldest run first, as many as there are workers for; spot jobs give way to the others.
 
-One process at a time decides (a lock in the service's folder); the jobs themselves run in processes of their own and
-outlive it.
+One process at a time decides (a lock in the service's folder); the jobs themselves run in processes
+of their own and outlive it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Queue(Looking):
 
     def report_failure(self, error: Exception) -> None:
         """Prints that the jobs could not be scheduled."""
-        print(f"syrtos: the queue could not schedule the jobs: {error}", file=sys.stderr, flush=True)
+        print(
+            f"syrtos: the queue could not schedule the jobs: {error}", file=sys.stderr, flush=True
+        )
 
     def after_look(self) -> None:
         """Copies the database and reserves room on the disk, once a minute."""
@@ -78,7 +80,8 @@ class Queue(Looking):
     def _runs(self, record: Brief) -> bool:
         begun = record.attempts > 0
         return begun and (
-            record.name in self._children or is_locked(self._service.home.job(record.name) / attempt.LOCK)
+            record.name in self._children
+            or is_locked(self._service.home.job(record.name) / attempt.LOCK)
         )
 
     # -- jobs that wait ------------------------------------------------------------------------
@@ -107,7 +110,9 @@ class Queue(Looking):
             if found.state.status == "Stopping" or found.state.final:
                 return None
             after = dataclasses.replace(found, attempts=found.attempts + 1, yields=False)
-            return after if after.state.secondary == "Starting" else after.with_transition("Starting")
+            return (
+                after if after.state.secondary == "Starting" else after.with_transition("Starting")
+            )
 
         after = self._service.store.change(name, mark_started)
         if after is None or after.attempts == record.attempts:
@@ -128,7 +133,11 @@ class Queue(Looking):
         if record.secondary != "Pending":
             self._service.store.change(
                 record.name,
-                lambda r: r.with_transition("Pending") if r.state.secondary in _WAITING - {"Pending"} else None,
+                lambda r: (
+                    r.with_transition("Pending")
+                    if r.state.secondary in _WAITING - {"Pending"}
+                    else None
+                ),
             )
 
     def _make_way(self, missing: int, spots: Sequence[Brief]) -> None:
@@ -138,7 +147,11 @@ class Queue(Looking):
         """
         # spot jobs that were asked in an earlier look have not ended yet
         leaving = sum(record.slots for record in spots if record.yields)
-        candidates = [record for record in reversed(spots) if not record.yields and record.secondary == "Training"]
+        candidates = [
+            record
+            for record in reversed(spots)
+            if not record.yields and record.secondary == "Training"
+        ]
         if leaving + sum(record.slots for record in candidates) < missing:
             return
         for record in candidates:
@@ -170,12 +183,17 @@ class Queue(Looking):
         # its scripts may have outlived it
         processes.end(attempt.mark(home, name))
         home.forget_snapshots(name)
-        retries = (current.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", states.RESTARTS)
+        retries = (current.request.get("RetryStrategy") or {}).get(
+            "MaximumRetryAttempts", states.RESTARTS
+        )
         restarts = states.restarts(current.state.transitions)
         if current.state.status == "Stopping":
             self._service.store.change(name, lambda r: r.with_end("Stopped"))
         elif restarts >= retries:
-            text = f"InternalServerError: the job was started again {restarts} times, and its process is gone; {home.job(name) / 'runner.log'} may say why."
+            text = (
+                f"InternalServerError: the job was started again {restarts} times, and its process"
+                f" is gone; {home.job(name) / 'runner.log'} may say why."
+            )
             self._service.store.change(name, lambda r: r.with_failure(text))
         else:
             self._service.store.change(name, lambda r: r.with_end("Restarting"))

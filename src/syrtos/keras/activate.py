@@ -29,7 +29,8 @@ def tensorflow() -> None:
     """Lets TensorFlow write each file once."""
     world.init()
     importlib.import_module("syrtos.keras.tensorflow.patching").patch_tensorflow()
-    # With another backend TensorFlow's data sets serve it, and nothing else seeds their shuffling alike on all workers.
+    # With another backend TensorFlow's data sets serve it, and nothing else seeds their shuffling
+    # alike on all workers.
     if _configured_backend() not in (None, "tensorflow"):
         sys.modules["tensorflow"].random.set_seed(settings.common_seed())
 
@@ -50,13 +51,15 @@ def keras3() -> None:
     check_keras_backend({"KERAS_BACKEND": name}, size)
     if name == "tensorflow" and size > 1 and world.current().options.exchange == "framework":
         raise ConfigurationError(
-            "`--exchange framework` is not there for TensorFlow: MPI exchanges its gradients. Leave it out, or set KERAS_BACKEND to jax or torch."
+            "`--exchange framework` is not there for TensorFlow: MPI exchanges its gradients. Leave"
+            " it out, or set KERAS_BACKEND to jax or torch."
         )
     if name in _CLASSES:
         importlib.import_module(f"syrtos.keras.{name}.keras3").apply_all()
         profiling.install()
         trial.install(
-            f"keras.src.backend.{name}.trainer:{_TRAINERS[name]}", "keras.src.optimizers.base_optimizer:BaseOptimizer"
+            f"keras.src.backend.{name}.trainer:{_TRAINERS[name]}",
+            "keras.src.optimizers.base_optimizer:BaseOptimizer",
         )
     if name == "tensorflow":
         _make_default()
@@ -64,7 +67,8 @@ def keras3() -> None:
 
 def jax() -> None:
     """Joins the workers where Keras is to run on JAX."""
-    # JAX can be joined only before anything is computed, and a script may compute before it imports Keras.
+    # JAX can be joined only before anything is computed, and a script may compute before it imports
+    # Keras.
     if world.init().world.size > 1 and _configured_backend() == "jax":
         from syrtos.keras.jax import joining
 
@@ -118,7 +122,9 @@ def variables_only() -> None:
     """Lets the core read and write variables of Keras's backend."""
     if not backend.is_chosen():
         name = _backend_in_use()
-        backend.use(getattr(importlib.import_module(f"syrtos.keras.{name}.variables"), _CLASSES[name])())
+        backend.use(
+            getattr(importlib.import_module(f"syrtos.keras.{name}.variables"), _CLASSES[name])()
+        )
 
 
 def _backend_in_use() -> str:
@@ -139,8 +145,8 @@ def leave_exchange_to_script(name: str) -> None:
     check_tensorflow(name)
     if Strategy.chosen and world.current().world.size > 1:
         raise ConfigurationError(
-            f"This script initializes {name} and trains under a `tf.distribute` strategy: both would reduce the gradients. "
-            "Keep one of them."
+            f"This script initializes {name} and trains under a `tf.distribute` strategy: both"
+            " would reduce the gradients. Keep one of them."
         )
     world.each_for_itself()
     optimizers_only()
@@ -151,8 +157,9 @@ def check_tensorflow(name: str) -> None:
     """Raises ConfigurationError where Keras does not run on TensorFlow, whose tensors ``name`` exchanges."""
     if _backend_in_use() != "tensorflow":
         raise ConfigurationError(
-            f"This script uses {name}, which exchanges TensorFlow's tensors, and Keras runs on {_backend_in_use()}. Remove {name} from the script: "
-            "`syrtos run` trains plain `model.fit` on all workers. Or set KERAS_BACKEND=tensorflow."
+            f"This script uses {name}, which exchanges TensorFlow's tensors, and Keras runs on"
+            f" {_backend_in_use()}. Remove {name} from the script: `syrtos run` trains plain"
+            " `model.fit` on all workers. Or set KERAS_BACKEND=tensorflow."
         )
 
 
@@ -160,7 +167,8 @@ def check_not_explicit(strategy: str) -> None:
     """Raises ConfigurationError where a script makes a `tf.distribute` ``strategy`` and exchanges gradients itself."""
     if world.explicit():
         raise ConfigurationError(
-            f"This script makes a tf.distribute.{strategy} and initializes Horovod or SMDDP: both would reduce the gradients. Keep one of them."
+            f"This script makes a tf.distribute.{strategy} and initializes Horovod or SMDDP: both"
+            " would reduce the gradients. Keep one of them."
         )
 
 
@@ -175,5 +183,6 @@ def _make_default() -> None:
         return
     if not tf_internals.keeps_default_strategy():
         tf_internals.keep_default_strategy(not_chosen())
-        # Before any op is made: what a script shuffles without a seed is then shuffled alike on all workers.
+        # Before any op is made: what a script shuffles without a seed is then shuffled alike on all
+        # workers.
         tf.random.set_seed(settings.common_seed())

@@ -59,8 +59,8 @@ class Step(Protocol[TensorT]):
     def rows_of_all(self, tree: Tree) -> Tree:
         """Returns the structure with the rows of all workers, in order, in place of this worker's.
 
-        Floating scalars become their mean by samples, whole numbers their sum. Gradients of the result flow to this
-        worker's rows.
+        Floating scalars become their mean by samples, whole numbers their sum. Gradients of the
+        result flow to this worker's rows.
         """
         ...
 
@@ -75,12 +75,14 @@ class Step(Protocol[TensorT]):
 class Backend(abc.ABC, Generic[VariableT, TensorT]):
     """A framework under Keras.
 
-    It is generic in the variables that it takes, Keras's and the framework's own, and in the framework's tensors.
+    It is generic in the variables that it takes, Keras's and the framework's own, and in the
+    framework's tensors.
 
     Attributes:
         name: of the backend, as in KERAS_BACKEND.
-        global_program: whether the framework computes the global batch as one program over all workers. Where it does
-            not, each worker computes its share, and syrtos exchanges gradients and states.
+        global_program: whether the framework computes the global batch as one program over all
+            workers. Where it does not, each worker computes its share, and syrtos exchanges
+            gradients and states.
     """
 
     name: ClassVar[str]
@@ -107,7 +109,8 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
 
     def write(self, variable: VariableT, value: Array) -> None:
         """Assigns a value to a variable of Keras or of the framework."""
-        # TensorFlow's own variables have the method too. Those of torch have not: its backend has a `write` of its own.
+        # TensorFlow's own variables have the method too. Those of torch have not: its backend has a
+        # `write` of its own.
         cast("Variable", variable).assign(value)
 
     @abc.abstractmethod
@@ -117,14 +120,17 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
         It must not be written to, or kept.
         """
 
-    def broadcast_in_graph(self, comm: Communicator, variables: Sequence[VariableT], root: int) -> None:
+    def broadcast_in_graph(
+        self, comm: Communicator, variables: Sequence[VariableT], root: int
+    ) -> None:
         """Adds an operation to the function that is being traced, which gives every worker ``root``'s values.
 
         Raises:
             ConfigurationError: the framework has no such operation.
         """
         raise ConfigurationError(
-            f"Variables can't be broadcast inside a traced function of {self.name}: call it outside, before training."
+            f"Variables can't be broadcast inside a traced function of {self.name}: call it"
+            " outside, before training."
         )
 
     def settle(self, model: Model) -> None:
@@ -133,8 +139,8 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
     def await_values(self, logs: Logs) -> None:
         """Waits until the device has computed the logs of a step.
 
-        JAX alone does, whose steps always return sooner. Those of torch and TensorFlow do on GPUs, where the time until the
-        numbers are read counts as that of what reads them.
+        JAX alone does, whose steps always return sooner. Those of torch and TensorFlow do on GPUs,
+        where the time until the numbers are read counts as that of what reads them.
         """
 
     def numbers(self, scalars: Sequence[TensorT]) -> list[float]:
@@ -161,16 +167,20 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
             for _ in range(steps - 1):
                 next(batches)
 
-    def on_host(self, function: Callable[[Array], Array], value: TensorT, shape: tuple[int, ...]) -> TensorT:
+    def on_host(
+        self, function: Callable[[Array], Array], value: TensorT, shape: tuple[int, ...]
+    ) -> TensorT:
         """Applies ``function`` to a tensor's value on the host, and returns its result as a tensor.
 
-        The result is an array of the given ``shape``. The function is called eagerly, or by the function that is being
-        traced.
+        The result is an array of the given ``shape``. The function is called eagerly, or by the
+        function that is being traced.
 
         Raises:
             ConfigurationError: the framework has no such operation.
         """
-        raise ConfigurationError(f"Nothing is computed on the host in the middle of a program of {self.name}.")
+        raise ConfigurationError(
+            f"Nothing is computed on the host in the middle of a program of {self.name}."
+        )
 
     def buffers_of(self, model: Model) -> Sequence[Variable]:
         """Returns the state of a model that Keras has no variables of, in the form of variables."""
@@ -221,11 +231,14 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
     def rank_to_seed(self) -> int:
         """Returns a number that tells the seeds of workers apart.
 
-        It is 0 for random numbers that must be equal on all workers, such as those that weights are made of.
+        It is 0 for random numbers that must be equal on all workers, such as those that weights are
+        made of.
         """
         return 0
 
-    def reduce_gradients(self, optimizer: Optimizer, grads: Sequence[TensorT | None]) -> Sequence[TensorT | None]:
+    def reduce_gradients(
+        self, optimizer: Optimizer, grads: Sequence[TensorT | None]
+    ) -> Sequence[TensorT | None]:
         """Returns the gradients of the global batch, from those of this worker's share."""
         return grads
 
@@ -261,11 +274,13 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
 class _Active:
     """The backend of this process."""
 
-    # Of Keras's own functions pyright infers a union of all backends' tensors: no class of tensors fits here.
+    # Of Keras's own functions pyright infers a union of all backends' tensors: no class of tensors
+    # fits here.
     backend: Backend[FrameworkVariable, Any] | None = None
 
 
-# Each framework's classes of variables and tensors are its own: the core knows only the members that they share.
+# Each framework's classes of variables and tensors are its own: the core knows only the members
+# that they share.
 def use(backend: Backend[Any, Any], unless_chosen: bool = False) -> None:
     """Makes ``backend`` that of this process; with ``unless_chosen`` only where none was chosen before."""
     if _Active.backend is None or not unless_chosen:
@@ -289,5 +304,7 @@ def active() -> Backend[FrameworkVariable, Any]:
         ConfigurationError: none was chosen yet.
     """
     if _Active.backend is None:
-        raise ConfigurationError("Import keras before calling this function, so that syrtos knows Keras's backend.")
+        raise ConfigurationError(
+            "Import keras before calling this function, so that syrtos knows Keras's backend."
+        )
     return _Active.backend

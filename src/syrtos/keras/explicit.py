@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 OptimizerT = TypeVar("OptimizerT", bound="Optimizer")
 
 
-def DistributedOptimizer(optimizer: OptimizerT, process_set: ProcessSet | None = None) -> OptimizerT:
+def DistributedOptimizer(
+    optimizer: OptimizerT, process_set: ProcessSet | None = None
+) -> OptimizerT:
     """Makes an optimizer average its gradients over the workers before clipping and applying them.
 
-    The optimizer itself is returned: its class, name and config stay, so models are saved as without syrtos. At its
-    first step all workers get rank 0's weights.
+    The optimizer itself is returned: its class, name and config stay, so models are saved as
+    without syrtos. At its first step all workers get rank 0's weights.
 
     Args:
         optimizer: a `keras.optimizers.Optimizer`, on TensorFlow or torch.

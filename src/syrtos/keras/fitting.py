@@ -66,15 +66,18 @@ def refuse_other_threads(name: str) -> None:
     """
     if fit_is_running() and world.sharing().comm.size > 1 and threading.get_ident() != _Fits.thread:
         raise ConfigurationError(
-            f"`{name}` was called by another thread than the one in which `fit` runs, as by a generator or a `PyDataset` of batches. The workers exchange in "
-            "both, in no common order. Compute what it gives before `fit`, or call the model itself there, which exchanges nothing: `model(x, training=False)`."
+            f"`{name}` was called by another thread than the one in which `fit` runs, as by a"
+            " generator or a `PyDataset` of batches. The workers exchange in both, in no common"
+            " order. Compute what it gives before `fit`, or call the model itself there, which"
+            " exchanges nothing: `model(x, training=False)`."
         )
 
 
 @contextlib.contextmanager
 def optimizer_built_by_training(model: Model) -> Iterator[None]:
     """Context manager: a model is built without its optimizer inside, unless it is about to train, as in one process."""
-    # Into an optimizer that an evaluation had built, `load_weights` would load the state of the one that was saved.
+    # Into an optimizer that an evaluation had built, `load_weights` would load the state of the one
+    # that was saved.
     optimizer = model.optimizer
     if optimizer is None or optimizer.built or fit_is_running():
         yield
@@ -110,8 +113,8 @@ def check_had_batch(has_part: bool) -> None:
     """
     if not has_part:
         raise DataError(
-            "This worker has had no batch at all: there must be at least as many batches in an epoch as workers. Use a smaller batch "
-            "size, or fewer workers."
+            "This worker has had no batch at all: there must be at least as many batches in an"
+            " epoch as workers. Use a smaller batch size, or fewer workers."
         )
 
 
@@ -120,11 +123,12 @@ def agree_on_length(mine: int | None, own_shard: bool = False) -> int | None:
 
     Args:
         mine: batches of this worker's data set, None if it is unknown.
-        own_shard: whether the script says that each worker reads its own data, in batches of the global size: a batch
-            is taken in as many steps as there are workers.
+        own_shard: whether the script says that each worker reads its own data, in batches of the
+            global size: a batch is taken in as many steps as there are workers.
 
     Returns:
-        The number of batches to draw: with batches per worker that of the longest, None if a worker does not know its
+        The number of batches to draw: with batches per worker that of the longest, None if a worker
+        does not know its
             own.
 
     Raises:
@@ -133,14 +137,17 @@ def agree_on_length(mine: int | None, own_shard: bool = False) -> int | None:
     session = world.sharing()
     if mine == 0:
         raise DataError(
-            "The data set is empty: it has no batches. Check the paths and filters that it is made from; `drop_remainder=True` "
-            "also drops everything when there are fewer samples than one batch."
+            "The data set is empty: it has no batches. Check the paths and filters that it is made"
+            " from; `drop_remainder=True` also drops everything when there are fewer samples than"
+            " one batch."
         )
     if session.world.size == 1:
         return mine
     if own_shard and mine is not None:
         mine *= session.world.size
-    lengths = session.comm.agree("compare length of data set", -1.0 if mine is None else float(mine))
+    lengths = session.comm.agree(
+        "compare length of data set", -1.0 if mine is None else float(mine)
+    )
     if session.options.batch == "per-worker" or own_shard:
         return None if min(lengths) < 0 else int(max(lengths))
     if len(set(lengths)) > 1:
@@ -167,14 +174,18 @@ def check_same_data(checksums: list[float], batch: int) -> None:
         return
     groups = {c: [rank for rank, other in enumerate(checksums) if other == c] for c in checksums}
     raise DataError(
-        f"Workers read different data in batch {batch}: ranks {' / '.join(map(str, groups.values()))} disagree. With global "
-        "batches every worker must read the same batches in the same order. Usually the script shuffles with a generator "
-        f"of its own without a seed (`random.Random()`), or with one that differs between processes (of the time, the PID): give it one seed. "
-        f"{_advice_on_own_data()}"
+        f"Workers read different data in batch {batch}: ranks"
+        f" {' / '.join(map(str, groups.values()))} disagree. With global batches every worker must"
+        " read the same batches in the same order. Usually the script shuffles with a generator of"
+        " its own without a seed (`random.Random()`), or with one that differs between processes"
+        f" (of the time, the PID): give it one seed. {_advice_on_own_data()}"
     )
 
 
 def _advice_on_own_data() -> str:
     if backend.computes_global_batches():
-        return "If the script shards its data by rank itself, give its `keras.distribution` the argument `auto_shard_dataset=False`."
+        return (
+            "If the script shards its data by rank itself, give its `keras.distribution` the"
+            " argument `auto_shard_dataset=False`."
+        )
     return "If the script shards its data by rank itself, run it with `--batch per-worker`."

@@ -50,7 +50,8 @@ Gradient = TypeVar("Gradient")
 
 # Set on an optimizer of Keras 2: the variables it was built for.
 BUILT_FOR = "_syrtos_built_for"
-# Where layers of Keras 3 and Keras 2 note what `add_loss` was given: it is a part of the loss, and that of a share.
+# Where layers of Keras 3 and Keras 2 note what `add_loss` was given: it is a part of the loss, and
+# that of a share.
 ADDED_LOSSES = frozenset({"_losses", "_eager_losses"})
 # The classes of `keras.src.trainers.data_adapters`, and what they hand to steps.
 _DATA_KINDS = {
@@ -62,7 +63,9 @@ _DATA_KINDS = {
     "GeneratorDataAdapter": "generator",
 }
 # Optimizers that treat each number of a variable by itself.
-ELEMENTWISE = frozenset({"SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"})
+ELEMENTWISE = frozenset(
+    {"SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"}
+)
 
 
 def stream_of(iterator: object) -> Stream | None:
@@ -99,10 +102,13 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> None
 def trained_by(optimizer: Optimizer) -> list[Variable]:
     """Returns the variables an optimizer was built for, in the order in which it numbers them.
 
-    Its `variables` has its own alone. Keras 2 keeps only the numbers of the others: `tensorflow.keras2` notes them.
+    Its `variables` has its own alone. Keras 2 keeps only the numbers of the others:
+    `tensorflow.keras2` notes them.
     """
     noted = getattr(optimizer, BUILT_FOR, None)
-    return list(cast("_Keras3Optimizer", optimizer)._trainable_variables if noted is None else noted)
+    return list(
+        cast("_Keras3Optimizer", optimizer)._trainable_variables if noted is None else noted
+    )
 
 
 def path_of(variable: Variable) -> str:
@@ -116,13 +122,17 @@ def path_of(variable: Variable) -> str:
 def slot_of(slot: Variable, paths: Sequence[str]) -> tuple[str, str | None]:
     """Returns what an optimizer's variable is, e.g. "momentum", and the path of the variable it belongs to.
 
-    The path is one of ``paths``; None if the slot belongs to all variables together. Keras 3 names the slot
-    ``layer_kernel_momentum``, Keras 2 ``SGD/m/layer/kernel``.
+    The path is one of ``paths``; None if the slot belongs to all variables together. Keras 3 names
+    the slot ``layer_kernel_momentum``, Keras 2 ``SGD/m/layer/kernel``.
     """
     if hasattr(slot, "path"):
         fits = [p for p in paths if slot.name.startswith(p.replace("/", "_") + "_")]
         path = max(fits, key=len, default=None)
-        return (slot.name, None) if path is None else (slot.name.removeprefix(path.replace("/", "_") + "_"), path)
+        return (
+            (slot.name, None)
+            if path is None
+            else (slot.name.removeprefix(path.replace("/", "_") + "_"), path)
+        )
     name = cast("_TensorFlowVariable", slot)._shared_name
     path = max((p for p in paths if name.endswith(f"/{p}")), key=len, default=None)
     return name.removesuffix(f"/{path}").rpartition("/")[2], path
@@ -137,12 +147,18 @@ def updates_of(optimizer: Optimizer) -> Counter:
 def loss_scale_of(optimizer: object) -> list[Variable]:
     """Returns the variables for the scale of a `LossScaleOptimizer` of Keras 2, which its `variables` leave out."""
     scale = getattr(optimizer, "_loss_scale", None)
-    return [getattr(scale, name) for name in ("_current_loss_scale", "_counter") if hasattr(scale, name)]
+    return [
+        getattr(scale, name) for name in ("_current_loss_scale", "_counter") if hasattr(scale, name)
+    ]
 
 
 def accumulated_by(optimizer: object) -> list[Variable]:
     """Returns the variables in which an optimizer of Keras 3 adds up the gradients of several steps."""
-    return [variable for variable in getattr(optimizer, "_accumulated_gradients", None) or [] if variable is not None]
+    return [
+        variable
+        for variable in getattr(optimizer, "_accumulated_gradients", None) or []
+        if variable is not None
+    ]
 
 
 def averages_of(optimizer: object) -> list[Variable]:
@@ -162,11 +178,14 @@ def layers_of(model: Model) -> list[Layer]:
 def compiled_parts(model: object) -> list[object]:
     """Returns the objects that a script has given `compile` as losses and metrics.
 
-    They stand in `_compile_loss` and `_compile_metrics` of Keras 3, which a model lists once it has used them.
+    They stand in `_compile_loss` and `_compile_metrics` of Keras 3, which a model lists once it has
+    used them.
     """
     loss, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
     waiting = [getattr(loss, "_user_loss", None)]
-    waiting += [getattr(metrics, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
+    waiting += [
+        getattr(metrics, name, None) for name in ("_user_metrics", "_user_weighted_metrics")
+    ]
     found: list[object] = []
     while waiting:
         part = waiting.pop(0)
@@ -181,13 +200,18 @@ def compiled_parts(model: object) -> list[object]:
 
 def momentums_of(optimizer: object) -> list[Variable]:
     """Returns the velocities of an optimizer with momentum; empty for others."""
-    # They are public in SGD, and `_momentums` in RMSprop, Adam, Nadam and Lion, of Keras 3 and 2.21.
-    return list(getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or [])
+    # They are public in SGD, and `_momentums` in RMSprop, Adam, Nadam and Lion, of Keras 3 and
+    # 2.21.
+    return list(
+        getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or []
+    )
 
 
 def moments_of(optimizer: object) -> tuple[list[Variable], list[Variable], float, float] | None:
     """Returns Adam's first and second moments, and the factors by which they decay; None for other optimizers."""
-    first, second = (list(getattr(optimizer, name, None) or []) for name in ("_momentums", "_velocities"))
+    first, second = (
+        list(getattr(optimizer, name, None) or []) for name in ("_momentums", "_velocities")
+    )
     beta_1, beta_2 = (getattr(optimizer, name, None) for name in ("beta_1", "beta_2"))
     if not first or not second or beta_1 is None or beta_2 is None:
         return None
@@ -202,7 +226,9 @@ def rate_of(optimizer: Optimizer) -> object:
 
 def has_schedule(optimizer: Optimizer) -> bool:
     """Returns whether an optimizer's rate follows a schedule; `learning_rate` gives the number of the moment."""
-    return isinstance(rate_of(optimizer), keras_of(optimizer).optimizers.schedules.LearningRateSchedule)
+    return isinstance(
+        rate_of(optimizer), keras_of(optimizer).optimizers.schedules.LearningRateSchedule
+    )
 
 
 def has_fixed_rate(optimizer: Optimizer) -> bool:
@@ -217,7 +243,11 @@ def give_fixed_rate(optimizer: Optimizer, rate: float) -> None:
         return
     keras = sys.modules["keras"]
     variable = keras.Variable(
-        rate, name="learning_rate", dtype=keras.config.floatx(), trainable=False, aggregation="only_first_replica"
+        rate,
+        name="learning_rate",
+        dtype=keras.config.floatx(),
+        trainable=False,
+        aggregation="only_first_replica",
     )
     # Else the optimizer's `variables`, and files of it, would lack the rate.
     cast("_Keras3Optimizer", optimizer)._track_variable(variable)
@@ -239,9 +269,9 @@ def clip(optimizer: Optimizer, gradients: list[Gradient]) -> list[Gradient]:
 def call_in_training_thread(callback_list: CallbackList) -> None:
     """Makes Keras 3 call the callbacks of syrtos, and of the script, in the training thread.
 
-    On JAX and torch it calls all in another thread where none says that it needs the logs at once (names of Keras
-    3.15.1). Keras's own are left there, which wait for the numbers of a step. Those of syrtos are given logs that may
-    still be computing.
+    On JAX and torch it calls all in another thread where none says that it needs the logs at once
+    (names of Keras 3.15.1). Keras's own are left there, which wait for the numbers of a step. Those
+    of syrtos are given logs that may still be computing.
     """
     # In a thread of their own, the workers' callbacks would exchange in any order.
     for kind in ("train", "test", "predict"):
@@ -255,15 +285,18 @@ class _AfterBatch:
 
     def __init__(self, callback_list: Any, name: str) -> None:
         self._list, self._name = callback_list, name
-        # Of each callback its package and method. Those that do nothing after a batch have an empty package: to read the
-        # numbers for them would wait for the step.
+        # Of each callback its package and method. Those that do nothing after a batch have an empty
+        # package: to read the numbers for them would wait for the step.
         self._hooks: list[tuple[str, Callable[..., None]]] = []
 
     def __call__(self, batch: int, logs: Logs = None) -> None:
         callbacks = self._list.callbacks
         if len(self._hooks) != len(callbacks):
             self._hooks = [
-                (_package_of(each) if _has_hook(each, self._name) else "", getattr(each, self._name))
+                (
+                    _package_of(each) if _has_hook(each, self._name) else "",
+                    getattr(each, self._name),
+                )
                 for each in callbacks
             ]
         if of_keras := [method for package, method in self._hooks if package == "keras"]:
@@ -306,7 +339,12 @@ def _flatten(logs: Any) -> dict[str, Any]:
 def set_state(model: JaxModel, state: Sequence[object]) -> None:
     """Gives a model on JAX the state that its training function has returned."""
     # The trainer itself keeps record of that state only after the call of its training function.
-    kinds = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+    kinds = (
+        "trainable_variables",
+        "non_trainable_variables",
+        "optimizer_variables",
+        "metrics_variables",
+    )
     model._jax_state = dict(zip(kinds, state, strict=True))
     model.jax_state_sync()
 
@@ -326,7 +364,9 @@ def set_length(iterator: EpochIterator, batches: int | None) -> None:
     if batches == iterator._num_batches:
         return
     iterator._num_batches = batches
-    # The iterator asks its adapter for the number again before every epoch. It is a property without a setter there, so
-    # the adapter gets a class of its own.
+    # The iterator asks its adapter for the number again before every epoch. It is a property
+    # without a setter there, so the adapter gets a class of its own.
     adapter = iterator.data_adapter
-    adapter.__class__ = type(adapter.__class__.__name__, (adapter.__class__,), {"num_batches": batches})
+    adapter.__class__ = type(
+        adapter.__class__.__name__, (adapter.__class__,), {"num_batches": batches}
+    )

@@ -13,7 +13,10 @@ from syrtos.keras.trainer import callbacks
 _SAVING = "keras.src.saving.saving_lib"
 _HDF5 = "keras.src.legacy.saving.legacy_h5_format"
 _FILES = "keras.src.utils.file_utils"
-_ONCE = "A file is written once for all workers. Behind the methods and the functions of all names: the path is final, its suffix has been checked."
+_ONCE = (
+    "A file is written once for all workers. Behind the methods and the functions of all names: the"
+    " path is final, its suffix has been checked."
+)
 _POSITION = "The position in the data is saved with the model, and found again."
 
 

@@ -26,7 +26,8 @@ class Patch:
         name: of the function in it.
         wrapper: makes the replacement of the original, a function or a module.
         why: the reason.
-        everywhere: whether it is replaced also where other modules have imported the function by name.
+        everywhere: whether it is replaced also where other modules have imported the function by
+            name.
     """
 
     owner: str
@@ -53,12 +54,15 @@ def install(patches: Sequence[Patch]) -> None:
         ConfigurationError: this version of Keras lacks some of it.
     """
     found = [(patch, patch.find_owner()) for patch in patches]
-    missing = [f"{patch.owner.replace(':', '.')}.{patch.name}" for patch, owner in found if owner is None]
+    missing = [
+        f"{patch.owner.replace(':', '.')}.{patch.name}" for patch, owner in found if owner is None
+    ]
     if missing:
         package = missing[0].partition(".")[0]
         raise ConfigurationError(
-            f"{package} {getattr(sys.modules.get(package), '__version__', '')} lacks what syrtos changes in it to train on several workers: "
-            f"{', '.join(missing)}. syrtos was seen to work with {package} {SEEN[package]}: install one of these."
+            f"{package} {getattr(sys.modules.get(package), '__version__', '')} lacks what syrtos"
+            f" changes in it to train on several workers: {', '.join(missing)}. syrtos was seen to"
+            f" work with {package} {SEEN[package]}: install one of these."
         )
     # Only now: where something is missing, Keras is left as it was.
     for patch, owner in found:
@@ -68,8 +72,12 @@ def install(patches: Sequence[Patch]) -> None:
 def replace(owner: object, name: str, wrapper: Callable[[Method], object]) -> None:
     """Replaces ``owner.name`` by ``wrapper(original)``."""
     original = getattr(owner, name)
-    replacement: Any = wrapper(original)  # a function, or what stands for a module that is no function
-    setattr(owner, name, functools.wraps(original)(replacement) if callable(original) else replacement)
+    replacement: Any = wrapper(
+        original
+    )  # a function, or what stands for a module that is no function
+    setattr(
+        owner, name, functools.wraps(original)(replacement) if callable(original) else replacement
+    )
 
 
 def replace_everywhere(

@@ -1,8 +1,8 @@
 """The members of objects of Keras that syrtos uses.
 
-Keras 3 and Keras 2 have no common base class, so these are protocols: both have the members, on every backend. What
-only some objects have is read by `getattr`, and is not listed. They stand in the order of the alphabet, after those
-that they are derived from.
+Keras 3 and Keras 2 have no common base class, so these are protocols: both have the members, on
+every backend. What only some objects have is read by `getattr`, and is not listed. They stand in
+the order of the alphabet, after those that they are derived from.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from syrtos.comm.communicator import Array
 # The parameters and the result of a function, for its wrappers.
 P = ParamSpec("P")
 R = TypeVar("R")
-# The logs that Keras gives to callbacks: numbers by name, or None. A step of a script's own may log other things.
+# The logs that Keras gives to callbacks: numbers by name, or None. A step of a script's own may log
+# other things.
 Logs = Mapping[str, object] | None
 
 
@@ -182,7 +183,8 @@ class Optimizer(Protocol):
     built: bool
     clipnorm: float | None
     global_clipnorm: float | None
-    # A number, its variable, or what a schedule gives now; Keras's own annotations have no common type for them.
+    # A number, its variable, or what a schedule gives now; Keras's own annotations have no common
+    # type for them.
     learning_rate: Any
     _iterations: Counter
     _learning_rate: object

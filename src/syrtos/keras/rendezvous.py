@@ -49,7 +49,8 @@ def _machine_identity() -> str:
 def folder() -> str:
     """Makes a folder of this user's alone, and returns its path.
 
-    The path is short enough for a socket in the folder (the system takes 108 bytes), however long TMPDIR is.
+    The path is short enough for a socket in the folder (the system takes 108 bytes), however long
+    TMPDIR is.
     """
     return tempfile.mkdtemp(prefix="syrtos-", dir=_place())
 
@@ -62,8 +63,8 @@ def _place() -> str:
 def address_of_host(framework: str, session: Session) -> str:
     """Returns the address by which other hosts reach this one. All workers call it together.
 
-    It is that of the host's name, or of its default route where the name stands for a loopback address, as Debian
-    writes it into /etc/hosts.
+    It is that of the host's name, or of its default route where the name stands for a loopback
+    address, as Debian writes it into /etc/hosts.
 
     Raises:
         ConfigurationError: the host has neither, or hosts have the same.
@@ -72,8 +73,9 @@ def address_of_host(framework: str, session: Session) -> str:
     everyone = session.comm.allgather_object([_machine_identity(), mine])
     if len({address for _, address in everyone}) < len({here for here, _ in everyone}):
         raise ConfigurationError(
-            f"Hosts name the same address as theirs ({mine}), as virtual machines do behind one router: {framework}'s workers would not find each other. "
-            "Give each host's own name the address of the network that they share, in /etc/hosts."
+            f"Hosts name the same address as theirs ({mine}), as virtual machines do behind one"
+            f" router: {framework}'s workers would not find each other. Give each host's own name"
+            " the address of the network that they share, in /etc/hosts."
         )
     return mine
 
@@ -87,8 +89,9 @@ def _address(framework: str) -> str:
     if found := address_of_default_route():
         return found
     raise ConfigurationError(
-        f"Host {name} has no address by which other hosts reach it: its own name stands for none but loopback, and it has no default route. {framework}'s "
-        "workers need one: correct /etc/hosts, or the name service."
+        f"Host {name} has no address by which other hosts reach it: its own name stands for none"
+        f" but loopback, and it has no default route. {framework}'s workers need one: correct"
+        " /etc/hosts, or the name service."
     )
 
 

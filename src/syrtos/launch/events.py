@@ -1,7 +1,7 @@
 """Messages of workers to the launcher: lines on their standard error, so that they work wherever MPI does.
 
-A line is a mark and a JSON object. It needs no file system or port in common, and a reader of the stream without a
-launcher sees plain text.
+A line is a mark and a JSON object. It needs no file system or port in common, and a reader of the
+stream without a launcher sees plain text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def machine() -> str:
 
     It is equal where process numbers mean the same processes.
     """
-    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return (
+        f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+        f" {os.readlink('/proc/self/ns/pid')}"
+    )
 
 
 def born(pid: int) -> int:
@@ -68,7 +71,11 @@ def parse(data: bytes) -> dict[str, Any] | None:
         event = json.loads(data[len(MARK) :])
     except ValueError:
         return None
-    complete = isinstance(event, dict) and isinstance(event.get("kind"), str) and isinstance(event.get("rank"), int)
+    complete = (
+        isinstance(event, dict)
+        and isinstance(event.get("kind"), str)
+        and isinstance(event.get("rank"), int)
+    )
     return event if complete else None
 
 
@@ -92,16 +99,23 @@ def send(descriptor: int, kind: str, rank: int, **facts: Any) -> None:
     if len(whole) > select.PIPE_BUF:
         longest = max((len(text) for text in facts.values() if isinstance(text, str)), default=0)
         kept = range(longest)
-        too_many = bisect.bisect(kept, select.PIPE_BUF, key=lambda n: len(line(kind, rank, **_shorten(facts, n))))
+        too_many = bisect.bisect(
+            kept, select.PIPE_BUF, key=lambda n: len(line(kind, rank, **_shorten(facts, n)))
+        )
         whole = line(kind, rank, **_shorten(facts, max(too_many - 1, 0)))
     os.write(descriptor, whole)
 
 
 def _shorten(facts: Mapping[str, Any], kept: int) -> dict[str, Any]:
     """Shortens each text of ``facts`` to ``kept`` characters: a third from its start, the others from its end."""
-    texts = {name: text for name, text in facts.items() if isinstance(text, str) and len(text) > kept}
+    texts = {
+        name: text for name, text in facts.items() if isinstance(text, str) and len(text) > kept
+    }
     start = kept // 3
     return {
         **facts,
-        **{name: f"{text[:start]}\n...\n{text[len(text) - (kept - start) :]}" for name, text in texts.items()},
+        **{
+            name: f"{text[:start]}\n...\n{text[len(text) - (kept - start) :]}"
+            for name, text in texts.items()
+        },
     }

@@ -1,7 +1,8 @@
 """A run as a series of generations of workers: when one ends early, the next goes on from the last snapshot.
 
-Workers commit snapshots to memory that outlives them: of this process, or of the agents on several hosts. A thread
-copies the newest to the run directory now and then: from there a run goes on whose launcher, or machine, was lost.
+Workers commit snapshots to memory that outlives them: of this process, or of the agents on several
+hosts. A thread copies the newest to the run directory now and then: from there a run goes on whose
+launcher, or machine, was lost.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class RunEnd:
 
     Attributes:
         outcome: the outcome of the last generation.
-        folder: the last generation's run directory: the run's own for the first, ``generation-N`` in it for later ones.
+        folder: the last generation's run directory: the run's own for the first, ``generation-N``
+            in it for later ones.
         reason: the reason why no further generation was started, if restarts were allowed.
         resumable: how far the snapshot in the run directory is, in words; empty if there is none.
         before: how the generation before the last ended, as a sentence; empty for the first.
@@ -66,22 +68,24 @@ def run(
     """Runs generations of workers until one has finished, or the policy ends the run.
 
     Args:
-        start: runs one generation, recorded in a folder. Its second argument gives, for a number of workers, the
-            variables that are added to their environment.
+        start: runs one generation, recorded in a folder. Its second argument gives, for a number of
+            workers, the variables that are added to their environment.
         snapshots: memory for what workers commit; it is freed at the end.
         run_dir: the run directory.
         policy: decides whether there is a next generation.
         seed: the workers' common seed, the same in each generation.
         resume: whether the run goes on from a snapshot in ``run_dir``.
         durable: whether snapshots are copied to ``run_dir``, for a later `resume`.
-        gather: waits until it is known which hosts the next generation has, or until its argument says that the run is
-            over.
+        gather: waits until it is known which hosts the next generation has, or until its argument
+            says that the run is over.
         say: gets a line for each incident.
     """
     first = next_generation(run_dir, resume)
     if not resume:
         forget(run_dir)
-    series = _Series(start, snapshots, run_dir, policy, seed, first, durable, gather, say, folder=run_dir)
+    series = _Series(
+        start, snapshots, run_dir, policy, seed, first, durable, gather, say, folder=run_dir
+    )
     with (
         signalling.answering_signals(series.came.append),
         closing(snapshots),
@@ -133,12 +137,16 @@ class _Series:
             self.gather(lambda: bool(self.came))
             # No worker was there to take the signal.
             if self.came:
-                self.outcome = dataclasses.replace(self.outcome, end=End.STOPPED, code=128 + self.came[0])
+                self.outcome = dataclasses.replace(
+                    self.outcome, end=End.STOPPED, code=128 + self.came[0]
+                )
                 return
             number = self.first + len(self.attempts)
             self.folder = generation_folder(self.run_dir, number)
             self.outcome = self.start(self.folder, self._variables)
-            self.attempts.append(Attempt(self.outcome, _settle(self.snapshots, self.kept if self.durable else None)))
+            self.attempts.append(
+                Attempt(self.outcome, _settle(self.snapshots, self.kept if self.durable else None))
+            )
             self.decision = decide(self.policy, self.attempts)
             if not self.decision.again:
                 return
@@ -175,7 +183,9 @@ def generation_folder(run_dir: Path, number: int) -> Path:
 
 def all_folders(run_dir: Path) -> list[Path]:
     """Returns the folders of all generations so far, in order."""
-    return [generation_folder(run_dir, number) for number in range(1, _last_generation(run_dir) + 1)]
+    return [
+        generation_folder(run_dir, number) for number in range(1, _last_generation(run_dir) + 1)
+    ]
 
 
 def has_snapshot(run_dir: Path) -> bool:
@@ -255,7 +265,8 @@ def _copy(snapshots: Snapshots, folder: Path) -> None:
         return
     except OSError as error:
         output.say(
-            f"no snapshot could be written to {folder}: {error}. The workers go on, and can be restarted from memory."
+            f"no snapshot could be written to {folder}: {error}. The workers go on, and can be"
+            " restarted from memory."
         )
 
 

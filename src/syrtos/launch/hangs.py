@@ -11,8 +11,8 @@ from syrtos.launch.worker import heartbeat
 
 # Seconds after which a worker hangs that others wait for and in which nothing runs.
 _HANGS = 29.0
-# Seconds between two looks. A longer time between them is this process's own standstill, and says nothing of the
-# workers.
+# Seconds between two looks. A longer time between them is this process's own standstill, and says
+# nothing of the workers.
 _LOOK = 1.0
 # Part of one processor that threads of libraries use which wait for nothing in particular.
 _IDLE = 0.05
@@ -24,13 +24,17 @@ BUSY = "busy with something else, or hangs"
 class Hangs:
     """A detector of hangs among the workers that others wait for.
 
-    A worker that waits in Python, for a server or for a lock, gives signs of life; one that computes uses the
-    processor, one that saves a model reads or writes: only ``--timeout`` ends these. A worker that does nothing of it
-    is stopped, or code outside of Python waits for ever and holds the GIL.
+    A worker that waits in Python, for a server or for a lock, gives signs of life; one that
+    computes uses the processor, one that saves a model reads or writes: only ``--timeout`` ends
+    these. A worker that does nothing of it is stopped, or code outside of Python waits for ever and
+    holds the GIL.
     """
 
     def __init__(
-        self, waits: Waits, look: Callable[[int], Vitals | None], now: Callable[[], float] = time.monotonic
+        self,
+        waits: Waits,
+        look: Callable[[int], Vitals | None],
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begins to look; ``look`` returns the vitals of a worker's process, or None if it is gone."""
         self._waits, self._look, self._now = waits, look, now
@@ -57,7 +61,10 @@ class Hangs:
             return stopped
         still, position = self._still.get(rank, 0.0), self._waits.position(rank)
         if still > 2 * heartbeat.EVERY:
-            return f"without a sign of life: for {still:.0f} s it has run no Python code, and has used neither processor nor disk"
+            return (
+                f"without a sign of life: for {still:.0f} s it has run no Python code, and has used"
+                " neither processor nor disk"
+            )
         return f"{BUSY}, at {position}" if position else BUSY
 
     def may_go_on(self, rank: int) -> bool:

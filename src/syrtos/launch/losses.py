@@ -20,7 +20,11 @@ def note(run_dir: str, rank: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     except OSError as error:
-        print(f"syrtos: parameter servers can't learn of rank {rank}'s death: {error}", file=sys.stderr, flush=True)
+        print(
+            f"syrtos: parameter servers can't learn of rank {rank}'s death: {error}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def forget(run_dir: Path) -> None:

@@ -1,8 +1,8 @@
 """The hosts of a run and the number of its workers, from one generation to the next.
 
-Hosts are lost, come back, and are added; `syrtos resize` asks for another number of workers. A run with a fixed number
-of workers puts those of a lost host on the others. An elastic one (`--min-workers`) has as many workers as its hosts
-have slots.
+Hosts are lost, come back, and are added; `syrtos resize` asks for another number of workers. A run
+with a fixed number of workers puts those of a lost host on the others. An elastic one
+(`--min-workers`) has as many workers as its hosts have slots.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ _RESIZE, _TAKEN = "resize.json", ".resize.json"
 _LOOK = 0.5  # seconds
 # Seconds between two times that the list of hosts is read, and for its command.
 _LIST_EVERY, _LONGEST_LIST = 5.0, 10.0
-# Seconds in which a host that was lost may come back before a generation begins without it; after which one that
-# refuses is asked again, and while a generation runs.
+# Seconds in which a host that was lost may come back before a generation begins without it; after
+# which one that refuses is asked again, and while a generation runs.
 _HOSTS_COME_BACK, _TRY_AGAIN, _TRY_LATER = 10.0, 3.0, 30.0
 # Seconds in which hosts may come where there are too few for the run.
 _ENOUGH_COME = 600.0
-# Seconds that a generation has before more workers take its place, or before it is said that this has to wait.
+# Seconds that a generation has before more workers take its place, or before it is said that this
+# has to wait.
 _SETTLED = 10.0
 
 
@@ -74,11 +75,19 @@ class Membership:
             resized: called with the new number when `syrtos resize` has asked for one.
         """
         self.agents = agents
-        self._spec, self._machine, self._run_dir, self._env, self._resized = spec, machine, run_dir, env, resized
+        self._spec, self._machine, self._run_dir, self._env, self._resized = (
+            spec,
+            machine,
+            run_dir,
+            env,
+            resized,
+        )
         self._elastic = spec.elastic
         self._asks_first = resumes or spec.elastic is not None
         self._listed = spec.hosts
-        self._most = float(spec.workers) if self._elastic is None else self._elastic.most or math.inf
+        self._most = (
+            float(spec.workers) if self._elastic is None else self._elastic.most or math.inf
+        )
         self._running: Spec | None = None
         self._reached, self._began = 0, 0.0
         # hosts of generations that have committed something
@@ -121,12 +130,18 @@ class Membership:
             spec = dataclasses.replace(self._spec, hosts=self._listed, workers=workers)
         elif workers < self._elastic.least:
             raise ConfigurationError(
-                f"hosts with slots for {_count(workers)} answer, and `--min-workers {self._elastic.least}` were asked for"
+                f"hosts with slots for {_count(workers)} answer, and `--min-workers"
+                f" {self._elastic.least}` were asked for"
             )
         else:
             lost = frozenset[str]()
             spec = dataclasses.replace(self._spec, hosts=hosts, workers=workers)
-        self._running, self._reached, self._began, self._lost = spec, reached, time.monotonic(), lost
+        self._running, self._reached, self._began, self._lost = (
+            spec,
+            reached,
+            time.monotonic(),
+            lost,
+        )
         return spec, lost
 
     def _judge(self, ended: Spec, has_committed: bool) -> None:
@@ -155,7 +170,10 @@ class Membership:
                 return
             if waited > _HOSTS_COME_BACK and not told:
                 told = True
-                output.say(f"waits for hosts: those that answer have slots for {_count(self._workers_on(there))}")
+                output.say(
+                    "waits for hosts: those that answer have slots for"
+                    f" {_count(self._workers_on(there))}"
+                )
             if time.monotonic() - tried > _TRY_AGAIN:
                 tried = time.monotonic()
                 self._start_agents()
@@ -172,11 +190,15 @@ class Membership:
         """Returns an agent of each host that is wanted; starts one where there was none."""
         assert self.agents is not None
         names = [host.name for host in self._wanted_hosts()]
-        commands = {name: agent_command(self._spec, name, self._machine, self._env) for name in names}
+        commands = {
+            name: agent_command(self._spec, name, self._machine, self._env) for name in names
+        }
         return self.agents.for_hosts(commands, self._env)
 
     def _is_enough(self, hosts: Sequence[Host]) -> bool:
-        return bool(hosts) if self._elastic is None else self._workers_on(hosts) >= self._elastic.least
+        return (
+            bool(hosts) if self._elastic is None else self._workers_on(hosts) >= self._elastic.least
+        )
 
     def _wanted_hosts(self) -> tuple[Host, ...]:
         return tuple(host for host in self._listed if host.name not in self._avoided)
@@ -189,7 +211,9 @@ class Membership:
         if self.agents is None:
             return self._listed
         if self._elastic is None:
-            return tuple(host for host in self._wanted_hosts() if host.name not in self.agents.left_out())
+            return tuple(
+                host for host in self._wanted_hosts() if host.name not in self.agents.left_out()
+            )
         answering = {agent.host for agent in self.agents.answering_agents()}
         return tuple(host for host in self._wanted_hosts() if host.name in answering)
 
@@ -212,7 +236,10 @@ class Membership:
         # Replaced before its first commit, the generation would have trained for nothing.
         self._ripens = min(self._ripens, time.monotonic() + _SETTLED)
         if time.monotonic() > self._ripens:
-            self._tell(f"{why.rstrip('.')}: once a further step of `fit`, or a state of Horovod's, is committed.")
+            self._tell(
+                f"{why.rstrip('.')}: once a further step of `fit`, or a state of Horovod's, is"
+                " committed."
+            )
         return ""
 
     def _tell(self, text: str) -> None:
@@ -231,7 +258,10 @@ class Membership:
                     self._read_list()
                     self._reach()
                 running = self._running
-                self._wish = (running, self._once_committed(self._difference(running)) if running else "")
+                self._wish = (
+                    running,
+                    self._once_committed(self._difference(running)) if running else "",
+                )
             except Exception as error:
                 # Hosts that can't be looked at are no reason to end a run that goes on.
                 self._tell(f"hosts are not looked at: {type(error).__name__}: {error}")
@@ -248,7 +278,10 @@ class Membership:
         listed = {host.name: host.slots for host in self._listed}
         fewer = [host.name for host in running.hosts if listed.get(host.name, 0) < host.slots]
         if fewer and self._is_enough(hosts):
-            return f"{', '.join(fewer)} offers fewer slots, or none: there are slots for {_count(possible)} now."
+            return (
+                f"{', '.join(fewer)} offers fewer slots, or none: there are slots for"
+                f" {_count(possible)} now."
+            )
         if possible > now and time.monotonic() - self._began > _SETTLED:
             return f"There are slots for {_count(possible)} now, and {now} trained."
         return ""
@@ -259,7 +292,10 @@ class Membership:
             # Renamed first, so that a request is read once.
             (self._run_dir / _RESIZE).rename(taken)
             asked = json.loads(taken.read_text())
-            workers, answer = int(asked["workers"]), _answer(self._run_dir, str(int(asked["number"])))
+            workers, answer = (
+                int(asked["workers"]),
+                _answer(self._run_dir, str(int(asked["number"]))),
+            )
             taken.unlink()
         except (OSError, ValueError, KeyError, TypeError):
             return
@@ -283,13 +319,16 @@ class Membership:
             make_plan(dataclasses.replace(self._spec, workers=workers), self._machine, self._env)
         elif workers < self._elastic.least:
             raise ConfigurationError(
-                f"The run was begun with `--min-workers {self._elastic.least}`. Received: {workers} workers."
+                f"The run was begun with `--min-workers {self._elastic.least}`. Received: {workers}"
+                " workers."
             )
 
     def _read_list(self) -> None:
         """Reads the list of hosts again, from the file of hosts or from what a command prints: hosts may be added."""
         assert self._elastic is not None
-        if time.monotonic() < self._next_list or not (self._elastic.discover or self._elastic.hostfile):
+        if time.monotonic() < self._next_list or not (
+            self._elastic.discover or self._elastic.hostfile
+        ):
             return
         try:
             self._listed = listed_by(self._elastic.discover, self._elastic.hostfile)
@@ -343,12 +382,16 @@ def listed_by(command: str, file: str) -> tuple[Host, ...]:
         try:
             out, err = process.communicate(timeout=_LONGEST_LIST)
         except subprocess.TimeoutExpired as error:
-            raise ConfigurationError(f"`{command}` has not ended in {_LONGEST_LIST:.0f} s.") from error
+            raise ConfigurationError(
+                f"`{command}` has not ended in {_LONGEST_LIST:.0f} s."
+            ) from error
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     if process.returncode:
-        raise ConfigurationError(f"`{command}` ended with exit code {process.returncode}: {err.strip()}")
+        raise ConfigurationError(
+            f"`{command}` ended with exit code {process.returncode}: {err.strip()}"
+        )
     return parse_lines(out.splitlines(), f"`{command}`")
 
 
@@ -360,7 +403,9 @@ def ask_for(run_dir: Path, workers: int, seconds: float) -> str | None:
     """
     number = str(secrets.randbelow(1 << 62))
     answer = _answer(run_dir, number)
-    durable.replace(run_dir / _RESIZE, json.dumps({"workers": workers, "number": int(number)}).encode())
+    durable.replace(
+        run_dir / _RESIZE, json.dumps({"workers": workers, "number": int(number)}).encode()
+    )
     deadline = time.monotonic() + seconds
     while not answer.exists() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -1,7 +1,7 @@
 """The verdict on a run's end: a pure function of the facts that the launcher saw.
 
-A rank has finished only if it said so. Exit codes alone prove nothing: a library may end a process with code 0 in the
-middle of training.
+A rank has finished only if it said so. Exit codes alone prove nothing: a library may end a process
+with code 0 in the middle of training.
 """
 
 from __future__ import annotations
@@ -33,18 +33,21 @@ class Facts:
     """Facts about a run that the launcher saw.
 
     Attributes:
-        processes: the number of processes, by rank from 0 on, that must say that they have finished.
+        processes: the number of processes, by rank from 0 on, that must say that they have
+            finished.
         spared: ranks whose death the others survive.
         stopped_by: the signal that this process was sent and passed on.
         finished: ranks that said so.
         interrupted: ranks that said that SIGINT ended their script.
         failures: the workers' reports, in the order in which they came in.
         workers: host and process of every rank that started.
-        fatal: the process whose end, or call of `os._exit`, was the first, if it was before any report of a failure.
+        fatal: the process whose end, or call of `os._exit`, was the first, if it was before any
+            report of a failure.
         lost: ranks that died and that the others went on without, with their ends.
-        hung: ranks that did not come to an exchange in which the others waited, and what each was, as the end of
-            "it is ...".
-        replaced: the reason why this process ended the workers, so that others take their place; empty if it didn't.
+        hung: ranks that did not come to an exchange in which the others waited, and what each was,
+            as the end of "it is ...".
+        replaced: the reason why this process ended the workers, so that others take their place;
+            empty if it didn't.
     """
 
     processes: int
@@ -71,17 +74,21 @@ class Outcome:
 
     Attributes:
         end: the kind of end.
-        code: the exit code of the run: 0, the failing script's, or 128 + the signal that ended a worker or the run.
+        code: the exit code of the run: 0, the failing script's, or 128 + the signal that ended a
+            worker or the run.
         rank: the worker that ended first, or that hung, if known.
-        status: how the process of ``rank`` ended, if known: an exit code, or the negative of a signal.
-        why: what took that process away where its status is not known, as the end of a sentence about it.
+        status: how the process of ``rank`` ended, if known: an exit code, or the negative of a
+            signal.
+        why: what took that process away where its status is not known, as the end of a sentence
+            about it.
         unfinished: ranks that did not say that they have finished.
         failures: the workers' reports, in the order in which they came in.
         workers: host and process of every rank that started.
         lost: workers that died and that the others went on without, with their ends.
-        hung: workers that the others waited for in vain, and what each was, as the end of "it is ...".
-        otherwise: the way in which the script's environment differed from the one in which its frameworks were imported
-            for all workers, which ended them; else empty.
+        hung: workers that the others waited for in vain, and what each was, as the end of "it is
+            ...".
+        otherwise: the way in which the script's environment differed from the one in which its
+            frameworks were imported for all workers, which ended them; else empty.
     """
 
     end: End = End.FINISHED
@@ -102,7 +109,11 @@ class Outcome:
 
     def error(self) -> str:
         """Returns the last line of the error that a worker has reported first; empty if the run ended otherwise."""
-        lines = self.failures[0]["text"].strip().splitlines() if self.failures and self.end is End.FAILED else []
+        lines = (
+            self.failures[0]["text"].strip().splitlines()
+            if self.failures and self.end is End.FAILED
+            else []
+        )
         # In these lines TensorFlow names the node of a graph, after the error itself.
         told = [line for line in lines if not line.lstrip().startswith("[[{{node")]
         return told[-1].rstrip(".") if told else ""
@@ -143,8 +154,13 @@ class Outcome:
         ]
         states = list(self.hung.values())
         if len(names) == 1:
-            return f"{names[0]} did not come to an exchange, and others waited for it: it is {states[0]}."
-        each = "; ".join(f"{name}: it is {state}" for name, state in zip(names, states, strict=True))
+            return (
+                f"{names[0]} did not come to an exchange, and others waited for it: it is"
+                f" {states[0]}."
+            )
+        each = "; ".join(
+            f"{name}: it is {state}" for name, state in zip(names, states, strict=True)
+        )
         return f"others waited for these, which did not come to an exchange: {each}."
 
     def _meaning(self) -> str:
@@ -152,7 +168,10 @@ class Outcome:
             return ""
         if self.rank is not None and self.rank not in self.unfinished:
             return ", after its script had come to its end"
-        return " before its script had come to its end: something in it ended the process (`os._exit`, or a library)"
+        return (
+            " before its script had come to its end: something in it ended the process (`os._exit`,"
+            " or a library)"
+        )
 
 
 def _number(worker: Mapping[str, Any]) -> str:
@@ -163,7 +182,9 @@ def describe_exit(status: int | None) -> str:
     """Describes how a process ended, as the end of a sentence about it."""
     if status is None:
         return "ended"
-    return f"was ended by {signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
+    return (
+        f"was ended by {signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
+    )
 
 
 def signal_name(number: int) -> str:
@@ -204,7 +225,11 @@ def _verdict(facts: Facts) -> Outcome:
     if failures:
         first = failures[0]
         # The first to report is one that waited, not the one that hung.
-        if facts.hung and first["rank"] not in facts.hung and "StalledError" in first.get("text", ""):
+        if (
+            facts.hung
+            and first["rank"] not in facts.hung
+            and "StalledError" in first.get("text", "")
+        ):
             return Outcome(End.HUNG, int(first.get("code", 1)) or 1, min(facts.hung))
         return Outcome(End.FAILED, int(first.get("code", 1)) or 1, first["rank"])
     if facts.interrupted:

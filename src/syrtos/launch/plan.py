@@ -12,8 +12,19 @@ from syrtos.launch.spec import Spec
 from syrtos.settings import OPTIONS_VARIABLE, is_harmless
 from syrtos.topology import check_tf_config
 
-# Variables that are forwarded to other hosts, beside those with one of the prefixes. Never all: some hold secrets.
-_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "HOME", "LANG", "TMPDIR", "COLUMNS", "LINES")
+# Variables that are forwarded to other hosts, beside those with one of the prefixes. Never all:
+# some hold secrets.
+_FORWARDED = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "VIRTUAL_ENV",
+    "HOME",
+    "LANG",
+    "TMPDIR",
+    "COLUMNS",
+    "LINES",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +65,12 @@ class Plan:
         groups: the processes, in the order of their ranks.
         environment: variables set on top of this process's.
         spared: ranks whose death the others survive.
-        agents: for each host the command that starts an agent there, which starts the processes; empty: this process
-            starts them.
-        forward: names of variables that processes of other hosts get from this one, beside `forwarded_variables`.
-        reports: whether the processes are workers, which say when they have finished; else exit code 0 says so.
+        agents: for each host the command that starts an agent there, which starts the processes;
+            empty: this process starts them.
+        forward: names of variables that processes of other hosts get from this one, beside
+            `forwarded_variables`.
+        reports: whether the processes are workers, which say when they have finished; else exit
+            code 0 says so.
     """
 
     groups: tuple[Group, ...]
@@ -83,17 +96,23 @@ class Plan:
         return [self.hosts.index(group.host) for group in self.groups for _ in group.ranks]
 
     def __str__(self) -> str:
-        agents = [f"# agent on {host}:\n{shlex.join(command)}" for host, command in self.agents.items()]
+        agents = [
+            f"# agent on {host}:\n{shlex.join(command)}" for host, command in self.agents.items()
+        ]
         return "\n".join([*agents, *map(self._describe_group, self.groups)])
 
     def _describe_group(self, group: Group) -> str:
         count, where = len(group.ranks), f" on {group.host}" * bool(group.host)
-        variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
+        variables = [
+            f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())
+        ]
         line = " \\\n  ".join([*variables, shlex.join(group.command)])
         return f"# {count} process{'es' * (count > 1)}{where}, joined by PMI:\n{line}"
 
 
-def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str], without: frozenset[str] = frozenset()) -> Plan:
+def make_plan(
+    spec: Spec, machine: Machine, env: Mapping[str, str], without: frozenset[str] = frozenset()
+) -> Plan:
     """Returns the commands that start ``spec``'s workers from ``machine``; on hosts, ``without`` those that are lost.
 
     Raises:
@@ -102,28 +121,40 @@ def make_plan(spec: Spec, machine: Machine, env: Mapping[str, str], without: fro
     """
     if not spec.hosts and spec.workers > machine.cores and not spec.oversubscribe:
         raise ConfigurationError(
-            f"{spec.workers} workers were asked for, and this machine offers {machine.cores} "
-            f"core{'s' * (machine.cores != 1)}: they would take turns. Use `-n {machine.cores}`, more hosts (`--hosts a:2,b:2`), "
-            "or `--oversubscribe` if that is what you want."
+            f"{spec.workers} workers were asked for, and this machine offers {machine.cores}"
+            f" core{'s' * (machine.cores != 1)}: they would take turns. Use `-n {machine.cores}`,"
+            " more hosts (`--hosts a:2,b:2`), or `--oversubscribe` if that is what you want."
         )
     check_tf_config(env)
     environment = {OPTIONS_VARIABLE: spec.options.to_json(), **hash_seed(env)}
     if not spec.hosts and "UCX_NET_DEVICES" not in env:
         # MPI's data ports: nothing listens beyond loopback where it need not
         environment["UCX_NET_DEVICES"] = "lo"
-    worker = (machine.python, *spec.program.flags, "-m", "syrtos.launch.worker.main", *spec.program.words)
+    worker = (
+        machine.python,
+        *spec.program.flags,
+        "-m",
+        "syrtos.launch.worker.main",
+        *spec.program.words,
+    )
     spared = frozenset(range(1, spec.workers)) if spec.options.asynchronous else frozenset[int]()
     groups = tuple(Group(worker, ranks, host) for host, ranks in _place_ranks(spec, without))
-    agents = {group.host: agent_command(spec, group.host, machine, env) for group in groups if group.host}
+    agents = {
+        group.host: agent_command(spec, group.host, machine, env) for group in groups if group.host
+    }
     return Plan(groups, environment, spared, agents, spec.forward)
 
 
-def agent_command(spec: Spec, host: str, machine: Machine, env: Mapping[str, str]) -> tuple[str, ...]:
+def agent_command(
+    spec: Spec, host: str, machine: Machine, env: Mapping[str, str]
+) -> tuple[str, ...]:
     """Returns the command that starts an agent on ``host``."""
     return command_on(host, "syrtos.launch.remote.agent", spec.ssh, machine, env)
 
 
-def command_on(host: str, module: str, ssh: str, machine: Machine, env: Mapping[str, str]) -> tuple[str, ...]:
+def command_on(
+    host: str, module: str, ssh: str, machine: Machine, env: Mapping[str, str]
+) -> tuple[str, ...]:
     """Returns the command that runs a module on ``host``; on another machine by ssh, which gives it to a shell."""
     # -P: the folder in which it begins is not among its places of modules.
     command = (machine.python, "-P", "-m", module)
@@ -155,4 +186,8 @@ def forwarded_variables(env: Mapping[str, str], more: Collection[str] = ()) -> d
 
     They come beside the plan's variables, and beside those that the processes have there.
     """
-    return {name: env[name] for name in sorted(env) if name in _FORWARDED or name in more or is_harmless(name)}
+    return {
+        name: env[name]
+        for name in sorted(env)
+        if name in _FORWARDED or name in more or is_harmless(name)
+    }

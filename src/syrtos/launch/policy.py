@@ -8,13 +8,18 @@ from collections.abc import Sequence
 
 from syrtos.launch.outcome import End, Outcome
 
-# A generation that commits nothing new has failed at the same place as the one before. So many in a row are not chance.
+# A generation that commits nothing new has failed at the same place as the one before. So many in a
+# row are not chance.
 _SAME_PLACE = 3
 _LONGEST_WAIT = 30.0
 # Ends of workers that are no error of the script.
 _LOST = (End.CRASHED, End.LOST, End.HUNG)
-# Words in errors of networks, disks and services, which may have gone when the next generation comes.
-_OUTAGE = re.compile(r"OSError|IOError|Connect|Timeout|timed out|Unavailable|Exhausted|Aborted|throttl", re.IGNORECASE)
+# Words in errors of networks, disks and services, which may have gone when the next generation
+# comes.
+_OUTAGE = re.compile(
+    r"OSError|IOError|Connect|Timeout|timed out|Unavailable|Exhausted|Aborted|throttl",
+    re.IGNORECASE,
+)
 # Errors after which the next generation would go wrong too, and why.
 _FINAL = {
     "DivergenceError": "the replicas had diverged, and so have their snapshots",
@@ -28,11 +33,11 @@ class RestartPolicy:
 
     Attributes:
         restarts: the largest number of restarts.
-        asked: whether a person has asked for restarts. Else only workers that were lost are started again, and only
-            where there is a snapshot to go on from: an error of the script would come again, and a run without a
-            snapshot would be trained twice.
-        repair: whether replicas that have diverged go on from the last snapshot: each was taken of equal ones
-            (`--on-divergence repair`).
+        asked: whether a person has asked for restarts. Else only workers that were lost are started
+            again, and only where there is a snapshot to go on from: an error of the script would
+            come again, and a run without a snapshot would be trained twice.
+        repair: whether replicas that have diverged go on from the last snapshot: each was taken of
+            equal ones (`--on-divergence repair`).
     """
 
     restarts: int
@@ -80,14 +85,18 @@ def decide(policy: RestartPolicy, attempts: Sequence[Attempt]) -> Decision:
     diverged = policy.repair and last.has_reported("DivergenceError")
     if not policy.restarts or not (diverged or _may_go_well(policy, attempts[-1])):
         return Decision(False)
-    if final := next((reason for name, reason in _FINAL.items() if not diverged and last.has_reported(name)), ""):
+    if final := next(
+        (reason for name, reason in _FINAL.items() if not diverged and last.has_reported(name)), ""
+    ):
         return Decision(False, final)
     if len(attempts) > policy.restarts:
         return Decision(False, f"{policy.restarts} restarts were allowed, and have been made")
     stuck = _without_progress(attempts)
     if stuck > 1 and attempts[-1].reached and (error := _repeated_error(attempts)):
         return Decision(
-            False, f"2 generations have ended by the same error at the same place ({error}), so another would too"
+            False,
+            f"2 generations have ended by the same error at the same place ({error}), so another"
+            " would too",
         )
     if stuck >= _SAME_PLACE:
         where = "at the same place" if attempts[-1].reached else "before any step was committed"

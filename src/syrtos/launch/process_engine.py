@@ -18,7 +18,8 @@ class ProcessEnd:
     Attributes:
         rank: the worker.
         code: its exit code, negative for a signal; None if it is not known.
-        why: what took the process away where its code is not known, as the end of a sentence about it; else empty.
+        why: what took the process away where its code is not known, as the end of a sentence about
+            it; else empty.
     """
 
     rank: int

@@ -50,7 +50,9 @@ class Program:
             return
         top = self.name.partition(".")[0]
         if PathFinder.find_spec(top, [os.getcwd(), *sys.path]) is None:
-            raise ConfigurationError(f"There is no module {top} (looked in {Path.cwd()} and in this environment).")
+            raise ConfigurationError(
+                f"There is no module {top} (looked in {Path.cwd()} and in this environment)."
+            )
 
 
 def parse(words: Sequence[str]) -> Program:
@@ -73,7 +75,8 @@ def parse(words: Sequence[str]) -> Program:
     name, *arguments = rest[int(is_module) :] or [""]
     if not name or (name.startswith("-") and not is_module):
         raise ConfigurationError(
-            f"Name the program to run: `train.py ...`, `-m package.module ...` or `python train.py ...`. Received: {' '.join(words) or 'nothing'}."
+            "Name the program to run: `train.py ...`, `-m package.module ...` or `python train.py"
+            f" ...`. Received: {' '.join(words) or 'nothing'}."
         )
     return Program(name, tuple(arguments), is_module, tuple(flags))
 
@@ -85,7 +88,9 @@ def check_script(script: Path) -> None:
         ConfigurationError: it is missing, a folder, or unreadable.
     """
     if not script.exists():
-        raise ConfigurationError(f"There is no script {script} (looked in {Path.cwd()}). Check the path.")
+        raise ConfigurationError(
+            f"There is no script {script} (looked in {Path.cwd()}). Check the path."
+        )
     if script.is_dir():
         raise ConfigurationError(f"{script} is a folder. Name the Python file to run.")
     if not os.access(script, os.R_OK):
@@ -101,11 +106,14 @@ def _check_interpreter(word: str) -> None:
     found = _INTERPRETER.fullmatch(Path(word).name)
     assert found is not None
     asked = [int(number) for number in found.groups() if number]
-    elsewhere = os.sep in word and Path(word).parent.resolve() != Path(sys.executable).parent.resolve()
+    elsewhere = (
+        os.sep in word and Path(word).parent.resolve() != Path(sys.executable).parent.resolve()
+    )
     if elsewhere or asked != list(sys.version_info[: len(asked)]):
         raise ConfigurationError(
-            f"Workers run in the environment that syrtos is installed in, by {sys.executable}; the command asks for {word}. Install syrtos "
-            "there and use its `syrtos`, or leave the interpreter out."
+            f"Workers run in the environment that syrtos is installed in, by {sys.executable}; the"
+            f" command asks for {word}. Install syrtos there and use its `syrtos`, or leave the"
+            " interpreter out."
         )
 
 
@@ -124,7 +132,8 @@ def _take_flags(words: list[str]) -> list[str]:
                 return flags
             if letter not in _PASSED_ON:
                 raise ConfigurationError(
-                    f"`python -{letter}` can't be run on workers: give a script or a module, with any of the flags {' '.join(sorted(_PASSED_ON))}."
+                    f"`python -{letter}` can't be run on workers: give a script or a module, with"
+                    f" any of the flags {' '.join(sorted(_PASSED_ON))}."
                 )
             flags.append(f"-{letter}")
             if letter in "WX":

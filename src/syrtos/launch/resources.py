@@ -22,8 +22,12 @@ def apply(env: Mapping[str, str]) -> None:
     Raises:
         ConfigurationError: this host has more workers than GPUs.
     """
-    wanted = share(env, len(os.sched_getaffinity(0)), dict(zip(_VARIABLES, (_nvidia(), _amd()), strict=True)))
-    settings.set_environment({name: v for name, v in wanted.items() if name not in env or name in _VARIABLES})
+    wanted = share(
+        env, len(os.sched_getaffinity(0)), dict(zip(_VARIABLES, (_nvidia(), _amd()), strict=True))
+    )
+    settings.set_environment(
+        {name: v for name, v in wanted.items() if name not in env or name in _VARIABLES}
+    )
 
 
 def shared_variables(env: Mapping[str, str], workers: int) -> dict[str, str] | None:
@@ -54,7 +58,8 @@ def share(env: Mapping[str, str], cores: int, gpus: Mapping[str, int]) -> dict[s
     """Returns the variables for a worker on a host with these resources.
 
     Args:
-        env: the environment of the worker, in which the process manager or Slurm describes its place.
+        env: the environment of the worker, in which the process manager or Slurm describes its
+            place.
         cores: the number of cores of the host.
         gpus: the number of GPUs of the host, by the variable that chooses among them.
 
@@ -73,7 +78,9 @@ def share(env: Mapping[str, str], cores: int, gpus: Mapping[str, int]) -> dict[s
     for variable, count in gpus.items():
         named = env.get(variable, ",".join(map(str, range(count)))).split(",")
         # CUDA hides all GPUs from a -1 in the list on
-        visible = [gpu for gpu in itertools.takewhile(lambda gpu: not gpu.startswith("-"), named) if gpu]
+        visible = [
+            gpu for gpu in itertools.takewhile(lambda gpu: not gpu.startswith("-"), named) if gpu
+        ]
         if visible and local_size > 1 and not _shows_its_own(env):
             wanted[variable] = _one_of(visible, local_rank, local_size, variable)
             if visible[:local_size].count(wanted[variable]) > 1:
@@ -86,8 +93,9 @@ def _one_of(visible: list[str], local_rank: int, local_size: int, variable: str)
         repeated = ",".join((visible * local_size)[:local_size])
         gpus = f"{len(visible)} GPU{'s' * (len(visible) > 1)} ({variable}={','.join(visible)})"
         raise ConfigurationError(
-            f"This host has {local_size} workers and {gpus}. Start as many workers as GPUs; or let workers share "
-            f"GPUs, by naming them several times: {variable}={repeated}; or use the CPU: {variable}="
+            f"This host has {local_size} workers and {gpus}. Start as many workers as GPUs; or let"
+            f" workers share GPUs, by naming them several times: {variable}={repeated}; or use the"
+            f" CPU: {variable}="
         )
     return visible[local_rank]
 

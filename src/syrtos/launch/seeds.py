@@ -32,8 +32,8 @@ class _Drawn:
 
     def about_to_fork(self) -> None:
         """Counts the children of this process."""
-        # By its number a child draws other numbers than its parent and its siblings, and the same as its
-        # counterpart on the other workers.
+        # By its number a child draws other numbers than its parent and its siblings, and the same
+        # as its counterpart on the other workers.
         self._children += 1
 
     def begin_child_series(self) -> None:
@@ -61,7 +61,8 @@ def hash_alike(env: Mapping[str, str]) -> None:
 def agree(comm: Communicator) -> None:
     """Seeds Python's and NumPy's generators alike on all workers, so that scripts build and shuffle alike.
 
-    TensorFlow's seed follows. The launcher may have given the seed: all generations of a run have the same.
+    TensorFlow's seed follows. The launcher may have given the seed: all generations of a run have
+    the same.
     """
     import numpy as np
 

@@ -93,7 +93,11 @@ class OnHosts:
         if self._loaded:
             return self._loaded_number
         return max(
-            (number for _, numbers in self._whole_snapshots(self._agents.answering_agents()) for number in numbers),
+            (
+                number
+                for _, numbers in self._whole_snapshots(self._agents.answering_agents())
+                for number in numbers
+            ),
             default=0,
         )
 
@@ -136,7 +140,9 @@ class OnHosts:
             whole = False
             try:
                 for begin in range(0, lengths[part], _PIECE):
-                    yield agent.ask("piece", room=self._room, part=part, begin=begin, bytes=_PIECE)["data"]
+                    yield agent.ask("piece", room=self._room, part=part, begin=begin, bytes=_PIECE)[
+                        "data"
+                    ]
                 whole = part + 1 < len(lengths)
             finally:
                 # The last part is read, or the reader wants no more.
@@ -177,7 +183,9 @@ class OnHosts:
     def _distribute(self, agents: Sequence[Agent]) -> None:
         """Gives all hosts of a generation, before it starts, the newest snapshot; they drop all others."""
         whole = self._whole_snapshots(self._agents.answering_agents())
-        number = self._loaded_number if self._loaded else self._newest([numbers for _, numbers in whole])
+        number = (
+            self._loaded_number if self._loaded else self._newest([numbers for _, numbers in whole])
+        )
         for agent, numbers in whole:
             if agent in agents and number and number not in numbers:
                 self._send(agent, number)
@@ -216,7 +224,9 @@ class OnHosts:
         # No worker of this generation has begun: what was loaded is still the newest.
         if self._loaded:
             return self._loaded_number
-        number = self._newest([numbers for _, numbers in self._whole_snapshots(self._agents.answering_agents())])
+        number = self._newest(
+            [numbers for _, numbers in self._whole_snapshots(self._agents.answering_agents())]
+        )
         self._keep(number)
         return number
 

@@ -32,8 +32,8 @@ class Elastic:
     Attributes:
         least: the least number of workers with which it trains; with fewer it waits for hosts.
         most: the largest number of workers; 0: as many as there are slots.
-        discover: a command that prints the hosts of the moment; empty: they are in ``hostfile``, or only come back
-            after they were lost.
+        discover: a command that prints the hosts of the moment; empty: they are in ``hostfile``, or
+            only come back after they were lost.
         hostfile: a file of hosts that is read again and again.
     """
 
@@ -53,10 +53,11 @@ class Spec:
         hosts: the hosts of the workers; empty for this machine.
         options: the options that travel to the workers.
         oversubscribe: whether more workers than cores are allowed.
-        grace: seconds between a signal to the scripts, or the early end of a worker with exit code 0, and their
-            killing.
+        grace: seconds between a signal to the scripts, or the early end of a worker with exit code
+            0, and their killing.
         ssh: command used to reach hosts, with options of its own.
-        forward: names of variables that workers of other hosts get from this process, beside those that all get.
+        forward: names of variables that workers of other hosts get from this process, beside those
+            that all get.
         elastic: how the number of workers follows the hosts; None: it is fixed.
         placed: whether an engine has chosen the hosts: they may be others when the run goes on.
     """
@@ -82,11 +83,14 @@ class Spec:
             raise ConfigurationError(f"`-n` must be 1 or more workers. Received: {self.workers}.")
         self.program.check()
         if self.grace < 0:
-            raise ConfigurationError(f"`--grace` must be 0 or more seconds. Received: {self.grace}.")
+            raise ConfigurationError(
+                f"`--grace` must be 0 or more seconds. Received: {self.grace}."
+            )
         slots = sum(host.slots for host in self.hosts)
         if self.hosts and self.workers > slots:
             raise ConfigurationError(
-                f"{self.workers} workers were asked for, and the hosts have {slots} slot{'s' * (slots != 1)}. Give hosts more (`a:4,b:4`), or `-n {slots}`."
+                f"{self.workers} workers were asked for, and the hosts have {slots}"
+                f" slot{'s' * (slots != 1)}. Give hosts more (`a:4,b:4`), or `-n {slots}`."
             )
 
 
@@ -97,7 +101,11 @@ def new_run_dir() -> Path:
 
 def newest_run_dir() -> Path | None:
     """Returns the folder under ``runs`` of the run that began or ended last; None if there is none."""
-    found = (path for path in _RUNS.glob("*") if _RUN_NAME.fullmatch(path.name) or (path / "run.json").exists())
+    found = (
+        path
+        for path in _RUNS.glob("*")
+        if _RUN_NAME.fullmatch(path.name) or (path / "run.json").exists()
+    )
 
     def changed(path: Path) -> float:
         record = path / "run.json"
@@ -149,7 +157,8 @@ def _host(text: str, pattern: str) -> Host:
     count = next((int(n) for n in slots if n), 1)
     if not re.fullmatch(r"[\w@][\w.@-]*", name, re.ASCII) or count < 1:
         raise ConfigurationError(
-            f"A host is written `name` or `name:slots`, in a host file also `name slots=2`. Received: {text!r}."
+            "A host is written `name` or `name:slots`, in a host file also `name slots=2`."
+            f" Received: {text!r}."
         )
     return Host(name, count)
 
@@ -157,5 +166,7 @@ def _host(text: str, pattern: str) -> Host:
 def _unique(hosts: Sequence[Host]) -> tuple[Host, ...]:
     names = [host.name for host in hosts]
     if len(set(names)) < len(names):
-        raise ConfigurationError(f"A host is named twice: {', '.join(names)}. Give each once, with all its slots.")
+        raise ConfigurationError(
+            f"A host is named twice: {', '.join(names)}. Give each once, with all its slots."
+        )
     return tuple(hosts)

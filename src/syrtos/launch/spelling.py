@@ -14,6 +14,8 @@ def closest_name(word: str, names: Iterable[str]) -> str | None:
 
     Names with an underscore before them are left out.
     """
-    public = {name.lower(): name for name in sorted(names) if not name.startswith("_") and name != word}
+    public = {
+        name.lower(): name for name in sorted(names) if not name.startswith("_") and name != word
+    }
     found = difflib.get_close_matches(word.lower(), public, 1, _ALIKE)
     return public[found[0]] if found else None

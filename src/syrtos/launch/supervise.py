@@ -37,18 +37,19 @@ def supervise(
 ) -> Outcome:
     """Starts the plan and waits for its end.
 
-    SIGINT and SIGTERM (also for SIGUSR1) are passed to the scripts, which have ``grace`` seconds; a second signal kills
-    at once.
+    SIGINT and SIGTERM (also for SIGUSR1) are passed to the scripts, which have ``grace`` seconds; a
+    second signal kills at once.
 
     Args:
-        source: a descriptor that every worker of this machine gets a copy of as its standard input; None: they have
-            nothing to read.
-        standby: the zygote that workers are forked from, once it is ready; it gets ready when they have imported their
-            frameworks.
+        source: a descriptor that every worker of this machine gets a copy of as its standard input;
+            None: they have nothing to read.
+        standby: the zygote that workers are forked from, once it is ready; it gets ready when they
+            have imported their frameworks.
         agents: the agents of the run, where the plan has any.
-        standby_after: seconds for which the standby is left alone at first: getting ready takes a core for some
-            seconds.
-        changed: returns why other workers are to take the place of these, as a sentence; empty as long as they are not.
+        standby_after: seconds for which the standby is left alone at first: getting ready takes a
+            core for some seconds.
+        changed: returns why other workers are to take the place of these, as a sentence; empty as
+            long as they are not.
     """
     shares_import = standby is not None and not (source is not None and is_pipe_with_data(source))
     with copying_input(source, plan.processes) as inputs:
@@ -65,9 +66,12 @@ def supervise(
 
             engine = Hosts(plan, env, agents)
         prepare = agents.prepare if agents else _prepare_standby(standby, env)
-        # A scheduler stops all hosts of a run at once, each of which passes the signal on to this process.
+        # A scheduler stops all hosts of a run at once, each of which passes the signal on to this
+        # process.
         same_stop = 0.0 if agents is None else _SAME_STOP
-        return _Supervisor(plan, engine, env, grace, prepare, standby_after, changed, same_stop).run()
+        return _Supervisor(
+            plan, engine, env, grace, prepare, standby_after, changed, same_stop
+        ).run()
 
 
 def _await_imports(standby: Standby, plan: Plan, env: Mapping[str, str]) -> int:
@@ -76,7 +80,9 @@ def _await_imports(standby: Standby, plan: Plan, env: Mapping[str, str]) -> int:
     with signalling.answering_signals(came.append):
         standby.begin(plan.groups[0].command, env, plan.processes)
         if standby.frameworks and not standby.is_settled():
-            with output.show_wait(f"importing {', '.join(standby.frameworks)}, once for all workers"):
+            with output.show_wait(
+                f"importing {', '.join(standby.frameworks)}, once for all workers"
+            ):
                 standby.settle(lambda: bool(came))
         standby.settle(lambda: bool(came))
     return came[0] if came else 0
@@ -132,7 +138,10 @@ class _Supervisor:
         try:
             listener = Listener(self._on_event, self._quiet)
             for rank, pipes in self._engine.outputs.items():
-                self._pumps[rank] = (Pump(pipes.out, sys.stdout, listener), Pump(pipes.err, sys.stderr, listener))
+                self._pumps[rank] = (
+                    Pump(pipes.out, sys.stdout, listener),
+                    Pump(pipes.err, sys.stderr, listener),
+                )
             self._wait()
         finally:
             self._engine.kill()
@@ -175,13 +184,18 @@ class _Supervisor:
     def _on_end(self, ended: ProcessEnd) -> None:
         """Deals with the end of a worker.
 
-        The first worker that ends otherwise than by its script's end is the reason why the others are ended.
+        The first worker that ends otherwise than by its script's end is the reason why the others
+        are ended.
         """
         facts, rank = self._facts, ended.rank
         self._over.add(rank)
         if ended.code == 0 and not self._plan.reports:
             facts.finished.add(rank)
-        if facts.stopped_by is not None or facts.fatal is not None or (ended.code == 0 and rank in facts.finished):
+        if (
+            facts.stopped_by is not None
+            or facts.fatal is not None
+            or (ended.code == 0 and rank in facts.finished)
+        ):
             return
         if rank in facts.spared:
             self._on_loss(ended)
@@ -205,8 +219,8 @@ class _Supervisor:
         self._facts.lost[ended.rank] = ended
         self._engine.note_death(ended.rank)
         output.say(
-            f"rank {ended.rank} {ended.why or describe_exit(ended.code)} before its script had come to its end. Its last batch is lost; the others go on. "
-            "Its log may say why."
+            f"rank {ended.rank} {ended.why or describe_exit(ended.code)} before its script had come"
+            " to its end. Its last batch is lost; the others go on. Its log may say why."
         )
 
     def _end_soon(self, seconds: float) -> None:
@@ -243,7 +257,9 @@ class _Supervisor:
         awaited = self._waits.awaited_ranks(self._facts.unfinished)
         states = [f"Rank {rank} is {self._hangs.state(rank)}." for rank in awaited]
         if all(self._hangs.may_go_on(rank) for rank in awaited):
-            return " ".join([*states, "The run ends after `--timeout`, with the stack of each rank in its log."])
+            return " ".join(
+                [*states, "The run ends after `--timeout`, with the stack of each rank in its log."]
+            )
         return " ".join([*states, "The run ends now unless that has changed."])
 
     def _all_is_heard(self) -> bool:

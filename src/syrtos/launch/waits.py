@@ -69,7 +69,10 @@ class Waits:
         self._told = since
         waiting = sorted({rank for rank, _ in calls})
         verb = "has" if len(waiting) == 1 else "have"
-        return f"{_ranks(waiting)} {verb} waited {self._now() - since:.0f} s for {_ranks(awaited)}, in `{call}`"
+        return (
+            f"{_ranks(waiting)} {verb} waited {self._now() - since:.0f} s for {_ranks(awaited)}, in"
+            f" `{call}`"
+        )
 
 
 def _ranks(ranks: list[int]) -> str:

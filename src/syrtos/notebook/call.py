@@ -1,6 +1,7 @@
 """The program of a notebook's workers.
 
-It reads a function from standard input, or from where a variable says, calls it, and gives back rank 0's result.
+It reads a function from standard input, or from where a variable says, calls it, and gives back
+rank 0's result.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ def main() -> None:
     # nothing else is unpickled
     if not os.readlink(source).startswith(f"/memfd:{parcel.NAME} "):
         raise ConfigurationError(
-            "The function of this run was in the memory of a notebook, and is gone: call `syrtos.notebook_launcher` there again."
+            "The function of this run was in the memory of a notebook, and is gone: call"
+            " `syrtos.notebook_launcher` there again."
         )
     file = open(source, "rb") if result_path else sys.stdin.buffer  # noqa: SIM115 - it is read to the end of the call
     head, function_and_args = parcel.unpack(file)
     sys.path[:] = head.path
-    linecache.cache.update({name: (sum(map(len, lines)), None, lines, name) for name, lines in head.sources.items()})
+    linecache.cache.update(
+        {name: (sum(map(len, lines)), None, lines, name) for name, lines in head.sources.items()}
+    )
     after_import("keras", lambda: _configure(head.keras))
     function, args = function_and_args()
     # pickle looks for the notebook's classes in this module

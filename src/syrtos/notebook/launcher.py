@@ -30,14 +30,18 @@ _GRACE = 5.0  # seconds: a person who stops a cell waits for it
 
 
 def notebook_launcher(
-    function: Callable[..., object], args: Sequence[object] = (), *, workers: int = 2, **options: object
+    function: Callable[..., object],
+    args: Sequence[object] = (),
+    *,
+    workers: int = 2,
+    **options: object,
 ) -> object:
     """Calls ``function(*args)`` on several workers of this machine, and returns rank 0's result.
 
-    The function trains like a script under `syrtos run`: plain `model.fit` needs no change. It travels by value, with
-    all that it uses of the notebook: functions, classes, variables, imports. Models, data sets of TensorFlow, open
-    files and the like don't travel: build them inside the function. Progress and the summary appear in the cell. The
-    stop button ends all workers.
+    The function trains like a script under `syrtos run`: plain `model.fit` needs no change. It
+    travels by value, with all that it uses of the notebook: functions, classes, variables, imports.
+    Models, data sets of TensorFlow, open files and the like don't travel: build them inside the
+    function. Progress and the summary appear in the cell. The stop button ends all workers.
 
     Usage::
 
@@ -52,18 +56,19 @@ def notebook_launcher(
         function: the function that each worker calls.
         args: its arguments.
         workers: the number of workers.
-        options: options of `syrtos run`, with underscores: ``batch="per-worker"``, ``max_restarts=0``,
-            ``run_dir="runs/first"``, ``oversubscribe=True``.
+        options: options of `syrtos run`, with underscores: ``batch="per-worker"``,
+            ``max_restarts=0``, ``run_dir="runs/first"``, ``oversubscribe=True``.
 
     Returns:
-        The result of the function on rank 0. A Keras model comes as a copy, a `History` without its model. The other
-        workers' results are dropped: to have them, gather them inside the function with `syrtos.allgather_object`.
+        The result of the function on rank 0. A Keras model comes as a copy, a `History` without its
+        model. The other workers' results are dropped: to have them, gather them inside the function
+        with `syrtos.allgather_object`.
 
     Raises:
-        ConfigurationError: something can't travel, an option is wrong, or this process is a worker itself; or, at the
-            end, the result can't travel back.
-        LaunchError: a worker failed, and the message has its traceback, with the lines of the notebook; or rank 0 ended
-            without returning.
+        ConfigurationError: something can't travel, an option is wrong, or this process is a worker
+            itself; or, at the end, the result can't travel back.
+        LaunchError: a worker failed, and the message has its traceback, with the lines of the
+            notebook; or rank 0 ended without returning.
         KeyboardInterrupt: the kernel was interrupted; no worker is left.
     """
     check(function, args, workers)
@@ -81,11 +86,13 @@ def check(function: object, args: object, workers: object) -> None:
     """Raises ConfigurationError if no workers can be started."""
     if not callable(function):
         raise ConfigurationError(
-            f"`function` must be a function. Received: {function!r}. Hand it over without calling it: `notebook_launcher(train)`."
+            f"`function` must be a function. Received: {function!r}. Hand it over without calling"
+            " it: `notebook_launcher(train)`."
         )
     if not isinstance(args, tuple | list):
         raise ConfigurationError(
-            f"`args` must be a tuple of the function's arguments, as in `notebook_launcher(train, (5,))`. Received: {args!r:.80}."
+            "`args` must be a tuple of the function's arguments, as in `notebook_launcher(train,"
+            f" (5,))`. Received: {args!r:.80}."
         )
     if not isinstance(workers, int) or workers < 1:
         raise ConfigurationError(f"`workers` must be 1 or more. Received: {workers!r}.")
@@ -93,8 +100,9 @@ def check(function: object, args: object, workers: object) -> None:
     if started is not None or settings.OPTIONS_VARIABLE in settings.environment():
         by = started.starter if started else "syrtos run"
         raise ConfigurationError(
-            f"`notebook_launcher` was called in a process that {by} has started as one of several workers: each would start workers of its own. Call the "
-            "function itself, or start this process without it."
+            f"`notebook_launcher` was called in a process that {by} has started as one of several"
+            " workers: each would start workers of its own. Call the function itself, or start"
+            " this process without it."
         )
     if not hasattr(os, "memfd_create"):
         raise ConfigurationError("`notebook_launcher` needs Linux, as all of syrtos does.")
@@ -105,8 +113,9 @@ def _check_cores(workers: int, oversubscribe: bool) -> None:
     cores = len(os.sched_getaffinity(0))
     if workers > cores and not oversubscribe:
         raise ConfigurationError(
-            f"{workers} workers were asked for, and this machine offers {cores} core{'s' * (cores != 1)}: they would take turns. Use `workers={cores}`, or "
-            "`oversubscribe=True` if that is what you want."
+            f"{workers} workers were asked for, and this machine offers {cores}"
+            f" core{'s' * (cores != 1)}: they would take turns. Use `workers={cores}`, or"
+            " `oversubscribe=True` if that is what you want."
         )
 
 
@@ -128,7 +137,10 @@ def flags(options: Mapping[str, object]) -> Iterator[str]:
     Raises:
         ConfigurationError: there is no such option, or it is not for a notebook.
     """
-    known = {field.name for field in dataclasses.fields(settings.Options)} - {"servers", "staleness"} | {*_OF_RUN}
+    known = {field.name for field in dataclasses.fields(settings.Options)} - {
+        "servers",
+        "staleness",
+    } | {*_OF_RUN}
     for name, value in options.items():
         if name not in known:
             _refuse(name, known)
@@ -145,14 +157,17 @@ def _refuse(name: str, known: set[str]) -> NoReturn:
         raise ConfigurationError(f"`{name}` is called `{_ELSEWHERE[name]}` here.")
     if name in _NOT_HERE:
         raise ConfigurationError(
-            f"`{name}` is for several hosts, and the workers of a notebook are on its machine: a function does not leave it. Write a script for "
-            "`syrtos run --hosts`."
+            f"`{name}` is for several hosts, and the workers of a notebook are on its machine: a"
+            " function does not leave it. Write a script for `syrtos run --hosts`."
         )
     if name in ("servers", "ps", "staleness"):
         raise ConfigurationError(
-            f"`{name}` is for parameter servers, which a notebook can't have: write a script for `syrtos run --ps`."
+            f"`{name}` is for parameter servers, which a notebook can't have: write a script for"
+            " `syrtos run --ps`."
         )
-    raise ConfigurationError(f"There is no option `{name}`. Options are: {', '.join(sorted(known))}.")
+    raise ConfigurationError(
+        f"There is no option `{name}`. Options are: {', '.join(sorted(known))}."
+    )
 
 
 @contextlib.contextmanager
@@ -225,14 +240,17 @@ def _interrupts(process: subprocess.Popen[bytes], came: list[int]) -> Iterator[N
 def result_of(file: IO[bytes], run_dir: object) -> object:
     if not os.fstat(file.fileno()).st_size:
         raise LaunchError(
-            "rank 0 ended without returning, as after `sys.exit(0)`: there is no result. Let the function come to its end, or return early. "
-            f"Run directory: {Path(str(run_dir)).resolve()}"
+            "rank 0 ended without returning, as after `sys.exit(0)`: there is no result. Let the"
+            " function come to its end, or return early. Run directory:"
+            f" {Path(str(run_dir)).resolve()}"
         )
     file.seek(0)
     result, refused = pickle.load(file)
     if refused:
         raise ConfigurationError(
-            f"The function has come to its end on all workers, but what it returned can't come back to this process: {refused}. Return numbers, texts, "
-            f"arrays (`model.get_weights()`), lists or dicts (`history.history`), or save to a file. Run directory: {Path(str(run_dir)).resolve()}"
+            "The function has come to its end on all workers, but what it returned can't come back"
+            f" to this process: {refused}. Return numbers, texts, arrays (`model.get_weights()`),"
+            " lists or dicts (`history.history`), or save to a file. Run directory:"
+            f" {Path(str(run_dir)).resolve()}"
         )
     return result

@@ -1,8 +1,9 @@
 """A parcel: a function and all that it needs, in a memory file that this process's own workers inherit.
 
-Pickle runs whatever code it holds. The data that is unpickled here never was on a disk or a network: it goes from this
-process to processes that it has started, and back, through files without a name (memfd_create(2)), which only processes
-of this user can open, through this process's own descriptors.
+Pickle runs whatever code it holds. The data that is unpickled here never was on a disk or a
+network: it goes from this process to processes that it has started, and back, through files without
+a name (memfd_create(2)), which only processes of this user can open, through this process's own
+descriptors.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Head:
     Attributes:
         path: ``sys.path`` of the notebook, by which modules are found.
         sources: lines of the cells, by the names that tracebacks have for the cells.
-        keras: functions of ``keras.config``, each with the argument that gives Keras the settings it has in the
-            notebook.
+        keras: functions of ``keras.config``, each with the argument that gives Keras the settings
+            it has in the notebook.
         result: the path of the file that rank 0 writes the result to.
     """
 
@@ -49,13 +50,18 @@ class Head:
     result: str
 
 
-def pack(function: Callable[..., object], args: Sequence[object], result: str, file: IO[bytes]) -> None:
+def pack(
+    function: Callable[..., object], args: Sequence[object], result: str, file: IO[bytes]
+) -> None:
     """Writes a parcel into ``file``, and goes to its start.
 
     Raises:
-        ConfigurationError: something can't travel; the message names it, with the reason and a remedy.
+        ConfigurationError: something can't travel; the message names it, with the reason and a
+            remedy.
     """
-    pickle.dump(dataclasses.asdict(Head(list(sys.path), _sources(), _keras_settings(), result)), file)
+    pickle.dump(
+        dataclasses.asdict(Head(list(sys.path), _sources(), _keras_settings(), result)), file
+    )
     limited = _Limited(file, LARGEST)
     try:
         _pickler(limited).dump((function, tuple(args)))
@@ -65,7 +71,9 @@ def pack(function: Callable[..., object], args: Sequence[object], result: str, f
     os.lseek(file.fileno(), 0, os.SEEK_SET)
 
 
-def unpack(file: IO[bytes]) -> tuple[Head, Callable[[], tuple[Callable[..., object], tuple[object, ...]]]]:
+def unpack(
+    file: IO[bytes],
+) -> tuple[Head, Callable[[], tuple[Callable[..., object], tuple[object, ...]]]]:
     """Returns the head of a parcel, and a function that returns the parcel's function and its arguments.
 
     That function must be called after `Head.path` is in place.
@@ -93,7 +101,9 @@ def _keras_settings() -> dict[str, str]:
         "set_image_data_format": config.image_data_format(),
         "set_dtype_policy": config.dtype_policy().name,
     }
-    return {name: value for name, value in found.items() if value not in ("float32", "channels_last")}
+    return {
+        name: value for name, value in found.items() if value not in ("float32", "channels_last")
+    }
 
 
 # -- pickling ------------------------------------------------------------------------------------
@@ -161,10 +171,15 @@ def _name_culprit(function: Callable[..., object], args: Sequence[object], error
     if isinstance(reason, _TooLarge):
         return _too_large(function, args, name)
     refused = refusals.of(reason)
-    return f"`notebook_launcher` can't take {name} to the workers: it is {refused.what}. {refused.fix} Nothing was started."
+    return (
+        f"`notebook_launcher` can't take {name} to the workers: it is {refused.what}. {refused.fix}"
+        " Nothing was started."
+    )
 
 
-def _culprit(function: object, args: Sequence[object], seen: set[int]) -> tuple[str, Exception] | None:
+def _culprit(
+    function: object, args: Sequence[object], seen: set[int]
+) -> tuple[str, Exception] | None:
     for name, value in _variables(function, args):
         if id(value) in seen or not isinstance(error := _try_pickling(value), Exception):
             continue
@@ -176,13 +191,21 @@ def _culprit(function: object, args: Sequence[object], seen: set[int]) -> tuple[
 
 def _too_large(function: object, args: Sequence[object], name: str) -> str:
     sizes = [
-        (name, size) for name, value in _variables(function, args) if isinstance(size := _try_pickling(value), int)
+        (name, size)
+        for name, value in _variables(function, args)
+        if isinstance(size := _try_pickling(value), int)
     ]
     largest = sorted(sizes, key=lambda item: -item[1])[:3]
-    what = ", ".join(f"{name} ({size / 1e9:.1f} GB)" for name, size in largest) if name == "the function" else name
+    what = (
+        ", ".join(f"{name} ({size / 1e9:.1f} GB)" for name, size in largest)
+        if name == "the function"
+        else name
+    )
     return (
-        f"`notebook_launcher` takes at most {LARGEST / 1e9:.1f} GB to the workers, each of which gets a copy, and the function needs more: {what}. Save it "
-        "(`numpy.save`) and open the file inside the function (`numpy.load(..., mmap_mode='r')`), or load the data there. Nothing was started."
+        f"`notebook_launcher` takes at most {LARGEST / 1e9:.1f} GB to the workers, each of which"
+        f" gets a copy, and the function needs more: {what}. Save it (`numpy.save`) and open the"
+        " file inside the function (`numpy.load(..., mmap_mode='r')`), or load the data there."
+        " Nothing was started."
     )
 
 
@@ -206,12 +229,17 @@ def _variables(function: object, args: Sequence[object]) -> Iterator[tuple[str, 
         for name in _globals(function.__code__)
         if name in function.__globals__
     )
-    yield from ((f"a default value of `{function.__name__}`", value) for value in function.__defaults__ or ())
+    yield from (
+        (f"a default value of `{function.__name__}`", value)
+        for value in function.__defaults__ or ()
+    )
 
 
 def _globals(code: types.CodeType) -> dict[str, None]:
     """Returns the names of global variables that code reads, with those of the functions inside of it."""
-    found = {step.argval: None for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    found = {
+        step.argval: None for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"
+    }
     for inner in (constant for constant in code.co_consts if isinstance(constant, types.CodeType)):
         found |= _globals(inner)
     return found

@@ -8,8 +8,8 @@ import sys
 _BUILD = "Build it inside the function: each worker makes its own, and syrtos keeps them equal."
 _OPEN = "Open it inside the function, by its name."
 
-# By the package and the name of a class; the classes of a value are looked up from its own to the most general one.
-# Frameworks are not imported for this.
+# By the package and the name of a class; the classes of a value are looked up from its own to the
+# most general one. Frameworks are not imported for this.
 _KINDS: dict[tuple[str, str], tuple[str, str]] = {
     ("keras", "Model"): ("a Keras model", _BUILD),
     ("tf_keras", "Model"): ("a Keras model", _BUILD),
@@ -24,12 +24,24 @@ _KINDS: dict[tuple[str, str], tuple[str, str]] = {
         "a tf.data.Dataset, which is a part of this process's TensorFlow",
         "Build it inside the function, from arrays or files.",
     ),
-    ("tensorflow", "StrategyBase"): ("a tf.distribute strategy", "Leave it out: syrtos distributes the function."),
+    ("tensorflow", "StrategyBase"): (
+        "a tf.distribute strategy",
+        "Leave it out: syrtos distributes the function.",
+    ),
     ("torch", "Module"): ("a torch module", _BUILD),
-    ("builtins", "generator"): ("a generator", "Hand over the values as a list, or the function that makes them."),
+    ("builtins", "generator"): (
+        "a generator",
+        "Hand over the values as a list, or the function that makes them.",
+    ),
     ("builtins", "coroutine"): ("a coroutine", "Hand over the function that makes it."),
-    ("_thread", "lock"): ("a lock, which only threads of one process share", "Make it inside the function."),
-    ("_thread", "RLock"): ("a lock, which only threads of one process share", "Make it inside the function."),
+    ("_thread", "lock"): (
+        "a lock, which only threads of one process share",
+        "Make it inside the function.",
+    ),
+    ("_thread", "RLock"): (
+        "a lock, which only threads of one process share",
+        "Make it inside the function.",
+    ),
     ("_socket", "socket"): ("an open connection", "Connect inside the function."),
     ("sqlite3", "Connection"): ("an open data base", _OPEN),
     ("h5py", "HLObject"): ("an open HDF5 file, or a part of one", _OPEN),

@@ -30,12 +30,17 @@ class Screen:
         """Passes on the output of a process until both of its pipes have ended."""
         assert process.stdout is not None
         assert process.stderr is not None
-        decoders = {pipe: codecs.getincrementaldecoder("utf-8")("replace") for pipe in (process.stdout, process.stderr)}
+        decoders = {
+            pipe: codecs.getincrementaldecoder("utf-8")("replace")
+            for pipe in (process.stdout, process.stderr)
+        }
         with selectors.DefaultSelector() as selector:
             for pipe in decoders:
                 selector.register(pipe, selectors.EVENT_READ)
             while selector.get_map():
-                for pipe in [pipe for key, _ in selector.select() for pipe in decoders if pipe is key.fileobj]:
+                for pipe in [
+                    pipe for key, _ in selector.select() for pipe in decoders if pipe is key.fileobj
+                ]:
                     piece = os.read(pipe.fileno(), _PIECE)
                     if not piece:
                         selector.unregister(pipe)

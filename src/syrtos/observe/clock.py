@@ -61,8 +61,9 @@ class ClockPart:
 class Clock:
     """A counter of a worker's time: a stack of parts, of which the uppermost gets the time that passes.
 
-    It follows one thread: the one that has made it, or that opens the first part above the script's own, until that
-    part ends. Other threads can only attribute (`spend`) a part of the time in which that thread waits for them.
+    It follows one thread: the one that has made it, or that opens the first part above the script's
+    own, until that part ends. Other threads can only attribute (`spend`) a part of the time in
+    which that thread waits for them.
     """
 
     def __init__(self, age: float = 0.0, now: Callable[[], float] = time.perf_counter) -> None:
@@ -106,7 +107,12 @@ class Clock:
         # a profile has each agreement by its name
         if (recorder := trace.state.recorder) and kind != "wait":
             now = self._now()
-            recorder.add("exchange" if kind == "exchange" else "input and update", name or kind, now - seconds, now)
+            recorder.add(
+                "exchange" if kind == "exchange" else "input and update",
+                name or kind,
+                now - seconds,
+                now,
+            )
         with self._lock:
             part = self.parts[-1]
             # Time that was attributed before is not counted again.
@@ -190,6 +196,9 @@ def process_age() -> float:
     """Returns the seconds since this process was started (proc(5), field 22 of ``stat``); 0 on systems without it."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"), 0.0)
+        return max(
+            time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"),
+            0.0,
+        )
     except (OSError, AttributeError):
         return 0.0

@@ -1,8 +1,10 @@
 """Squared norms of gradients, from which the gradient noise scale is estimated.
 
-They are measured on some steps: that of a worker's own gradient, and that of the mean over all workers.
+They are measured on some steps: that of a worker's own gradient, and that of the mean over all
+workers.
 
-Source: McCandlish, Kaplan, Amodei et al., "An Empirical Model of Large-Batch Training", arXiv 1812.06162, appendix A.1.
+Source: McCandlish, Kaplan, Amodei et al., "An Empirical Model of Large-Batch Training", arXiv
+1812.06162, appendix A.1.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # a launcher, which reads ledgers alone, starts 60 ms earlier without
     import numpy.typing as npt
 
-# Bytes of gradients for each step between two that are measured, and the least and most of these steps. A norm is one
-# pass over memory that the exchange has just moved: on one step of many where gradients are large, it costs less than
-# 1 % of a step.
+# Bytes of gradients for each step between two that are measured, and the least and most of these
+# steps. A norm is one pass over memory that the exchange has just moved: on one step of many where
+# gradients are large, it costs less than 1 % of a step.
 _BYTES, _LEAST, _MOST = 500_000, 4, 32
 
 
@@ -24,7 +26,8 @@ class GradientNorms:
     """The norms of the training step that goes on.
 
     Attributes:
-        is_off: whether nothing is measured, as the gradients of several steps are added up before they are exchanged.
+        is_off: whether nothing is measured, as the gradients of several steps are added up before
+            they are exchanged.
     """
 
     def __init__(self) -> None:
@@ -43,7 +46,9 @@ class GradientNorms:
         self._own = self._mean = 0.0
         self._seen = 0
 
-    def add(self, own: Sequence[npt.NDArray[Any]], means: Sequence[npt.NDArray[Any]], weight: float) -> None:
+    def add(
+        self, own: Sequence[npt.NDArray[Any]], means: Sequence[npt.NDArray[Any]], weight: float
+    ) -> None:
         """Adds the norms of gradients of some variables that have been exchanged; may be called in any thread.
 
         Args:

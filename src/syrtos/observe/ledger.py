@@ -1,8 +1,9 @@
 """The ledger: an account of a worker's time, from the start of its process to its end, as JSON lines.
 
-A line accounts for the time since the line before, so that the lines of a worker add up to its lifetime: ``phase``,
-``wall`` (seconds) and the seconds of each kind that there are. A step of `fit`, `evaluate` or `predict`, and an update
-of a loop of the script's own, is a line of its own, with ``steps`` and ``samples`` (of this worker).
+A line accounts for the time since the line before, so that the lines of a worker add up to its
+lifetime: ``phase``, ``wall`` (seconds) and the seconds of each kind that there are. A step of
+`fit`, `evaluate` or `predict`, and an update of a loop of the script's own, is a line of its own,
+with ``steps`` and ``samples`` (of this worker).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from syrtos.observe.gradient_norms import GradientNorms
 
 # Seconds outside of steps that are worth a line before the next step.
 _WORTH_A_LINE = 0.1
-# Seconds between two points of a curve, and between samples of a machine: at least so many, and so many parts of the
-# time so far. A record of any length then has some thousand.
+# Seconds between two points of a curve, and between samples of a machine: at least so many, and so
+# many parts of the time so far. A record of any length then has some thousand.
 _POINT, _POINTS = 0.2, 2000
 # The squared norms of a step's gradients in its line: this worker's, and that of the mean over all.
 NORMS = ("own_square", "mean_square")
@@ -38,9 +39,10 @@ class Ledger:
         told: the facts that `say` was given last, by name.
         host: the name of this machine.
         norms: the norms of the gradients of the step that goes on.
-        began_ahead: a moment at the beginning, and the seconds by which this worker's clock was ahead of rank 0's then;
-            None: not measured.
-        at_step: called before and after each training step with the number of steps that are made, and that begin now.
+        began_ahead: a moment at the beginning, and the seconds by which this worker's clock was
+            ahead of rank 0's then; None: not measured.
+        at_step: called before and after each training step with the number of steps that are made,
+            and that begin now.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -123,7 +125,10 @@ class Ledger:
             self.trained += steps if trains else 0
             norms = self.norms.take() if trains else None
             self._close(
-                self.clock.top, step=step, steps=steps, **(dict(zip(NORMS, norms, strict=True)) if norms else {})
+                self.clock.top,
+                step=step,
+                steps=steps,
+                **(dict(zip(NORMS, norms, strict=True)) if norms else {}),
             )
             if self.at_step and trains:
                 self.at_step(self.steps_of_run, 0)
@@ -143,7 +148,9 @@ class Ledger:
             return lambda moment: now
         began, first = self.began_ahead
         # Clocks of hosts drift apart, evenly between the beginning and now.
-        return lambda moment: first + (now - first) * min(max((moment - began) / max(at - began, 1e-9), 0.0), 1.0)
+        return lambda moment: (
+            first + (now - first) * min(max((moment - began) / max(at - began, 1e-9), 0.0), 1.0)
+        )
 
     @property
     def steps_of_run(self) -> int:
@@ -230,7 +237,11 @@ class Ledger:
 
         ``trained`` says where the run goes on: the steps before.
         """
-        new = {name: value for name, value in facts.items() if name not in self.told or self.told[name] != value}
+        new = {
+            name: value
+            for name, value in facts.items()
+            if name not in self.told or self.told[name] != value
+        }
         if new and self._file is not None:
             self.told |= new
             self._write({"phase": "facts", **new})
@@ -251,7 +262,12 @@ class Ledger:
         """Records the sums so far."""
         # other threads add to them
         sums = {about: dict(amounts) for about, amounts in list(self._sums.items())}
-        self.say(**{about: {name: round(amount, 3) for name, amount in each.items()} for about, each in sums.items()})
+        self.say(
+            **{
+                about: {name: round(amount, 3) for name, amount in each.items()}
+                for about, each in sums.items()
+            }
+        )
 
     def epoch(self, **facts: object) -> None:
         """Records the end of an epoch, on rank 0, in a file that is short enough to be read again and again."""
@@ -272,7 +288,10 @@ class Ledger:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:  # as in `_write`
             self._folder = None
-            print(f"syrtos: the curves of this run end here, their file can't be written: {error}", file=sys.stderr)
+            print(
+                f"syrtos: the curves of this run end here, their file can't be written: {error}",
+                file=sys.stderr,
+            )
 
     def flush(self) -> None:
         """Records the time outside of steps until now."""
@@ -298,13 +317,18 @@ class Ledger:
     def _record(self, part: ClockPart, **facts: float) -> None:
         """Records a part's time since its last line."""
         if self._file is not None and (part.wall or facts):
-            line: dict[str, object] = {"phase": "script" if part.phase == "loop" and not facts else part.phase, **facts}
+            line: dict[str, object] = {
+                "phase": "script" if part.phase == "loop" and not facts else part.phase,
+                **facts,
+            }
             if part.phase != "fit" and self._is_in_fit(part):
                 line["in_fit"] = True
             if part.samples:
                 line["samples"] = part.samples
             line["wall"] = round(part.wall, 6)
-            line |= {kind: round(seconds, 6) for kind, seconds in part.seconds.items() if seconds >= 5e-7}
+            line |= {
+                kind: round(seconds, 6) for kind, seconds in part.seconds.items() if seconds >= 5e-7
+            }
             self._write(line)
         part.clear()
 
@@ -321,7 +345,10 @@ class Ledger:
         except OSError as error:
             # A full disk, for example, is no reason to end the training.
             self._file = None
-            print(f"syrtos: the record of this run ends here, its file can't be written: {error}", file=sys.stderr)
+            print(
+                f"syrtos: the record of this run ends here, its file can't be written: {error}",
+                file=sys.stderr,
+            )
 
 
 def pause(elapsed: float) -> float:
@@ -333,8 +360,8 @@ def pause(elapsed: float) -> float:
 def launching(run_dir: Path, began: float) -> Iterator[dict[str, object]]:
     """Context manager for the life of all workers of a run: records when the run was started and when it has ended.
 
-    ``began`` is the start in seconds since the epoch. What is put into the dictionary that it yields is recorded as the
-    outcome.
+    ``began`` is the start in seconds since the epoch. What is put into the dictionary that it
+    yields is recorded as the outcome.
     """
     path = launcher_path(run_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -355,7 +382,12 @@ def _replace(path: Path, facts: Mapping[str, object]) -> None:
 
 def forget(run_dir: Path) -> None:
     """Removes the files of an earlier run in the same folder: it may have had more workers, or failed."""
-    for pattern in ("ledger/*.jsonl", "ledger/launcher.*", "logs/rank-*.*", "data/not-finite-rank-*.jsonl"):
+    for pattern in (
+        "ledger/*.jsonl",
+        "ledger/launcher.*",
+        "logs/rank-*.*",
+        "data/not-finite-rank-*.jsonl",
+    ):
         for path in run_dir.glob(pattern):
             path.unlink()
 
@@ -368,8 +400,8 @@ def verified_path(run_dir: Path) -> Path:
 def epochs_path(run_dir: Path) -> Path:
     """Returns the file in which rank 0 records the ends of epochs.
 
-    A line has ``epoch``, ``epochs``, ``step``, ``steps_per_epoch``, ``logs``, ``learning_rate``; and as each point of a
-    curve ``time``, ``fit`` (its number), ``trained`` (steps of the process).
+    A line has ``epoch``, ``epochs``, ``step``, ``steps_per_epoch``, ``logs``, ``learning_rate``;
+    and as each point of a curve ``time``, ``fit`` (its number), ``trained`` (steps of the process).
     """
     return run_dir / "ledger" / "epochs.jsonl"
 
@@ -391,7 +423,10 @@ def ledger_path(run_dir: Path, rank: int) -> Path:
 
 def ledger_paths(run_dir: Path) -> dict[int, Path]:
     """Returns the files of the ledgers that are there, by rank, in order."""
-    found = {int(path.stem.removeprefix("rank-")): path for path in (run_dir / "ledger").glob("rank-*.jsonl")}
+    found = {
+        int(path.stem.removeprefix("rank-")): path
+        for path in (run_dir / "ledger").glob("rank-*.jsonl")
+    }
     return dict(sorted(found.items()))
 
 

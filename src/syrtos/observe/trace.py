@@ -1,7 +1,7 @@
 """Spans of this process between two moments, for a profile: what the clock counts, what workers exchange, and steps.
 
-`recorder` is None except while a profile is made; code that could add a span looks at it first, which takes some
-nanoseconds.
+`recorder` is None except while a profile is made; code that could add a span looks at it first,
+which takes some nanoseconds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Samples of a worker's process, and on one worker of each machine of the machine.
 
-The machine's samples are of processors, memory, disks, network and GPUs. A thread of each worker takes them, as psutil
-and NVIDIA's NVML give them, and appends lines to a file. A sample takes about 0.2 ms; the first one imports the
-libraries, after the script has begun.
+The machine's samples are of processors, memory, disks, network and GPUs. A thread of each worker
+takes them, as psutil and NVIDIA's NVML give them, and appends lines to a file. A sample takes about
+0.2 ms; the first one imports the libraries, after the script has begun.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from syrtos.observe.ledger import pause, usage_path
 
-# Seconds between samples, at least; and before the first, so that importing psutil does not delay a script's first
-# lines.
+# Seconds between samples, at least; and before the first, so that importing psutil does not delay a
+# script's first lines.
 _EVERY, _FIRST = 1.0, 1.0
 
 
@@ -61,7 +61,10 @@ def _of_process(process: Any) -> dict[str, Any]:
     """Returns seconds of processor time so far, and bytes in memory."""
     with process.oneshot():
         times = process.cpu_times()
-        return {"cpu_seconds": round(times.user + times.system, 2), "memory": process.memory_info().rss}
+        return {
+            "cpu_seconds": round(times.user + times.system, 2),
+            "memory": process.memory_info().rss,
+        }
 
 
 def _of_machine(psutil: Any) -> dict[str, Any]:
@@ -94,7 +97,9 @@ class _Gpus:
 
             pynvml.nvmlInit()
             self._nvml: Any = pynvml
-            self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            self._handles = [
+                pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())
+            ]
         except Exception:
             # no library, no driver, or no GPU: NVML has an error class for each
             self._handles = []

@@ -1,7 +1,7 @@
 """Recommendations of what to change in a run, with the gain that each should bring: rules over the run's numbers.
 
-The one with the greatest gain is recommended first. Each gain is an upper bound of a kind: nothing else is taken to
-change. The next run says whether it came true (`syrtos.report.promises`).
+The one with the greatest gain is recommended first. Each gain is an upper bound of a kind: nothing
+else is taken to change. The next run says whether it came true (`syrtos.report.promises`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from syrtos.report.summary import SHARES
 
 # What is worth a word: seconds, and a part of the time of training.
 _WORTH_SECONDS, _WORTH_SHARE = 1.0, 0.05
-# One worker is slow whose own time in a step is so many times that of the median worker; shards are skewed by this
-# factor of samples.
+# One worker is slow whose own time in a step is so many times that of the median worker; shards are
+# skewed by this factor of samples.
 _SLOW, _SKEWED = 1.15, 1.15
 # So many pauses of a worker say nothing of its other steps.
 _PAUSES = 2
@@ -81,7 +81,9 @@ def findings(situation: Situation) -> list[Recommendation]:
     return sorted(worth, key=lambda finding: -finding.saved)
 
 
-def _finding(situation: Situation, rule: str, cost: str, action: str, saved: float) -> Recommendation:
+def _finding(
+    situation: Situation, rule: str, cost: str, action: str, saved: float
+) -> Recommendation:
     return Recommendation(rule, cost, action, min(saved, situation.training), situation.training)
 
 
@@ -92,19 +94,40 @@ def _share(situation: Situation, seconds: float) -> str:
 # -- rules ------------------------------------------------------------------------------------------------
 
 
-_OWN_RECORDS = "let each worker read its own records (`syrtos.data.from_tfrecord`, `from_arrays` or `from_folder`)"
+_OWN_RECORDS = (
+    "let each worker read its own records (`syrtos.data.from_tfrecord`, `from_arrays` or"
+    " `from_folder`)"
+)
 _READING = {
     "records": _OWN_RECORDS,
     "sliced": _OWN_RECORDS,
-    "planned": "make `parse_fn` cheaper (smaller images, fewer Python operations), or give each worker more cores",
-    "own": "let the pipeline prepare batches ahead (`dataset.prefetch(tf.data.AUTOTUNE)`, `num_parallel_calls` in `map`)",
+    "planned": (
+        "make `parse_fn` cheaper (smaller images, fewer Python operations), or give each worker"
+        " more cores"
+    ),
+    "own": (
+        "let the pipeline prepare batches ahead (`dataset.prefetch(tf.data.AUTOTUNE)`,"
+        " `num_parallel_calls` in `map`)"
+    ),
 }
 # By the kind of data that `fit` is given, where each worker reads what the script hands over.
 _PREPARING = {
-    "prefetched": "compute more than one batch at a time (`num_parallel_calls=tf.data.AUTOTUNE` in `map`), or keep what `map` makes (`cache`)",
-    "loader": "let the `DataLoader` read in processes of its own (`num_workers=2`, `persistent_workers=True`)",
-    "py_dataset": "let the `PyDataset` prepare batches in parallel (`workers=4`, `use_multiprocessing=True` in its `super().__init__`)",
-    "generator": "hand over a `keras.utils.PyDataset` or a `tf.data` pipeline, which prepare batches ahead, for the generator",
+    "prefetched": (
+        "compute more than one batch at a time (`num_parallel_calls=tf.data.AUTOTUNE` in `map`), or"
+        " keep what `map` makes (`cache`)"
+    ),
+    "loader": (
+        "let the `DataLoader` read in processes of its own (`num_workers=2`,"
+        " `persistent_workers=True`)"
+    ),
+    "py_dataset": (
+        "let the `PyDataset` prepare batches in parallel (`workers=4`, `use_multiprocessing=True`"
+        " in its `super().__init__`)"
+    ),
+    "generator": (
+        "hand over a `keras.utils.PyDataset` or a `tf.data` pipeline, which prepare batches ahead,"
+        " for the generator"
+    ),
 }
 
 
@@ -116,7 +139,11 @@ def slow_input(situation: Situation) -> Recommendation | None:
     way = str(situation.facts.get("input", "own"))
     divided = way in ("records", "sliced") and situation.workers > 1
     # Where every worker reads all records, its own are one of so many parts.
-    saved = seconds * (1 - 1 / situation.workers) if divided else min(seconds, situation.training - seconds)
+    saved = (
+        seconds * (1 - 1 / situation.workers)
+        if divided
+        else min(seconds, situation.training - seconds)
+    )
     if situation.workers == 1 and way in ("records", "sliced"):
         way = "own"
     if way == "own" and situation.facts.get("input_of") == "arrays":
@@ -124,15 +151,17 @@ def slow_input(situation: Situation) -> Recommendation | None:
         return None
     of = str(situation.facts.get("input_of", ""))
     action = _PREPARING.get(of, _READING["own"]) if way == "own" else _READING[way]
-    return _finding(situation, "slow input", f"input takes {_share(situation, seconds)}", action, saved)
+    return _finding(
+        situation, "slow input", f"input takes {_share(situation, seconds)}", action, saved
+    )
 
 
 def slow_worker(situation: Situation) -> Recommendation | None:
     """Checks whether the others wait for one worker, or for the workers of one host."""
     if situation.workers < 2:
         return None
-    # of all of training: the work at the beginning of an epoch is a part of its first step on one worker, and of no
-    # step on another
+    # of all of training: the work at the beginning of an epoch is a part of its first step on one
+    # worker, and of no step on another
     by_rank = [_without_pauses(rank) for rank in situation.ranks]
     own = [sum(each.values()) for each in by_rank]
     slowest = int(np.argmax(own))
@@ -149,7 +178,10 @@ def slow_worker(situation: Situation) -> Recommendation | None:
         # XLA exchanges within its program: whichever worker asks first waits there for the others.
         return None
     rank = situation.ranks[slowest].rank
-    cost = f"rank {rank} takes {own[slowest] / usual:.1f}× as long for its part as the others, which wait for it ({SHARES[cause]})"
+    cost = (
+        f"rank {rank} takes {own[slowest] / usual:.1f}× as long for its part as the others, which"
+        f" wait for it ({SHARES[cause]})"
+    )
     return _of_cause(situation, slowest, cause, cost, own[slowest] - usual)
 
 
@@ -167,7 +199,9 @@ def _median_of_others(values: Sequence[float], rank: int) -> float:
     return median([value for other, value in enumerate(values) if other != rank])
 
 
-def _of_cause(situation: Situation, slowest: int, cause: str, cost: str, saved: float) -> Recommendation | None:
+def _of_cause(
+    situation: Situation, slowest: int, cause: str, cost: str, saved: float
+) -> Recommendation | None:
     """Returns the finding about one slow worker, with the change that suits the cause.
 
     None for causes that have rules of their own.
@@ -179,41 +213,65 @@ def _of_cause(situation: Situation, slowest: int, cause: str, cost: str, saved: 
     samples = situation.samples()
     others = _median_of_others(samples, slowest)
     if others and samples[slowest] > _SKEWED * others:
-        cost = f"rank {rank} trains {samples[slowest]:,.0f} samples in a step and the others {others:,.0f}, so they wait for it"
-        action = "give all workers the same number of samples (`--batch global`, or shards of one size)"
+        cost = (
+            f"rank {rank} trains {samples[slowest]:,.0f} samples in a step and the others"
+            f" {others:,.0f}, so they wait for it"
+        )
+        action = (
+            "give all workers the same number of samples (`--batch global`, or shards of one size)"
+        )
         mean = float(np.mean(samples))
         own = situation.own_seconds()
-        saved = max(own[slowest] - float(np.mean(own)), own[slowest] * (1 - mean / samples[slowest])) * situation.count
+        saved = (
+            max(own[slowest] - float(np.mean(own)), own[slowest] * (1 - mean / samples[slowest]))
+            * situation.count
+        )
         return _finding(situation, "skewed shards", cost, action, saved)
     host = host_of(situation.run, rank)
     if cause == "input":
-        action = f"look at what rank {rank} reads from on {host}: its disk, its files, or what else reads there"
+        action = (
+            f"look at what rank {rank} reads from on {host}: its disk, its files, or what else"
+            " reads there"
+        )
         return _finding(situation, "slow reader", cost, action, saved)
     if situation.hosts > 1:
         slow = [
-            k for k, seconds in enumerate(situation.own_seconds()) if seconds > _SLOW * min(situation.own_seconds())
+            k
+            for k, seconds in enumerate(situation.own_seconds())
+            if seconds > _SLOW * min(situation.own_seconds())
         ]
         if all(host_of(situation.run, situation.ranks[k].rank) == host for k in slow):
-            action = f"look at {host}: other processes, heat, a slower processor; or train without it (`--hosts`)"
+            action = (
+                f"look at {host}: other processes, heat, a slower processor; or train without it"
+                " (`--hosts`)"
+            )
             return _finding(situation, "slow host", cost, action, saved)
-    action = f"look at what else computes on the cores of rank {rank} on {host}, or give it another machine"
+    action = (
+        f"look at what else computes on the cores of rank {rank} on {host}, or give it another"
+        " machine"
+    )
     return _finding(situation, "slow worker", cost, action, saved)
 
 
 def tiny_batches(situation: Situation) -> Recommendation | None:
     """Checks whether one worker alone would be faster.
 
-    It would be if it computed all samples of a step in less time than the workers take to compute a part each, to
-    exchange and to wait.
+    It would be if it computed all samples of a step in less time than the workers take to compute a
+    part each, to exchange and to wait.
     """
     if situation.workers < 2:
         return None
     known = speed.find_measured(situation.run.folder)
     # What was measured is worth more than what is computed below.
     if known:
-        cost = f"{situation.workers} workers train {known.times:.2f}× as fast as {known.workers} did ({known.run})"
+        cost = (
+            f"{situation.workers} workers train {known.times:.2f}× as fast as {known.workers} did"
+            f" ({known.run})"
+        )
         action = f"use `-n {known.workers}`, whose gain this is, or a larger batch"
-        return _finding(situation, "tiny batches", cost, action, (1 - known.times) * situation.training)
+        return _finding(
+            situation, "tiny batches", cost, action, (1 - known.times) * situation.training
+        )
     if situation.facts.get("exchange") == "compiled":
         # Where XLA exchanges, computing is not told from exchanging.
         return None
@@ -230,8 +288,9 @@ def tiny_batches(situation: Situation) -> Recommendation | None:
     more = 0.0 if situation.facts.get("input") == "sliced" else reads * (situation.workers - 1)
     alone = own[fastest] - computes + situation.compute_with(fastest, situation.workers) + more
     cost = (
-        f"a step of {sum(situation.samples()):,.0f} samples takes {wall * 1e3:.1f} ms, of which workers compute {computes * 1e3:.1f} ms and exchange and wait "
-        f"{meets * 1e3:.1f} ms; one worker alone takes {alone * 1e3:.1f} ms at most"
+        f"a step of {sum(situation.samples()):,.0f} samples takes {wall * 1e3:.1f} ms, of which"
+        f" workers compute {computes * 1e3:.1f} ms and exchange and wait {meets * 1e3:.1f} ms; one"
+        f" worker alone takes {alone * 1e3:.1f} ms at most"
     )
     action = "use one worker (`-n 1`), whose gain this is, or a larger batch"
     return _finding(situation, "tiny batches", cost, action, (wall - alone) * situation.count)
@@ -243,14 +302,18 @@ def exchange_bound(situation: Situation) -> Recommendation | None:
     if situation.hosts < 2 or options:
         return None
     seconds = situation.meeting() * situation.count
-    cost = f"exchanging gradients between {situation.hosts} hosts takes {_share(situation, seconds)}"
+    cost = (
+        f"exchanging gradients between {situation.hosts} hosts takes {_share(situation, seconds)}"
+    )
     if seconds > 0.7 * situation.training:
         action = (
-            f"`--sync-every {_EVERY}` exchanges weights every {_EVERY} steps instead (local SGD: see docs/slow-networks.md; `--compress bf16` halves the bytes "
-            "and keeps each step)"
+            f"`--sync-every {_EVERY}` exchanges weights every {_EVERY} steps instead (local SGD:"
+            " see docs/slow-networks.md; `--compress bf16` halves the bytes and keeps each step)"
         )
         return _finding(situation, "exchange-bound", cost, action, seconds * (1 - 1 / _EVERY))
-    return _finding(situation, "exchange-bound", cost, "`--compress bf16` sends half the bytes", seconds / 2)
+    return _finding(
+        situation, "exchange-bound", cost, "`--compress bf16` sends half the bytes", seconds / 2
+    )
 
 
 def update_bound(situation: Situation) -> Recommendation | None:
@@ -259,11 +322,20 @@ def update_bound(situation: Situation) -> Recommendation | None:
     if not facts.get("optimizer_state") or situation.workers < 2 or situation.hosts > 1:
         return None
     update = situation.seconds("update")
-    saved = update * (1 - 1 / situation.workers) - situation.count * SHARDING * facts.get("gradient_bytes", 0)
+    saved = update * (1 - 1 / situation.workers) - situation.count * SHARDING * facts.get(
+        "gradient_bytes", 0
+    )
     kept = facts["optimizer_state"] / 1e6
-    action = f"`--shard-update` divides it among the workers, each of which keeps {kept / situation.workers:,.0f} of {kept:,.0f} MB of the optimizer's state"
+    action = (
+        "`--shard-update` divides it among the workers, each of which keeps"
+        f" {kept / situation.workers:,.0f} of {kept:,.0f} MB of the optimizer's state"
+    )
     return _finding(
-        situation, "update-bound", f"the optimizer's update takes {_share(situation, update)}", action, saved
+        situation,
+        "update-bound",
+        f"the optimizer's update takes {_share(situation, update)}",
+        action,
+        saved,
     )
 
 
@@ -278,7 +350,10 @@ def slow_callback(situation: Situation) -> Recommendation | None:
     seconds = min(alone if waits else of_each[0], sum(taken.values()) if taken else of_each[0])
     which = "callbacks of rank 0" if waits else "callbacks"
     most = f", most of it `{name}` ({taken[name]:,.1f} s)" if name else ""
-    cost = f"{which} take {_share(situation, seconds)}{most}{', and the other workers wait for it' if waits else ''}"
+    cost = (
+        f"{which} take"
+        f" {_share(situation, seconds)}{most}{', and the other workers wait for it' if waits else ''}"
+    )
     action = f"let {f'`{name}`' if name else 'them'} work less often, or in a thread of its own"
     return _finding(situation, "slow callback", cost, action, seconds)
 
@@ -286,9 +361,16 @@ def slow_callback(situation: Situation) -> Recommendation | None:
 def frequent_checkpoints(situation: Situation) -> Recommendation | None:
     """Checks whether the script saves often; snapshots for restarts are not counted."""
     # snapshots for restarts are made more rarely the more they cost
-    snapshots = [sum((rank.facts.get("snapshot_seconds") or {}).values()) for rank in situation.ranks]
-    seconds = max(each["checkpoint"] - ours for each, ours in zip(situation.by_rank, snapshots, strict=True))
-    action = "save a fifth as often (`save_freq`), or weights alone (`save_weights_only=True`); a run that is killed goes on from memory, not from these files"
+    snapshots = [
+        sum((rank.facts.get("snapshot_seconds") or {}).values()) for rank in situation.ranks
+    ]
+    seconds = max(
+        each["checkpoint"] - ours for each, ours in zip(situation.by_rank, snapshots, strict=True)
+    )
+    action = (
+        "save a fifth as often (`save_freq`), or weights alone (`save_weights_only=True`); a run"
+        " that is killed goes on from memory, not from these files"
+    )
     cost = f"checkpoints of the script take {_share(situation, seconds)}"
     return _finding(situation, "frequent checkpoints", cost, action, 0.8 * seconds)
 
@@ -306,8 +388,14 @@ def retracing(situation: Situation) -> Recommendation | None:
     if graphs.get(name, 0) < _RETRACES + 2:
         return None
     seconds *= (graphs[name] - 2) / max(sum(graphs.values()) - 2, 1)
-    cost = f"making graphs anew takes {_share(situation, seconds)}: `{name}` has {graphs[name]:,.0f} of them"
-    action = "give it tensors of one shape and dtype (`drop_remainder=True`, padded lengths, an `input_signature`), and numbers as tensors"
+    cost = (
+        f"making graphs anew takes {_share(situation, seconds)}: `{name}` has {graphs[name]:,.0f}"
+        " of them"
+    )
+    action = (
+        "give it tensors of one shape and dtype (`drop_remainder=True`, padded lengths, an"
+        " `input_signature`), and numbers as tensors"
+    )
     return _finding(situation, "retracing", cost, action, seconds)
 
 
@@ -317,7 +405,8 @@ def frequent_evaluation(situation: Situation) -> Recommendation | None:
     seconds, whole = float(np.mean(each)), situation.training + float(np.mean(each))
     cost = f"evaluation takes {seconds / whole:.0%} of training and evaluation"
     action = (
-        "evaluate less often (`validation_freq=5`), on fewer samples, or in larger batches (`validation_batch_size`)"
+        "evaluate less often (`validation_freq=5`), on fewer samples, or in larger batches"
+        " (`validation_batch_size`)"
     )
     return Recommendation("frequent evaluation", cost, action, 0.8 * seconds, whole)
 

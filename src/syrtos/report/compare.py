@@ -1,9 +1,10 @@
 """A comparison of two runs: the parts that take longer in the second, by how much, and whether that is more than noise.
 
-Noise is measured in the runs themselves. The times of steps are cut into blocks, because steps that follow each other
-are not independent. Blocks are drawn with replacement, and the change in percent of the median (of steps) or mean (of
-their parts) is computed anew each time: the moving block bootstrap (Künsch 1989, doi:10.1214/aos/1176347265). The
-interval is that between which 95 % of the draws lie.
+Noise is measured in the runs themselves. The times of steps are cut into blocks, because steps that
+follow each other are not independent. Blocks are drawn with replacement, and the change in percent
+of the median (of steps) or mean (of their parts) is computed anew each time: the moving block
+bootstrap (Künsch 1989, doi:10.1214/aos/1176347265). The interval is that between which 95 % of the
+draws lie.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ def compare_runs(first: Run, second: Run, facts: tuple[Facts, Facts]) -> Facts:
     # The first step is left out below: it traces and compiles.
     a, b = (steps.of_rank(run, 0) for run in (first, second))
     rows = [_row("step", "a step (median)", a.wall[1:], b.wall[1:])]
-    rows += [_row(kind, f"{SHARES[kind]} in a step (mean)", a.of(kind)[1:], b.of(kind)[1:]) for kind in KINDS]
+    rows += [
+        _row(kind, f"{SHARES[kind]} in a step (mean)", a.of(kind)[1:], b.of(kind)[1:])
+        for kind in KINDS
+    ]
     one, other = facts
     return {
         "steps": [row for row in rows if row["first_ms"] >= 0.001 or row["second_ms"] >= 0.001],
@@ -72,7 +76,11 @@ def _interval(a: Floats, b: Floats, use: Any) -> list[float]:
 
 def _thin_out(values: Floats, use: Any) -> Floats:
     """Returns at most ``_MOST`` numbers: more are first summed up by ``use`` in groups that follow each other."""
-    return values if len(values) <= _MOST else np.array([use(group) for group in np.array_split(values, _MOST)])
+    return (
+        values
+        if len(values) <= _MOST
+        else np.array([use(group) for group in np.array_split(values, _MOST)])
+    )
 
 
 def _draws(values: Floats, use: Any, random: np.random.Generator) -> Floats:
@@ -99,7 +107,9 @@ def _differing_settings(one: Facts, other: Facts) -> list[list[Any]]:
         sides[-1] |= {f"version of {name}": version for name, version in run["versions"].items()}
     names = dict.fromkeys([*sides[0], *sides[1]])
     return [
-        [name, sides[0].get(name), sides[1].get(name)] for name in names if sides[0].get(name) != sides[1].get(name)
+        [name, sides[0].get(name), sides[1].get(name)]
+        for name in names
+        if sides[0].get(name) != sides[1].get(name)
     ]
 
 
@@ -113,7 +123,9 @@ def _logs(one: Facts, other: Facts) -> list[list[Any]]:
         }
         for f in (one, other)
     ]
-    return [[name, ends[0].get(name), ends[1].get(name)] for name in dict.fromkeys([*ends[0], *ends[1]])]
+    return [
+        [name, ends[0].get(name), ends[1].get(name)] for name in dict.fromkeys([*ends[0], *ends[1]])
+    ]
 
 
 def _rates(one: Facts, other: Facts) -> str:
@@ -121,7 +133,10 @@ def _rates(one: Facts, other: Facts) -> str:
 
     It differs from that of the median step if there are steps of several kinds.
     """
-    return f"All in all {one['samples_per_second']:,.0f} and {other['samples_per_second']:,.0f} {other['rate_of']} per second of training."
+    return (
+        f"All in all {one['samples_per_second']:,.0f} and {other['samples_per_second']:,.0f}"
+        f" {other['rate_of']} per second of training."
+    )
 
 
 def _text(row: dict[str, Any]) -> str:
@@ -132,10 +147,10 @@ def _text(row: dict[str, Any]) -> str:
     how = "more" if row["change"] > 0 else "less"
     if row["is_noise"]:
         return (
-            f"Steps take {row['first_ms']:.2f} and {row['second_ms']:.2f} ms: the difference of {row['change']:+.1f} % is within the noise ({low:+.1f} to "
-            f"{high:+.1f} %)."
+            f"Steps take {row['first_ms']:.2f} and {row['second_ms']:.2f} ms: the difference of"
+            f" {row['change']:+.1f} % is within the noise ({low:+.1f} to {high:+.1f} %)."
         )
     return (
-        f"Steps of the second run take {abs(row['change']):.1f} % {how} time: {row['first_ms']:.2f} and {row['second_ms']:.2f} ms "
-        f"(95 % interval: {low:+.1f} to {high:+.1f} %)."
+        f"Steps of the second run take {abs(row['change']):.1f} % {how} time: {row['first_ms']:.2f}"
+        f" and {row['second_ms']:.2f} ms (95 % interval: {low:+.1f} to {high:+.1f} %)."
     )

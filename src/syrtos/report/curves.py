@@ -19,7 +19,8 @@ def describe_curves(run: Run) -> dict[str, Any]:
     """
     # By step: of those that were trained twice the second time counts.
     within, ends = (
-        list({point["step"]: point for point in _points(run, name)}.values()) for name in ("curve", "epochs")
+        list({point["step"]: point for point in _points(run, name)}.values())
+        for name in ("curve", "epochs")
     )
     names = list(dict.fromkeys(name for point in ends or within for name in point["logs"]))
     return {
@@ -33,7 +34,10 @@ def describe_curves(run: Run) -> dict[str, Any]:
             for point in sorted([*within, *ends], key=lambda point: point["step"])
             if (rate := _rate(point)) is not None
         ],
-        "epochs": [{"step": point["step"], "epoch": point["epoch"], "time": point["time"]} for point in ends],
+        "epochs": [
+            {"step": point["step"], "epoch": point["epoch"], "time": point["time"]}
+            for point in ends
+        ],
     }
 
 
@@ -55,11 +59,15 @@ def _points(run: Run, name: str) -> Iterator[dict[str, Any]]:
 def _steps_made(line: Mapping[str, Any]) -> int:
     """Returns the number of steps of the process so far."""
     # older versions have written down steps of the `fit`, or epochs alone
-    return int(next((line[name] for name in ("trained", "step", "epoch") if line.get(name) is not None), 0))
+    return int(
+        next((line[name] for name in ("trained", "step", "epoch") if line.get(name) is not None), 0)
+    )
 
 
 def _series(points: Sequence[Mapping[str, Any]], name: str) -> list[list[float | None]]:
-    return [[point["step"], _finite(point["logs"][name])] for point in points if name in point["logs"]]
+    return [
+        [point["step"], _finite(point["logs"][name])] for point in points if name in point["logs"]
+    ]
 
 
 def _rate(point: Mapping[str, Any]) -> float | None:

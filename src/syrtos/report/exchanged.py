@@ -26,14 +26,20 @@ def describe_exchange(run: Run) -> dict[str, Any]:
 def _plan(plan: Mapping[str, Any]) -> dict[str, Any]:
     variables = plan["variables"]
     bucket_of = {index: number for number, bucket in enumerate(plan["buckets"]) for index in bucket}
-    described = [{**variable, "bucket": bucket_of.get(index)} for index, variable in enumerate(variables)]
+    described = [
+        {**variable, "bucket": bucket_of.get(index)} for index, variable in enumerate(variables)
+    ]
     described.sort(key=lambda variable: -variable["bytes"])
     return {
         "bytes": sum(variable["bytes"] for variable in variables if not variable.get("rows")),
         "count": len(variables),
         "variables": described[:_SHOWN],
         "buckets": [
-            {"number": number, "bytes": sum(variables[i]["bytes"] for i in bucket), "variables": len(bucket)}
+            {
+                "number": number,
+                "bytes": sum(variables[i]["bytes"] for i in bucket),
+                "variables": len(bucket),
+            }
             for number, bucket in enumerate(plan["buckets"])
         ],
     }
@@ -53,5 +59,7 @@ def _describe_way(facts: Mapping[str, Any]) -> str:
         if "hosts" in facts
         else "through shared memory"
     )
-    by = f"by {facts['exchange']}" if str(facts.get("exchange", "")).startswith("torch") else between
+    by = (
+        f"by {facts['exchange']}" if str(facts.get("exchange", "")).startswith("torch") else between
+    )
     return f"gradients are summed {by}" + (f", as {codec}" if codec != "none" else "")

@@ -10,7 +10,18 @@ from typing import Any
 from syrtos import settings
 from syrtos.data import proof
 from syrtos.errors import DataError
-from syrtos.report import advice, curves, exchanged, machines, noise_scale, promises, situation, speed, steps, waterfall
+from syrtos.report import (
+    advice,
+    curves,
+    exchanged,
+    machines,
+    noise_scale,
+    promises,
+    situation,
+    speed,
+    steps,
+    waterfall,
+)
 from syrtos.report.read import Run
 from syrtos.report.waterfall import PARTS
 
@@ -30,7 +41,9 @@ def of_run(run: Run) -> Facts:
         "missing": list(run.missing),
         "recommended": findings[0].facts() if findings else None,
         "findings": [finding.facts() for finding in findings],
-        "nothing_found": "" if findings else _reason_for_nothing(run, seconds, trains=found is not None),
+        "nothing_found": (
+            "" if findings else _reason_for_nothing(run, seconds, trains=found is not None)
+        ),
         "before": promises.read_kept(run.folder).get("before"),
         "split": _split(run),
         "speed": speed.describe_measured(run.folder),
@@ -38,7 +51,11 @@ def of_run(run: Run) -> Facts:
         "seconds": seconds,
         "goodput": waterfall.goodput(seconds),
         "samples_per_second": situation.samples_per_second(run),
-        "rate_of": "samples" if any(rank.lines.samples.any() for rank in run.last_trained.ranks) else "steps",
+        "rate_of": (
+            "samples"
+            if any(rank.lines.samples.any() for rank in run.last_trained.ranks)
+            else "steps"
+        ),
         "ranks": _ranks(run),
         "steps": steps.describe_steps(run),
         "heat": steps.heat(run),
@@ -88,14 +105,22 @@ def shown_arguments(words: Sequence[str]) -> list[str]:
             shown.append(f"{name}={_HIDDEN}")
         else:
             shown.append(re.sub(r"//[^/\s]*@|//[^@\s]*:[^@\s]*@", f"//{_HIDDEN}@", word))
-        before = word if word.startswith("-") and not equals and settings.is_secret(word.lstrip("-")) else ""
+        before = (
+            word
+            if word.startswith("-") and not equals and settings.is_secret(word.lstrip("-"))
+            else ""
+        )
     return shown
 
 
 def changed_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options that differ from the defaults."""
     defaults = vars(settings.Options())
-    return {name: value for name, value in given.items() if name != "run_dir" and defaults.get(name) != value}
+    return {
+        name: value
+        for name, value in given.items()
+        if name != "run_dir" and defaults.get(name) != value
+    }
 
 
 def _reason_for_nothing(run: Run, seconds: waterfall.Seconds, trains: bool) -> str:
@@ -105,7 +130,10 @@ def _reason_for_nothing(run: Run, seconds: waterfall.Seconds, trains: bool) -> s
     whole = sum(seconds.values()) or 1.0
     part = max(seconds, key=seconds.__getitem__)
     most = f"{PARTS[part]} ({seconds[part] / whole:.0%})"
-    return f"No rule found a change that would save 5 % of the time of training. Most of the time of the run went into {most}."
+    return (
+        "No rule found a change that would save 5 % of the time of training. Most of the time of"
+        f" the run went into {most}."
+    )
 
 
 def _ranks(run: Run) -> list[Facts]:
@@ -113,7 +141,9 @@ def _ranks(run: Run) -> list[Facts]:
     number = list(run.generations).index(run.last_trained)
     return [
         {"rank": rank.rank, "host": steps.host_of(run, rank.rank), "seconds": seconds}
-        for rank, seconds in zip(run.last_trained.ranks, waterfall.by_rank(run)[number], strict=True)
+        for rank, seconds in zip(
+            run.last_trained.ranks, waterfall.by_rank(run)[number], strict=True
+        )
     ]
 
 
@@ -123,7 +153,11 @@ def _split(run: Run) -> str:
         return f"Not split: {why}. The whole batch is computed as by one process."
     difference = run.facts.get("first_batch")
     aside = ", BatchNormalization aside," * ("own_statistics" in run.facts)
-    return "" if difference is None else f"First batch: equal to one process{aside} within {max(difference, 1e-8):.0e}."
+    return (
+        ""
+        if difference is None
+        else f"First batch: equal to one process{aside} within {max(difference, 1e-8):.0e}."
+    )
 
 
 def _data(run: Run) -> Facts:
@@ -166,7 +200,11 @@ def _incidents(run: Run) -> list[Facts]:
     for number, generation in enumerate(run.generations, 1):
         is_last = number == len(run.generations)
         outcome, kept = generation.outcome, run.step_kept(number - 1)
-        reached = generation.trained_before + generation.steps_trained if generation.steps_trained else reached
+        reached = (
+            generation.trained_before + generation.steps_trained
+            if generation.steps_trained
+            else reached
+        )
         if (is_last and not is_failure(outcome)) or not outcome:
             continue
         found.append(
@@ -176,7 +214,13 @@ def _incidents(run: Run) -> list[Facts]:
                 "end": outcome.get("end"),
                 "text": outcome.get("text", ""),
                 "step": reached,
-                "again": None if kept is None else max(reached - kept, 0) if generation.steps_trained else 0,
+                "again": (
+                    None
+                    if kept is None
+                    else max(reached - kept, 0)
+                    if generation.steps_trained
+                    else 0
+                ),
                 "logs": str(generation.folder / "logs"),
             }
         )

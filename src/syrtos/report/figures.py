@@ -23,8 +23,8 @@ _RECENT = 100
 class FiguresPoint:
     """Numbers at one moment, by name.
 
-    Metrics have the names that Keras gives them, those of an epoch's end with `epoch/` before; figures of the system
-    begin with `system/`.
+    Metrics have the names that Keras gives them, those of an epoch's end with `epoch/` before;
+    figures of the system begin with `system/`.
 
     Attributes:
         time: s since the epoch.
@@ -76,7 +76,9 @@ class Figures:
     @property
     def steps(self) -> int:
         """Training steps of the run so far."""
-        return self.trained_before + max((worker.steps for worker in self.workers.values()), default=0)
+        return self.trained_before + max(
+            (worker.steps for worker in self.workers.values()), default=0
+        )
 
     @property
     def step_seconds(self) -> float | None:
@@ -121,7 +123,9 @@ class Figures:
                     worker.seconds[kind] += line.get(kind, 0.0)
                 if line["phase"] in TRAINING and line.get("steps"):
                     worker.steps += line["steps"]
-                    worker.recent.append((line["wall"] / line["steps"], line.get("samples", 0.0) / line["steps"]))
+                    worker.recent.append(
+                        (line["wall"] / line["steps"], line.get("samples", 0.0) / line["steps"])
+                    )
 
     def _of_curves(self, folder: Path) -> Iterator[FiguresPoint]:
         for path, prefix in ((curve_path(folder), ""), (epochs_path(folder), "epoch/")):
@@ -133,10 +137,14 @@ class Figures:
                 self._ended |= {end} if prefix else set()
                 self.logs |= line.get("logs") or {}
                 self.epoch = int(line.get("epoch") or self.epoch)
-                values = {f"{prefix}{name}": value for name, value in (line.get("logs") or {}).items()}
+                values = {
+                    f"{prefix}{name}": value for name, value in (line.get("logs") or {}).items()
+                }
                 if line.get("learning_rate") is not None:
                     self.learning_rate = values[f"{prefix}learning_rate"] = line["learning_rate"]
-                yield FiguresPoint(line["time"], self.trained_before + int(line.get("trained", 0)), values)
+                yield FiguresPoint(
+                    line["time"], self.trained_before + int(line.get("trained", 0)), values
+                )
 
     def _of_usage(self, folder: Path) -> Iterator[FiguresPoint]:
         for path in (folder / "ledger").glob("usage-*.jsonl"):
@@ -145,7 +153,9 @@ class Figures:
                 self.workers.setdefault(rank, _Worker()).usage = line
                 step = self.trained_before + int(line.get("trained", 0))
                 yield FiguresPoint(
-                    line["time"], step, {name: value for name, value in _of_system(line, rank) if value is not None}
+                    line["time"],
+                    step,
+                    {name: value for name, value in _of_system(line, rank) if value is not None},
                 )
 
 

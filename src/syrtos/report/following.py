@@ -28,7 +28,8 @@ def follow(run_dir: Path, words: Sequence[str], goes_on: Callable[[], bool]) -> 
     A tracker that fails is left out; the others go on.
 
     Raises:
-        ConfigurationError: a tracker is not known or not usable, or the run was not logged to all trackers to the end.
+        ConfigurationError: a tracker is not known or not usable, or the run was not logged to all
+            trackers to the end.
     """
     trackers.check(words)
     state = document(run_dir / _STATE)
@@ -38,10 +39,17 @@ def follow(run_dir: Path, words: Sequence[str], goes_on: Callable[[], bool]) -> 
             word,
             used,
             lambda word=word: used.update(
-                {word: trackers.make(word, _read_about(run_dir), state.get(word, {}).get("known_as", ""))}
+                {
+                    word: trackers.make(
+                        word, _read_about(run_dir), state.get(word, {}).get("known_as", "")
+                    )
+                }
             ),
         )
-    figures, until = Figures(run_dir), {word: float(state.get(word, {}).get("until", 0.0)) for word in words}
+    figures, until = (
+        Figures(run_dir),
+        {word: float(state.get(word, {}).get("until", 0.0)) for word in words},
+    )
     # when the run went on: later, points of several workers come in any order
     logged = dict(until)
     while used:
@@ -52,7 +60,10 @@ def follow(run_dir: Path, words: Sequence[str], goes_on: Callable[[], bool]) -> 
             if new:
                 _call_guarded(word, used, lambda word=word, new=new: _log(used[word], new))
                 until[word] = max(until[word], new[-1].time)
-        state |= {word: {"known_as": tracker.known_as, "until": until[word]} for word, tracker in used.items()}
+        state |= {
+            word: {"known_as": tracker.known_as, "until": until[word]}
+            for word, tracker in used.items()
+        }
         # A run that goes on later is logged from here on, not again.
         durable.replace(run_dir / _STATE, json.dumps(state).encode())
         if last:
@@ -62,9 +73,14 @@ def follow(run_dir: Path, words: Sequence[str], goes_on: Callable[[], bool]) -> 
     for word in list(used):
         _call_guarded(word, used, lambda word=word: used[word].end(how, report))
     for word, tracker in used.items():
-        print(f"syrtos: logged to {word.partition(':')[0]} {tracker.known_as}".rstrip(), file=sys.stderr)
+        print(
+            f"syrtos: logged to {word.partition(':')[0]} {tracker.known_as}".rstrip(),
+            file=sys.stderr,
+        )
     if len(used) < len(words):
-        raise ConfigurationError(f"The run was not logged to {', '.join(word for word in words if word not in used)}.")
+        raise ConfigurationError(
+            f"The run was not logged to {', '.join(word for word in words if word not in used)}."
+        )
 
 
 def _log(tracker: Tracker, points: Sequence[FiguresPoint]) -> None:
@@ -78,7 +94,11 @@ def _call_guarded(word: str, used: dict[str, Tracker], call: Callable[[], object
     except Exception as error:
         # each tracker has errors of its own, and the run goes on without it
         used.pop(word, None)
-        print(f"syrtos: --track {word.partition(':')[0]}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        print(
+            f"syrtos: --track {word.partition(':')[0]}: {type(error).__name__}: {error}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _read_about(run_dir: Path) -> About:
@@ -91,8 +111,13 @@ def _read_about(run_dir: Path) -> About:
         "workers": request.get("workers"),
         "hosts": ", ".join(host["name"] for host in request.get("hosts") or ()) or "this machine",
         "arguments": " ".join(facts.shown_arguments(program.get("arguments") or ())),
-        **{f"options.{name}": value for name, value in facts.changed_options(request.get("options") or {}).items()},
-        **{f"versions.{name}": version for name, version in (request.get("versions") or {}).items()},
+        **{
+            f"options.{name}": value
+            for name, value in facts.changed_options(request.get("options") or {}).items()
+        },
+        **{
+            f"versions.{name}": version for name, version in (request.get("versions") or {}).items()
+        },
     }
     return About(run_dir.name, Path(script).stem, run_dir, parameters)
 

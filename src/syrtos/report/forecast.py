@@ -1,9 +1,10 @@
 """A forecast of a step with more workers: from the ledgers of a finished run, and a link's latency and bandwidth.
 
-Each worker keeps its number of samples, so twice the workers train twice the samples in a step. Costs of collectives
-are those of Thakur, Rabenseifner and Gropp 2005 (doi:10.1177/1094342005051521): a sum of S bytes over H hosts sends 2
-(H - 1) / H · S over each host's link, in 2 · ⌈log₂ H⌉ rounds of latency, or in 2 (H - 1) around a ring. Exchanges are
-taken to hide behind nothing, as on processors whose cores all compute.
+Each worker keeps its number of samples, so twice the workers train twice the samples in a step.
+Costs of collectives are those of Thakur, Rabenseifner and Gropp 2005
+(doi:10.1177/1094342005051521): a sum of S bytes over H hosts sends 2 (H - 1) / H · S over each
+host's link, in 2 · ⌈log₂ H⌉ rounds of latency, or in 2 (H - 1) around a ring. Exchanges are taken
+to hide behind nothing, as on processors whose cores all compute.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from syrtos.report.read import lines
 
 # Steps that are measured: those before it trace, compile and touch memory for the first time.
 _FIRST = 2
-# What `--shard-update` takes longer, inside a host, for each byte of the weights: their parts are gathered, and
-# passed over once more (docs/performance.md).
+# What `--shard-update` takes longer, inside a host, for each byte of the weights: their parts are
+# gathered, and passed over once more (docs/performance.md).
 SHARDING = 2.4e-10
 
 
@@ -95,7 +96,9 @@ def hierarchical(step: MeasuredStep, place: Layout) -> float:
 
 def ring(step: MeasuredStep, place: Layout) -> float:
     """Returns the seconds of a step whose sums go around one ring of all workers."""
-    rounds = step.meetings * place.rounds + (2 * (place.workers - 1) * step.sums if place.hosts > 1 else 0)
+    rounds = step.meetings * place.rounds + (
+        2 * (place.workers - 1) * step.sums if place.hosts > 1 else 0
+    )
     return _beside_wire(step, place) + place.wire(step.gradients) + rounds * place.link.latency
 
 
@@ -108,12 +111,17 @@ def sharded_step(step: MeasuredStep, place: Layout) -> float:
 
     Between hosts as many bytes travel as without it.
     """
-    return hierarchical(step, place) - step.update * (1 - 1 / place.workers) + SHARDING * step.gradients
+    return (
+        hierarchical(step, place)
+        - step.update * (1 - 1 / place.workers)
+        + SHARDING * step.gradients
+    )
 
 
 def local(step: MeasuredStep, place: Layout, every: int = 32) -> float:
     """Returns the mean seconds of a step with `--sync-every`."""
-    # Workers that do not meet in a step do not wait in it for slower ones, but at the next meeting for all of them.
+    # Workers that do not meet in a step do not wait in it for slower ones, but at the next meeting
+    # for all of them.
     own = step.own + (step.waits if place.workers > 1 else 0.0)
     return own + (hierarchical(step, place) - own) / every
 
@@ -130,14 +138,16 @@ def measured_step(run_dir: Path) -> MeasuredStep:
     """Returns the step of a finished run, or of one generation of its workers.
 
     Raises:
-        ConfigurationError: the folder is not that of a run; the run had one worker or several hosts, too few steps of
-            `fit`, an option that changes exchanges, or no exchange of gradients by MPI.
+        ConfigurationError: the folder is not that of a run; the run had one worker or several
+            hosts, too few steps of `fit`, an option that changes exchanges, or no exchange of
+            gradients by MPI.
     """
     steps, facts = _read(run_dir)
     if problem := _problem(run_dir, steps, facts):
         raise ConfigurationError(problem)
     exchange, update, waits = (
-        statistics.fmean(_median(lines, kind) for lines in steps) for kind in ("exchange", "update", "wait")
+        statistics.fmean(_median(lines, kind) for lines in steps)
+        for kind in ("exchange", "update", "wait")
     )
     return MeasuredStep(
         workers=len(steps),
@@ -170,16 +180,20 @@ def _read(run_dir: Path) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
 def _problem(run_dir: Path, steps: list[list[dict[str, Any]]], facts: Mapping[str, Any]) -> str:
     """Returns the reason why nothing can be forecast from the run; empty if it can."""
     if not steps:
-        return f"{run_dir} is not the run directory of a run. Name the folder that `syrtos run` printed."
+        return (
+            f"{run_dir} is not the run directory of a run. Name the folder that `syrtos run`"
+            " printed."
+        )
     if len(steps) == 1 or "hosts" in facts:
         return (
-            "A forecast needs a run of two workers or more on one host: what they exchange through memory is measured in it, and what they would send is "
-            f"added. The run in {run_dir} had {'one worker' if len(steps) == 1 else 'several hosts'}."
+            "A forecast needs a run of two workers or more on one host: what they exchange through"
+            f" memory is measured in it, and what they would send is added. The run in {run_dir}"
+            f" had {'one worker' if len(steps) == 1 else 'several hosts'}."
         )
     if not all(steps) or "gradient_sums" not in facts:
         return (
-            f"The run in {run_dir} has not come to the end of a `fit` of more than {_FIRST} steps, which a forecast is made from. Let a `fit` of some ten "
-            "steps end."
+            f"The run in {run_dir} has not come to the end of a `fit` of more than {_FIRST} steps,"
+            " which a forecast is made from. Let a `fit` of some ten steps end."
         )
     asked = [flag for name, flag in _OTHERWISE.items() if facts.get(name, "none") != "none"]
     if asked or not facts["gradient_sums"]:
@@ -188,7 +202,10 @@ def _problem(run_dir: Path, steps: list[list[dict[str, Any]]], facts: Mapping[st
             if asked
             else "has exchanged no gradients by MPI, as with JAX or --exchange framework"
         )
-        return f"The run in {run_dir} {why}. A forecast needs a run that exchanges gradients as they are, by MPI, in each step."
+        return (
+            f"The run in {run_dir} {why}. A forecast needs a run that exchanges gradients as they"
+            " are, by MPI, in each step."
+        )
     return ""
 
 

@@ -28,7 +28,9 @@ class Tail:
         # a worker that was killed may have left half a line
         whole = new.rfind(b"\n") + 1
         self._read += whole
-        return [found for line in new[:whole].splitlines() if (found := parse_line(line)) is not None]
+        return [
+            found for line in new[:whole].splitlines() if (found := parse_line(line)) is not None
+        ]
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:

@@ -14,7 +14,11 @@ _COUNTERS = ("read", "written", "sent", "received")
 def describe_machines(run: Run) -> list[dict[str, Any]]:
     """Returns a record for each machine that was sampled, with its workers."""
     numbers = sorted(
-        {sample["machine"]["number"] for generation in run.generations for sample in _of_machines(generation)}
+        {
+            sample["machine"]["number"]
+            for generation in run.generations
+            for sample in _of_machines(generation)
+        }
     )
     return [_machine(run, number) for number in numbers]
 
@@ -52,7 +56,12 @@ def _by_second(at: Sequence[float], values: Sequence[Any]) -> list[float | None]
     found: list[float | None] = [None]
     for k in range(1, len(values)):
         seconds = at[k] - at[k - 1]
-        known = values[k] is not None and values[k - 1] is not None and seconds > 0 and values[k] >= values[k - 1]
+        known = (
+            values[k] is not None
+            and values[k - 1] is not None
+            and seconds > 0
+            and values[k] >= values[k - 1]
+        )
         found.append(round((values[k] - values[k - 1]) / seconds, 1) if known else None)
     return found
 
@@ -60,7 +69,10 @@ def _by_second(at: Sequence[float], values: Sequence[Any]) -> list[float | None]
 def _gpus(samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     count = max((len(sample.get("gpus") or ()) for sample in samples), default=0)
     names = ("busy", "memory", "memory_total", "watts")
-    return [{name: [_of_gpu(sample, gpu, name) for sample in samples] for name in names} for gpu in range(count)]
+    return [
+        {name: [_of_gpu(sample, gpu, name) for sample in samples] for name in names}
+        for gpu in range(count)
+    ]
 
 
 def _of_gpu(sample: Mapping[str, Any], gpu: int, name: str) -> Any:
@@ -77,5 +89,7 @@ def _worker(run: Run, rank: int) -> dict[str, Any]:
     memory = max((sample["memory"] for sample in samples), default=0)
     cores = 0.0
     if len(samples) > 1 and samples[-1]["time"] > samples[0]["time"]:
-        cores = (samples[-1]["cpu_seconds"] - samples[0]["cpu_seconds"]) / (samples[-1]["time"] - samples[0]["time"])
+        cores = (samples[-1]["cpu_seconds"] - samples[0]["cpu_seconds"]) / (
+            samples[-1]["time"] - samples[0]["time"]
+        )
     return {"rank": rank, "memory": memory, "cores": round(cores, 2)}

@@ -7,8 +7,8 @@ batch of that size training takes twice the fewest possible steps, and twice the
 al., arXiv 1812.06162, section 2 and appendix A.1). S and |G|² are averaged over steps before one is divided by the
 other.
 
-If XLA exchanges (JAX) no worker sees its own gradient: then the two sizes are one step and the steps that Adam's first
-moment averages over.
+If XLA exchanges (JAX) no worker sees its own gradient: then the two sizes are one step and the
+steps that Adam's first moment averages over.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _NOT = "The gradient noise scale was not measured: "
 def describe_noise_scale(run: Run) -> dict[str, Any]:
     """Returns the noise scale of the last generation that has trained, from the second half of its steps.
 
-    ``scale`` is in samples, with ``low`` and ``high`` (95 % of draws of blocks of steps); ``batch`` is the number of
-    samples of a step, ``series`` has step and scale over the run, ``supported`` is the number of workers that are worth
-    it, ``rates`` are factors for the learning rate, and ``text`` says what follows. If ``scale`` is missing, the text
-    says why.
+    ``scale`` is in samples, with ``low`` and ``high`` (95 % of draws of blocks of steps); ``batch``
+    is the number of samples of a step, ``series`` has step and scale over the run, ``supported`` is
+    the number of workers that are worth it, ``rates`` are factors for the learning rate, and
+    ``text`` says what follows. If ``scale`` is missing, the text says why.
     """
     measured = _by_moments(run) if run.facts.get("exchange") == "compiled" else _measurements(run)
     if isinstance(measured, str):
@@ -46,12 +46,16 @@ def describe_noise_scale(run: Run) -> dict[str, Any]:
     if scale is None:
         text = (
             _NOT
-            + "over these steps the noise of the gradients hides the gradient itself. A longer run or a larger batch can tell."
+            + "over these steps the noise of the gradients hides the gradient itself. A longer run"
+            " or a larger batch can tell."
         )
         return {"text": text, "batch": batch, "series": [], "measured": len(at)}
     workers = len(run.last_trained.ranks)
     supported = max(int(scale / batch * workers), 1)
-    epoch = max((line.get("steps_per_epoch") or 0 for line in run.last_trained.epochs), default=0) * batch
+    epoch = (
+        max((line.get("steps_per_epoch") or 0 for line in run.last_trained.epochs), default=0)
+        * batch
+    )
     return {
         "scale": scale,
         "low": low,
@@ -82,15 +86,24 @@ def _measurements(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
     whole = samples.sum(axis=0)
     # the mean of 1/b, for shares may be unequal
     variance = (own.mean(axis=0) - mean) / ((1 / samples).mean(axis=0) - 1 / whole)
-    return np.flatnonzero(chosen).astype(np.float64) + 1, variance, mean - variance / whole, float(np.median(whole))
+    return (
+        np.flatnonzero(chosen).astype(np.float64) + 1,
+        variance,
+        mean - variance / whole,
+        float(np.median(whole)),
+    )
 
 
 def _reason_unmeasured(run: Run) -> str:
     facts = run.facts
     ways = {
         "with --sync-every workers exchange weights.": "sync_every" in facts,
-        "parameter servers get the gradients of one worker at a time.": facts.get("training") == "asynchronous",
-        "with --shard-update no worker gets the whole mean gradient.": "asked_to_shard_update" in facts,
+        "parameter servers get the gradients of one worker at a time.": (
+            facts.get("training") == "asynchronous"
+        ),
+        "with --shard-update no worker gets the whole mean gradient.": (
+            "asked_to_shard_update" in facts
+        ),
         "with --compress gradients are rounded.": str(facts.get("compress", "none")) != "none",
     }
     return next(
@@ -105,18 +118,29 @@ def _by_moments(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
     They give E|g|² over some steps, and the squared norm of a running mean over fewer.
     """
     found = [
-        (line["trained"], *line["moments"]) for line in run.last_trained.epochs if len(line.get("moments") or ()) == 4
+        (line["trained"], *line["moments"])
+        for line in run.last_trained.epochs
+        if len(line.get("moments") or ()) == 4
     ]
     if len(found) < 3:
-        return "XLA exchanges gradients inside of its program, and only the moments of Adam, at the ends of three epochs or more, tell it there."
-    at, squares, mean, kept, window = (np.array(column, np.float64) for column in zip(*found, strict=True))
+        return (
+            "XLA exchanges gradients inside of its program, and only the moments of Adam, at the"
+            " ends of three epochs or more, tell it there."
+        )
+    at, squares, mean, kept, window = (
+        np.array(column, np.float64) for column in zip(*found, strict=True)
+    )
     # S / B
     excess = np.asarray((squares - mean) / np.maximum(1 - kept, 1e-9), np.float64)
     changes = np.abs(np.diff(np.log(squares))) / np.maximum(np.diff(at), 1) * window[1:]
-    # a gradient that becomes smaller makes E|g|² larger too, so only what is well above that change is noise
+    # a gradient that becomes smaller makes E|g|² larger too, so only what is well above that change
+    # is noise
     clear = excess[1:] > _CLEAR * changes * squares[1:]
     if clear.sum() < 2:
-        return "the gradients changed too much from epoch to epoch to tell their noise from that, by Adam's moments."
+        return (
+            "the gradients changed too much from epoch to epoch to tell their noise from that, by"
+            " Adam's moments."
+        )
     lines = [rank.lines for rank in run.last_trained.ranks]
     batch = float(sum(np.median(each.samples[each.trains]) for each in lines))
     return at[1:][clear], (excess * batch)[1:][clear], (squares - excess)[1:][clear], batch
@@ -150,8 +174,8 @@ def _series(at: Floats, variance: Floats, square: Floats) -> list[list[float | N
 def _rates(scale: float, batch: float) -> dict[str, float]:
     """Returns factors of a learning rate that suits this batch, for a batch as large as the noise scale.
 
-    They are by linear scaling, by its square root, and by the noise scale itself (equation 2.7: the best rate of SGD is
-    proportional to 1 / (1 + scale/batch)).
+    They are by linear scaling, by its square root, and by the noise scale itself (equation 2.7: the
+    best rate of SGD is proportional to 1 / (1 + scale/batch)).
     """
     ratio = scale / batch
     return {"linear": ratio, "square_root": math.sqrt(ratio), "noise_scale": (1 + ratio) / 2}
@@ -159,24 +183,35 @@ def _rates(scale: float, batch: float) -> dict[str, float]:
 
 def _epoch_limit(scale: float, epoch: float) -> str:
     """Returns a sentence where the longest epoch of the run, of about ``epoch`` samples, has fewer than ``scale``."""
-    return f" No step can have that many here: an epoch had about {_round(epoch)} samples." if 0 < epoch < scale else ""
+    return (
+        f" No step can have that many here: an epoch had about {_round(epoch)} samples."
+        if 0 < epoch < scale
+        else ""
+    )
 
 
-def _text(measured: tuple[float, float | None, float | None], batch: float, workers: int, supported: int) -> str:
+def _text(
+    measured: tuple[float, float | None, float | None], batch: float, workers: int, supported: int
+) -> str:
     scale, low, high = measured
     between = f" ({_round(low or 0.0)} to {_round(high) if high is not None else 'unknown'})"
-    told = f"The gradient noise scale is about {_round(scale)} samples{between}, and a step has {batch:,.0f}."
+    told = (
+        f"The gradient noise scale is about {_round(scale)} samples{between}, and a step has"
+        f" {batch:,.0f}."
+    )
     if scale < batch:
         return (
-            f"{told} A larger batch would mostly average noise that does not matter any more: more workers pay off only if each takes a smaller "
-            "part of this batch."
+            f"{told} A larger batch would mostly average noise that does not matter any more: more"
+            " workers pay off only if each takes a smaller part of this batch."
         )
     rates = _rates(scale, batch)
     return (
-        f"{told} Batches up to that size are worth it: about {_round(supported)} workers with as many samples as each of the {workers} has now. A learning "
-        f"rate that suits this batch would be multiplied there by {_round(rates['linear'])} (linear scaling, for SGD), {_round(rates['square_root'])} "
-        f"(square root, for Adam and the like) or {_round(rates['noise_scale'])} (what the noise scale says of SGD). The noise scale grows while a "
-        "model learns."
+        f"{told} Batches up to that size are worth it: about {_round(supported)} workers with as"
+        f" many samples as each of the {workers} has now. A learning rate that suits this batch"
+        f" would be multiplied there by {_round(rates['linear'])} (linear scaling, for SGD),"
+        f" {_round(rates['square_root'])} (square root, for Adam and the like) or"
+        f" {_round(rates['noise_scale'])} (what the noise scale says of SGD). The noise scale grows"
+        " while a model learns."
     )
 
 

@@ -22,7 +22,9 @@ def page(facts: Sequence[Facts], comparison: Facts | None = None, live: bool = F
     ``live``: the file is written again and again, and the page reads it anew.
     """
     title = " and ".join(each["run"]["name"] for each in facts)
-    return standalone(title, {"runs": list(facts), "comparison": comparison}, "SyrtosReport.whole", live=live)
+    return standalone(
+        title, {"runs": list(facts), "comparison": comparison}, "SyrtosReport.whole", live=live
+    )
 
 
 def standalone(title: str, facts: Any, function: str, code: str = "", live: bool = False) -> str:

@@ -17,7 +17,8 @@ class MachineLoad(NamedTuple):
     Attributes:
         number: its node rank.
         cores: number of its logical processors.
-        busy: mean part of them that was busy while the run trained, from 0 to 1; other programs count too.
+        busy: mean part of them that was busy while the run trained, from 0 to 1; other programs
+            count too.
     """
 
     number: int
@@ -35,7 +36,11 @@ def machines(folder: Path) -> list[MachineLoad]:
     for sample in _while_training(folder):
         found.setdefault(int(sample["number"]), []).append(sample)
     return [
-        MachineLoad(number, int(samples[-1]["cores"]), sum(sample["cpu"] for sample in samples) / len(samples) / 100)
+        MachineLoad(
+            number,
+            int(samples[-1]["cores"]),
+            sum(sample["cpu"] for sample in samples) / len(samples) / 100,
+        )
         for number, samples in sorted(found.items())
         if len(samples) >= _ENOUGH
     ]

@@ -31,7 +31,8 @@ def _host_percent(figures: Figures) -> Iterator[_Sample]:
             yield (str(machine["number"]),), machine["cpu"]
 
 
-# Each family: its class, name, meaning, labels beside the run, and its samples; those without a value are left out.
+# Each family: its class, name, meaning, labels beside the run, and its samples; those without a
+# value are left out.
 _FAMILIES: Sequence[tuple[Any, str, str, tuple[str, ...], Callable[[Figures], Iterable[_Sample]]]] = (
     (CounterMetricFamily, "syrtos_training_steps", "Training steps so far.", (), lambda f: [((), f.steps)]),
     (GaugeMetricFamily, "syrtos_generations", "Generations of workers so far: 1 and the number of restarts.", (), lambda f: [((), f.generations)]),
@@ -93,7 +94,8 @@ def serving(run_dir: Path, port: int) -> Iterator[int]:
         server, thread = start_http_server(port, addr=_LOOPBACK, registry=registry)
     except OSError as error:
         raise ConfigurationError(
-            f"`--metrics-port {port}`: {error.strerror} on {_LOOPBACK}. Name another port, or 0 for a free one."
+            f"`--metrics-port {port}`: {error.strerror} on {_LOOPBACK}. Name another port, or 0 for"
+            " a free one."
         ) from error
     try:
         yield server.server_address[1]

@@ -44,7 +44,9 @@ def _previous_run_facts(run: Run, rate: float) -> dict[str, Any] | None:
     """Returns facts of the last run of the same script, if it had a recommendation and something was changed since."""
     if _end_of(run) != _WHOLE:
         return None
-    candidates = sorted(run.folder.parent.glob(f"*/{_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    candidates = sorted(
+        run.folder.parent.glob(f"*/{_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True
+    )
     folders = [path.parent for path in candidates if path.parent != run.folder]
     earlier, request, kept = next(
         (
@@ -61,12 +63,18 @@ def _previous_run_facts(run: Run, rate: float) -> dict[str, Any] | None:
     recommended, past = kept.get("recommended"), kept.get("samples_per_second")
     # the same run again proves nothing
     changed = _differences(run.request, request)
-    if not recommended or not past or not changed or not _may_follow(recommended["rule"], run.request, request):
+    if (
+        not recommended
+        or not past
+        or not changed
+        or not _may_follow(recommended["rule"], run.request, request)
+    ):
         return None
     came = round(rate / past, 3)
     text = (
-        f"The run before, {earlier.name}, was told: {recommended['action']}: {recommended['gain']:.2f}× expected. Since then {changed} changed, and this run "
-        f"trains {came:.2f}× as many samples per second."
+        f"The run before, {earlier.name}, was told: {recommended['action']}:"
+        f" {recommended['gain']:.2f}× expected. Since then {changed} changed, and this run trains"
+        f" {came:.2f}× as many samples per second."
     )
     return {
         "run": earlier.name,
@@ -92,7 +100,10 @@ def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """Returns the differences from an earlier run, in words; empty if there are none."""
     parts = {
         "the script's file": mine.get("sha256") != theirs.get("sha256"),
-        "its arguments": (mine.get("program") or {}).get("arguments") != (theirs.get("program") or {}).get("arguments"),
+        "its arguments": (
+            (mine.get("program") or {}).get("arguments")
+            != (theirs.get("program") or {}).get("arguments")
+        ),
         "the number of workers": mine.get("workers") != theirs.get("workers"),
         "the hosts": mine.get("hosts") != theirs.get("hosts"),
         "options of `syrtos run`": _options(mine) != _options(theirs),
@@ -106,11 +117,20 @@ def _may_follow(rule: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -
     edited = any(mine.get(name) != theirs.get(name) for name in ("sha256", "program"))
     if rule == "tiny batches":
         return edited or (mine.get("workers") or 0) < (theirs.get("workers") or 0)
-    flags = {"update-bound": ("shard_update",), "exchange-bound": ("compress", "sync_every")}.get(rule)
+    flags = {"update-bound": ("shard_update",), "exchange-bound": ("compress", "sync_every")}.get(
+        rule
+    )
     if flags:
         return any(_options(mine).get(name) != _options(theirs).get(name) for name in flags)
-    return edited or (rule in ("slow host", "slow reader", "slow worker") and mine.get("hosts") != theirs.get("hosts"))
+    return edited or (
+        rule in ("slow host", "slow reader", "slow worker")
+        and mine.get("hosts") != theirs.get("hosts")
+    )
 
 
 def _options(request: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in (request.get("options") or {}).items() if name not in ("run_dir", "profile")}
+    return {
+        name: value
+        for name, value in (request.get("options") or {}).items()
+        if name not in ("run_dir", "profile")
+    }

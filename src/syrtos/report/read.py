@@ -1,7 +1,7 @@
 """Reads the record of a run: the ledgers of each generation of its workers, the curves of rank 0, and machine samples.
 
-A record may be incomplete: the run may go on, have been killed, or be written by an older version. The reader says what
-is missing, and reads the rest.
+A record may be incomplete: the run may go on, have been killed, or be written by an older version.
+The reader says what is missing, and reads the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ import numpy.typing as npt
 from syrtos.errors import ConfigurationError
 from syrtos.launch.generations import all_folders
 from syrtos.observe.clock import KINDS
-from syrtos.observe.ledger import curve_path, epochs_path, launcher_path, ledger_path, ledger_paths, usage_path
+from syrtos.observe.ledger import (
+    curve_path,
+    epochs_path,
+    launcher_path,
+    ledger_path,
+    ledger_paths,
+    usage_path,
+)
 from syrtos.report.json_files import parse_line
 from syrtos.report.summary import EVALUATION, TRAINING
 
@@ -91,7 +98,8 @@ class Rank:
         rank: its number.
         facts: what it has noted about the run.
         lines: its ledger.
-        offset: s from the start of the run to that of its process, by the clock of the machine that launched the run.
+        offset: s from the start of the run to that of its process, by the clock of the machine that
+            launched the run.
     """
 
     rank: int
@@ -168,20 +176,28 @@ class Run:
     @property
     def facts(self) -> Mapping[str, Any]:
         """The facts that rank 0 has noted, of the last generation that has trained, or else of the last."""
-        first = self.last_trained.first or next((each.first for each in reversed(self.generations) if each.first), None)
+        first = self.last_trained.first or next(
+            (each.first for each in reversed(self.generations) if each.first), None
+        )
         return first.facts if first else {}
 
     @property
     def last_trained(self) -> Generation:
         """The last generation that has trained, or else the last."""
-        return next((each for each in reversed(self.generations) if each.steps_trained), self.generations[-1])
+        return next(
+            (each for each in reversed(self.generations) if each.steps_trained),
+            self.generations[-1],
+        )
 
     def step_kept(self, number: int) -> int | None:
         """Returns the step of the run up to which the work of the generation with this index was kept.
 
         None if no generation after it has trained, so that all of it was.
         """
-        return min((each.trained_before for each in self.generations[number + 1 :] if each.steps_trained), default=None)
+        return min(
+            (each.trained_before for each in self.generations[number + 1 :] if each.steps_trained),
+            default=None,
+        )
 
     @property
     def seconds(self) -> float:
@@ -196,7 +212,9 @@ def load(run_dir: Path, goes_on: bool = False) -> Run:
         ConfigurationError: the folder is not there, or has no ledgers.
     """
     if not run_dir.is_dir():
-        raise ConfigurationError(f"There is no folder {run_dir}. Name the run directory that `syrtos run` printed.")
+        raise ConfigurationError(
+            f"There is no folder {run_dir}. Name the run directory that `syrtos run` printed."
+        )
     missing: list[str] = []
     request = _json(run_dir / "run.json", missing)
     found: list[Generation] = []
@@ -207,14 +225,18 @@ def load(run_dir: Path, goes_on: bool = False) -> Run:
         found.append(generation)
     if not any(each.ranks for each in found):
         raise ConfigurationError(
-            f"{run_dir} holds no ledger of a worker (ledger/rank-0.jsonl): it is not the run directory of a run, or the run ended before its workers had "
-            "started. Name the folder that `syrtos run` printed; logs are in its folder `logs`."
+            f"{run_dir} holds no ledger of a worker (ledger/rank-0.jsonl): it is not the run"
+            " directory of a run, or the run ended before its workers had started. Name the folder"
+            " that `syrtos run` printed; logs are in its folder `logs`."
         )
     if request:
         missing += _describe_absent_workers(request, found[-1], run_dir)
     missing += _cut_off(found[-1])
     if not goes_on and not found[-1].outcome:
-        missing.append("How the run ended was not written down: its launcher was killed, or is one of another version.")
+        missing.append(
+            "How the run ended was not written down: its launcher was killed, or is one of another"
+            " version."
+        )
     return Run(run_dir, request, found, missing, goes_on)
 
 
@@ -233,7 +255,8 @@ def _cut_off(last: Generation) -> list[str]:
     if len(counts) > 1 and last.ranks[0].facts.get("training") != "asynchronous":
         words = " and ".join(map(str, sorted(counts)))
         found.append(
-            f"The ledgers of the workers have different numbers of training steps ({words}): parts of one may be lost."
+            f"The ledgers of the workers have different numbers of training steps ({words}): parts"
+            " of one may be lost."
         )
     return found
 
@@ -244,18 +267,23 @@ def _last_byte(path: Path) -> bytes:
         return file.read()
 
 
-def _describe_absent_workers(request: Mapping[str, Any], last: Generation, run_dir: Path) -> list[str]:
+def _describe_absent_workers(
+    request: Mapping[str, Any], last: Generation, run_dir: Path
+) -> list[str]:
     """Returns a sentence about workers without a ledger here."""
     # Workers on other hosts may write to their own disks.
     expected = int(request.get("resized") or request.get("workers") or 0)
     there = {each.rank for each in last.ranks}
-    absent = sorted(set(range(expected)) - there) if last.ranks and not request.get("elastic") else []
+    absent = (
+        sorted(set(range(expected)) - there) if last.ranks and not request.get("elastic") else []
+    )
     if not absent:
         return []
     ranks = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
     return [
-        f"The ledgers of rank{'s' * (len(absent) > 1)} {ranks} are not in {run_dir}. Workers on other hosts write them to the same path there: copy "
-        "their `ledger` folders here, or use a run directory that all hosts share."
+        f"The ledgers of rank{'s' * (len(absent) > 1)} {ranks} are not in {run_dir}. Workers on"
+        " other hosts write them to the same path there: copy their `ledger` folders here, or use"
+        " a run directory that all hosts share."
     ]
 
 
@@ -263,9 +291,13 @@ def _generation(folder: Path, run_began: float, offset: float, missing: list[str
     launcher = _json(launcher_path(folder), missing)
     paths = ledger_paths(folder)
     ranks = [_rank(rank, path, launcher.get("began", 0.0), missing) for rank, path in paths.items()]
-    began = launcher.get("began") or min((rank.facts.get("began", 0.0) for rank in ranks), default=0.0)
+    began = launcher.get("began") or min(
+        (rank.facts.get("began", 0.0) for rank in ranks), default=0.0
+    )
     lasted = launcher.get("ended", 0.0) - began
-    seconds = lasted if lasted > 0 else max((rank.offset + rank.lines.end for rank in ranks), default=0.0)
+    seconds = (
+        lasted if lasted > 0 else max((rank.offset + rank.lines.end for rank in ranks), default=0.0)
+    )
     outcome = launcher.get("outcome") or ({"end": "unknown"} if "ended" in launcher else {})
     return Generation(
         folder=folder,
@@ -283,20 +315,28 @@ def _generation(folder: Path, run_began: float, offset: float, missing: list[str
 def _rank(rank: int, path: Path, began: float, missing: list[str]) -> Rank:
     facts: dict[str, Any] = {}
     told = _split_facts(lines(path, missing), facts)
-    parts = [_columns(part) for part in iter(lambda: list(itertools.islice(told, _PART)), [])] or [_columns([])]
+    parts = [_columns(part) for part in iter(lambda: list(itertools.islice(told, _PART)), [])] or [
+        _columns([])
+    ]
     if "began" not in facts:
         missing.append(
-            f"{path} does not begin as this version writes ledgers: when its worker was started is not known."
+            f"{path} does not begin as this version writes ledgers: when its worker was started is"
+            " not known."
         )
     offset = max(facts.get("began", began) - began, 0.0) if began else 0.0
     whole = LedgerLines(
-        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(LedgerLines))
+        *(
+            np.concatenate([getattr(part, field.name) for part in parts])
+            for field in dataclasses.fields(LedgerLines)
+        )
     )
     start = np.cumsum(whole.wall) - whole.wall
     return Rank(rank, facts, dataclasses.replace(whole, start=start), offset)
 
 
-def _split_facts(found: Iterator[dict[str, Any]], facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _split_facts(
+    found: Iterator[dict[str, Any]], facts: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
     """Yields the lines that account for time; puts those of facts into ``facts``."""
     for line in found:
         if line.get("phase") != "facts":
@@ -308,7 +348,9 @@ def _split_facts(found: Iterator[dict[str, Any]], facts: dict[str, Any]) -> Iter
 def _columns(records: Sequence[Mapping[str, Any]]) -> LedgerLines:
     def column(name: str) -> Floats:
         values = (record.get(name) for record in records)
-        return np.array([value if isinstance(value, int | float) else 0.0 for value in values], np.float64)
+        return np.array(
+            [value if isinstance(value, int | float) else 0.0 for value in values], np.float64
+        )
 
     wall = column("wall")
     return LedgerLines(
@@ -317,7 +359,11 @@ def _columns(records: Sequence[Mapping[str, Any]]) -> LedgerLines:
         wall=wall,
         steps=column("steps"),
         samples=column("samples"),
-        seconds=np.stack([column(kind) for kind in KINDS], axis=1) if records else np.zeros((0, len(KINDS))),
+        seconds=(
+            np.stack([column(kind) for kind in KINDS], axis=1)
+            if records
+            else np.zeros((0, len(KINDS)))
+        ),
         own_square=column("own_square"),
         mean_square=column("mean_square"),
     )
@@ -332,7 +378,11 @@ def _align_offsets(ranks: Sequence[Rank]) -> list[Rank]:
 
     Offsets stay as they are for workers that train at their own pace, and for clocks that agree.
     """
-    if not ranks or ranks[0].facts.get("training") == "asynchronous" or "sync_every" in ranks[0].facts:
+    if (
+        not ranks
+        or ranks[0].facts.get("training") == "asynchronous"
+        or "sync_every" in ranks[0].facts
+    ):
         return list(ranks)
     # Workers end a step at the same time, whatever the clocks of their machines say.
     ends = [_ends(rank) for rank in ranks]
@@ -341,7 +391,9 @@ def _align_offsets(ranks: Sequence[Rank]) -> list[Rank]:
         common = min(len(mine), len(ends[0]), 50)
         ahead = float(np.median(mine[:common] - ends[0][:common])) if common else 0.0
         elsewhere = rank.facts.get("node") != ranks[0].facts.get("node") and abs(ahead) > _CLOCKS
-        found.append(dataclasses.replace(rank, offset=max(rank.offset - ahead, 0.0)) if elsewhere else rank)
+        found.append(
+            dataclasses.replace(rank, offset=max(rank.offset - ahead, 0.0)) if elsewhere else rank
+        )
     return found
 
 
@@ -371,7 +423,8 @@ def lines(path: Path, missing: list[str]) -> Iterator[dict[str, Any]]:
                 damaged += 1
     if damaged:
         missing.append(
-            f"{damaged:,} line{'s' * (damaged > 1)} of {path} can't be read, and {'are' if damaged > 1 else 'is'} left out."
+            f"{damaged:,} line{'s' * (damaged > 1)} of {path} can't be read, and"
+            f" {'are' if damaged > 1 else 'is'} left out."
         )
 
 

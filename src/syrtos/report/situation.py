@@ -82,7 +82,9 @@ class Situation:
     def meeting(self) -> float:
         """Returns the seconds of a step in exchanges and waiting, on the worker that spends least in them."""
         # The others spend more because they wait for slower ones.
-        return min(e + w for e, w in zip(self.typical("exchange"), self.typical("wait"), strict=True))
+        return min(
+            e + w for e, w in zip(self.typical("exchange"), self.typical("wait"), strict=True)
+        )
 
     def own_seconds(self) -> list[float]:
         """Returns the mean seconds that each worker spends by itself in a step, without the first steps."""
@@ -94,9 +96,9 @@ class Situation:
 
     def compute_with(self, worker: int, times: float) -> float:
         """Returns the seconds in which a worker would compute a step of ``times`` as many samples as its own."""
-        # Computing is a fixed cost and one for each sample. Steps of unequal size, as the last batch of
-        # an epoch, tell them apart; without such steps all of it is taken to grow with the samples,
-        # which is the most that it can.
+        # Computing is a fixed cost and one for each sample. Steps of unequal size, as the last
+        # batch of an epoch, tell them apart; without such steps all of it is taken to grow with the
+        # samples, which is the most that it can.
         steps = self.steps[worker]
         samples, compute = steps.samples[FIRST:], steps.of("compute")[FIRST:]
         usual = float(np.median(samples))
@@ -121,8 +123,8 @@ def samples_per_second(run: Run, without_first: bool = False) -> float:
 
     Evaluations are left out. If samples are not known, the steps count instead.
 
-    ``without_first`` leaves out building, tracing and the first steps, so that runs of different lengths can be
-    compared.
+    ``without_first`` leaves out building, tracing and the first steps, so that runs of different
+    lengths can be compared.
     """
     samples = made = longest = 0.0
     for rank in run.last_trained.ranks:

@@ -56,7 +56,8 @@ def write(run_dir: Path, summary: Summary) -> None:
 def find_measured(run_dir: Path) -> Speed | None:
     """Returns the speed against the last run of the same script beside ``run_dir`` with fewer workers.
 
-    A run of one worker is preferred. None if there is no such run, or if this one has not written its speed.
+    A run of one worker is preferred. None if there is no such run, or if this one has not written
+    its speed.
     """
     request, mine = document(run_dir / "run.json"), document(run_dir / _FILE)
     if not mine:
@@ -81,16 +82,23 @@ def _earlier(run_dir: Path, request: Mapping[str, Any]) -> list[Path]:
         with contextlib.suppress(OSError):
             ages[path.parent] = path.stat().st_mtime
     folders = sorted(ages, key=lambda folder: ages[folder], reverse=True)
-    return [folder for folder in folders if folder != run_dir and _computes_the_same(request, folder)]
+    return [
+        folder for folder in folders if folder != run_dir and _computes_the_same(request, folder)
+    ]
 
 
 def _ratio(mine: Mapping[str, Any], theirs: Mapping[str, Any], batch: Any) -> float:
     """Returns how many times as fast one run's steps are as another's; 0 if that is not known."""
-    # A step has the same samples whatever the number of workers, but where each worker has a batch of its own.
+    # A step has the same samples whatever the number of workers, but where each worker has a batch
+    # of its own.
     steps = theirs["step"] / mine["step"]
     if batch != "per-worker":
         return steps
-    return steps * mine["samples"] / theirs["samples"] if mine["samples"] and theirs["samples"] else 0.0
+    return (
+        steps * mine["samples"] / theirs["samples"]
+        if mine["samples"] and theirs["samples"]
+        else 0.0
+    )
 
 
 def sentence(run_dir: Path, summary: Summary) -> str:
@@ -111,11 +119,15 @@ def describe_measured(run_dir: Path) -> str:
     if found is None:
         return ""
     fewer = "one worker" if found.workers == 1 else f"{found.workers} workers"
-    text = f"{found.times:.2f}× of {fewer} (median {found.step * 1e3:,.1f} ms a step in {found.run})"
+    text = (
+        f"{found.times:.2f}× of {fewer} (median {found.step * 1e3:,.1f} ms a step in {found.run})"
+    )
     if found.times >= 1.0:
         return text
     if found.step < _SHORT:
-        return f"{text}: such steps are too short to split here. Use fewer workers, or a larger batch"
+        return (
+            f"{text}: such steps are too short to split here. Use fewer workers, or a larger batch"
+        )
     return f"{text}: `syrtos report` says what the workers wait for"
 
 
@@ -128,7 +140,9 @@ def _computes_the_same(request: Mapping[str, Any], folder: Path) -> bool:
     """Returns whether the run in ``folder`` is of the same script, arguments and kind of batch."""
     theirs = document(folder / "run.json")
     names = ("sha256", "program", "versions", "folder")
-    same = bool(request.get("sha256")) and all(request.get(name) == theirs.get(name) for name in names)
+    same = bool(request.get("sha256")) and all(
+        request.get(name) == theirs.get(name) for name in names
+    )
     return same and _batch(request) == _batch(theirs)
 
 

@@ -65,7 +65,9 @@ class WorkerSteps:
 
     def rows(self, count: int) -> WorkerSteps:
         """Returns the first rows."""
-        return WorkerSteps(*(getattr(self, field.name)[:count] for field in dataclasses.fields(self)))
+        return WorkerSteps(
+            *(getattr(self, field.name)[:count] for field in dataclasses.fields(self))
+        )
 
 
 def of_rank(run: Run, rank: int) -> WorkerSteps:
@@ -96,7 +98,11 @@ def _of_lines(rank: Rank, generation: Generation, index: int, kept: int | None) 
     count = lines.steps[chosen]
     number = generation.trained_before + np.cumsum(count)
     at = (generation.offset + rank.offset + lines.start + lines.wall)[chosen]
-    each = (lines.wall[chosen] / count, lines.samples[chosen] / count, lines.seconds[chosen] / count[:, None])
+    each = (
+        lines.wall[chosen] / count,
+        lines.samples[chosen] / count,
+        lines.seconds[chosen] / count[:, None],
+    )
     found = WorkerSteps(at, number, *each, count, np.full(len(count), float(index)))
     return found.rows(len(number) if kept is None else int(np.searchsorted(number, kept, "right")))
 
@@ -106,7 +112,10 @@ def _join_steps(parts: Sequence[WorkerSteps]) -> WorkerSteps:
         empty = np.zeros(0)
         return WorkerSteps(empty, empty, empty, empty, np.zeros((0, len(KINDS))), empty, empty)
     return WorkerSteps(
-        *(np.concatenate([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(WorkerSteps))
+        *(
+            np.concatenate([getattr(part, field.name) for part in parts])
+            for field in dataclasses.fields(WorkerSteps)
+        )
     )
 
 
@@ -120,11 +129,15 @@ def describe_steps(run: Run) -> dict[str, Any]:
     ms = steps.wall * 1e3
     groups = np.array_split(np.arange(rows), min(rows, _POINTS)) if rows else []
     return {
-        "count": int(max((each.trained_before + each.steps_trained for each in run.generations), default=0)),
+        "count": int(
+            max((each.trained_before + each.steps_trained for each in run.generations), default=0)
+        ),
         "median_ms": median(ms[1:]) or median(ms),
         "p95_ms": float(np.percentile(ms[1:], 95)) if rows > 1 else median(ms),
         "samples": float(np.median(steps.samples)) if rows else 0.0,
-        "parts_ms": {kind: float(steps.of(kind)[1:].mean() * 1e3) if rows > 1 else 0.0 for kind in KINDS},
+        "parts_ms": {
+            kind: float(steps.of(kind)[1:].mean() * 1e3) if rows > 1 else 0.0 for kind in KINDS
+        },
         "number": [int(steps.number[group[-1]]) for group in groups],
         "at": [round(float(steps.at[group[-1]]), 3) for group in groups],
         "ms": [round(float(np.median(ms[group])), 3) for group in groups],
@@ -143,13 +156,18 @@ def _outliers(run: Run, steps: WorkerSteps) -> list[dict[str, Any]]:
     found = np.flatnonzero((steps.wall > _MUCH * usual) & (beyond > _WORTH))
     found = found[np.argsort(-beyond[found])][:_EXPLAINED]
     together = run.facts.get("training") != "asynchronous"
-    of_generations = {int(k): of_ranks(run, int(k)) if together else [] for k in np.unique(steps.generation[found])}
+    of_generations = {
+        int(k): of_ranks(run, int(k)) if together else []
+        for k in np.unique(steps.generation[found])
+    }
     return [
         {
             "number": int(steps.number[row]),
             "at": round(float(steps.at[row]), 3),
             "ms": round(float(steps.wall[row] * 1e3), 3),
-            "why": _describe_cause(run, steps, int(row), of_generations[int(steps.generation[row])]),
+            "why": _describe_cause(
+                run, steps, int(row), of_generations[int(steps.generation[row])]
+            ),
         }
         for row in sorted(found)
     ]
@@ -163,12 +181,17 @@ def _describe_cause(run: Run, steps: WorkerSteps, row: int, others: Sequence[Wor
     kind, more = _most_beyond(steps, row)
     words = f"{SHARES[kind]} took {more:,.3f} s longer than usual"
     if kind == "wait":
-        for rank, theirs in zip(run.generations[int(steps.generation[row])].ranks, others, strict=False):
+        for rank, theirs in zip(
+            run.generations[int(steps.generation[row])].ranks, others, strict=False
+        ):
             same = np.flatnonzero(theirs.number == steps.number[row])
             if rank.rank and len(same):
                 cause, longer = _most_beyond(theirs, int(same[0]))
                 if cause != "wait" and longer > more / 2:
-                    return f"waited {more:,.3f} s for rank {rank.rank}, whose {SHARES[cause]} took {longer:,.3f} s longer than usual"
+                    return (
+                        f"waited {more:,.3f} s for rank {rank.rank}, whose {SHARES[cause]} took"
+                        f" {longer:,.3f} s longer than usual"
+                    )
     if kind == "trace":
         return f"{words}: a graph was made, as for a first step or a new shape of a batch"
     return words
@@ -184,7 +207,8 @@ def _most_beyond(steps: WorkerSteps, row: int) -> tuple[str, float]:
 def heat(run: Run) -> dict[str, Any]:
     """Returns a map of workers against time: each worker's own time for a step, relative to the median worker's then.
 
-    With one worker the time is relative to its own median. The map is of the last generation that has trained.
+    With one worker the time is relative to its own median. The map is of the last generation that
+    has trained.
     """
     generation = run.last_trained
     steps = of_ranks(run)
@@ -196,13 +220,18 @@ def heat(run: Run) -> dict[str, Any]:
     usual = np.median(own, axis=0) if len(steps) > 1 else np.full(len(columns), np.median(own))
     return {
         "ranks": [
-            f"rank {rank.rank}" + (f", {host_of(run, rank.rank)}" if _several_hosts(generation) else "")
+            f"rank {rank.rank}"
+            + (f", {host_of(run, rank.rank)}" if _several_hosts(generation) else "")
             for rank in generation.ranks
         ],
         "columns": [round(float(steps[0].at[column[-1]]), 2) for column in columns],
         "times": np.round(own / np.maximum(usual, 1e-9), 3).tolist(),
         "ms": np.round(own * 1e3, 3).tolist(),
-        "input_ms": np.round(np.stack([_by_column(each.of("input"), columns) for each in steps]) * 1e3, 3).tolist(),
+        "input_ms": (
+            np.round(
+                np.stack([_by_column(each.of("input"), columns) for each in steps]) * 1e3, 3
+            ).tolist()
+        ),
     }
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from syrtos.observe.ledger import launcher_path, ledger_paths
 from syrtos.report.json_files import Tail
 
-# The kinds of time of a worker, in the order in which they are shown, and their names on the screen.
+# The kinds of time of a worker, in the order in which they are shown, and their names on the
+# screen.
 SHARES = {
     "start": "start-up",
     "import": "importing",
@@ -46,7 +47,8 @@ class Tally:
         seconds: s from the start of the run to its end, by kind of `SHARES`.
         steps: the number of training steps.
         samples: samples of this worker.
-        training: s of `fit` from begin to end, and of loops of the script's own from their first update to the last.
+        training: s of `fit` from begin to end, and of loops of the script's own from their first
+            update to the last.
         step_seconds: wall time of each record of training steps, divided by their number.
         waited: s of training steps in which this worker waited for others.
         stepping: s of training steps.
@@ -57,7 +59,9 @@ class Tally:
         facts: how things are done in this run.
     """
 
-    seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(SHARES, 0.0))
+    seconds: dict[str, float] = dataclasses.field(
+        default_factory=lambda: dict.fromkeys(SHARES, 0.0)
+    )
     steps: int = 0
     loop_steps: int = 0
     samples: float = 0.0
@@ -66,7 +70,9 @@ class Tally:
     waited: float = 0.0
     before_steps: float = 0.0
     step_seconds: list[float] = dataclasses.field(default_factory=list)
-    step_parts: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(_STEP_KINDS, 0.0))
+    step_parts: dict[str, float] = dataclasses.field(
+        default_factory=lambda: dict.fromkeys(_STEP_KINDS, 0.0)
+    )
     timed_steps: int = 0
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -85,7 +91,9 @@ class Tally:
             self.seconds["evaluation"] += record["wall"]
         else:
             for kind in SHARES:
-                self.seconds["script" if (kind, phase) == ("rest", "script") else kind] += record.get(kind, 0.0)
+                self.seconds["script" if (kind, phase) == ("rest", "script") else kind] += (
+                    record.get(kind, 0.0)
+                )
         if phase in ("fit", *TRAINING) or record.get("in_fit"):
             self.training += record["wall"]
         if phase in TRAINING and record.get("steps"):
@@ -136,8 +144,9 @@ class Restarts:
 
     Attributes:
         number: the number of generations after the first.
-        seconds: s from the last record of a generation until the next one trains, of all restarts: the time until the
-            end was noticed, the start, and the drawing of data that had been trained on.
+        seconds: s from the last record of a generation until the next one trains, of all restarts:
+            the time until the end was noticed, the start, and the drawing of data that had been
+            trained on.
         steps: the number of steps that were computed again.
         step_seconds: s of these steps.
     """
@@ -155,8 +164,8 @@ class Pace:
     Attributes:
         steps: the number of these steps.
         step: s of one of them, the median.
-        alone: s that one worker would need for one at most: for all that the workers compute and read, one after the
-            other.
+        alone: s that one worker would need for one at most: for all that the workers compute and
+            read, one after the other.
         samples: samples of a step, of all workers together; 0 if they are not known.
     """
 
@@ -173,17 +182,21 @@ class Summary:
     Attributes:
         workers: the number of ledgers found.
         seconds: s of all generations, from their start to their end.
-        steps: the number of training steps: updates of the weights; those that were computed again count once.
+        steps: the number of training steps: updates of the weights; those that were computed again
+            count once.
         loops: whether they were made by loops of the script's own.
-        samples_per_second: training samples of all workers per second of training, if they are known, else 0.
+        samples_per_second: training samples of all workers per second of training, if they are
+            known, else 0.
         steps_per_second: training steps per second of training.
-        step_ms: median wall time of one training step on rank 0, in milliseconds, without its first step.
+        step_ms: median wall time of one training step on rank 0, in milliseconds, without its first
+            step.
         shares: part of all time of all ranks by kind; adds up to 1, or all 0 without ledgers.
-        training_seconds: s of `fit` from begin to end, or of a loop of the script's own from its first update to its
-            last: on rank 0, or, for workers that train at their own pace, on the one that took longest.
+        training_seconds: s of `fit` from begin to end, or of a loop of the script's own from its
+            first update to its last: on rank 0, or, for workers that train at their own pace, on
+            the one that took longest.
         pace: the duration of steps, and of those that one worker would make.
-        skew: the slowest rank (the others waited for it most), and the share of time by which it waited less than the
-            mean.
+        skew: the slowest rank (the others waited for it most), and the share of time by which it
+            waited less than the mean.
         facts: how things are done in this run, as rank 0 says.
         restarts: the cost of restarts.
     """
@@ -212,8 +225,12 @@ class Summary:
 def summarize(*folders: Path) -> Summary:
     """Reads all ledgers of a run, which are in a folder for each generation of its workers, in order."""
     generations = [_Generation(folder) for folder in folders]
-    last = next((generation for generation in reversed(generations) if generation.ranks), generations[-1])
-    trained = next((generation for generation in reversed(generations) if generation.first.steps), last)
+    last = next(
+        (generation for generation in reversed(generations) if generation.ranks), generations[-1]
+    )
+    trained = next(
+        (generation for generation in reversed(generations) if generation.first.steps), last
+    )
     firsts = [generation.first for generation in generations]
     completed = [seconds for generation in generations for seconds in generation.completed]
     whole = sum(sum(seconds.values()) for seconds in completed)
@@ -224,7 +241,11 @@ def summarize(*folders: Path) -> Summary:
         if asynchronous
         else sum(first.training for first in firsts)
     )
-    computed = sum(rank.steps for rank in last.ranks) if asynchronous else sum(first.steps for first in firsts)
+    computed = (
+        sum(rank.steps for rank in last.ranks)
+        if asynchronous
+        else sum(first.steps for first in firsts)
+    )
     samples = sum(rank.samples for generation in generations for rank in generation.ranks)
     return Summary(
         workers=len(last.ranks),
@@ -238,7 +259,8 @@ def summarize(*folders: Path) -> Summary:
         training_seconds=training,
         pace=_pace(trained.ranks),
         skew=_skew(trained.ranks),
-        facts=last.first.facts | {"left_out": sum(int(first.facts.get("left_out", 0)) for first in firsts)},
+        facts=last.first.facts
+        | {"left_out": sum(int(first.facts.get("left_out", 0)) for first in firsts)},
         restarts=_restarts(generations),
     )
 
@@ -282,14 +304,16 @@ class _Generation:
 
 def _restarts(generations: list[_Generation]) -> Restarts:
     """Returns the cost of all restarts."""
-    # A generation that made no step has only cost time: the next one that trains goes on where the last one
-    # that trained had come to.
+    # A generation that made no step has only cost time: the next one that trains goes on where the
+    # last one that trained had come to.
     found, trained = Restarts(), None if not generations[0].first.steps else generations[0]
     for before, one in itertools.pairwise(generations):
         again = 0
         if one.first.steps:
             again = (
-                0 if trained is None else min(max(trained.steps_of_run - one.trained_before, 0), trained.first.steps)
+                0
+                if trained is None
+                else min(max(trained.steps_of_run - one.trained_before, 0), trained.first.steps)
             )
         step = trained.first.stepping / trained.first.steps if trained else 0.0
         found = Restarts(
@@ -323,17 +347,28 @@ def _pace(ranks: list[Tally]) -> Pace:
     """Returns the duration of steps of workers that step together."""
     if not ranks or not all(rank.timed_steps for rank in ranks):
         return Pace()
-    parts = [{kind: seconds / rank.timed_steps for kind, seconds in rank.step_parts.items()} for rank in ranks]
+    parts = [
+        {kind: seconds / rank.timed_steps for kind, seconds in rank.step_parts.items()}
+        for rank in ranks
+    ]
     first, facts = parts[0], ranks[0].facts
     summed = {"compute"} | ({"input"} if facts.get("input") != "sliced" else set())
     # each worker does a part of the update: the parts add up to that of one process
     summed |= {"update"} if "state_whole" in facts else set()
     mean = sum(first.values())
-    own = sum(first[kind] for kind in ("input", "compute", "update", "callbacks", "rest") if kind not in summed)
+    own = sum(
+        first[kind]
+        for kind in ("input", "compute", "update", "callbacks", "rest")
+        if kind not in summed
+    )
     return Pace(
         steps=ranks[0].timed_steps,
         step=(step := _median(ranks[0].step_seconds[1:])),
-        alone=step * (own + sum(part[kind] for part in parts for kind in summed)) / mean if mean else step,
+        alone=(
+            step * (own + sum(part[kind] for part in parts for kind in summed)) / mean
+            if mean
+            else step
+        ),
         samples=sum(rank.samples / rank.steps for rank in ranks),
     )
 

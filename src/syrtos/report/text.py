@@ -28,10 +28,17 @@ def report(facts: Facts) -> RenderableType:
 
 def _report(facts: Facts) -> Iterator[RenderableType]:
     run = facts["run"]
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run["began"])) if run["began"] else "at an unknown time"
+    began = (
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run["began"]))
+        if run["began"]
+        else "at an unknown time"
+    )
     yield Text(f"{run['name']}  {run['script']} {' '.join(run['arguments'])}", "bold")
     end = "goes on" if run["goes_on"] else run["outcome"].get("end", "unknown").lower()
-    workers = f"{run['workers']} worker{'s' * (run['workers'] != 1)} on {run['hosts']} host{'s' * (run['hosts'] != 1)}"
+    workers = (
+        f"{run['workers']} worker{'s' * (run['workers'] != 1)} on {run['hosts']}"
+        f" host{'s' * (run['hosts'] != 1)}"
+    )
     yield Text(f"{workers}, begun {began}, {run['seconds']:,.1f} s, {end}")
     for sentence in facts["missing"]:
         yield Text(f"missing: {sentence}", "yellow")
@@ -72,7 +79,13 @@ def _seconds(facts: Facts) -> Table:
     for part, words in facts["parts"].items():
         seconds = facts["seconds"][part]
         if seconds >= 0.0005 * whole:
-            _row(table, words, f"{seconds:,.2f} s", f"{seconds / whole:6.1%}", "█" * round(_BAR * seconds / whole))
+            _row(
+                table,
+                words,
+                f"{seconds:,.2f} s",
+                f"{seconds / whole:6.1%}",
+                "█" * round(_BAR * seconds / whole),
+            )
     _row(table, "all", f"{whole:,.2f} s", "", "", style="bold")
     return table
 
@@ -83,20 +96,26 @@ def _steps(facts: Facts) -> Iterator[RenderableType]:
         return
     rate = f"{facts['samples_per_second']:,.0f} {facts['rate_of']}/s, evaluation apart"
     yield Text(
-        f"\nSteps: {steps['count']:,}, median {steps['median_ms']:.2f} ms, 95 % within {steps['p95_ms']:.2f} ms; {rate}"
+        f"\nSteps: {steps['count']:,}, median {steps['median_ms']:.2f} ms, 95 % within"
+        f" {steps['p95_ms']:.2f} ms; {rate}"
     )
     for outlier in steps["outliers"]:
         yield Text(f"  step {outlier['number']:,} took {outlier['ms']:,.1f} ms: {outlier['why']}")
     exchange = facts["exchange"]
     if exchange["gradient_bytes"]:
         sums, small = exchange["sums"], max(exchange["meetings"] - exchange["sums"], 0)
-        bytes_each = f"{exchange['gradient_bytes'] / 1e6:,.3f} MB a step in {sums:g} sum{'s' * (sums != 1)}"
+        bytes_each = (
+            f"{exchange['gradient_bytes'] / 1e6:,.3f} MB a step in {sums:g} sum{'s' * (sums != 1)}"
+        )
         yield Text(f"  {exchange['how']}: {bytes_each}, and {small:g} small exchanges")
     yield Text(f"\nBatch size\n{facts['noise_scale']['text']}")
 
 
 def _metrics(facts: Facts) -> Iterator[RenderableType]:
-    rows = [(name, (curve["epochs"] or curve["within"])) for name, curve in facts["curves"]["metrics"].items()]
+    rows = [
+        (name, (curve["epochs"] or curve["within"]))
+        for name, curve in facts["curves"]["metrics"].items()
+    ]
     if rows:
         yield Text("\nMetrics (first and last)")
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -116,14 +135,18 @@ def _others(facts: Facts) -> Iterator[RenderableType]:
         if cpu:
             memory = f"{most / 1e9:,.1f} of {(machine['memory_total'] or 0) / 1e9:,.1f} GB"
             yield Text(
-                f"\n{machine['name']}: processors {sum(cpu) / len(cpu):.0f} % busy in the mean, at most {memory} of memory in use"
+                f"\n{machine['name']}: processors {sum(cpu) / len(cpu):.0f} % busy in the mean, at"
+                f" most {memory} of memory in use"
             )
     data = facts["data"]
     if data["proof"] == "failed":
         yield Text(f"data: {data['text']}", "red")
     elif data["proof"] == "verified":
         complete = sum(epoch["complete"] for epoch in data["epochs"])
-        yield Text(f"data: verified, {complete} of {len(data['epochs'])} epochs trained on each record exactly once")
+        yield Text(
+            f"data: verified, {complete} of {len(data['epochs'])} epochs trained on each record"
+            " exactly once"
+        )
     for incident in facts["incidents"]:
         says = incident["text"]
         if incident["again"]:
@@ -136,7 +159,13 @@ def _others(facts: Facts) -> Iterator[RenderableType]:
 def comparison(facts: tuple[Facts, Facts], found: Facts) -> RenderableType:
     """Returns two runs side by side."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("", facts[0]["run"]["name"], facts[1]["run"]["name"], "change", "95 % interval"):
+    for heading in (
+        "",
+        facts[0]["run"]["name"],
+        facts[1]["run"]["name"],
+        "change",
+        "95 % interval",
+    ):
         table.add_column(heading, justify="left" if not heading else "right")
     for name, first, second in found["asked"]:
         _row(table, name, str(first), str(second))
@@ -144,8 +173,19 @@ def comparison(facts: tuple[Facts, Facts], found: Facts) -> RenderableType:
     for row in found["steps"]:
         change = "" if row["change"] is None else f"{row['change']:+.1f} %"
         noise = " noise" if row["is_noise"] else ""
-        interval = "" if row["interval"] is None else f"{row['interval'][0]:+.1f} to {row['interval'][1]:+.1f} %{noise}"
-        _row(table, f"{row['words']}, ms", f"{row['first_ms']:.3f}", f"{row['second_ms']:.3f}", change, interval)
+        interval = (
+            ""
+            if row["interval"] is None
+            else f"{row['interval'][0]:+.1f} to {row['interval'][1]:+.1f} %{noise}"
+        )
+        _row(
+            table,
+            f"{row['words']}, ms",
+            f"{row['first_ms']:.3f}",
+            f"{row['second_ms']:.3f}",
+            change,
+            interval,
+        )
     for part, (first, second) in found["seconds"].items():
         if max(first, second) >= 0.05:
             _row(table, f"{facts[0]['parts'][part]}, s", f"{first:,.2f}", f"{second:,.2f}")

@@ -1,7 +1,7 @@
 """The time of a run by kind, for the mean worker: where each second went. The parts add up to the run's time.
 
-The cost of a restart is a part of its own, "lost": steps that were computed again, the time until the end of the
-workers was noticed, and all time of the next generation before its first step.
+The cost of a restart is a part of its own, "lost": steps that were computed again, the time until
+the end of the workers was noticed, and all time of the next generation before its first step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def of_run(run: Run) -> Seconds:
             for part, value in seconds.items():
                 total[part] += value / len(ranks)
         if not ranks:
-            total["lost" if generation is not run.generations[-1] else "start"] += generation.seconds
+            total["lost" if generation is not run.generations[-1] else "start"] += (
+                generation.seconds
+            )
     return total
 
 
@@ -42,17 +44,22 @@ def by_rank(run: Run) -> list[list[Seconds]]:
         is_last = generation is run.generations[-1]
         until = run.step_kept(number)
         kept = None if until is None else until - generation.trained_before
-        found.append([_of_rank(rank, generation, kept, number > 0, is_last) for rank in generation.ranks])
+        found.append(
+            [_of_rank(rank, generation, kept, number > 0, is_last) for rank in generation.ranks]
+        )
     return found
 
 
-def _of_rank(rank: Rank, generation: Generation, kept: int | None, is_restart: bool, is_last: bool) -> Seconds:
+def _of_rank(
+    rank: Rank, generation: Generation, kept: int | None, is_restart: bool, is_last: bool
+) -> Seconds:
     """Returns the seconds of one worker.
 
     Args:
         rank: the worker.
         generation: its generation.
-        kept: the number of its steps that the next generation had in its snapshot; None if no later one trained.
+        kept: the number of its steps that the next generation had in its snapshot; None if no later
+            one trained.
         is_restart: whether workers had ended before it.
         is_last: whether no generation follows.
     """

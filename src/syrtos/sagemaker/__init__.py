@@ -28,7 +28,8 @@ def __getattr__(name: str) -> type[Syrtos]:
         if (error.name or "").partition(".")[0] != "sagemaker":
             raise
         raise ConfigurationError(
-            f"`syrtos.sagemaker.Syrtos` extends SageMaker's SDK v3, and this Python has no module {error.name}: `pip install 'sagemaker>=3'`. "
-            "SDK v2 needs no class: docs/sagemaker.md has its line."
+            "`syrtos.sagemaker.Syrtos` extends SageMaker's SDK v3, and this Python has no module"
+            f" {error.name}: `pip install 'sagemaker>=3'`. SDK v2 needs no class: docs/sagemaker.md"
+            " has its line."
         ) from error
     return Syrtos

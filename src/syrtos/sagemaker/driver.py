@@ -1,7 +1,8 @@
 """Starts `syrtos run` on one instance of a training job, in the place of AWS's own drivers.
 
-A copy of this file travels with the job (`syrtos.sagemaker.folder`), and SDK v3's ``sm_train.sh`` runs it on each
-instance, with the variables of its ``environment.py``. It imports nothing of syrtos, which it may have to install.
+A copy of this file travels with the job (`syrtos.sagemaker.folder`), and SDK v3's ``sm_train.sh``
+runs it on each instance, with the variables of its ``environment.py``. It imports nothing of
+syrtos, which it may have to install.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import TypedDict
 
 # Beside this file: the job's secret, and wheels to install.
 SECRET, WHEELS = "secret", "wheels"
-# SageMaker copies this folder to CheckpointConfig.S3Uri all the time, and back before a job goes on that was
-# interrupted.
+# SageMaker copies this folder to CheckpointConfig.S3Uri all the time, and back before a job goes on
+# that was interrupted.
 RUN_DIR = "/opt/ml/checkpoints/syrtos"
 _FAILURE = "/opt/ml/output/failure"
 _LONGEST_FAILURE = 1000  # characters: SageMaker shows 1024
@@ -48,7 +49,9 @@ def main() -> None:
     install(config, here / WHEELS, env)
     words = command(config, env)
     print("Executing command:", shlex.join(words), flush=True)
-    code, last = _run(words, {**env, **variables(config, env), "SYRTOS_SECRET": (here / SECRET).read_text()})
+    code, last = _run(
+        words, {**env, **variables(config, env), "SYRTOS_SECRET": (here / SECRET).read_text()}
+    )
     if code:
         _say_why(f"`syrtos run` ended with exit code {code}:\n{last}"[-_LONGEST_FAILURE:])
     sys.exit(code)
@@ -64,12 +67,21 @@ def command(config: Options, env: Mapping[str, str]) -> list[str]:
     script = env.get("SM_ENTRY_SCRIPT", "")
     if not script.endswith(".py"):
         raise SystemExit(
-            f"syrtos: the entry script is {script!r}, and `distributed=Syrtos(...)` trains Python scripts. Name one in SourceCode(entry_script=...), or "
-            "leave `distributed` out."
+            f"syrtos: the entry script is {script!r}, and `distributed=Syrtos(...)` trains Python"
+            " scripts. Name one in SourceCode(entry_script=...), or leave `distributed` out."
         )
     # Alone there is nobody to meet.
     where = ["--on", "placed"] if _hosts(env) > 1 else ["-n", str(workers(config, env))]
-    run = [sys.executable, "-m", "syrtos", "run", *where, "--run-dir", RUN_DIR, *config.get("options", ())]
+    run = [
+        sys.executable,
+        "-m",
+        "syrtos",
+        "run",
+        *where,
+        "--run-dir",
+        RUN_DIR,
+        *config.get("options", ()),
+    ]
     return [*run, script, *arguments(json.loads(env.get("SM_HPS") or "{}"))]
 
 
@@ -78,8 +90,11 @@ def variables(config: Options, env: Mapping[str, str]) -> dict[str, str]:
     found = {"SYRTOS_SLOTS": str(workers(config, env))}
     interface = env.get("SM_NETWORK_INTERFACE_NAME")
     if interface and _hosts(env) > 1:
-        # one interface, as AWS's drivers name it: a container has others, through which no other host is reached
-        found |= {name: interface for name in ("UCX_NET_DEVICES", "NCCL_SOCKET_IFNAME") if name not in env}
+        # one interface, as AWS's drivers name it: a container has others, through which no other
+        # host is reached
+        found |= {
+            name: interface for name in ("UCX_NET_DEVICES", "NCCL_SOCKET_IFNAME") if name not in env
+        }
     return found
 
 
@@ -114,16 +129,28 @@ def install(config: Config, wheels: Path, env: Mapping[str, str]) -> None:
     known = importlib.util.find_spec("syrtos") is not None
     if known and not wheels.is_dir():
         return
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-input",
+        "--disable-pip-version-check",
+    ]
     source = ["--no-index", "--find-links", str(wheels)] if wheels.is_dir() else []
     done = subprocess.run(
-        [*pip, *source, f"syrtos=={config['version']}"], stderr=subprocess.PIPE, text=True, check=False
+        [*pip, *source, f"syrtos=={config['version']}"],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["?"])[-1]
         _say_why(
-            f"pip could not install syrtos {config['version']}: {why}. `Syrtos(wheels=True, python=...)` lets wheels for the container's Python "
-            f"({sys.version_info[0]}.{sys.version_info[1]}) travel with the job."
+            f"pip could not install syrtos {config['version']}: {why}. `Syrtos(wheels=True,"
+            " python=...)` lets wheels for the container's Python"
+            f" ({sys.version_info[0]}.{sys.version_info[1]}) travel with the job."
         )
         raise SystemExit(f"{done.stderr}\nsyrtos: it could not be installed: {why}")
 
@@ -131,7 +158,9 @@ def install(config: Config, wheels: Path, env: Mapping[str, str]) -> None:
 def _run(words: list[str], env: Mapping[str, str]) -> tuple[int, str]:
     """Runs a command, passes on what it prints, and returns its exit code and its last lines."""
     last: collections.deque[bytes] = collections.deque(maxlen=_LAST_LINES)
-    with subprocess.Popen(words, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    with subprocess.Popen(
+        words, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             last.append(line)

@@ -33,6 +33,7 @@ def make(with_wheels: bool, python: str) -> Path:
 
 def _write_secret(path: Path) -> None:
     """Writes a new secret, which the hosts of the job prove to each other to know."""
-    # a file, since Describe shows a job's environment and hyperparameters to more people than may read its code
+    # a file, since Describe shows a job's environment and hyperparameters to more people than may
+    # read its code
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secrets.token_hex(32))

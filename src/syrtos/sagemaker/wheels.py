@@ -19,7 +19,12 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 # What images with a framework have; other versions than the framework's own could break it.
 _OF_IMAGE = frozenset({"keras", "numpy", "ml_dtypes"})
 # What wheels for Linux are called; pip looks for none that are not named.
-_PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "linux_x86_64")
+_PLATFORMS = (
+    "manylinux_2_28_x86_64",
+    "manylinux_2_17_x86_64",
+    "manylinux2014_x86_64",
+    "linux_x86_64",
+)
 
 
 def collect(folder: Path, python: str) -> None:
@@ -39,14 +44,26 @@ def collect(folder: Path, python: str) -> None:
     wanted = [str(each) for each in needed(found.requires or ())]
     version = python or f"{sys.version_info[0]}.{sys.version_info[1]}"
     platforms = [word for name in _PLATFORMS for word in ("--platform", name)]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--dest", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--dest",
+        str(folder),
+    ]
     # pip downloads for another Python only if nothing has to be built
     target = ["--only-binary", ":all:", "--python-version", version, *platforms]
-    done = subprocess.run([*command, *target, *wanted], stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        [*command, *target, *wanted], stderr=subprocess.PIPE, text=True, check=False
+    )
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["?"])[-1]
         raise ConfigurationError(
-            f"`Syrtos(wheels=True)`: pip found no wheels for Python {version} on x86-64: {why}. Say `python=` as the image has it, or leave `wheels` out."
+            f"`Syrtos(wheels=True)`: pip found no wheels for Python {version} on x86-64: {why}. Say"
+            " `python=` as the image has it, or leave `wheels` out."
         )
 
 
@@ -55,8 +72,8 @@ def _installed() -> importlib.metadata.Distribution:
         return importlib.metadata.distribution("syrtos")
     except importlib.metadata.PackageNotFoundError as error:
         raise ConfigurationError(
-            "`Syrtos(wheels=True)` makes a wheel of the installed syrtos, and it is on the path without being installed: "
-            "`pip install .` in its checkout."
+            "`Syrtos(wheels=True)` makes a wheel of the installed syrtos, and it is on the path"
+            " without being installed: `pip install .` in its checkout."
         ) from error
 
 
@@ -78,11 +95,16 @@ def pack(found: importlib.metadata.Distribution, package: Path, folder: Path) ->
         folder: where the wheel is put.
     """
     name = f"{found.name}-{found.version}"
-    files = {f"{package.name}/{path.relative_to(package).as_posix()}": path.read_bytes() for path in _files(package)}
+    files = {
+        f"{package.name}/{path.relative_to(package).as_posix()}": path.read_bytes()
+        for path in _files(package)
+    }
     about = f"{name}.dist-info"
     files[f"{about}/METADATA"] = (found.read_text("METADATA") or "").encode()
     files[f"{about}/entry_points.txt"] = (found.read_text("entry_points.txt") or "").encode()
-    files[f"{about}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: syrtos\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{about}/WHEEL"] = (
+        b"Wheel-Version: 1.0\nGenerator: syrtos\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
     lines = [f"{path},sha256={_digest(data)},{len(data)}" for path, data in files.items()]
     files[f"{about}/RECORD"] = "\n".join([*lines, f"{about}/RECORD,,", ""]).encode()
     wheel = folder / f"{name}-py3-none-any.whl"
@@ -93,7 +115,9 @@ def pack(found: importlib.metadata.Distribution, package: Path, folder: Path) ->
 
 
 def _files(package: Path) -> list[Path]:
-    return sorted(path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return sorted(
+        path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    )
 
 
 def _digest(data: bytes) -> str:

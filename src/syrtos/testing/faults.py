@@ -20,7 +20,8 @@ class fail_at:
 
         model.fit(..., callbacks=[syrtos.testing.fail_at(rank=1, step=20, how="kill")])
 
-    ``exception`` raises, ``exit`` ends the process with code 3, ``kill`` is SIGKILL, ``hang`` sleeps for an hour.
+    ``exception`` raises, ``exit`` ends the process with code 3, ``kill`` is SIGKILL, ``hang``
+    sleeps for an hour.
     """
 
     def __init__(self, rank: int, step: int, how: Fault = "exception") -> None:

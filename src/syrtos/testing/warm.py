@@ -1,7 +1,7 @@
 """Zygotes for tests, one for each environment that matters, and their processes as workers.
 
-A process starts them for itself. Within `sharing` it shares them with the processes that it starts, e.g. those of
-pytest-xdist: an import of TensorFlow takes seconds of processor time.
+A process starts them for itself. Within `sharing` it shares them with the processes that it starts,
+e.g. those of pytest-xdist: an import of TensorFlow takes seconds of processor time.
 """
 
 from __future__ import annotations
@@ -23,14 +23,26 @@ from syrtos import settings
 from syrtos.launch.processes import local
 from syrtos.launch.processes.forking import Command, Forked, Zygote
 
-# Variables that frameworks read when they are imported: a process gets a zygote that has imported them with the same
-# values.
-_READ_AT_IMPORT = ("JAX_", "KERAS_", "TF_USE_", "TF_ENABLE_", "TF_XLA_", "XLA_", "CUDA_", "LD_", "PYTHON")
-# One thread for NumPy: a fork keeps none of the others. The hashes of strings are those of all workers.
+# Variables that frameworks read when they are imported: a process gets a zygote that has imported
+# them with the same values.
+_READ_AT_IMPORT = (
+    "JAX_",
+    "KERAS_",
+    "TF_USE_",
+    "TF_ENABLE_",
+    "TF_XLA_",
+    "XLA_",
+    "CUDA_",
+    "LD_",
+    "PYTHON",
+)
+# One thread for NumPy: a fork keeps none of the others. The hashes of strings are those of all
+# workers.
 _OF_ZYGOTES = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONHASHSEED": "0"}
 # The folder of the zygotes that are shared, which processes inherit with their environment.
 _SHARED = "WARM_ZYGOTES_OF_SYRTOS"
-# The FIFO that is the standard input of shared zygotes: they end when the process that shares them closes it.
+# The FIFO that is the standard input of shared zygotes: they end when the process that shares them
+# closes it.
 _LIFE = "life"
 
 
@@ -58,7 +70,11 @@ def zygote_path(env: Mapping[str, str]) -> str:
     keras = "tf_keras" if env.get("TF_USE_LEGACY_KERAS", "") in ("1", "true", "True") else "keras"
     modules = tuple(name for name in (keras, "tensorflow") if importlib.util.find_spec(name))
     read = tuple(
-        sorted(item for item in env.items() if item[0].startswith(_READ_AT_IMPORT) and item[0] not in _OF_ZYGOTES)
+        sorted(
+            item
+            for item in env.items()
+            if item[0].startswith(_READ_AT_IMPORT) and item[0] not in _OF_ZYGOTES
+        )
     )
     if folder := os.environ.get(_SHARED):
         return _shared(Path(folder), modules, read)
@@ -101,7 +117,11 @@ def _own(modules: tuple[str, ...], read: tuple[tuple[str, str], ...]) -> Zygote:
 
 
 def _environment(read: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    rest = {name: value for name, value in settings.environment().items() if not name.startswith(_READ_AT_IMPORT)}
+    rest = {
+        name: value
+        for name, value in settings.environment().items()
+        if not name.startswith(_READ_AT_IMPORT)
+    }
     return {**rest, **dict(read), **_OF_ZYGOTES}
 
 
@@ -109,7 +129,9 @@ def start(env: Mapping[str, str]) -> local.Start:
     """Returns a stand-in for `local.start`: the workers are forked by the zygote for ``env``."""
     path = zygote_path(env)
 
-    def make_forked(command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: local.Files) -> Forked:
+    def make_forked(
+        command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: local.Files
+    ) -> Forked:
         return Forked(path, Command(command[1:], env), (*files, pmi))
 
     return make_forked

@@ -59,9 +59,9 @@ def run_world(
 ) -> list[Any]:
     """Calls ``function(*arguments)`` on ``size`` workers and returns their results in rank order.
 
-    The world has been joined when the function is called: it may use `syrtos.rank()`, `syrtos.allreduce(...)`. The
-    first call of a process imports TensorFlow and Keras, once; the workers of that call and all later ones are forked,
-    and begin to train after a second.
+    The world has been joined when the function is called: it may use `syrtos.rank()`,
+    `syrtos.allreduce(...)`. The first call of a process imports TensorFlow and Keras, once; the
+    workers of that call and all later ones are forked, and begin to train after a second.
 
     Args:
         size: number of workers; may exceed the cores.
@@ -81,10 +81,24 @@ def run_world(
     with tempfile.TemporaryDirectory(prefix="syrtos-") as folder:
         script = Path(folder, "call.py")
         script.write_text(_CALL)
-        call = [str(script), str(source), function.__name__, folder, json.dumps(arguments), str(dialects)]
+        call = [
+            str(script),
+            str(source),
+            function.__name__,
+            folder,
+            json.dumps(arguments),
+            str(dialects),
+        ]
         # mpi4py runs a script so that a failure ends all workers.
         command = (sys.executable, "-m", "mpi4py", *call)
-        _run(command, size, environment, warm.start(environment) if forked else start, timeout, Path(folder))
+        _run(
+            command,
+            size,
+            environment,
+            warm.start(environment) if forked else start,
+            timeout,
+            Path(folder),
+        )
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(size)]
 
 
@@ -101,18 +115,26 @@ def _source_of(function: Callable[..., Any]) -> Path:
     reasons = {"<lambda>": "a lambda", "<locals>": "defined inside of another function"}
     reason = next((text for mark, text in reasons.items() if mark in name), "no function of a file")
     raise ConfigurationError(
-        f"run_world was given {name}, which is {reason}. Each worker imports the function again, by its file and name. "
-        "Define it with `def` at the top level of a module, and hand over values as arguments: `run_world(2, check, 3)`."
+        f"run_world was given {name}, which is {reason}. Each worker imports the function again, by"
+        " its file and name. Define it with `def` at the top level of a module, and hand over"
+        " values as arguments: `run_world(2, check, 3)`."
     )
 
 
 def _run(
-    command: tuple[str, ...], size: int, env: Mapping[str, str], start: Start, timeout: float, folder: Path
+    command: tuple[str, ...],
+    size: int,
+    env: Mapping[str, str],
+    start: Start,
+    timeout: float,
+    folder: Path,
 ) -> None:
     """Runs the workers to their end; the first that fails ends the others."""
     deadline = time.monotonic() + timeout
     # MPI's data ports need not listen beyond loopback.
-    engine = Local([Group(command, range(size))], [0] * size, {"UCX_NET_DEVICES": "lo", **env}, start)
+    engine = Local(
+        [Group(command, range(size))], [0] * size, {"UCX_NET_DEVICES": "lo", **env}, start
+    )
     copying = [
         threading.Thread(target=_copy, args=(pipe, folder / f"{rank}.out"), daemon=True)
         for rank, outputs in engine.outputs.items()
@@ -144,4 +166,6 @@ def _copy(source: IO[bytes], target: Path) -> None:
 
 def _printed_text(folder: Path, size: int) -> str:
     texts = [(folder / f"{rank}.out").read_text(errors="replace") for rank in range(size)]
-    return "They printed:\n" + "".join(f"-- rank {rank} --\n{text}" for rank, text in enumerate(texts))
+    return "They printed:\n" + "".join(
+        f"-- rank {rank} --\n{text}" for rank, text in enumerate(texts)
+    )

@@ -73,8 +73,8 @@ def search(
         say: gets a line for each trial.
 
     Raises:
-        TrialError: the script fails with its own batch, for another reason than memory, or is stopped in its first
-            trial.
+        TrialError: the script fails with its own batch, for another reason than memory, or is
+            stopped in its first trial.
     """
     trying = _Trying(spec, machine, run_dir, steps, say)
     try:
@@ -87,8 +87,16 @@ def search(
 
 
 class _Trying:
-    def __init__(self, spec: Spec, machine: Machine, run_dir: Path, steps: int, say: Callable[[str], None]) -> None:
-        self._spec, self._machine, self._run_dir, self._steps, self._say = spec, machine, run_dir, steps, say
+    def __init__(
+        self, spec: Spec, machine: Machine, run_dir: Path, steps: int, say: Callable[[str], None]
+    ) -> None:
+        self._spec, self._machine, self._run_dir, self._steps, self._say = (
+            spec,
+            machine,
+            run_dir,
+            steps,
+            say,
+        )
         has = memory.now()
         self.result = Searched([], 0, spec.workers, has.total, has.usable)
 
@@ -97,7 +105,9 @@ class _Trying:
         result = self.result
         self.try_batch(0)
         ceiling = min((limit for limit in (most, result.rows) if limit), default=None)
-        while (batch := following(result.tried, result.own, self._spec.workers, ceiling)) is not None:
+        while (
+            batch := following(result.tried, result.own, self._spec.workers, ceiling)
+        ) is not None:
             self.try_batch(batch)
         result.found = conclude(result.tried, most, result.own, result.rows)
         for _ in range(_AGAIN):
@@ -109,7 +119,9 @@ class _Trying:
         self._say(f"batch {batch:,} once more: its speed stands out, or its steps differ much")
         again = self._run_trial(batch, "-again")
         self._say(in_words(again))
-        self.result.tried = [one.merge_with(again) if one.batch == batch else one for one in self.result.tried]
+        self.result.tried = [
+            one.merge_with(again) if one.batch == batch else one for one in self.result.tried
+        ]
 
     def try_batch(self, batch: int) -> None:
         """Tries a batch of this size; 0: the script's own."""
@@ -122,18 +134,30 @@ class _Trying:
 
         The forecast is made from the memory that the tried batches have needed.
         """
-        points = [TrialMemory(one.batch, sum(one.before), sum(one.peak)) for one in self.result.tried if not one.failed]
+        points = [
+            TrialMemory(one.batch, sum(one.before), sum(one.peak))
+            for one in self.result.tried
+            if not one.failed
+        ]
         if not points or not batch:
             return None
         needs, has = memory.forecast(points, batch), memory.now()
         # A batch that is smaller than one that fitted fits too.
         if needs <= has.usable or batch <= max(point.batch for point in points):
             return None
-        return Tried(batch, failed=f"would need about {size(needs)}; {_available(has)}", for_memory=True)
+        return Tried(
+            batch, failed=f"would need about {size(needs)}; {_available(has)}", for_memory=True
+        )
 
     def _run_trial(self, batch: int, more: str = "") -> Tried:
         trial = TuneTrial(kind="batch", steps=self._steps, batch=batch)
-        ran = runner.run(self._spec, self._machine, trial, self._run_dir / f"batch-{batch or 'own'}{more}", _guard())
+        ran = runner.run(
+            self._spec,
+            self._machine,
+            trial,
+            self._run_dir / f"batch-{batch or 'own'}{more}",
+            _guard(),
+        )
         self.result.own, self.result.rows = self.result.own or ran.own, self.result.rows or ran.rows
         if not self._has_failed(ran):
             runner.check_has_trained(ran)
@@ -158,7 +182,8 @@ class _Trying:
     def _read_trial(self, found: Any) -> Tried:
         self.result.optimizer, self.result.rate = found["optimizer"], found["rate"]
         before, peak, device = (
-            tuple(worker[name] for worker in found["workers"]) for name in ("before", "peak", "device")
+            tuple(worker[name] for worker in found["workers"])
+            for name in ("before", "peak", "device")
         )
         return Tried(found["batch"], tuple(found["seconds"]), before, peak, device, found["note"])
 
@@ -200,5 +225,10 @@ def in_words(tried: Tried) -> str:
     """Returns a line about a trial."""
     if tried.failed:
         return f"batch {tried.batch:,}: {tried.failed}"
-    peak = size(max(tried.peak)) + (f", {size(max(tried.device))} on the accelerator" if any(tried.device) else "")
-    return f"batch {tried.batch:,}: {tried.speed:,.0f} samples/s, {milliseconds(tried.step)} ms a step, {peak} a worker"
+    peak = size(max(tried.peak)) + (
+        f", {size(max(tried.device))} on the accelerator" if any(tried.device) else ""
+    )
+    return (
+        f"batch {tried.batch:,}: {tried.speed:,.0f} samples/s, {milliseconds(tried.step)} ms a"
+        f" step, {peak} a worker"
+    )

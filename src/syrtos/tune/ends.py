@@ -9,7 +9,8 @@ from syrtos.launch.outcome import End, Outcome, signal_name
 
 # Words by which frameworks, NumPy, C++ and XLA report a lack of memory.
 _WORDS = re.compile(
-    r"MemoryError|ResourceExhausted|RESOURCE_EXHAUSTED|OutOfMemoryError|[Oo]ut of memory|OOM when allocating|can't allocate memory|[Cc]annot allocate memory|"
+    r"MemoryError|ResourceExhausted|RESOURCE_EXHAUSTED|OutOfMemoryError|[Oo]ut of memory|OOM when"
+    r" allocating|can't allocate memory|[Cc]annot allocate memory|"
     r"Unable to allocate|Failed to allocate|bad_alloc|CUDA_ERROR_OUT_OF_MEMORY|SharedMemoryError"
 )
 # Signals by which the kernel ends a process that has no memory any more, or a process ends itself.
@@ -22,7 +23,8 @@ def out_of_memory(outcome: Outcome, log: str, limited: bool = False) -> str:
     Args:
         outcome: the end of the trial.
         log: the last lines of its workers.
-        limited: whether the address space of processes is limited (RLIMIT_AS): libraries then end in any way.
+        limited: whether the address space of processes is limited (RLIMIT_AS): libraries then end
+            in any way.
     """
     for failure in outcome.failures:
         if found := _WORDS.search(failure.get("text", "")):
@@ -34,5 +36,7 @@ def out_of_memory(outcome: Outcome, log: str, limited: bool = False) -> str:
         return "was killed by SIGKILL, as the kernel does when memory ends"
     found = _WORDS.search(log)
     return (
-        f"ran out of memory ({found[0] if found else 'RLIMIT_AS'}; {signal_name(number)})" if found or limited else ""
+        f"ran out of memory ({found[0] if found else 'RLIMIT_AS'}; {signal_name(number)})"
+        if found or limited
+        else ""
     )

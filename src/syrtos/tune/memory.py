@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 
 _CGROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# No trial begins that needs more than this part of what is available; one is ended when less than this part of the
-# whole is left.
+# No trial begins that needs more than this part of what is available; one is ended when less than
+# this part of the whole is left.
 _USABLE, _LEAST_LEFT = 0.9, 0.03
 
 
@@ -55,8 +55,8 @@ class TrialMemory:
 def now(cgroups: Path = _CGROUPS, own: Path = _OWN) -> MachineMemory:
     """Returns the memory that is available at the moment.
 
-    It is the least of what the machine has and what is left within the limits of this process's control groups
-    (cgroups(7), versions 1 and 2).
+    It is the least of what the machine has and what is left within the limits of this process's
+    control groups (cgroups(7), versions 1 and 2).
     """
     machine = psutil.virtual_memory()
     limits = [MachineMemory(machine.available, machine.total), *_limits(cgroups, own)]
@@ -71,14 +71,22 @@ def _limits(cgroups: Path, own: Path) -> Iterator[MachineMemory]:
         return
     for _, controllers, place in lines:
         if controllers == "":
-            yield from _limits_along(cgroups, place, "memory.max", "memory.current", "inactive_file")
+            yield from _limits_along(
+                cgroups, place, "memory.max", "memory.current", "inactive_file"
+            )
         elif "memory" in controllers.split(","):
             yield from _limits_along(
-                cgroups / "memory", place, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+                cgroups / "memory",
+                place,
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+                "total_inactive_file",
             )
 
 
-def _limits_along(root: Path, place: str, limit: str, usage: str, cache: str) -> Iterator[MachineMemory]:
+def _limits_along(
+    root: Path, place: str, limit: str, usage: str, cache: str
+) -> Iterator[MachineMemory]:
     folder = root / place.lstrip("/")
     for each in [folder, *folder.parents]:
         if not each.is_relative_to(root):

@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 _WEIGHT = 0.9  # of an exponential mean: over about ten batches
-# Losses above this multiple of the first ones count no more: the last batch before the end may have any loss.
+# Losses above this multiple of the first ones count no more: the last batch before the end may have
+# any loss.
 _CUT = 1.25
-# A fall of less than this part of the loss, or of less than this many standard errors, counts as none.
+# A fall of less than this part of the loss, or of less than this many standard errors, counts as
+# none.
 _FLAT, _ERRORS = 0.02, 5.0
 _FIRST = 5  # batches that say where the loss began
 # The recommended rate is between these parts of the rate at the least loss.
@@ -79,7 +81,8 @@ def conclude(rates: Sequence[float], losses: Sequence[float], steps: int) -> Rat
     Args:
         rates: the rates of the batches, rising by the same factor.
         losses: the losses of the batches; the last may be infinite or NaN.
-        steps: the number of batches that were asked for; fewer mean that the loss diverged, or that the data ended.
+        steps: the number of batches that were asked for; fewer mean that the loss diverged, or that
+            the data ended.
     """
     finite = [loss for loss in losses if math.isfinite(loss)]
     diverged = len(finite) < len(losses) or len(losses) < steps
@@ -87,7 +90,8 @@ def conclude(rates: Sequence[float], losses: Sequence[float], steps: int) -> Rat
         return Rates(
             tuple(finite),
             None,
-            f"The test ended after {len(losses)} batches, which are too few. Begin with a lower `--from`.",
+            f"The test ended after {len(losses)} batches, which are too few. Begin with a lower"
+            " `--from`.",
             diverged=diverged,
         )
     start = float(np.median(finite[:_FIRST]))
@@ -102,8 +106,19 @@ def conclude(rates: Sequence[float], losses: Sequence[float], steps: int) -> Rat
     steepest = int(np.argmin(np.gradient(curve, logs)[: best + 1]))
     recommended, reason = _recommend(rates[steepest], rates[best])
     if best == len(curve) - 1 and not diverged:
-        reason += f" The loss still fell at the highest rate, {rates[best]:.3g}: raise `--to` to see where it stops."
-    return Rates(smoothed, recommended, reason, rates[steepest], rates[best], rates[_stable(curve, best)], diverged)
+        reason += (
+            f" The loss still fell at the highest rate, {rates[best]:.3g}: raise `--to` to see"
+            " where it stops."
+        )
+    return Rates(
+        smoothed,
+        recommended,
+        reason,
+        rates[steepest],
+        rates[best],
+        rates[_stable(curve, best)],
+        diverged,
+    )
 
 
 def _both_ways(losses: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -111,13 +126,20 @@ def _both_ways(losses: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
     Each direction counts by the weight of the batches behind it, which are few at the ends.
     """
-    there, back = np.asarray(smooth(losses.tolist())), np.asarray(smooth(losses[::-1].tolist())[::-1])
+    there, back = (
+        np.asarray(smooth(losses.tolist())),
+        np.asarray(smooth(losses[::-1].tolist())[::-1]),
+    )
     counts = 1 - _WEIGHT ** np.arange(1, len(losses) + 1)
     return (there * counts + back * counts[::-1]) / (counts + counts[::-1])
 
 
 def _flat(
-    losses: npt.NDArray[np.float64], curve: npt.NDArray[np.float64], best: int, rates: Sequence[float], diverged: bool
+    losses: npt.NDArray[np.float64],
+    curve: npt.NDArray[np.float64],
+    best: int,
+    rates: Sequence[float],
+    diverged: bool,
 ) -> str:
     """Returns the reason why no rate can be recommended if the loss did not fall; otherwise empty."""
     calm = losses[: max(best, 2 * _FIRST)]
@@ -127,10 +149,15 @@ def _flat(
     if fall > max(_FLAT * abs(float(curve[0])), _ERRORS * error):
         return ""
     if diverged:
-        return f"The loss only rose: the lowest rate, {rates[0]:.3g}, may be too high already. Begin with a lower `--from`."
+        return (
+            f"The loss only rose: the lowest rate, {rates[0]:.3g}, may be too high already. Begin"
+            " with a lower `--from`."
+        )
     return (
-        f"The loss is flat: between the rates {rates[0]:.3g} and {rates[len(losses) - 1]:.3g} it fell by {max(fall, 0):.2g}; batches differ by {noise:.2g}. "
-        "No rate can be recommended. Take more `--steps` or a higher `--to`; if that does not help, look whether the model can learn from this data at all."
+        f"The loss is flat: between the rates {rates[0]:.3g} and {rates[len(losses) - 1]:.3g} it"
+        f" fell by {max(fall, 0):.2g}; batches differ by {noise:.2g}. No rate can be recommended."
+        " Take more `--steps` or a higher `--to`; if that does not help, look whether the model"
+        " can learn from this data at all."
     )
 
 
@@ -138,16 +165,25 @@ def _recommend(steepest: float, least: float) -> tuple[float, str]:
     if steepest > _HIGH * least:
         return (
             _HIGH * least,
-            f"A third of the rate with the least loss: the loss fell fastest at {steepest:.3g}, too near to the rate at which it stopped falling.",
+            (
+                f"A third of the rate with the least loss: the loss fell fastest at {steepest:.3g},"
+                " too near to the rate at which it stopped falling."
+            ),
         )
     if steepest < _LOW * least:
         return (
             _LOW * least,
-            f"A tenth of the rate with the least loss: the loss fell fastest at {steepest:.3g}, far below, where a longer training would be slow.",
+            (
+                f"A tenth of the rate with the least loss: the loss fell fastest at {steepest:.3g},"
+                " far below, where a longer training would be slow."
+            ),
         )
     return (
         steepest,
-        f"The loss fell fastest there, and it is {least / steepest:.1f} times below the rate with the least loss.",
+        (
+            f"The loss fell fastest there, and it is {least / steepest:.1f} times below the rate"
+            " with the least loss."
+        ),
     )
 
 

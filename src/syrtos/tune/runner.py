@@ -51,7 +51,9 @@ class Ran:
     def log(self) -> str:
         """The end of the output of its workers."""
         logs = [self.folder / _OUTPUT, *sorted((self.folder / "logs").glob("rank-*.log"))]
-        return "\n".join(path.read_text(errors="replace")[-_LAST:] for path in logs if path.is_file())
+        return "\n".join(
+            path.read_text(errors="replace")[-_LAST:] for path in logs if path.is_file()
+        )
 
     @property
     def called_methods(self) -> list[str]:
@@ -72,7 +74,13 @@ class TrialError(LaunchError):
         self.ran = ran
 
 
-def run(spec: Spec, machine: Machine, trial: TuneTrial, folder: Path, changed: Callable[[], str] = lambda: "") -> Ran:
+def run(
+    spec: Spec,
+    machine: Machine,
+    trial: TuneTrial,
+    folder: Path,
+    changed: Callable[[], str] = lambda: "",
+) -> Ran:
     """Runs ``spec`` as ``trial``, recorded in ``folder``, until it ends.
 
     Args:
@@ -111,7 +119,11 @@ def check_has_trained(ran: Ran) -> None:
         return
     if ran.outcome.end is not End.FINISHED:
         raise TrialError("The script failed in a trial.", ran)
-    called = [name for name in ran.called_methods if name != "apply" or "train_on_batch" not in ran.called_methods]
+    called = [
+        name
+        for name in ran.called_methods
+        if name != "apply" or "train_on_batch" not in ran.called_methods
+    ]
     calls = ", ".join(f"`{name}`{' of an optimizer' * (name == 'apply')}" for name in called)
     what = (
         f"It calls {calls}, and trains in a loop of its own."
@@ -119,8 +131,8 @@ def check_has_trained(ran: Ran) -> None:
         else "It calls no method of a Keras model that trains."
     )
     raise TrialError(
-        f"The script came to its end and never called `fit`, in which `syrtos tune` measures. {what} Name a script that calls `model.fit`, with the arguments "
-        "that make it train.",
+        "The script came to its end and never called `fit`, in which `syrtos tune` measures."
+        f" {what} Name a script that calls `model.fit`, with the arguments that make it train.",
         ran,
     )
 

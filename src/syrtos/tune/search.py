@@ -6,14 +6,15 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
-# Two doublings that bring less than this end the growth; batches within this of the fastest are as good.
+# Two doublings that bring less than this end the growth; batches within this of the fastest are as
+# good.
 ALIKE = 0.05
 # The largest batch that fits is found to this part.
 _FINE = 1 / 8
 # The fewest steps that an epoch has with the recommended batch.
 MIN_STEPS = 10
-# A batch is tried again if it is faster than its neighbours by this factor, or if its quartiles are apart by this part
-# of the median.
+# A batch is tried again if it is faster than its neighbours by this factor, or if its quartiles are
+# apart by this part of the median.
 _ALONE, _WIDE = 1.2, 0.2
 # The smallest batch is looked for down to this many halvings below the script's own.
 _HALVINGS = 3
@@ -82,12 +83,14 @@ class Tried:
         )
 
 
-def following(tried: Sequence[Tried], own: int, each: int = 1, most: int | None = None) -> int | None:
+def following(
+    tried: Sequence[Tried], own: int, each: int = 1, most: int | None = None
+) -> int | None:
     """Returns the next batch to try; None if enough is known.
 
-    Sizes are doubled until memory ends, two doublings bring nothing, or ``most`` is reached. Then sizes between the
-    largest that fits and the smallest that does not are tried. Then sizes are halved while the smaller batch is as fast
-    as the fastest.
+    Sizes are doubled until memory ends, two doublings bring nothing, or ``most`` is reached. Then
+    sizes between the largest that fits and the smallest that does not are tried. Then sizes are
+    halved while the smaller batch is as fast as the fastest.
 
     Args:
         tried: the trials, the first with the script's own size.
@@ -124,10 +127,14 @@ def has_stalled(good: dict[int, float]) -> bool:
         good: the speeds by batch; with fewer than three batches the answer is False.
     """
     *smaller, last, top = sorted(good) if len(good) > 2 else [0, 0]
-    return bool(smaller) and max(good[last], good[top]) < (1 + ALIKE) * max(good[batch] for batch in smaller)
+    return bool(smaller) and max(good[last], good[top]) < (1 + ALIKE) * max(
+        good[batch] for batch in smaller
+    )
 
 
-def _refined_batch(good: dict[int, float], bad: int, tried: Sequence[Tried], each: int) -> int | None:
+def _refined_batch(
+    good: dict[int, float], bad: int, tried: Sequence[Tried], each: int
+) -> int | None:
     for_memory = next(one for one in tried if one.batch == bad).for_memory
     top = max(good)
     middle = _multiple((top + bad) // 2, each)
@@ -148,8 +155,8 @@ class Found:
     Attributes:
         largest: the largest batch that fits.
         fastest: the batch with the most samples per second.
-        recommended: the smallest batch that is within 5 % of the fastest, among those that leave 10 steps in an epoch
-            and those up to the script's own.
+        recommended: the smallest batch that is within 5 % of the fastest, among those that leave 10
+            steps in an epoch and those up to the script's own.
         capped: whether a larger one would be recommended if an epoch had more steps.
         why: the reason why no larger batch was tried, as a sentence.
     """
@@ -174,9 +181,18 @@ def conclude(tried: Sequence[Tried], most: int | None, own: int = 0, rows: int =
     if not good:
         return None
     cap = max(rows // MIN_STEPS, own) if rows else max(good)
-    best, recommended = _smallest(good), _smallest({k: v for k, v in good.items() if k <= cap} or {min(good): 1.0})
+    best, recommended = (
+        _smallest(good),
+        _smallest({k: v for k, v in good.items() if k <= cap} or {min(good): 1.0}),
+    )
     fastest = max(good, key=lambda batch: good[batch])
-    return Found(max(good), fastest, recommended, recommended < best, _reason_for_end(tried, good, most, rows))
+    return Found(
+        max(good),
+        fastest,
+        recommended,
+        recommended < best,
+        _reason_for_end(tried, good, most, rows),
+    )
 
 
 def _smallest(good: dict[int, float]) -> int:
@@ -190,12 +206,18 @@ def doubtful(tried: Sequence[Tried], found: Found) -> int | None:
     for at, one in enumerate(good):
         beside = [each.speed for each in good[max(at - 1, 0) : at + 2] if each is not one]
         stands_out = bool(beside) and one.speed > _ALONE * max(beside)
-        if one.batch in (found.recommended, found.fastest) and one.runs == 1 and (stands_out or one.spread > _WIDE):
+        if (
+            one.batch in (found.recommended, found.fastest)
+            and one.runs == 1
+            and (stands_out or one.spread > _WIDE)
+        ):
             return one.batch
     return None
 
 
-def _reason_for_end(tried: Sequence[Tried], good: dict[int, float], most: int | None, rows: int) -> str:
+def _reason_for_end(
+    tried: Sequence[Tried], good: dict[int, float], most: int | None, rows: int
+) -> str:
     failed = min((one for one in tried if one.failed), key=lambda one: one.batch, default=None)
     if failed:
         return f"A batch of {failed.batch:,} did not work: it {failed.failed}."

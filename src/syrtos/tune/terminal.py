@@ -16,7 +16,9 @@ def columns(values: Sequence[float], width: int) -> list[float]:
     return [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(bounds)]
 
 
-def chart(values: Sequence[float], width: int = 60, height: int = 6, marked: int | None = None) -> list[str]:
+def chart(
+    values: Sequence[float], width: int = 60, height: int = 6, marked: int | None = None
+) -> list[str]:
     """Returns lines that show finite ``values`` as columns, on a scale from the least to the largest.
 
     Args:
@@ -24,10 +26,17 @@ def chart(values: Sequence[float], width: int = 60, height: int = 6, marked: int
     """
     shown = columns(values, width)
     low, high = min(shown), max(shown)
-    levels = [round((value - low) / ((high - low) or 1.0) * (8 * height - 1)) + 1 for value in shown]
-    rows = ["".join(_BLOCKS[min(max(level - 8 * row, 0), 8)] for level in levels) for row in reversed(range(height))]
+    levels = [
+        round((value - low) / ((high - low) or 1.0) * (8 * height - 1)) + 1 for value in shown
+    ]
+    rows = [
+        "".join(_BLOCKS[min(max(level - 8 * row, 0), 8)] for level in levels)
+        for row in reversed(range(height))
+    ]
     labels = [f"{high:.4g}", *[""] * (height - 2), f"{low:.4g}"]
     lines = [f"{label:>9} │{row}" for label, row in zip(labels, rows, strict=True)]
     if marked is not None:
-        lines.append(" " * (11 + min(math.floor(marked * len(shown) / len(values)), len(shown) - 1)) + "▲")
+        lines.append(
+            " " * (11 + min(math.floor(marked * len(shown) / len(values)), len(shown) - 1)) + "▲"
+        )
     return lines

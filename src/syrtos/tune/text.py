@@ -16,7 +16,19 @@ from syrtos.tune.search import MIN_STEPS, Tried
 
 _NOISY = 0.2  # of the median
 # Optimizers whose update does not grow with the gradient; names of Keras.
-_ADAPTIVE = {"Adam", "AdamW", "Nadam", "Adamax", "RMSprop", "Adagrad", "Adadelta", "Lion", "Lamb", "Adafactor", "Ftrl"}
+_ADAPTIVE = {
+    "Adam",
+    "AdamW",
+    "Nadam",
+    "Adamax",
+    "RMSprop",
+    "Adagrad",
+    "Adadelta",
+    "Lion",
+    "Lamb",
+    "Adafactor",
+    "Ftrl",
+}
 
 
 # -- batches ------------------------------------------------------------------------------------------
@@ -31,14 +43,24 @@ def of_batches(result: Searched) -> list[str]:
     speeds = {one.batch: one.speed for one in result.tried if not one.failed}
     part = speeds[found.recommended] / speeds[found.fastest]
     why = (
-        f"the larger ones that were tried leave fewer than {MIN_STEPS} updates in an epoch, which trains on {result.rows:,} rows."
+        f"the larger ones that were tried leave fewer than {MIN_STEPS} updates in an epoch, which"
+        f" trains on {result.rows:,} rows."
         if found.capped
-        else "it is the smallest within 5 %: a larger batch makes fewer updates from the same data, and gains no speed."
+        else (
+            "it is the smallest within 5 %: a larger batch makes fewer updates from the same data,"
+            " and gains no speed."
+        )
     )
     return [
-        f"Recommended: a global batch of {found.recommended:,}.{_gain(result, found.recommended, speeds)}",
+        (
+            "Recommended: a global batch of"
+            f" {found.recommended:,}.{_gain(result, found.recommended, speeds)}"
+        ),
         *_updates(result, found.recommended),
-        f"The fastest is {found.fastest:,} ({speeds[found.fastest]:,.0f} samples/s). {found.recommended:,} reaches {part:.0%} of that; {why}",
+        (
+            f"The fastest is {found.fastest:,} ({speeds[found.fastest]:,.0f} samples/s)."
+            f" {found.recommended:,} reaches {part:.0%} of that; {why}"
+        ),
         f"The largest that was seen to fit is {found.largest:,}. {found.why}{_would_fit(result)}",
         *_noise(result),
         *_rates(result, found.recommended),
@@ -52,12 +74,18 @@ def _gain(result: Searched, batch: int, speeds: Mapping[int, float]) -> str:
     if result.own not in speeds:
         return ""
     times = speeds[batch] / speeds[result.own]
-    return f" Samples per second are {times:.2f} times those of the script's own batch of {result.own:,}."
+    return (
+        f" Samples per second are {times:.2f} times those of the script's own batch of"
+        f" {result.own:,}."
+    )
 
 
 def _updates(result: Searched, batch: int) -> list[str]:
     """Returns sentences about the effect of another batch on learning, and where the useful batch is measured."""
-    support = "The other half of the question is how large a batch the training can use: the gradient noise scale in `syrtos report`, of several workers."
+    support = (
+        "The other half of the question is how large a batch the training can use: the gradient"
+        " noise scale in `syrtos report`, of several workers."
+    )
     if batch <= result.own or not result.own:
         return [support]
     now, then = (math.ceil(result.rows / each) for each in (batch, result.own))
@@ -82,7 +110,8 @@ def _would_fit(result: Searched) -> str:
     if slope <= 0 or room <= 0:
         return ""
     return (
-        f" By their growth of {size(slope)} a row, about {_round(good[-1].batch + room / slope):,} rows would fit."
+        f" By their growth of {size(slope)} a row, about {_round(good[-1].batch + room / slope):,}"
+        " rows would fit."
         if slope >= 1e6
         else ""
     )
@@ -98,20 +127,24 @@ def _noise(result: Searched) -> list[str]:
     good = [one for one in result.tried if not one.failed]
     noise = statistics.median(one.spread for one in good)
     sentences = [
-        f"Speeds are of the median step; the middle half of the steps lies within {noise:.0%} of it (median of the trials)."
+        f"Speeds are of the median step; the middle half of the steps lies within {noise:.0%} of it"
+        " (median of the trials)."
     ]
     if noise > _NOISY:
         sentences[0] += (
-            " That is much: other programs may be busy on this machine. Repeat the search when it is calm, or with more `--steps`."
+            " That is much: other programs may be busy on this machine. Repeat the search when it"
+            " is calm, or with more `--steps`."
         )
     if twice := [f"{one.batch:,}" for one in good if one.runs > 1]:
         sentences.append(
-            f"{' and '.join(twice)} ran twice, as the first trial stood out or its steps differed much: the median is of both."
+            f"{' and '.join(twice)} ran twice, as the first trial stood out or its steps differed"
+            " much: the median is of both."
         )
     if repeated := [one for one in good if one.note]:
         least = min(repeated, key=lambda one: one.batch)
         sentences.append(
-            f"For batches of {least.batch:,} or more the data is too small for an epoch of some steps: {least.note}."
+            f"For batches of {least.batch:,} or more the data is too small for an epoch of some"
+            f" steps: {least.note}."
         )
     return sentences
 
@@ -126,10 +159,16 @@ def _rates(result: Searched, batch: int) -> list[str]:
     root = math.sqrt(factor)
     linear, by_root = _describe_rate_change(result, factor), _describe_rate_change(result, root)
     return [
-        f"Learning rate, linear rule: × {factor:.3g}{linear}. For SGD, with or without momentum, and with some epochs of warm-up (Goyal et al., "
-        f"arXiv:1706.02677).{mine * (not adaptive)}",
-        f"Learning rate, square-root rule: × {root:.3g}{by_root}. For Adam and its like, whose updates do not "
-        f"grow with the gradient (Malladi et al., arXiv:2205.10287).{mine * adaptive}",
+        (
+            f"Learning rate, linear rule: × {factor:.3g}{linear}. For SGD, with or without"
+            " momentum, and with some epochs of warm-up (Goyal et al.,"
+            f" arXiv:1706.02677).{mine * (not adaptive)}"
+        ),
+        (
+            f"Learning rate, square-root rule: × {root:.3g}{by_root}. For Adam and its like, whose"
+            " updates do not grow with the gradient (Malladi et al.,"
+            f" arXiv:2205.10287).{mine * adaptive}"
+        ),
     ]
 
 
@@ -218,14 +257,25 @@ def of_rates(rates: Rates, own: float | None, highest: float) -> list[str]:
     mine = f" The script's own is {own:.3g}." if own else ""
     end = f" The test ended at {highest:.3g}: the loss diverged." if rates.diverged else ""
     high, low = rates.fall
-    little = f"The smoothed loss fell by little in the test, from {high:.4g} to {low:.4g}: the rate is a rough guess. A test with more `--steps` can say more."
+    little = (
+        f"The smoothed loss fell by little in the test, from {high:.4g} to {low:.4g}: the rate is a"
+        " rough guess. A test with more `--steps` can say more."
+    )
     return [
-        f"Recommended{', with little confidence' * rates.is_little}: a learning rate of {rates.recommended:.2g}.{mine}",
+        (
+            f"Recommended{', with little confidence' * rates.is_little}: a learning rate of"
+            f" {rates.recommended:.2g}.{mine}"
+        ),
         *([little] if rates.is_little else []),
         rates.reason,
-        f"Steepest descent at {rates.steepest:.3g}; least loss at {rates.least:.3g}, a tenth of which is {rates.tenth:.3g}; highest stable rate "
-        f"{rates.stable:.3g}.{end}",
-        "It holds for this batch size and this optimizer. A schedule may begin there; a one-cycle schedule may peak between it and the least loss.",
+        (
+            f"Steepest descent at {rates.steepest:.3g}; least loss at {rates.least:.3g}, a tenth of"
+            f" which is {rates.tenth:.3g}; highest stable rate {rates.stable:.3g}.{end}"
+        ),
+        (
+            "It holds for this batch size and this optimizer. A schedule may begin there; a"
+            " one-cycle schedule may peak between it and the least loss."
+        ),
     ]
 
 

@@ -33,12 +33,17 @@ sagemaker.get_waiter("training_job_completed_or_stopped").wait(
     TrainingJobName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 220}
 )
 files = []
-there = [found["Key"] for found in s3.list_objects_v2(Bucket="ours", Prefix=f"output/{name}/output/")["Contents"]]
+there = [
+    found["Key"]
+    for found in s3.list_objects_v2(Bucket="ours", Prefix=f"output/{name}/output/")["Contents"]
+]
 for kind in ("model", "output"):
     files.append(str(Path(ASKED["folder"]) / f"{kind}.tar.gz"))
     if (key := f"output/{name}/output/{kind}.tar.gz") in there:
         s3.download_file("ours", key, files[-1])
-shown = logs.filter_log_events(logGroupName="/aws/sagemaker/TrainingJobs", logStreamNamePrefix=name + "/")
+shown = logs.filter_log_events(
+    logGroupName="/aws/sagemaker/TrainingJobs", logStreamNamePrefix=name + "/"
+)
 answer(
     description=sagemaker.describe_training_job(TrainingJobName=name),
     model=files[0],

@@ -15,7 +15,11 @@ GROUP = "/aws/sagemaker/TrainingJobs"
 
 def request(name: str, *command: str, **facts: Any) -> dict[str, Any]:
     """A job of one instance that runs a command."""
-    algorithm = {"TrainingImage": "any", "TrainingInputMode": "File", "ContainerEntrypoint": list(command)}
+    algorithm = {
+        "TrainingImage": "any",
+        "TrainingInputMode": "File",
+        "ContainerEntrypoint": list(command),
+    }
     return {
         "TrainingJobName": name,
         "RoleArn": "arn:aws:iam::000000000000:role/anybody",
@@ -44,8 +48,17 @@ def waited(name: str) -> str:
     return sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobStatus"]
 
 
-counting = ["sh", "-c", "i=0; while [ $i -lt 25 ]; do echo line $i; i=$((i+1)); done; echo; echo loss=0.25 >&2"]
-numbers = {"MetricDefinitions": [{"Name": "number", "Regex": "line ([0-9]+)"}, {"Name": "none", "Regex": "x=(.*)"}]}
+counting = [
+    "sh",
+    "-c",
+    "i=0; while [ $i -lt 25 ]; do echo line $i; i=$((i+1)); done; echo; echo loss=0.25 >&2",
+]
+numbers = {
+    "MetricDefinitions": [
+        {"Name": "number", "Regex": "line ([0-9]+)"},
+        {"Name": "none", "Regex": "x=(.*)"},
+    ]
+}
 tags = [{"Key": "team", "Value": "digits"}, {"Key": "aim", "Value": "0.99"}]
 begun = time.time()
 counts = request("counts-1", *counting, Tags=tags)
@@ -59,23 +72,32 @@ sagemaker.create_training_job(**request("sleeps", "sleep", "300"))
 found: dict[str, Any] = {"arn": arn}
 found["in use"] = error(sagemaker.create_training_job, **request("counts-1", "true"))
 too_big = {"InstanceType": "ml.m5.large", "InstanceCount": 3, "VolumeSizeInGB": 1}
-found["too big"] = error(sagemaker.create_training_job, **request("big", "true", ResourceConfig=too_big))
+found["too big"] = error(
+    sagemaker.create_training_job, **request("big", "true", ResourceConfig=too_big)
+)
 found["bad name"] = error(sagemaker.create_training_job, **request("no_underscores", "true"))
 unknown = {"S3OutputPath": "https://example.com/"}
-found["bad uri"] = error(sagemaker.create_training_job, **request("uri", "true", OutputDataConfig=unknown))
+found["bad uri"] = error(
+    sagemaker.create_training_job, **request("uri", "true", OutputDataConfig=unknown)
+)
 found["missing"] = error(sagemaker.describe_training_job, TrainingJobName="nobody")
 found["stop missing"] = error(sagemaker.stop_training_job, TrainingJobName="nobody")
 found["not here"] = error(sagemaker.list_models)
 found["no group"] = error(logs.describe_log_streams, logGroupName="/aws/lambda/f")
-found["no stream"] = error(logs.get_log_events, logGroupName=GROUP, logStreamName="counts-1/algo-9-1")
+found["no stream"] = error(
+    logs.get_log_events, logGroupName=GROUP, logStreamName="counts-1/algo-9-1"
+)
 
-found["statuses"] = {name: waited(name) for name in ("counts-1", "counts-2", "counts-3", "counts-4")}
+found["statuses"] = {
+    name: waited(name) for name in ("counts-1", "counts-2", "counts-3", "counts-4")
+}
 deadline = time.monotonic() + 30
 while sagemaker.describe_training_job(TrainingJobName="sleeps")["SecondaryStatus"] != "Training":
     assert time.monotonic() < deadline
     time.sleep(0.2)
 found["running"] = [
-    job["TrainingJobName"] for job in sagemaker.list_training_jobs(StatusEquals="InProgress")["TrainingJobSummaries"]
+    job["TrainingJobName"]
+    for job in sagemaker.list_training_jobs(StatusEquals="InProgress")["TrainingJobSummaries"]
 ]
 sagemaker.stop_training_job(TrainingJobName="sleeps")
 found["statuses"]["sleeps"] = waited("sleeps")
@@ -85,18 +107,24 @@ paginator = sagemaker.get_paginator("list_training_jobs")
 pages = paginator.paginate(
     NameContains="counts", SortBy="Name", SortOrder="Ascending", PaginationConfig={"PageSize": 3}
 )
-found["pages"] = [[job["TrainingJobName"] for job in page["TrainingJobSummaries"]] for page in pages]
+found["pages"] = [
+    [job["TrainingJobName"] for job in page["TrainingJobSummaries"]] for page in pages
+]
 newest = sagemaker.list_training_jobs(MaxResults=2, SortOrder="Descending")["TrainingJobSummaries"]
 found["newest"] = [job["TrainingJobName"] for job in newest]
 later = sagemaker.list_training_jobs(CreationTimeAfter=begun + 3600)
 found["later"] = later["TrainingJobSummaries"]
 
 found["tags"] = sagemaker.list_tags(ResourceArn=arn)["Tags"]
-sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": "team", "Value": "letters"}, {"Key": "new", "Value": ""}])
+sagemaker.add_tags(
+    ResourceArn=arn, Tags=[{"Key": "team", "Value": "letters"}, {"Key": "new", "Value": ""}]
+)
 sagemaker.delete_tags(ResourceArn=arn, TagKeys=["aim"])
 found["new tags"] = sagemaker.list_tags(ResourceArn=arn)["Tags"]
 
-(stream,) = logs.describe_log_streams(logGroupName=GROUP, logStreamNamePrefix="counts-1/")["logStreams"]
+(stream,) = logs.describe_log_streams(logGroupName=GROUP, logStreamNamePrefix="counts-1/")[
+    "logStreams"
+]
 name = stream["logStreamName"]
 found["stream"] = stream
 token, forward = None, []
@@ -110,10 +138,15 @@ while True:
 found["forward"] = forward
 last = logs.get_log_events(logGroupName=GROUP, logStreamName=name, limit=3)
 found["last"] = [event["message"] for event in last["events"]]
-before = logs.get_log_events(logGroupName=GROUP, logStreamName=name, limit=3, nextToken=last["nextBackwardToken"])
+before = logs.get_log_events(
+    logGroupName=GROUP, logStreamName=name, limit=3, nextToken=last["nextBackwardToken"]
+)
 found["before last"] = [event["message"] for event in before["events"]]
 pages = logs.get_paginator("filter_log_events").paginate(
-    logGroupName=GROUP, logStreamNamePrefix="counts-", filterPattern='"line 2"', PaginationConfig={"PageSize": 2}
+    logGroupName=GROUP,
+    logStreamNamePrefix="counts-",
+    filterPattern='"line 2"',
+    PaginationConfig={"PageSize": 2},
 )
 found["filtered"] = [event["message"] for page in pages for event in page["events"]]
 
@@ -125,9 +158,9 @@ lately = {"StartTime": begun - 60, "EndTime": time.time() + 60}
 stat = {"Metric": listed[0], "Period": 86400, "Stat": "Sum"}
 summed = cloudwatch.get_metric_data(MetricDataQueries=[{"Id": "sum", "MetricStat": stat}], **lately)
 found["sum"] = summed["MetricDataResults"][0]["Values"]
-(point,) = cloudwatch.get_metric_statistics(**listed[0], **lately, Period=86400, Statistics=["Average", "SampleCount"])[
-    "Datapoints"
-]
+(point,) = cloudwatch.get_metric_statistics(
+    **listed[0], **lately, Period=86400, Statistics=["Average", "SampleCount"]
+)["Datapoints"]
 found["average"] = [point["Average"], point["SampleCount"]]
 math = [{"Id": "half", "Expression": "sum / 2"}]
 found["math"] = error(cloudwatch.get_metric_data, MetricDataQueries=math, **lately)

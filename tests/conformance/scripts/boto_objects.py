@@ -26,7 +26,10 @@ def error(call: Any, **facts: Any) -> list[str]:
     try:
         call(**facts)
     except botocore.exceptions.ClientError as raised:
-        return [raised.response["Error"]["Code"], str(raised.response["ResponseMetadata"]["HTTPStatusCode"])]
+        return [
+            raised.response["Error"]["Code"],
+            str(raised.response["ResponseMetadata"]["HTTPStatusCode"]),
+        ]
     return []
 
 
@@ -42,11 +45,15 @@ found["bucket again"] = error(
 )
 
 small, key = b"some bytes", "a folder/what is ü & <this>+?.txt"
-put = s3.put_object(Bucket="things", Key=key, Body=small, Metadata={"made": "today"}, ContentType="text/plain")
+put = s3.put_object(
+    Bucket="things", Key=key, Body=small, Metadata={"made": "today"}, ContentType="text/plain"
+)
 head = s3.head_object(Bucket="things", Key=key)
 found["etag"] = put["ETag"] == head["ETag"] == f'"{hashlib.md5(small).hexdigest()}"'
 found["head"] = [head["ContentLength"], head["ContentType"], head["Metadata"]]
-found["ranges"] = [body(key, Range=text).decode() for text in ("bytes=0-3", "bytes=5-", "bytes=-5", "bytes=5-999")]
+found["ranges"] = [
+    body(key, Range=text).decode() for text in ("bytes=0-3", "bytes=5-", "bytes=-5", "bytes=5-999")
+]
 found["range error"] = error(s3.get_object, Bucket="things", Key=key, Range="bytes=100-")
 found["missing"] = error(s3.get_object, Bucket="things", Key="nothing")
 found["missing head"] = error(s3.head_object, Bucket="things", Key="nothing")
@@ -55,14 +62,20 @@ found["missing bucket"] = error(s3.list_objects_v2, Bucket="nowhere")
 for algorithm in ("CRC32", "CRC32C", "SHA1", "SHA256"):
     if algorithm == "CRC32C":
         continue  # boto3 computes it only with awscrt
-    put = s3.put_object(Bucket="things", Key=f"sums/{algorithm}", Body=small, ChecksumAlgorithm=algorithm)
+    put = s3.put_object(
+        Bucket="things", Key=f"sums/{algorithm}", Body=small, ChecksumAlgorithm=algorithm
+    )
     got = s3.head_object(Bucket="things", Key=f"sums/{algorithm}", ChecksumMode="ENABLED")
     found[algorithm] = put[f"Checksum{algorithm}"] == got[f"Checksum{algorithm}"]
 wrong = zlib.crc32(b"other bytes").to_bytes(4, "big")
 
 
 found["wrong checksum"] = error(
-    s3.put_object, Bucket="things", Key="wrong", Body=small, ChecksumCRC32=base64.b64encode(wrong).decode()
+    s3.put_object,
+    Bucket="things",
+    Key="wrong",
+    Body=small,
+    ChecksumCRC32=base64.b64encode(wrong).decode(),
 )
 md5 = base64.b64encode(hashlib.md5(b"other bytes").digest()).decode()
 found["wrong md5"] = error(s3.put_object, Bucket="things", Key="wrong", Body=small, ContentMD5=md5)
@@ -70,9 +83,15 @@ found["nothing written"] = error(s3.head_object, Bucket="things", Key="wrong")
 
 large = bytes(range(256)) * (13 << 12)  # 13 MiB
 config = TransferConfig(multipart_threshold=5 << 20, multipart_chunksize=5 << 20)
-s3.upload_fileobj(io.BytesIO(large), "things", "large", Config=config, ExtraArgs={"Metadata": {"parts": "three"}})
+s3.upload_fileobj(
+    io.BytesIO(large), "things", "large", Config=config, ExtraArgs={"Metadata": {"parts": "three"}}
+)
 head = s3.head_object(Bucket="things", Key="large")
-found["parts"] = [head["ContentLength"] == len(large), head["ETag"].strip('"').partition("-")[2], head["Metadata"]]
+found["parts"] = [
+    head["ContentLength"] == len(large),
+    head["ETag"].strip('"').partition("-")[2],
+    head["Metadata"],
+]
 target = io.BytesIO()
 s3.download_fileobj("things", "large", target, Config=config)
 found["large"] = target.getvalue() == large
@@ -91,7 +110,9 @@ found["given up"] = error(s3.list_parts, Bucket="things", Key="given up", Upload
 
 for number in range(7):
     s3.put_object(Bucket="things", Key=f"many/{number % 2}/{number}", Body=b"")
-pages = s3.get_paginator("list_objects_v2").paginate(Bucket="things", Prefix="many/", PaginationConfig={"PageSize": 3})
+pages = s3.get_paginator("list_objects_v2").paginate(
+    Bucket="things", Prefix="many/", PaginationConfig={"PageSize": 3}
+)
 found["pages"] = [[entry["Key"] for entry in page["Contents"]] for page in pages]
 listed = s3.list_objects_v2(Bucket="things", Delimiter="/")
 found["folders"] = [group["Prefix"] for group in listed["CommonPrefixes"]]
@@ -100,7 +121,9 @@ found["files"] = [entry["Key"] for entry in listed["Contents"]]
 # signed by version 2, which boto3 still does for links unless it is told otherwise, and by version 4
 v4 = boto3.client("s3", config=Config(signature_version="s3v4"))
 links = [
-    client.generate_presigned_url("get_object", Params={"Bucket": "things", "Key": key}, ExpiresIn=60)
+    client.generate_presigned_url(
+        "get_object", Params={"Bucket": "things", "Key": key}, ExpiresIn=60
+    )
     for client in (s3, v4)
 ]
 assert ["X-Amz-Signature" in link for link in links] == [False, True]
@@ -119,7 +142,9 @@ found["links"] = [followed(link) for link in links]
 found["other links"] = [followed(link.replace("things/a", "things/b")) for link in links]
 found["other links"] += [followed(re.sub(r"Expires=\d+", "Expires=99", link)) for link in links]
 found["unsigned link"] = followed(links[1].partition("?")[0])
-s3.delete_objects(Bucket="things", Delete={"Objects": [{"Key": f"many/{n % 2}/{n}"} for n in range(7)]})
+s3.delete_objects(
+    Bucket="things", Delete={"Objects": [{"Key": f"many/{n % 2}/{n}"} for n in range(7)]}
+)
 found["left"] = s3.list_objects_v2(Bucket="things", Prefix="many/")["KeyCount"]
 found["not empty"] = error(s3.delete_bucket, Bucket="things")
 found["never done"] = error(s3.get_bucket_policy, Bucket="things")

@@ -34,7 +34,9 @@ sagemaker.create_hyper_parameter_tuning_job(
         "Strategy": "Grid",
         "HyperParameterTuningJobObjective": {"Type": "Maximize", "MetricName": "val_accuracy"},
         "ResourceLimits": {"MaxParallelTrainingJobs": 2},
-        "ParameterRanges": {"CategoricalParameterRanges": [{"Name": "rate", "Values": ["0.1", "0.2", "0.3"]}]},
+        "ParameterRanges": {
+            "CategoricalParameterRanges": [{"Name": "rate", "Values": ["0.1", "0.2", "0.3"]}]
+        },
     },
     TrainingJobDefinition=definition,
     Tags=[{"Key": "team", "Value": "digits"}],

@@ -44,7 +44,10 @@ for data in records(path.read_bytes()):
     record.ParseFromString(data)
     if record.HasField("history"):
         rows.append(
-            {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
+            {
+                (item.key or "/".join(item.nested_key)): json.loads(item.value_json)
+                for item in record.history.item
+            }
         )
     if record.HasField("run"):
         config = {item.key: json.loads(item.value_json) for item in record.run.config.update}

@@ -7,7 +7,12 @@ from typing import Any
 import sagemaker
 from client import ASKED, answer
 from sagemaker.tensorflow import TensorFlow
-from sagemaker.tuner import CategoricalParameter, ContinuousParameter, HyperparameterTuner, IntegerParameter
+from sagemaker.tuner import (
+    CategoricalParameter,
+    ContinuousParameter,
+    HyperparameterTuner,
+    IntegerParameter,
+)
 
 session = sagemaker.Session()
 
@@ -29,7 +34,9 @@ def tuner(pause: float, **facts: Any) -> HyperparameterTuner:
         "layers": IntegerParameter(1, 4),
         "activation": CategoricalParameter(["relu", "tanh"]),
     }
-    return HyperparameterTuner(estimator, "val_accuracy", ranges, objective_type="Maximize", random_seed=3, **facts)
+    return HyperparameterTuner(
+        estimator, "val_accuracy", ranges, objective_type="Maximize", random_seed=3, **facts
+    )
 
 
 metrics = [{"Name": "val_accuracy", "Regex": "val_accuracy: ([0-9.]+)"}]

@@ -15,10 +15,14 @@ from sagemaker.train import ModelTrainer
 from sagemaker.train.configs import Compute, InputData, SourceCode
 from sagemaker.train.distributed import MPI
 
-logging.basicConfig(level=logging.INFO, format="%(message)s")  # the SDK shows a job's output through `logging`
+logging.basicConfig(
+    level=logging.INFO, format="%(message)s"
+)  # the SDK shows a job's output through `logging`
 mpi, syrtos = ASKED.get("mpi"), ASKED.get("syrtos")
 if syrtos:
-    sys.path.append(str(Path(__file__).parents[3] / "src"))  # after the SDK's packages: it brings none of ours
+    sys.path.append(
+        str(Path(__file__).parents[3] / "src")
+    )  # after the SDK's packages: it brings none of ours
     from syrtos.sagemaker import Syrtos
 trainer = ModelTrainer(
     training_image="syrtos",
@@ -44,7 +48,9 @@ if not error:
     boto3.client("s3").download_file(bucket, key, archive)
 measured = None
 if "measured" in ASKED:
-    analytics = TrainingJobAnalytics(job.training_job_name, metric_names=ASKED["measured"], period=1)
+    analytics = TrainingJobAnalytics(
+        job.training_job_name, metric_names=ASKED["measured"], period=1
+    )
     measured = analytics.dataframe().to_dict("list")
 described = boto3.client("sagemaker").describe_training_job(TrainingJobName=job.training_job_name)
 for name in ASKED.get("wanted", ()):  # channels as the SDK has uploaded them

@@ -27,18 +27,24 @@ def tuner(pause: float, **facts: Any) -> HyperparameterTuner:
         "layers": IntegerParameter(1, 4),
         "activation": CategoricalParameter(["relu", "tanh"]),
     }
-    return HyperparameterTuner(trainer, "val_accuracy", ranges, objective_type="Maximize", random_seed=3, **facts)
+    return HyperparameterTuner(
+        trainer, "val_accuracy", ranges, objective_type="Maximize", random_seed=3, **facts
+    )
 
 
 metrics = [{"Name": "val_accuracy", "Regex": "val_accuracy: ([0-9.]+)"}]
-first = tuner(0.0, metric_definitions=metrics, max_jobs=3, max_parallel_jobs=2, base_tuning_job_name="third")
+first = tuner(
+    0.0, metric_definitions=metrics, max_jobs=3, max_parallel_jobs=2, base_tuning_job_name="third"
+)
 first.tune()  # waits
 frame = first.analytics().dataframe()
 described = boto3.client("sagemaker").describe_hyper_parameter_tuning_job(
     HyperParameterTuningJobName=first.latest_tuning_job.hyper_parameter_tuning_job_name
 )
 
-second = tuner(60.0, metric_definitions=metrics, max_jobs=4, max_parallel_jobs=2, base_tuning_job_name="fourth")
+second = tuner(
+    60.0, metric_definitions=metrics, max_jobs=4, max_parallel_jobs=2, base_tuning_job_name="fourth"
+)
 second.tune(wait=False)
 time.sleep(1)
 second.stop_tuning_job()

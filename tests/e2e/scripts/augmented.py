@@ -16,7 +16,11 @@ AUTOTUNE = tf.data.AUTOTUNE
 keras.utils.set_random_seed(3)
 images = np.random.default_rng(0).random((200, 16, 16, 3)).astype("float32")
 layers = keras.Sequential(
-    [keras.layers.RandomFlip("horizontal"), keras.layers.RandomRotation(0.1), keras.layers.Resizing(12, 12)]
+    [
+        keras.layers.RandomFlip("horizontal"),
+        keras.layers.RandomRotation(0.1),
+        keras.layers.Resizing(12, 12),
+    ]
 )
 
 
@@ -29,24 +33,36 @@ data = tf.data.Dataset.from_tensor_slices((images, images[:, 0, 0, :1])).shuffle
 if KIND == "records":
     data = data.map(augmented, num_parallel_calls=AUTOTUNE).batch(32).prefetch(2)
 elif KIND == "layers":
-    data = data.batch(32).map(lambda image, label: (layers(image, training=True), label), num_parallel_calls=AUTOTUNE)
+    data = data.batch(32).map(
+        lambda image, label: (layers(image, training=True), label), num_parallel_calls=AUTOTUNE
+    )
 elif KIND == "any order":
     options = tf.data.Options()
     options.deterministic = False
-    data = data.with_options(options).map(augmented, num_parallel_calls=8, deterministic=False).shuffle(100).batch(32)
+    data = (
+        data.with_options(options)
+        .map(augmented, num_parallel_calls=8, deterministic=False)
+        .shuffle(100)
+        .batch(32)
+    )
 elif KIND == "python":
     noise = np.random.default_rng(1)
     data = data.map(
         lambda image, label: (
             tf.ensure_shape(
-                tf.numpy_function(lambda x: x + noise.random(dtype="float32"), [image], tf.float32), (16, 16, 3)
+                tf.numpy_function(lambda x: x + noise.random(dtype="float32"), [image], tf.float32),
+                (16, 16, 3),
             ),
             label,
         ),
         AUTOTUNE,
     ).batch(32)
 model = keras.Sequential(
-    [keras.layers.Conv2D(8, 3, activation="relu"), keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(1)]
+    [
+        keras.layers.Conv2D(8, 3, activation="relu"),
+        keras.layers.GlobalAveragePooling2D(),
+        keras.layers.Dense(1),
+    ]
 )
 model.compile("sgd", "mse")
 history = model.fit(data, epochs=3, verbose=0)

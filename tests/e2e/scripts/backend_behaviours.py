@@ -43,7 +43,9 @@ def used(built: Any) -> dict[str, Any]:
     """What all methods of a model give: uneven and single rows, validation, weights, predictions, methods for one batch."""
     x, y = data()
     history = built.fit(x, y, batch_size=16, epochs=3, validation_split=0.25, verbose=0).history
-    again = built.fit(x[:33], y[:33], batch_size=16, verbose=0, sample_weight=np.linspace(0.1, 2, 33)).history
+    again = built.fit(
+        x[:33], y[:33], batch_size=16, verbose=0, sample_weight=np.linspace(0.1, 2, 33)
+    ).history
     found = {f"log {name}": values for name, values in history.items()} | {"again": again["loss"]}
     found["evaluated"] = built.evaluate(x, y, batch_size=16, verbose=0)
     found["predicted"] = built.predict(x, batch_size=16, verbose=0)
@@ -84,7 +86,11 @@ def planned_data() -> None:
     losses = []
     for batches in ((x, y), syrtos.data.from_arrays(x, y, batch_size=9)):
         keras.utils.set_random_seed(7)
-        given = {"x": batches[0], "y": batches[1], "batch_size": 9} if isinstance(batches, tuple) else {"x": batches}
+        given = (
+            {"x": batches[0], "y": batches[1], "batch_size": 9}
+            if isinstance(batches, tuple)
+            else {"x": batches}
+        )
         losses.append(model().fit(**given, shuffle=False, epochs=2, verbose=0).history["loss"])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
     shuffled = syrtos.data.from_arrays(x, y, batch_size=9, shuffle=True, seed=1)
@@ -130,7 +136,16 @@ def resumed_with_accumulation() -> None:
         return made
 
     def fit(made: Any, *callbacks: Any, **options: Any) -> Any:
-        made.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0, callbacks=list(callbacks), **options)
+        made.fit(
+            x,
+            y,
+            batch_size=16,
+            epochs=2,
+            shuffle=False,
+            verbose=0,
+            callbacks=list(callbacks),
+            **options,
+        )
         return made
 
     backup, midway = str(FOLDER / "accumulated"), FOLDER / "midway.keras"
@@ -142,12 +157,16 @@ def resumed_with_accumulation() -> None:
             Stop(),
         )
     resumed, whole = fit(built(), keras.callbacks.BackupAndRestore(backup)), fit(built())
-    np.testing.assert_allclose(resumed.get_weights()[0], whole.get_weights()[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        resumed.get_weights()[0], whole.get_weights()[0], rtol=1e-5, atol=1e-6
+    )
     COMM.barrier()
     loaded = keras.saving.load_model(midway)  # after 4 of 8 steps, with one in the making
     assert loaded.optimizer._iterations == 4
     fit(loaded, initial_epoch=1)
-    np.testing.assert_allclose(loaded.get_weights()[0], whole.get_weights()[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        loaded.get_weights()[0], whole.get_weights()[0], rtol=1e-5, atol=1e-6
+    )
 
 
 def warm_up() -> None:
@@ -161,7 +180,9 @@ def warm_up() -> None:
     for step in range(12):
         second.optimizer.learning_rate = 0.02 * (1 + (COMM.size - 1) * min(step / 8, 1.0))
         second.train_on_batch(x[step % 4 * 16 :][:16], y[step % 4 * 16 :][:16])
-    np.testing.assert_allclose(first.get_weights()[0], second.get_weights()[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        first.get_weights()[0], second.get_weights()[0], rtol=1e-5, atol=1e-6
+    )
 
 
 def files() -> None:
@@ -173,14 +194,22 @@ def files() -> None:
             if epoch == 1:
                 raise KeyboardInterrupt
 
-    written = [keras.callbacks.ModelCheckpoint(str(best)), keras.callbacks.CSVLogger(str(FOLDER / "log.csv"))]
+    written = [
+        keras.callbacks.ModelCheckpoint(str(best)),
+        keras.callbacks.CSVLogger(str(FOLDER / "log.csv")),
+    ]
     first = model(keras.layers.Dropout(0.5))
     with pytest.raises(KeyboardInterrupt):
         first.fit(
-            *data(), epochs=4, verbose=0, callbacks=[*written, keras.callbacks.BackupAndRestore(str(backup)), Stop()]
+            *data(),
+            epochs=4,
+            verbose=0,
+            callbacks=[*written, keras.callbacks.BackupAndRestore(str(backup)), Stop()],
         )
     second, whole = model(keras.layers.Dropout(0.5)), model(keras.layers.Dropout(0.5))
-    second.fit(*data(), epochs=4, verbose=0, callbacks=[keras.callbacks.BackupAndRestore(str(backup))])
+    second.fit(
+        *data(), epochs=4, verbose=0, callbacks=[keras.callbacks.BackupAndRestore(str(backup))]
+    )
     assert len((FOLDER / "log.csv").read_text().splitlines()) >= 2
     loaded = keras.saving.load_model(best)
     assert equal_everywhere(loaded.predict(data(9)[0], verbose=0))

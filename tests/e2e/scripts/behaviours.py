@@ -52,7 +52,9 @@ def dropout() -> None:
             tf.numpy_function(masks.put, [x], [])
             return x
 
-    ones = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dropout(0.5), Spy(), keras.layers.Dense(1)])
+    ones = keras.Sequential(
+        [keras.layers.Input((6,)), keras.layers.Dropout(0.5), Spy(), keras.layers.Dense(1)]
+    )
     ones.compile("sgd", "mse", run_eagerly=True)
     ones.fit(np.ones((9, 6), "float32"), np.ones((9, 1)), batch_size=9, verbose=0)
     while not masks.empty():
@@ -69,7 +71,9 @@ def noise_of_a_step() -> None:
     class Noise(keras.layers.Layer):
         def call(self, x: Any) -> Any:
             noise = tf.random.normal([6]) + 0.0 * x, generator.normal([6])
-            tf.numpy_function(lambda *values: drawn.extend(value.reshape(-1)[:6] for value in values), noise, [])
+            tf.numpy_function(
+                lambda *values: drawn.extend(value.reshape(-1)[:6] for value in values), noise, []
+            )
             return x + noise[0] + noise[1]
 
     noisy = model(Noise())
@@ -83,7 +87,9 @@ def noise_of_a_step() -> None:
 def batchnorm() -> None:
     """Statistics of each share, equal moving statistics; exact with --sync-batchnorm, seen by one process's numbers."""
     keras.utils.set_random_seed(0)
-    trained = model(keras.layers.Dense(8, use_bias=False), keras.layers.BatchNormalization(momentum=0.5))
+    trained = model(
+        keras.layers.Dense(8, use_bias=False), keras.layers.BatchNormalization(momentum=0.5)
+    )
     trained.fit(*data(), batch_size=31, epochs=3, verbose=0)
     for weight in trained.get_weights():
         assert equal_everywhere(weight)
@@ -157,7 +163,9 @@ def learning_rate_resumed() -> None:
         watch = Rates(stop)
         backup = keras.callbacks.BackupAndRestore(str(FOLDER / "warming"), save_freq="epoch")
         with contextlib.suppress(InterruptedError):
-            model(rate=0.01).fit(*data(), batch_size=30, epochs=4, verbose=0, callbacks=[backup, watch])
+            model(rate=0.01).fit(
+                *data(), batch_size=30, epochs=4, verbose=0, callbacks=[backup, watch]
+            )
         rates.append(watch.seen)
     assert len(rates[0]) == 5
     np.testing.assert_allclose(rates[1][:3], climb(3)[3:], rtol=1e-6)
@@ -184,8 +192,13 @@ def files() -> None:
         keras.callbacks.CSVLogger(str(FOLDER / "log.csv")),
         keras.callbacks.ModelCheckpoint(str(FOLDER / "at-{epoch}.keras")),
     ]
-    trained.fit(*data(), batch_size=30, epochs=2, verbose=0, callbacks=callbacks, validation_data=data())
-    for part in ("train", "validation"):  # the second is opened while the input of an evaluation already runs
+    trained.fit(
+        *data(), batch_size=30, epochs=2, verbose=0, callbacks=callbacks, validation_data=data()
+    )
+    for part in (
+        "train",
+        "validation",
+    ):  # the second is opened while the input of an evaluation already runs
         assert len(list((FOLDER / "board" / part).glob("*"))) == 1
     assert len((FOLDER / "log.csv").read_text().splitlines()) == 3
     assert sorted(p.name for p in FOLDER.glob("*.keras")) == ["at-1.keras", "at-2.keras"]
@@ -202,7 +215,11 @@ def files() -> None:
 def fresh_seeds() -> None:
     """Generators that are given no seed draw the same on all workers, and something new each time."""
     np.random.seed()
-    drawn = [np.random.random(), np.random.default_rng().random(), np.random.default_rng(None).random()]
+    drawn = [
+        np.random.random(),
+        np.random.default_rng().random(),
+        np.random.default_rng(None).random(),
+    ]
     assert equal_everywhere(drawn)
     assert len(set(drawn)) == 3
 
@@ -228,13 +245,21 @@ def backup() -> None:
     trained = model()
     try:
         trained.fit(
-            *data(), batch_size=30, epochs=5, verbose=0, callbacks=[keras.callbacks.BackupAndRestore(where), Fail()]
+            *data(),
+            batch_size=30,
+            epochs=5,
+            verbose=0,
+            callbacks=[keras.callbacks.BackupAndRestore(where), Fail()],
         )
     except RuntimeError:
         COMM.barrier()
     again = model()
     history = again.fit(
-        *data(), batch_size=30, epochs=5, verbose=0, callbacks=[keras.callbacks.BackupAndRestore(where)]
+        *data(),
+        batch_size=30,
+        epochs=5,
+        verbose=0,
+        callbacks=[keras.callbacks.BackupAndRestore(where)],
     )
     assert history.epoch == [3, 4] or history.epoch == [2, 3, 4], history.epoch
     straight = model()
@@ -261,7 +286,9 @@ def different_weights() -> None:
     trained.layers[0].kernel.assign(np.full((6, 1), COMM.rank + 1.0))
     seen: list[float] = []
     begin = keras.callbacks.LambdaCallback(
-        on_train_batch_begin=lambda b, logs: seen.append(float(trained.layers[0].kernel.numpy()[0, 0]))
+        on_train_batch_begin=lambda b, logs: seen.append(
+            float(trained.layers[0].kernel.numpy()[0, 0])
+        )
     )
     trained.fit(*data(), batch_size=90, verbose=0, callbacks=[begin])
     assert seen == [1.0]
@@ -274,7 +301,9 @@ def different_weights_without_fit() -> None:
         fresh = model()
         fresh.layers[0].kernel.assign(np.full((6, 1), COMM.rank + 1.0))
         if name == "predict":
-            np.testing.assert_allclose(fresh.predict(x, verbose=0), x.sum(axis=1, keepdims=True), rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(
+                fresh.predict(x, verbose=0), x.sum(axis=1, keepdims=True), rtol=1e-5, atol=1e-5
+            )
         else:
             loss = float(np.mean((x.sum(axis=1, keepdims=True) - y) ** 2))
             assert abs(fresh.evaluate(x, y, verbose=0) - loss) < 1e-4 * loss
@@ -297,7 +326,9 @@ def own_callback_list() -> None:
         callbacks.on_train_batch_begin(0)
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((trained(x) - y) ** 2)
-        optimizer.apply(tape.gradient(loss, trained.trainable_variables), trained.trainable_variables)
+        optimizer.apply(
+            tape.gradient(loss, trained.trainable_variables), trained.trainable_variables
+        )
         callbacks.on_train_batch_end(np.int64(0), {"loss": float(loss)})
         callbacks.on_epoch_end(epoch, {"loss": float(loss)})
         callbacks.on_test_batch_begin("the only one")
@@ -346,16 +377,24 @@ def values_of_a_strategy() -> None:
     """What `tf.distribute` gives each replica is given by rank, and variables hold what their aggregation says after `run`."""
     strategy = tf.distribute.MirroredStrategy()
     values = strategy.experimental_distribute_values_from_function(
-        lambda context: tf.constant([context.replica_id_in_sync_group + 1.0, context.num_replicas_in_sync])
+        lambda context: tf.constant(
+            [context.replica_id_in_sync_group + 1.0, context.num_replicas_in_sync]
+        )
     )
-    np.testing.assert_array_equal(strategy.run(lambda value: value, args=(values,)), [COMM.rank + 1, COMM.size])
+    np.testing.assert_array_equal(
+        strategy.run(lambda value: value, args=(values,)), [COMM.rank + 1, COMM.size]
+    )
     held = {"SUM": 6, "MEAN": 2, "ONLY_FIRST_REPLICA": 1}  # of 1, 2 and 3
     for dtype in (tf.float32, tf.int64):
         for name, expected in held.items():
             with strategy.scope():
                 aggregation = tf.VariableAggregation[name]
-                variable = tf.Variable(tf.zeros([], dtype), trainable=False, aggregation=aggregation)
-            strategy.run(lambda value, v=variable: v.assign_add(tf.cast(value[0], v.dtype)), args=(values,))
+                variable = tf.Variable(
+                    tf.zeros([], dtype), trainable=False, aggregation=aggregation
+                )
+            strategy.run(
+                lambda value, v=variable: v.assign_add(tf.cast(value[0], v.dtype)), args=(values,)
+            )
             assert float(variable) == expected, (name, dtype)
 
 

@@ -32,7 +32,9 @@ def configure(rank: int) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(1)
     if FIRST in ("native", "keras2"):
         (cpu,) = tf.config.list_physical_devices("CPU")
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * 2
+        )
         return
     gpus = two_gpus()
     for gpu in gpus:

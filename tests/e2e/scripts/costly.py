@@ -20,7 +20,9 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 def model(width: int, inputs: int = 16, optimizer: object = "sgd") -> keras.Model:
     keras.utils.set_random_seed(0)
-    made = keras.Sequential([keras.Input((inputs,)), keras.layers.Dense(width, "relu"), keras.layers.Dense(1)])
+    made = keras.Sequential(
+        [keras.Input((inputs,)), keras.layers.Dense(width, "relu"), keras.layers.Dense(1)]
+    )
     made.compile(optimizer=optimizer, loss="mse")
     return made
 
@@ -29,7 +31,10 @@ def batches(count: int, size: int, pause: float = 0.0, inputs: int = 16) -> tf.d
     def draw() -> Iterator[Batch]:
         for _ in range(count):
             time.sleep(pause)
-            yield RANDOM.normal(size=(size, inputs)).astype("float32"), RANDOM.normal(size=(size, 1)).astype("float32")
+            yield (
+                RANDOM.normal(size=(size, inputs)).astype("float32"),
+                RANDOM.normal(size=(size, 1)).astype("float32"),
+            )
 
     signature = (tf.TensorSpec((None, inputs), tf.float32), tf.TensorSpec((None, 1), tf.float32))
     return tf.data.Dataset.from_generator(draw, output_signature=signature).repeat()
@@ -72,7 +77,9 @@ def loop_that_retraces() -> None:
     def step(x: tf.Tensor, number: int) -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(made(x) ** 2) * (1 + number)
-        made.optimizer.apply(tape.gradient(loss, made.trainable_variables), made.trainable_variables)
+        made.optimizer.apply(
+            tape.gradient(loss, made.trainable_variables), made.trainable_variables
+        )
         return loss
 
     for number in range(60):
@@ -83,15 +90,25 @@ def train() -> None:
     if WAY == "input":
         model(8).fit(batches(300, 32, pause=0.02), steps_per_epoch=300, verbose=0)
     elif WAY == "one reader":
-        model(8).fit(batches(200, 32, pause=0.03 if RANK == 1 else 0.0), steps_per_epoch=200, verbose=0)
+        model(8).fit(
+            batches(200, 32, pause=0.03 if RANK == 1 else 0.0), steps_per_epoch=200, verbose=0
+        )
     elif WAY == "one worker":
         made = keras.Sequential([keras.Input((16,)), SlowHere(), keras.layers.Dense(1)])
         made.compile("sgd", "mse")
-        made.fit(RANDOM.normal(size=(6400, 16)), RANDOM.normal(size=(6400, 1)), batch_size=32, verbose=0)
+        made.fit(
+            RANDOM.normal(size=(6400, 16)), RANDOM.normal(size=(6400, 1)), batch_size=32, verbose=0
+        )
     elif WAY == "tiny batches":
         made = keras.Sequential([keras.Input((16,)), Heavy(), keras.layers.Dense(1)])
         made.compile("sgd", "mse")
-        made.fit(RANDOM.normal(size=(1202, 16)), RANDOM.normal(size=(1202, 1)), batch_size=4, epochs=4, verbose=0)
+        made.fit(
+            RANDOM.normal(size=(1202, 16)),
+            RANDOM.normal(size=(1202, 1)),
+            batch_size=4,
+            epochs=4,
+            verbose=0,
+        )
     elif WAY == "update":
         x, y = RANDOM.normal(size=(120, 2000)), RANDOM.normal(size=(120, 1))
         made = model(5_000, 2000, keras.optimizers.Adam())

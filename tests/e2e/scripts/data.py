@@ -15,7 +15,10 @@ import syrtos.data
 
 MODE, FOLDER = sys.argv[1], Path(sys.argv[2])
 DIE = [int(word) for word in sys.argv[3:]]
-FEATURES = {"x": tf.io.FixedLenFeature([4], tf.float32), "y": tf.io.FixedLenFeature([1], tf.float32)}
+FEATURES = {
+    "x": tf.io.FixedLenFeature([4], tf.float32),
+    "y": tf.io.FixedLenFeature([1], tf.float32),
+}
 
 
 def parse(record):
@@ -29,7 +32,13 @@ def planned(batch_size, **options):
 
 def pipeline(batch_size):
     files = sorted(str(path) for path in FOLDER.glob("*.tfrecord"))
-    return tf.data.TFRecordDataset(files).shuffle(50, seed=3).map(parse).batch(batch_size).prefetch(tf.data.AUTOTUNE)
+    return (
+        tf.data.TFRecordDataset(files)
+        .shuffle(50, seed=3)
+        .map(parse)
+        .batch(batch_size)
+        .prefetch(tf.data.AUTOTUNE)
+    )
 
 
 class Dies(keras.callbacks.Callback):
@@ -42,7 +51,9 @@ class Dies(keras.callbacks.Callback):
 
 
 keras.utils.set_random_seed(1)
-model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+model = keras.Sequential(
+    [keras.layers.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)]
+)
 model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
 callbacks: list = [Dies()] if DIE else []
 evaluated = planned(9)
@@ -51,7 +62,9 @@ if MODE == "planned":
     train = planned(8, shuffle=True, seed=3)
 elif MODE == "resumed":
     train = planned(8, shuffle=True, seed=3)
-    callbacks.insert(0, keras.callbacks.BackupAndRestore(FOLDER / "backup", save_freq=3, delete_checkpoint=False))
+    callbacks.insert(
+        0, keras.callbacks.BackupAndRestore(FOLDER / "backup", save_freq=3, delete_checkpoint=False)
+    )
 elif MODE == "steps":
     train, fit = planned(8, shuffle=True, seed=3), {"steps_per_epoch": 5}
 elif MODE == "bad":
@@ -59,7 +72,9 @@ elif MODE == "bad":
     evaluated = planned(9, on_bad_record="skip", bad_budget=0.5)
 else:
     train = pipeline(8)
-history = model.fit(train, epochs=4, validation_data=evaluated, callbacks=callbacks, verbose=2, **fit).history
+history = model.fit(
+    train, epochs=4, validation_data=evaluated, callbacks=callbacks, verbose=2, **fit
+).history
 model.save(FOLDER / "model.keras")
 loaded = keras.models.load_model(FOLDER / "model.keras")
 again = loaded.fit(train, epochs=1, verbose=2, **fit).history

@@ -48,7 +48,10 @@ def several_steps_at_once(folder):
     for spe, epochs in ((4, 2), (3, 1), (8, 3), (5, 2)):
         model, data = make(spe), rows()
         model.fit(data, epochs=epochs, verbose=0)
-        assert int(model.optimizer.iterations) == 10 * epochs, (spe, int(model.optimizer.iterations))
+        assert int(model.optimizer.iterations) == 10 * epochs, (
+            spe,
+            int(model.optimizer.iterations),
+        )
         assert (data.position.epoch, data.position.place) == (epochs, 0), (spe, data.position)
 
 
@@ -90,7 +93,12 @@ def stopped_in_the_middle(folder):
 
 def budget_counts_records_once(folder):
     data = syrtos.data.from_source(
-        OneBad(40, 0), lambda x: (x, x), batch_size=4, shuffle=True, on_bad_record="skip", bad_budget=1
+        OneBad(40, 0),
+        lambda x: (x, x),
+        batch_size=4,
+        shuffle=True,
+        on_bad_record="skip",
+        bad_budget=1,
     )
     make().fit(data, epochs=3, verbose=0)
 
@@ -102,7 +110,9 @@ def errors(folder):
     if syrtos.rank() == 0:
         (folder / "a.jsonl").write_text('{"a": 1, "y": 2}\n{"a": 1.5, "y": 3}\n')
     syrtos.barrier()
-    with pytest.raises(syrtos.SyrtosError, match=r"KeyError: 'nothing' \(data_checks.py, line \d+\)"):
+    with pytest.raises(
+        syrtos.SyrtosError, match=r"KeyError: 'nothing' \(data_checks.py, line \d+\)"
+    ):
         make().fit(syrtos.data.from_jsonl(folder / "a.jsonl", parse, batch_size=2), verbose=0)
     with pytest.raises(syrtos.SyrtosError, match="does not exist"):
         syrtos.data.from_tfrecord(folder / "nope", parse, batch_size=2)
@@ -110,9 +120,14 @@ def errors(folder):
         make().fit(syrtos.data.from_jsonl(folder / "a.jsonl", label="z", batch_size=2), verbose=0)
     if syrtos.size() > 1:  # one worker alone would see it
         return
-    with pytest.raises(Exception, match="Records differ in type: the first gave int64, a later one float64"):
+    with pytest.raises(
+        Exception, match="Records differ in type: the first gave int64, a later one float64"
+    ):
         make().fit(
-            syrtos.data.from_jsonl(folder / "a.jsonl", lambda row: ([row["a"]], row["y"]), batch_size=2), verbose=0
+            syrtos.data.from_jsonl(
+                folder / "a.jsonl", lambda row: ([row["a"]], row["y"]), batch_size=2
+            ),
+            verbose=0,
         )
 
 

@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from syrtos.errors import ConfigurationError, DivergenceError, ExchangeError, OutOfStepError, SyrtosError
+from syrtos.errors import (
+    ConfigurationError,
+    DivergenceError,
+    ExchangeError,
+    OutOfStepError,
+    SyrtosError,
+)
 
 
 def before_init(folder: Path) -> None:
@@ -29,7 +35,10 @@ def basics(folder: Path) -> None:
     assert hvd.mpi_built()
     assert not hvd.nccl_built()
     assert hvd.is_homogeneous()
-    assert hvd.broadcast_object({"epoch": 3 + hvd.rank(), "best": np.float32(1.5)}) == {"epoch": 3, "best": 1.5}
+    assert hvd.broadcast_object({"epoch": 3 + hvd.rank(), "best": np.float32(1.5)}) == {
+        "epoch": 3,
+        "best": 1.5,
+    }
     assert hvd.allgather_object((hvd.rank(), "x")) == [(0, "x"), (1, "x")]
     first = hvd.add_process_set([0])
     if first.included():
@@ -78,7 +87,9 @@ def explained(folder: Path) -> None:
 def errors_of_tensorflow(folder: Path) -> None:
     """The classes that Horovod raises, in a function and in a session too."""
     wrong = tf.ones(2 + hvd.rank())
-    with pytest.raises(tf.errors.FailedPreconditionError, match=r"rank 1: .* float32 \(3\)") as caught:
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match=r"rank 1: .* float32 \(3\)"
+    ) as caught:
         tf.function(hvd.allreduce)(wrong)
     assert isinstance(caught.value, OutOfStepError)
     with pytest.raises(tf.errors.InvalidArgumentError, match="give `splits`") as uneven:
@@ -168,8 +179,12 @@ def synchronized_batchnorm(folder: Path) -> None:
     mine = x[4 * hvd.rank() : 4 * hvd.rank() + 4]
     one, all_ = keras.layers.BatchNormalization(), hvd.SyncBatchNormalization()
     whole, part = one(x, training=True), all_(mine, training=True)
-    np.testing.assert_allclose(part, whole[4 * hvd.rank() : 4 * hvd.rank() + 4], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(np.asarray(one.moving_variance), np.asarray(all_.moving_variance), rtol=1e-5)
+    np.testing.assert_allclose(
+        part, whole[4 * hvd.rank() : 4 * hvd.rank() + 4], rtol=1e-4, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        np.asarray(one.moving_variance), np.asarray(all_.moving_variance), rtol=1e-5
+    )
 
 
 def local_variables(folder: Path) -> None:
@@ -178,7 +193,10 @@ def local_variables(folder: Path) -> None:
     keras.utils.set_random_seed(hvd.rank())
     first, second = keras.layers.Dense(2), keras.layers.Dense(1)
     model = keras.Sequential([keras.Input((3,)), first, second])
-    model.compile(hvd_keras.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=[first]), "mse")
+    model.compile(
+        hvd_keras.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=[first]),
+        "mse",
+    )
     rng = np.random.default_rng(hvd.rank())
     model.fit(rng.normal(size=(8, 3)), rng.normal(size=(8, 1)), batch_size=4, verbose=0)
     kernels = [hvd.allgather(layer.kernel.value[None]) for layer in (first, second)]
@@ -192,7 +210,9 @@ def keras_2_spellings(folder: Path) -> None:
     optimizer = hvd_keras.DistributedOptimizer(tf.keras.optimizers.legacy.SGD(lr=0.5, decay=0.1))
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(3,))])
     model.compile(optimizer, "mse", experimental_run_tf_function=False)
-    model.fit_generator(((np.ones((4, 3)), np.ones((4, 1))) for _ in range(3)), 3, workers=2, verbose=0)
+    model.fit_generator(
+        ((np.ones((4, 3)), np.ones((4, 1))) for _ in range(3)), 3, workers=2, verbose=0
+    )
     assert len(optimizer.variables()) == len(optimizer.variables)
     plain = tf.keras.optimizers.SGD(lr=0.5)
     tf.keras.backend.set_value(plain.lr, 0.25)

@@ -26,7 +26,10 @@ Y = tf.keras.utils.to_categorical(LABELS, CLASSES)
 
 def network() -> Any:
     tf.keras.utils.set_random_seed(0)
-    layers = [tf.keras.layers.Dense(32, "relu", input_shape=(WIDE,)), tf.keras.layers.Dense(CLASSES, "softmax")]
+    layers = [
+        tf.keras.layers.Dense(32, "relu", input_shape=(WIDE,)),
+        tf.keras.layers.Dense(CLASSES, "softmax"),
+    ]
     return tf.keras.Sequential(layers)
 
 
@@ -37,7 +40,9 @@ def compiled(model: Any, optimizer: Any = "adam") -> Any:
 
 def check(model: Any, losses: list[float]) -> None:
     """The replicas are equal, and it has learnt something."""
-    sums = syrtos.allgather(np.stack([np.float64(np.sum(weights)) for weights in model.get_weights()])[None])
+    sums = syrtos.allgather(
+        np.stack([np.float64(np.sum(weights)) for weights in model.get_weights()])[None]
+    )
     np.testing.assert_array_equal(np.asarray(sums)[0], np.asarray(sums)[-1])
     assert losses[-1] < losses[0] * 0.9, losses
 
@@ -67,14 +72,20 @@ def estimator_of_keras(folder: Path) -> None:
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
         outputs = network()(features, training=mode == "train")
         loss = tf.reduce_mean(tf.keras.losses.categorical_crossentropy(labels, outputs))
-        step = v1.train.AdamOptimizer(0.01).minimize(loss, v1.train.get_global_step()) if mode == "train" else None
+        step = (
+            v1.train.AdamOptimizer(0.01).minimize(loss, v1.train.get_global_step())
+            if mode == "train"
+            else None
+        )
         return tf.estimator.EstimatorSpec(mode=mode, loss=loss, train_op=step)  # pyright: ignore[reportAttributeAccessIssue]
 
     def reads() -> Any:
         return tf.data.Dataset.from_tensor_slices((X, Y)).repeat(5).batch(16)
 
     made = Estimator(model_fn=model_fn, model_dir=str(folder / "estimator"))
-    result = tf.estimator.train_and_evaluate(made, TrainSpec(reads, max_steps=30), EvalSpec(reads, steps=2))  # pyright: ignore[reportAttributeAccessIssue]
+    result = tf.estimator.train_and_evaluate(
+        made, TrainSpec(reads, max_steps=30), EvalSpec(reads, steps=2)
+    )  # pyright: ignore[reportAttributeAccessIssue]
     assert result[0]["global_step"] == 30
     assert result[0]["loss"] < 1.2
 
@@ -86,7 +97,9 @@ def horovod_fit(folder: Path) -> None:
     import horovod.tensorflow as hvd  # pyright: ignore[reportMissingImports]
 
     hvd.init()
-    model = compiled(network(), hvd.DistributedOptimizer(tf.keras.optimizers.Adam(learning_rate=0.01)))
+    model = compiled(
+        network(), hvd.DistributedOptimizer(tf.keras.optimizers.Adam(learning_rate=0.01))
+    )
     fitted(model, X[hvd.rank() :: hvd.size()], Y[hvd.rank() :: hvd.size()], epochs=5, batch_size=8)
     if hvd.rank() == 0:
         model.save(folder / "model.h5")
@@ -103,17 +116,30 @@ def horovod_records(folder: Path) -> None:
                 "x": tf.train.Feature(float_list=tf.train.FloatList(value=x)),
                 "y": tf.train.Feature(int64_list=tf.train.Int64List(value=[int(y)])),
             }
-            writer.write(tf.train.Example(features=tf.train.Features(feature=values)).SerializeToString())
+            writer.write(
+                tf.train.Example(features=tf.train.Features(feature=values)).SerializeToString()
+            )
 
     def parsed(record: Any) -> Any:
-        spec = {"x": tf.io.FixedLenFeature([WIDE], tf.float32), "y": tf.io.FixedLenFeature([], tf.int64)}
+        spec = {
+            "x": tf.io.FixedLenFeature([WIDE], tf.float32),
+            "y": tf.io.FixedLenFeature([], tf.int64),
+        }
         found = tf.io.parse_single_example(record, spec)
         return found["x"], tf.one_hot(found["y"], CLASSES)
 
-    data = tf.data.TFRecordDataset(path).map(parsed).shard(hvd.size(), hvd.rank()).batch(8).prefetch(tf.data.AUTOTUNE)
+    data = (
+        tf.data.TFRecordDataset(path)
+        .map(parsed)
+        .shard(hvd.size(), hvd.rank())
+        .batch(8)
+        .prefetch(tf.data.AUTOTUNE)
+    )
     inputs = tf.keras.Input((WIDE,))
     outputs = tf.keras.layers.Dense(CLASSES, "softmax")(tf.keras.layers.Dense(32, "relu")(inputs))
-    model = compiled(tf.keras.Model(inputs, outputs), hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.01)))
+    model = compiled(
+        tf.keras.Model(inputs, outputs), hvd.DistributedOptimizer(tf.keras.optimizers.Adam(0.01))
+    )
     fitted(model, data, epochs=5)
 
 
@@ -130,7 +156,9 @@ def horovod_loop(folder: Path) -> None:
     for step in range(30):
         rows = slice((step * 16 + 8 * hvd.rank()) % ROWS, (step * 16 + 8 * hvd.rank()) % ROWS + 8)
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.keras.losses.categorical_crossentropy(Y[rows], model(X[rows], training=True)))
+            loss = tf.reduce_mean(
+                tf.keras.losses.categorical_crossentropy(Y[rows], model(X[rows], training=True))
+            )
         gradients = hvd.DistributedGradientTape(tape).gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         if step == 0:
@@ -158,14 +186,20 @@ def steps_of_a_strategy(folder: Path) -> None:
     @tf.function
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.keras.losses.categorical_crossentropy(y, model(x, training=True)))
+            loss = tf.reduce_mean(
+                tf.keras.losses.categorical_crossentropy(y, model(x, training=True))
+            )
         gradients: Any = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
-    data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((X, Y)).batch(16))
+    data = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
+    )
     losses = [
-        float(strategy.reduce(tf.distribute.ReduceOp.MEAN, strategy.run(step, args=(x, y)), axis=None))
+        float(
+            strategy.reduce(tf.distribute.ReduceOp.MEAN, strategy.run(step, args=(x, y)), axis=None)
+        )
         for _ in range(5)
         for x, y in data
     ]
@@ -182,7 +216,9 @@ def distributed_data_into_fit(folder: Path) -> None:
 
 def workers_of_tf_config(folder: Path) -> None:
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    strategy: Any = tf.distribute.experimental.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    strategy: Any = tf.distribute.experimental.MultiWorkerMirroredStrategy(
+        cluster_resolver=resolver
+    )
     with strategy.scope():
         model = compiled(network())
     fitted(model, X, Y, epochs=5, batch_size=16)

@@ -30,7 +30,9 @@ def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
         return E.EstimatorSpec(mode, predictions={"p": p, "twice": 2 * p})
     loss = v1.losses.mean_squared_error(labels, p)
     step = v1.train.get_global_step()
-    op = v1.train.GradientDescentOptimizer(params.get("rate", 0.05)).minimize(loss, global_step=step)
+    op = v1.train.GradientDescentOptimizer(params.get("rate", 0.05)).minimize(
+        loss, global_step=step
+    )
     hooks = params.get("hooks", lambda tensor: [])(loss)
     return E.EstimatorSpec(mode, loss=loss, train_op=op, training_hooks=hooks)
 
@@ -49,7 +51,9 @@ def predicts(folder: Path) -> None:
     rows = list(made.predict(reads(repeat=1), predict_keys="p"))
     assert [set(row) for row in rows] == [{"p"}] * 96
     w, b = made.get_variable_value("dense/kernel"), made.get_variable_value("dense/bias")
-    np.testing.assert_allclose(np.stack([row["p"] for row in rows]), X @ w + b, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        np.stack([row["p"] for row in rows]), X @ w + b, rtol=1e-4, atol=1e-5
+    )
     batches = list(made.predict(reads(repeat=1), yield_single_examples=False))
     assert [len(batch["p"]) for batch in batches] == [16] * 6
     assert made.get_variable_names() == ["dense/bias", "dense/kernel", "global_step"]
@@ -62,12 +66,17 @@ def exports(folder: Path) -> None:
         E.LatestExporter("latest", serving),
         E.FinalExporter("final", serving),
     ]
-    spec = E.EvalSpec(reads(repeat=1), steps=None, name="held_out", exporters=exporters, throttle_secs=0)
+    spec = E.EvalSpec(
+        reads(repeat=1), steps=None, name="held_out", exporters=exporters, throttle_secs=0
+    )
     metrics, written = E.train_and_evaluate(made, E.TrainSpec(reads(), max_steps=30), spec)
     assert metrics["global_step"] == 30
     syrtos.barrier()
     assert (folder / "eval_held_out").is_dir()
-    counts = {name: len(list((folder / "export" / name).iterdir())) for name in ("best", "latest", "final")}
+    counts = {
+        name: len(list((folder / "export" / name).iterdir()))
+        for name in ("best", "latest", "final")
+    }
     assert counts == {"best": 1, "latest": 3, "final": 1}, counts
     served = tf.saved_model.load(written[1].decode()).signatures["serving_default"]
     expected = np.stack([row["p"] for row in made.predict(reads(repeat=1))])
@@ -102,7 +111,9 @@ def stops_at_nan(folder: Path) -> None:
 
 def ends_with_data(folder: Path) -> None:
     """Data that does not divide evenly: the last batch has fewer rows than there are workers."""
-    made = estimator(folder).train(lambda: reads(19, 1)().concatenate(reads(96, 1)().unbatch().take(1).batch(1)))
+    made = estimator(folder).train(
+        lambda: reads(19, 1)().concatenate(reads(96, 1)().unbatch().take(1).batch(1))
+    )
     assert int(made.get_variable_value("global_step")) == 7
     again = made.train(reads(), max_steps=7)
     assert int(again.get_variable_value("global_step")) == 7
@@ -118,13 +129,17 @@ def keras_model(folder: Path) -> None:
     )
     data = lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)  # noqa: E731
     spec = E.EvalSpec(data, steps=None, throttle_secs=0, exporters=E.LatestExporter("latest", None))
-    metrics, written = E.train_and_evaluate(made, E.TrainSpec(lambda: data().repeat(), max_steps=25), spec)
+    metrics, written = E.train_and_evaluate(
+        made, E.TrainSpec(lambda: data().repeat(), max_steps=25), spec
+    )
     assert metrics["global_step"] == 25
     rows = np.stack([row["out"] for row in made.predict(data)])
     np.testing.assert_allclose(rows, model(X), rtol=1e-5, atol=1e-6)
     syrtos.barrier()
     served = tf.saved_model.load(written[0].decode()).signatures["serving_default"]
-    np.testing.assert_allclose(next(iter(served(tf.constant(X)).values())), rows, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        next(iter(served(tf.constant(X)).values())), rows, rtol=1e-5, atol=1e-6
+    )
     with pytest.raises(ValueError, match="use callbacks"):
         made.train(data, hooks=[v1.train.StopAtStepHook(3)])
 
@@ -135,10 +150,14 @@ def unnamed_layers(folder: Path) -> None:
 
     def net(features: Any, labels: Any, mode: str) -> Any:
         training = mode == E.ModeKeys.TRAIN
-        hidden = keras.layers.BatchNormalization(momentum=0.5)(keras.layers.Dense(4)(features["x"]), training=training)
+        hidden = keras.layers.BatchNormalization(momentum=0.5)(
+            keras.layers.Dense(4)(features["x"]), training=training
+        )
         p = keras.layers.Dense(1)(keras.layers.Dropout(0.5)(hidden, training=training))
         loss = v1.losses.mean_squared_error(labels, p)
-        op = v1.train.GradientDescentOptimizer(0.01).minimize(loss, global_step=v1.train.get_global_step())
+        op = v1.train.GradientDescentOptimizer(0.01).minimize(
+            loss, global_step=v1.train.get_global_step()
+        )
         return E.EstimatorSpec(mode, loss=loss, train_op=op)
 
     made = E.Estimator(net, str(folder)).train(reads(), steps=6)
@@ -157,13 +176,17 @@ def own_optimizer(folder: Path) -> None:
         def __init__(self) -> None:
             super().__init__(False, "plain")
 
-        def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Any = None) -> Any:
+        def apply_gradients(
+            self, grads_and_vars: Any, global_step: Any = None, name: Any = None
+        ) -> Any:
             updates = [v1.assign_sub(v, 0.05 * g) for g, v in grads_and_vars]
             return tf.group(*updates, v1.assign_add(global_step, 1))
 
     def net(features: Any, labels: Any, mode: str) -> Any:
         w = v1.get_variable("w", (4, 1), initializer=v1.zeros_initializer())
-        loss = v1.losses.mean_squared_error(labels, features["x"] @ w, reduction=v1.losses.Reduction.SUM)
+        loss = v1.losses.mean_squared_error(
+            labels, features["x"] @ w, reduction=v1.losses.Reduction.SUM
+        )
         grads, _ = tf.clip_by_global_norm(tf.gradients(loss, [w]), 1.0)
         op = Plain().apply_gradients([(grads[0], w)], v1.train.get_global_step())
         return E.EstimatorSpec(mode, loss=loss, train_op=op, training_hooks=[Equal(w)])
@@ -182,8 +205,12 @@ def own_optimizer(folder: Path) -> None:
 def sum_of_losses(folder: Path) -> None:
     def net(features: Any, labels: Any, mode: str) -> Any:
         w = v1.get_variable("w", (4, 1), initializer=v1.zeros_initializer())
-        loss = v1.losses.mean_squared_error(labels, features["x"] @ w, reduction=v1.losses.Reduction.SUM)
-        op = v1.train.GradientDescentOptimizer(0.01).minimize(loss, global_step=v1.train.get_global_step())
+        loss = v1.losses.mean_squared_error(
+            labels, features["x"] @ w, reduction=v1.losses.Reduction.SUM
+        )
+        op = v1.train.GradientDescentOptimizer(0.01).minimize(
+            loss, global_step=v1.train.get_global_step()
+        )
         return E.EstimatorSpec(mode, loss=loss, train_op=op)
 
     made = E.Estimator(net, str(folder))
@@ -199,7 +226,9 @@ def _check_equal_to_one_process(folder: Path, loss: Any, batch: int, counts: boo
     start = np.linspace(-1.0, 1.0, 4, dtype=np.float32)[:, None]
 
     def input_fn() -> Any:
-        return tf.data.Dataset.from_tensor_slices(({"x": X}, Y)).batch(batch, drop_remainder=96 % batch == 0)
+        return tf.data.Dataset.from_tensor_slices(({"x": X}, Y)).batch(
+            batch, drop_remainder=96 % batch == 0
+        )
 
     def root(y: Any, p: Any) -> Any:
         return tf.sqrt(tf.reduce_mean(tf.square(y - p)) + 1e-3)
@@ -213,11 +242,18 @@ def _check_equal_to_one_process(folder: Path, loss: Any, batch: int, counts: boo
         counted = tf.no_op()
         if counts:
             counted = tf.cond(
-                value > -1.0, lambda: tf.identity(v1.assign_add(rows, tf.shape(p)[0])), lambda: tf.identity(rows)
+                value > -1.0,
+                lambda: tf.identity(v1.assign_add(rows, tf.shape(p)[0])),
+                lambda: tf.identity(rows),
             )
         op = optimizer.minimize(value, global_step=step)
-        metrics = {"root": v1.metrics.mean(root(labels, p)), "mae": v1.metrics.mean_absolute_error(labels, p)}
-        return E.EstimatorSpec(mode, loss=value, train_op=tf.group(op, counted), eval_metric_ops=metrics)
+        metrics = {
+            "root": v1.metrics.mean(root(labels, p)),
+            "mae": v1.metrics.mean_absolute_error(labels, p),
+        }
+        return E.EstimatorSpec(
+            mode, loss=value, train_op=tf.group(op, counted), eval_metric_ops=metrics
+        )
 
     made = E.Estimator(net, str(folder / f"{loss.__name__} {batch}")).train(input_fn)
     expected = tf.Variable(start)
@@ -226,7 +262,9 @@ def _check_equal_to_one_process(folder: Path, loss: Any, batch: int, counts: boo
             value = loss(y, x @ expected)
         gradient: Any = tape.gradient(value, expected)
         expected.assign_sub(0.001 * gradient)
-    np.testing.assert_allclose(made.get_variable_value("w"), expected.numpy(), rtol=2e-5, err_msg=loss.__name__)
+    np.testing.assert_allclose(
+        made.get_variable_value("w"), expected.numpy(), rtol=2e-5, err_msg=loss.__name__
+    )
     assert made.get_variable_value("rows") == (96 if counts else 0)
     found = made.evaluate(input_fn)
     batches = [(Y[i : i + batch], X[i : i + batch] @ expected) for i in range(0, 96, batch)]
@@ -242,7 +280,9 @@ def computes_what_one_process_computes(folder: Path) -> None:
         return tf.reduce_mean(tf.abs((y - tf.transpose(y)) - (p - tf.transpose(p))))
 
     def penalized(y: Any, p: Any) -> Any:
-        return v1.losses.mean_squared_error(y, p, reduction=v1.losses.Reduction.SUM) + tf.square(tf.reduce_sum(p))
+        return v1.losses.mean_squared_error(y, p, reduction=v1.losses.Reduction.SUM) + tf.square(
+            tf.reduce_sum(p)
+        )
 
     def total(y: Any, p: Any) -> Any:
         return tf.reduce_sum(tf.square(y - p))
@@ -274,7 +314,9 @@ def refuses_training_of_keras(folder: Path) -> None:
         return E.EstimatorSpec(mode, loss=model.train_on_batch(features["x"], labels))
 
     fit = tf.keras.Model.fit
-    with pytest.raises(Exception, match=r"`model.train_on_batch` was called in a `model_fn`.*model_to_estimator"):
+    with pytest.raises(
+        Exception, match=r"`model.train_on_batch` was called in a `model_fn`.*model_to_estimator"
+    ):
         E.Estimator(net, str(folder)).train(reads(), steps=3)
     assert tf.keras.Model.fit is fit
 
@@ -285,8 +327,14 @@ def roles(folder: Path) -> None:
     assert (config.task_type, config.task_id, config.is_chief) == (
         ("chief", 0, True) if rank == 0 else ("worker", 0, False)
     )
-    assert (config.num_worker_replicas, config.num_ps_replicas, config.global_id_in_cluster) == (2, 0, rank)
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"chief": ["a:1"]}, "task": {"type": "evaluator", "index": 0}})
+    assert (config.num_worker_replicas, config.num_ps_replicas, config.global_id_in_cluster) == (
+        2,
+        0,
+        rank,
+    )
+    os.environ["TF_CONFIG"] = json.dumps(
+        {"cluster": {"chief": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}
+    )
     try:
         assert (E.RunConfig().task_type, E.RunConfig().num_worker_replicas) == ("evaluator", 0)
     finally:

@@ -32,13 +32,17 @@ class Mixing(keras.layers.Layer):
 
 def one_program() -> None:
     """Dropout's masks, statistics of BatchNormalization, uneven and single rows, planned data, predictions, mixed rows: compared with one process."""
-    built = model(keras.layers.Dense(32, "relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3))
+    built = model(
+        keras.layers.Dense(32, "relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)
+    )
     found = used(built)
     if COMM.size > 1:
         assert is_shared(built)
     for batch in (12, 9):  # the rows of one are split evenly over two workers
         planned = syrtos.data.from_arrays(*data(60), batch_size=batch, shuffle=True, seed=1)
-        found[f"planned in batches of {batch}"] = built.fit(planned, epochs=2, verbose=0).history["loss"]
+        found[f"planned in batches of {batch}"] = built.fit(planned, epochs=2, verbose=0).history[
+            "loss"
+        ]
     mixing = model(Mixing(), keras.layers.Dense(8))
     found["loss with mixed rows"] = mixing.fit(*data(25), batch_size=9, verbose=0).history["loss"]
     written("one_program", built, found)
@@ -84,20 +88,32 @@ def model_parallel() -> None:
     layout = keras.distribution.LayoutMap(mesh)
     layout[".*wide.*kernel"] = (None, "model")
     x, y = data()
-    expected = model(keras.layers.Dense(16, "relu", name="wide")).fit(x, y, batch_size=16, epochs=2, verbose=0).history
+    expected = (
+        model(keras.layers.Dense(16, "relu", name="wide"))
+        .fit(x, y, batch_size=16, epochs=2, verbose=0)
+        .history
+    )
     keras.utils.set_random_seed(7)
-    keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layout, batch_dim_name="batch"))
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=layout, batch_dim_name="batch")
+    )
     built = model(keras.layers.Dense(16, "relu", name="wide"))
     saved = keras.callbacks.ModelCheckpoint(str(FOLDER / "split.keras"))
     found = built.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[saved]).history
     np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
-    assert built.get_layer("wide").kernel.value.addressable_shards[0].data.shape == (8, 16 // COMM.size)
+    assert built.get_layer("wide").kernel.value.addressable_shards[0].data.shape == (
+        8,
+        16 // COMM.size,
+    )
     predicted = built.predict(x, verbose=0)
     built.save(FOLDER / "saved.keras")
     keras.distribution.set_distribution(None)
     for name in ("split.keras", "saved.keras"):
         np.testing.assert_allclose(
-            keras.saving.load_model(FOLDER / name).predict(x, verbose=0), predicted, rtol=1e-4, atol=1e-6
+            keras.saving.load_model(FOLDER / name).predict(x, verbose=0),
+            predicted,
+            rtol=1e-4,
+            atol=1e-6,
         )
 
 

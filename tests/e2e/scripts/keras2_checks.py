@@ -27,7 +27,9 @@ def unshaped(folder: Path) -> None:
     keras.utils.set_random_seed(hvd.rank())
     model = keras.Sequential([keras.layers.Dense(4, activation="relu"), keras.layers.Dense(1)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
-    model.fit(*data(hvd.rank()), verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(1)])
+    model.fit(
+        *data(hvd.rank()), verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(1)]
+    )
     both = hvd.allgather(model.get_weights()[0][None])
     np.testing.assert_array_equal(both[0], both[1])
     keras.utils.set_random_seed(1)
@@ -41,16 +43,26 @@ def accumulates(folder: Path) -> None:
     for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
         for average in (False, True):
             optimizer = hvd.DistributedOptimizer(
-                make(0.1, momentum=0.9), backward_passes_per_step=2, average_aggregated_gradients=average
+                make(0.1, momentum=0.9),
+                backward_passes_per_step=2,
+                average_aggregated_gradients=average,
             )
-            model = keras.Sequential([keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+            model = keras.Sequential(
+                [keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")]
+            )
             model.compile(optimizer, "mse")
             model.fit(*data(hvd.rank()), batch_size=4, epochs=ROUNDS, verbose=0, shuffle=False)
             weight, velocity = np.ones((3, 1), "float32"), np.zeros((3, 1), "float32")
             for _ in range(ROUNDS):
                 for first in (0, 8):
-                    passes = [_gradient(weight, r, b) for r in range(hvd.size()) for b in (first, first + 4)]
-                    velocity = 0.9 * velocity - 0.1 * np.sum(passes, 0) / hvd.size() / (2 if average else 1)
+                    passes = [
+                        _gradient(weight, r, b)
+                        for r in range(hvd.size())
+                        for b in (first, first + 4)
+                    ]
+                    velocity = 0.9 * velocity - 0.1 * np.sum(passes, 0) / hvd.size() / (
+                        2 if average else 1
+                    )
                     weight = weight + velocity
             np.testing.assert_allclose(model.get_weights()[0], weight, rtol=1e-5)
             assert int(optimizer.iterations) == ROUNDS * ROWS // 4
@@ -60,9 +72,13 @@ def corrects_momentum(folder: Path) -> None:
     """When the rate doubles, so does the velocity (Goyal et al. 2017, section 2.1)."""
     for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
         for correction in (False, True):
-            model = keras.Sequential([keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+            model = keras.Sequential(
+                [keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")]
+            )
             model.compile(hvd.DistributedOptimizer(make(0.1, momentum=0.9)), "mse")
-            schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, 2.0, momentum_correction=correction)
+            schedule = hvd.callbacks.LearningRateScheduleCallback(
+                0.1, 2.0, momentum_correction=correction
+            )
             model.fit(*data(hvd.rank()), batch_size=ROWS, epochs=2, verbose=0, callbacks=[schedule])
             weight, velocity = np.ones((3, 1), "float32"), np.zeros((3, 1), "float32")
             for rate, scale in ((0.1, 1.0), (0.2, 2.0 if correction else 1.0)):
@@ -80,7 +96,12 @@ def computes(folder: Path) -> None:
             shared, own = tf.Variable(0.0), tf.Variable(0.0)
             optimizer.register_local_var(own)
 
-            def step(optimizer: Any = optimizer, shared: Any = shared, own: Any = own, total: float = total) -> None:
+            def step(
+                optimizer: Any = optimizer,
+                shared: Any = shared,
+                own: Any = own,
+                total: float = total,
+            ) -> None:
                 with tf.GradientTape() as tape:
                     loss = (shared + own) * (1.0 + 2.0 * hvd.rank())  # gradients 1 and 3
                 found, mine = optimizer.compute_gradients(loss, [shared, own], tape=tape)
@@ -90,7 +111,9 @@ def computes(folder: Path) -> None:
 
             step()
             tf.function(step)()
-            np.testing.assert_allclose([shared.numpy(), own.numpy()], [-3.0, -1.0 - 2.0 * hvd.rank()])
+            np.testing.assert_allclose(
+                [shared.numpy(), own.numpy()], [-3.0, -1.0 - 2.0 * hvd.rank()]
+            )
             optimizer.minimize(lambda s=shared: s * (1.0 + 2.0 * hvd.rank()), [shared])
             optimizer.apply_gradients([(tf.constant(1.0 + 2.0 * hvd.rank()), shared)])
             np.testing.assert_allclose(shared.numpy(), -3.0 - 2 * total)
@@ -99,9 +122,14 @@ def computes(folder: Path) -> None:
 def computes_elsewhere(folder: Path) -> None:
     """Where one function computes gradients and another applies them, a mean is the same taken twice; a sum is an error."""
     for op in (hvd.Average, hvd.Sum):
-        optimizer, weight = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=op), tf.Variable(0.0)
+        optimizer, weight = (
+            hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=op),
+            tf.Variable(0.0),
+        )
         compute = tf.function(
-            lambda o=optimizer, w=weight: o.compute_gradients(lambda: w * (1.0 + 2.0 * hvd.rank()), [w])[0][0]
+            lambda o=optimizer, w=weight: o.compute_gradients(
+                lambda: w * (1.0 + 2.0 * hvd.rank()), [w]
+            )[0][0]
         )
         if op is hvd.Sum:
             with pytest.raises(ConfigurationError, match="in one function"):

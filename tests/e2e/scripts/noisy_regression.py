@@ -10,7 +10,9 @@ random = np.random.default_rng(0)
 x = random.normal(size=(4096, 20)).astype("float32")
 y = (x @ random.normal(size=(20, 1)) + 2 * random.normal(size=(4096, 1))).astype("float32")
 model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(1, kernel_initializer="zeros")])
-model.compile(keras.optimizers.get({"class_name": sys.argv[1], "config": {"learning_rate": 1e-7}}), "mse")
+model.compile(
+    keras.optimizers.get({"class_name": sys.argv[1], "config": {"learning_rate": 1e-7}}), "mse"
+)
 model.fit(x, y, batch_size=64, epochs=12, verbose=0)
 kernel, bias = model.get_weights()
 error = 2 * (x @ kernel + bias - y)

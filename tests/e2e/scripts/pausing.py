@@ -29,7 +29,13 @@ class Pausing(keras.callbacks.Callback):
 
 keras.utils.set_random_seed(1)
 x = np.random.default_rng(0).normal(size=(96, 8)).astype("float32")
-model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
+model = keras.Sequential(
+    [keras.layers.Input((8,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)]
+)
 model.compile("adam", "mse")
 model.fit(x, x.sum(axis=1), batch_size=32, epochs=6, verbose=0, callbacks=[Pausing()])
-print("weights", hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest(), flush=True)
+print(
+    "weights",
+    hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest(),
+    flush=True,
+)

@@ -25,7 +25,9 @@ keras.utils.set_random_seed(3)
 rng = np.random.default_rng(3)
 x = rng.normal(size=(96, 8)).astype("float32")
 y = x.sum(axis=1, keepdims=True)
-model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(1)])
+model = keras.Sequential(
+    [keras.layers.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(1)]
+)
 model.compile("adam", "mse")
 model.fit(x, y, batch_size=16, epochs=10, verbose=0, callbacks=[Pace()])
 Path(OUT / "weights.bin").write_bytes(b"".join(w.tobytes() for w in model.get_weights()))

@@ -31,7 +31,9 @@ def model(value: float = 1.0) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(one.get_weights(), other.get_weights(), strict=True))
+    return all(
+        np.array_equal(a, b) for a, b in zip(one.get_weights(), other.get_weights(), strict=True)
+    )
 
 
 def raised(call: Callable[[], Any]) -> BaseException:
@@ -160,7 +162,9 @@ def unasked() -> None:
     """A script that knows its rank from elsewhere writes on one rank, and the others wait for the file in their own way."""
     if os.environ["PMI_RANK"] == "0":
         model(6.0).save(FOLDER / "unasked.keras")
-        keras.utils.get_file("unasked.bin", (FOLDER / "unasked.keras").as_uri(), cache_dir=str(FOLDER))
+        keras.utils.get_file(
+            "unasked.bin", (FOLDER / "unasked.keras").as_uri(), cache_dir=str(FOLDER)
+        )
     for file in (FOLDER / "unasked.keras", FOLDER / "datasets" / "unasked.bin"):
         while not file.exists():
             time.sleep(0.05)

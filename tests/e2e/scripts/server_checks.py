@@ -23,7 +23,9 @@ QUIET: Any = 0
 
 def make(optimizer: Any = None) -> Any:
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)]
+    )
     model.compile(optimizer or keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
     return model
 
@@ -55,8 +57,12 @@ def every_sample_once(folder: Path) -> None:
             keras.layers.Flatten(),
         ]
     )
-    model.compile(keras.optimizers.SGD(8.0), lambda _, predicted: predicted, steps_per_execution=3)  # 32 batches
-    history = model.fit(np.arange(len(X))[:, None], Y, batch_size=8, epochs=3, verbose=QUIET).history
+    model.compile(
+        keras.optimizers.SGD(8.0), lambda _, predicted: predicted, steps_per_execution=3
+    )  # 32 batches
+    history = model.fit(
+        np.arange(len(X))[:, None], Y, batch_size=8, epochs=3, verbose=QUIET
+    ).history
     np.testing.assert_array_equal(model.get_weights()[0], np.full((len(X), 1), -3.0))
     assert int(model.optimizer.iterations) == 96
     equal_everywhere(history["loss"])
@@ -120,7 +126,12 @@ def tables(folder: Path) -> None:
     """Rows of a table, by an optimizer that treats listed rows alone."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
-        [keras.Input((3,), dtype="int32"), keras.layers.Embedding(50, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
+        [
+            keras.Input((3,), dtype="int32"),
+            keras.layers.Embedding(50, 4),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
     )
     model.compile(keras.optimizers.Adagrad(0.5), "mse")
     ids = np.random.default_rng(1).integers(0, 20, size=(256, 3))

@@ -37,7 +37,11 @@ class Moving(keras.Model):
 
     def train_step(self, *data: Any) -> Any:
         kernel = self.layers[-2].kernel
-        before = kernel.value[:128] if keras.backend.backend() == "tensorflow" else kernel.value[:128].detach().clone()
+        before = (
+            kernel.value[:128]
+            if keras.backend.backend() == "tensorflow"
+            else kernel.value[:128].detach().clone()
+        )
         logs = super().train_step(*data)
         return {**logs, "moved": keras.ops.sum(keras.ops.abs(before - kernel.value[:128]))}
 
@@ -46,7 +50,11 @@ def build() -> keras.Model:
     """Kernels that are cut by rows (256 KB: memory of results is lent), a kernel of a convolution that is cut within them, a table whose gradient is rows."""
     images, words = keras.Input((8, 8, 3)), keras.Input((4,), dtype="int32")
     shapes = keras.layers.Flatten()(keras.layers.Conv2D(8, 3, activation="relu")(images))
-    table = keras.layers.Embedding(90, 6) if HOW != "each" else keras.layers.CategoryEncoding(90, "one_hot")
+    table = (
+        keras.layers.Embedding(90, 6)
+        if HOW != "each"
+        else keras.layers.CategoryEncoding(90, "one_hot")
+    )
     texts = keras.layers.Flatten()(table(words))
     shapes = Scaled()(shapes)
     wide = keras.layers.Dense(256, "relu")(keras.layers.Concatenate()([shapes, texts]))
@@ -86,7 +94,9 @@ model = build()
 clip: Any = {"clipnorm": 0.1} if HOW == "each" else {"global_clipnorm": 1.0}
 optimizer = keras.optimizers.AdamW(2e-3, weight_decay=0.01, use_ema=True, ema_momentum=0.9, **clip)
 optimizer.exclude_from_weight_decay(var_names=["bias"])
-model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+model.compile(
+    optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+)
 saved = FOLDER / "each.keras"
 history = model.fit(
     [IMAGES, WORDS], CLASSES, batch_size=16, epochs=3, verbose=0,
@@ -99,12 +109,19 @@ model.other = keras.optimizers.Adam()  # as a GAN has: saved too
 model.other.build(model.trainable_variables)
 model.save(FOLDER / "end.keras")
 again = keras.models.load_model(FOLDER / "end.keras", {"Moving": Moving})
-assert [tuple(v.shape) for v in again.optimizer.variables] == [tuple(v.shape) for v in model.optimizer.variables]
+assert [tuple(v.shape) for v in again.optimizer.variables] == [
+    tuple(v.shape) for v in model.optimizer.variables
+]
 for one, other in zip(again.optimizer.variables, model.optimizer.variables, strict=True):
     np.testing.assert_array_equal(np.asarray(one.numpy()), np.asarray(other.numpy()))
 more = again.fit([IMAGES, WORDS], CLASSES, batch_size=16, epochs=1, verbose=0)
 found = {
-    "losses": [value for logs in (history.history, more.history) for values in logs.values() for value in values],
+    "losses": [
+        value
+        for logs in (history.history, more.history)
+        for values in logs.values()
+        for value in values
+    ],
     "weights": [float(np.abs(w).sum(dtype="float64")) for w in again.get_weights()],
     "optimizer": [
         [v.name.split("/")[-1], list(v.shape), float(np.abs(v.numpy()).sum(dtype="float64"))]

@@ -17,13 +17,15 @@ def digits(seed: int) -> float:
     keras.utils.set_random_seed(seed)
     x, y = load_digits(return_X_y=True)
     x = (x / 16).astype("float32")
-    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(10)])
+    model = keras.Sequential(
+        [keras.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(10)]
+    )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(3e-3), loss)
     data = (x[1400:], y[1400:])
-    return model.fit(x[:1400], y[:1400], batch_size=64, epochs=8, validation_data=data, verbose=0).history["val_loss"][
-        -1
-    ]
+    return model.fit(
+        x[:1400], y[:1400], batch_size=64, epochs=8, validation_data=data, verbose=0
+    ).history["val_loss"][-1]
 
 
 class Killed(keras.callbacks.Callback):
@@ -44,16 +46,26 @@ def small(callbacks: list[Any]) -> dict[str, Any]:
     """Logs of a small regression, and a sum of its weights."""
     keras.utils.set_random_seed(1)
     x = np.random.default_rng(0).normal(size=(320, 6)).astype("float32")
-    hidden = [keras.layers.Dense(32, "relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)]
+    hidden = [
+        keras.layers.Dense(32, "relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.1),
+    ]
     model = keras.Sequential([keras.Input((6,)), *hidden, keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
     given = {"batch_size": 16, "validation_split": 0.2, "verbose": 0}
-    return facts(model, model.fit(x, np.tanh(x.sum(1, keepdims=True)), epochs=3, callbacks=callbacks, **given))
+    return facts(
+        model,
+        model.fit(x, np.tanh(x.sum(1, keepdims=True)), epochs=3, callbacks=callbacks, **given),
+    )
 
 
 def facts(model: keras.Model, history: Any) -> dict[str, Any]:
     weights = [float(np.abs(w).sum(dtype="float64")) for w in model.get_weights()]
-    return {**{name: [float(v) for v in values] for name, values in history.history.items()}, "weights": weights}
+    return {
+        **{name: [float(v) for v in values] for name, values in history.history.items()},
+        "weights": weights,
+    }
 
 
 # -- a model that its optimizer never changes: what it gives on workers is what it gives in one process ------------
@@ -106,7 +118,9 @@ class Disturbs(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch == 5:
             self._found.append(float(self.model.predict(self._x[:7], verbose=0).sum()))
-            self._found.append(self._other.evaluate(self._x[:7], self._x[:7, :1], batch_size=3, verbose=0)[0])
+            self._found.append(
+                self._other.evaluate(self._x[:7], self._x[:7, :1], batch_size=3, verbose=0)[0]
+            )
 
     def on_train_end(self, logs: Any = None) -> None:
         self.model.found = self._found
@@ -116,7 +130,9 @@ def not_trained() -> dict[str, Any]:
     """101 samples in batches of 10, and one of a single sample."""
     keras.utils.set_random_seed(1)
     x = np.random.default_rng(0).normal(size=(101, 6)).astype("float32")
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)]
+    )
     model.compile(keras.optimizers.SGD(0.0), "mse", metrics=["mae", Largest(), Counts()])
     history = model.fit(x, x[:, :1], batch_size=10, epochs=3, callbacks=[Disturbs(x)], verbose=0)
     return {**facts(model, history), "within": model.found}
@@ -131,7 +147,10 @@ def own_loop() -> dict[str, Any]:
     losses = descend(model, x)
     model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0)
     losses += descend(model, x)
-    return {"falls": bool(np.all(np.diff(losses[:8]) < 0)), "weights": [w.tolist() for w in model.get_weights()]}
+    return {
+        "falls": bool(np.all(np.diff(losses[:8]) < 0)),
+        "weights": [w.tolist() for w in model.get_weights()],
+    }
 
 
 def descend(model: keras.Model, x: Any) -> list[float]:
@@ -144,7 +163,9 @@ def descend(model: keras.Model, x: Any) -> list[float]:
         kernel, bias = model.get_weights()
         wrong = x @ kernel + bias - x[:, :1]
         grads = [2 * x.T @ wrong / len(x), 2 * wrong.mean(0)]
-        model.optimizer.apply([keras.ops.convert_to_tensor(g) for g in grads], model.trainable_variables)
+        model.optimizer.apply(
+            [keras.ops.convert_to_tensor(g) for g in grads], model.trainable_variables
+        )
         losses.append(float((wrong**2).mean()))
         callbacks.on_train_batch_end(step, {})
     callbacks.on_train_end()
@@ -180,7 +201,9 @@ def main() -> None:
         model.compile("sgd", "mse")
         result = float(model.train_on_batch(np.ones((4, 6)), np.ones((4, 1))))
     else:
-        model = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1000), keras.layers.Dense(1)])
+        model = keras.Sequential(
+            [keras.Input((1000,)), keras.layers.Dense(1000), keras.layers.Dense(1)]
+        )
         model.compile("sgd", "mse")
         model.fit(np.ones((640, 1000), "float32"), np.ones((640, 1)), batch_size=20, verbose=0)
         result = None

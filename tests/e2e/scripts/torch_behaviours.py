@@ -31,7 +31,9 @@ def everything() -> None:
 def data_loaders() -> None:
     """Shuffled, in processes of their own, and by epochs; a Dropout without a seed between two shuffles does not part the workers."""
     built = model(keras.layers.Dense(8, "relu"))
-    history = built.fit(loader(shuffle=True, num_workers=2), epochs=3, validation_data=loader(33), verbose=0).history
+    history = built.fit(
+        loader(shuffle=True, num_workers=2), epochs=3, validation_data=loader(33), verbose=0
+    ).history
     written("data_loaders", built, history)
     dropped = model(keras.layers.Dropout(0.5))
     dropped.fit(loader(shuffle=True), epochs=3, verbose=0)
@@ -105,7 +107,12 @@ class FailsLate(keras.layers.Layer):
 
 def errors_in_backward() -> None:
     """A script that catches one may save, and train again: what travels still arrives before that."""
-    built = model(keras.layers.Dense(32), FailsLate(), keras.layers.Dense(32, "relu"), keras.layers.Dense(32, "relu"))
+    built = model(
+        keras.layers.Dense(32),
+        FailsLate(),
+        keras.layers.Dense(32, "relu"),
+        keras.layers.Dense(32, "relu"),
+    )
     with pytest.raises(RuntimeError, match="in the middle of backward"):
         built.fit(*data(), batch_size=16, verbose=0)
     if COMM.rank == 1:
@@ -120,7 +127,9 @@ def frozen_parameters() -> None:
     """Of a torch module: they have no gradient, and are left out."""
     net = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 32))
     net[0].requires_grad_(requires_grad=False)
-    built = keras.Sequential([keras.layers.Input((8,)), keras.layers.TorchModuleWrapper(net), keras.layers.Dense(1)])
+    built = keras.Sequential(
+        [keras.layers.Input((8,)), keras.layers.TorchModuleWrapper(net), keras.layers.Dense(1)]
+    )
     built.compile("sgd", "mse")
     built.fit(*data(), batch_size=16, verbose=0)
     assert equal_everywhere(built.get_weights()[-2])
@@ -143,7 +152,9 @@ class Wrapped(keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 1))
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 1)
+        )
 
     def call(self, x: Any) -> Any:
         return self.net(x)
@@ -167,7 +178,11 @@ def synchronized_statistics() -> None:
     """With ``--sync-batchnorm`` BatchNormalization's are those of the global batch, and so are its gradients."""
     built = model(keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization())
     built.compile(keras.optimizers.SGD(0.05), "mse")
-    written("synchronized_statistics", built, built.fit(*data(), batch_size=16, epochs=2, verbose=0).history)
+    written(
+        "synchronized_statistics",
+        built,
+        built.fit(*data(), batch_size=16, epochs=2, verbose=0).history,
+    )
     built.save(FOLDER / "synchronized.keras")
     keras.saving.load_model(FOLDER / "synchronized.keras")
     built(data(9)[0], training=True)  # in a loop of the script's own
@@ -210,7 +225,9 @@ def rows_of_each_worker() -> None:
             return iter([(x[k], y[k]) for k in range(24)] if COMM.rank == 0 else [])
 
     late = model()
-    late.fit(torch.utils.data.DataLoader(Own(), batch_size=8), verbose=0)  # a worker never has a batch
+    late.fit(
+        torch.utils.data.DataLoader(Own(), batch_size=8), verbose=0
+    )  # a worker never has a batch
     assert late.optimizer.iterations == 3
     assert equal_everywhere(late.get_weights()[0])
 
@@ -226,7 +243,12 @@ def native_api() -> None:
     assert gradient.tolist() == ([[0.0, 0.0]] if COMM.rank == 0 else [[2.0, 2.0], [4.0, 4.0]])
     assert syrtos.broadcast(torch.tensor([COMM.rank]), root=1).tolist() == [1]
     received, counts = syrtos.alltoall(torch.arange(4) + 10 * COMM.rank)
-    assert received.tolist() == [2 * COMM.rank, 2 * COMM.rank + 1, 10 + 2 * COMM.rank, 11 + 2 * COMM.rank]
+    assert received.tolist() == [
+        2 * COMM.rank,
+        2 * COMM.rank + 1,
+        10 + 2 * COMM.rank,
+        11 + 2 * COMM.rank,
+    ]
     assert counts.tolist() == [2, 2]
     assert len(syrtos.reducescatter(torch.ones(5))) in (2, 3)
     layer = torch.nn.Linear(2, 2)

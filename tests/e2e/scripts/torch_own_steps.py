@@ -17,7 +17,9 @@ from torch_behaviours import loader
 def hooks_and_buffers() -> None:
     """A forward hook over the batch, and a step that keeps the largest outputs and counts rows in buffers, a centre in a plain tensor."""
     hooked = model(keras.layers.Dense(8, "tanh"))
-    hooked.layers[0].register_forward_hook(lambda layer, given, out: out - out.mean(0, keepdim=True))
+    hooked.layers[0].register_forward_hook(
+        lambda layer, given, out: out - out.mean(0, keepdim=True)
+    )
     x, y = data(60)
     losses = hooked.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
 
@@ -50,7 +52,11 @@ def hooks_and_buffers() -> None:
     keeping.build((None, 8))
     keeping.compile(keras.optimizers.SGD(0.01))
     history = keeping.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
-    kept = {"largest": keeping.largest.tolist(), "rows": float(keeping.rows), "centre": keeping.centre.tolist()}
+    kept = {
+        "largest": keeping.largest.tolist(),
+        "rows": float(keeping.rows),
+        "centre": keeping.centre.tolist(),
+    }
     written("hooks_and_buffers", hooked, {"hooked": losses, "kept": history["loss"], **kept})
 
 
@@ -80,7 +86,9 @@ def optimizers_elsewhere() -> None:
     built.make()
     built.compile()
     history = built.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
-    written("optimizers_elsewhere", built, {f"log {name}": values for name, values in history.items()})
+    written(
+        "optimizers_elsewhere", built, {f"log {name}": values for name, values in history.items()}
+    )
 
 
 class OwnStep(keras.Sequential):
@@ -105,12 +113,18 @@ class OwnStep(keras.Sequential):
         self.peak.update_state(y, predicted)
         self.threes.update_state(3)
         raw = loss.detach()
-        results = {"own": self.mean.result(), "error": self.peak.result(), "threes": self.threes.result()}
+        results = {
+            "own": self.mean.result(),
+            "error": self.peak.result(),
+            "threes": self.threes.result(),
+        }
         return results | {"raw": raw, "numpy": np.float32(raw), "python": raw.item()}
 
 
 def own_step() -> None:
-    built = OwnStep([keras.layers.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
+    built = OwnStep(
+        [keras.layers.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)]
+    )
     built.compile("adam")
     history = built.fit(*data(), batch_size=16, epochs=2, verbose=0).history
     assert history["threes"] == [3.0, 3.0]
@@ -156,7 +170,9 @@ def guarded() -> None:
     """The row that is not finite is one worker's: the others leave out the same batch."""
     x, y = data(60)
     x[41] = np.nan
-    built = Guarded([keras.layers.Input((8,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+    built = Guarded(
+        [keras.layers.Input((8,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
+    )
     built.compile(keras.optimizers.SGD(0.05))
     history = built.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
     assert history["left out"][-1] == 2
@@ -171,7 +187,9 @@ class Norms(keras.callbacks.Callback):
         self.norms: list[float] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        gradients = [
+            parameter.grad for parameter in self.model.parameters() if parameter.grad is not None
+        ]
         self.norms.append(float(torch.sqrt(sum((gradient**2).sum() for gradient in gradients))))
 
 

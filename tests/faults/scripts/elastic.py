@@ -45,7 +45,12 @@ callbacks = [
     keras.callbacks.EarlyStopping("val_loss", patience=9, restore_best_weights=True),
     keras.callbacks.CSVLogger(f"{OUT}/log.csv"),
 ]
-given: dict[str, Any] = {"epochs": 6, "verbose": 0, "callbacks": callbacks, "validation_data": (x[:50], y[:50])}
+given: dict[str, Any] = {
+    "epochs": 6,
+    "verbose": 0,
+    "callbacks": callbacks,
+    "validation_data": (x[:50], y[:50]),
+}
 if DATA == "planned":
     import syrtos.data
 
@@ -55,4 +60,6 @@ else:
 second = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, callbacks=callbacks[:1])
 if syrtos.rank() == 0:
     np.savez(f"{OUT}/weights.npz", *model.get_weights())
-    Path(OUT, "results.json").write_text(json.dumps([first.history, second.history, second.epoch], default=float))
+    Path(OUT, "results.json").write_text(
+        json.dumps([first.history, second.history, second.epoch], default=float)
+    )

@@ -34,11 +34,22 @@ class Own(keras.Model):
 
 
 def trained(
-    x: Any, y: Any, kind: type[keras.Model] = keras.Model, optimizer: Any = "adam", epochs: int = 2, **options: Any
+    x: Any,
+    y: Any,
+    kind: type[keras.Model] = keras.Model,
+    optimizer: Any = "adam",
+    epochs: int = 2,
+    **options: Any,
 ) -> tuple[Any, Any, Any]:
     """Weights, the optimizer's state, and the history of two epochs."""
     keras.utils.set_random_seed(0)
-    fit = {"epochs": epochs, "shuffle": False, "batch_size": BATCH, "verbose": QUIET, "validation_data": (X, Y)}
+    fit = {
+        "epochs": epochs,
+        "shuffle": False,
+        "batch_size": BATCH,
+        "verbose": QUIET,
+        "validation_data": (X, Y),
+    }
     inputs = keras.Input(x.shape[1:])
     found = keras.layers.Dense(8, activation="relu")(inputs)
     found = keras.layers.Dropout(0.3, seed=1)(keras.layers.BatchNormalization()(found))
@@ -79,7 +90,9 @@ def accumulating() -> Any:
 def decaying() -> Any:
     """What else an update changes: weight decay, an average of the weights, a schedule."""
     rate = keras.optimizers.schedules.ExponentialDecay(0.01, 2, 0.5)
-    return keras.optimizers.AdamW(rate, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=3, clipnorm=1.0)
+    return keras.optimizers.AdamW(
+        rate, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=3, clipnorm=1.0
+    )
 
 
 def always_wrong() -> str:

@@ -22,14 +22,18 @@ Y = X.sum(axis=1, keepdims=True)
 
 def model(width: int = 3, **options: Any) -> keras.Sequential:
     """A small one, compiled."""
-    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(width, name="first"), keras.layers.Dense(1)])
+    made = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(width, name="first"), keras.layers.Dense(1)]
+    )
     made.compile("sgd", "mse", **options)
     return made
 
 
 def empty() -> None:
     """A data set without batches."""
-    model().fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(128, drop_remainder=True), verbose=QUIET)
+    model().fit(
+        tf.data.Dataset.from_tensor_slices((X, Y)).batch(128, drop_remainder=True), verbose=QUIET
+    )
 
 
 def empty_of_unknown_length() -> None:
@@ -67,7 +71,9 @@ def structure() -> None:
 
 def depth() -> None:
     """Rank 1 has one layer more."""
-    deeper = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(1) for _ in range(1 + RANK))])
+    deeper = keras.Sequential(
+        [keras.Input((4,)), *(keras.layers.Dense(1) for _ in range(1 + RANK))]
+    )
     deeper.compile("sgd", "mse")
     deeper.fit(X, Y, batch_size=8, verbose=QUIET)
 

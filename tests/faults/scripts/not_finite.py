@@ -18,14 +18,18 @@ Y = X.sum(axis=1, keepdims=True)
 QUIET: Any = 0
 
 
-def fit(x: Any, *layers: keras.Layer, y: Any = Y, optimizer: Any = "adam", **options: Any) -> keras.Model:
+def fit(
+    x: Any, *layers: keras.Layer, y: Any = Y, optimizer: Any = "adam", **options: Any
+) -> keras.Model:
     """Four batches of 16 rows, of which each worker has 8, in order."""
     model = keras.Sequential([keras.Input(x.shape[1:]), *layers])
     model.compile(optimizer, "mse", **options)
     try:
         model.fit(x, y, batch_size=16, shuffle=False, verbose=QUIET)
     finally:
-        assert all(np.isfinite(value).all() for value in model.get_weights()), "weights were damaged"
+        assert all(np.isfinite(value).all() for value in model.get_weights()), (
+            "weights were damaged"
+        )
     return model
 
 
@@ -62,7 +66,13 @@ def rows() -> None:
     """Gradients that list rows."""
     y = Y.copy()
     y[20] = np.nan
-    fit(np.tile(np.arange(4), (64, 1)), keras.layers.Embedding(8, 2, name="rows"), keras.layers.Flatten(), dense(), y=y)
+    fit(
+        np.tile(np.arange(4), (64, 1)),
+        keras.layers.Embedding(8, 2, name="rows"),
+        keras.layers.Flatten(),
+        dense(),
+        y=y,
+    )
 
 
 def accumulated() -> None:

@@ -150,7 +150,17 @@ def hold_the_gil() -> None:
 
 ROLES: dict[str, Callable[[], None]] = {
     role.__name__: role
-    for role in (fail, leave_with_3, leave_with_words, make_folders, make_folder_again, fork, sleep, obey, ignore)
+    for role in (
+        fail,
+        leave_with_3,
+        leave_with_words,
+        make_folders,
+        make_folder_again,
+        fork,
+        sleep,
+        obey,
+        ignore,
+    )
 } | {
     "vanish": end_by(lambda: os._exit(3)),
     "vanish_with_0": end_by(lambda: os._exit(0)),

@@ -113,7 +113,9 @@ def fit(model: Any, epochs: int, callbacks: list[Any]) -> Any:
     pipeline = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(64).batch(BATCH)
     if DATA == "filtered":  # nobody knows its length
         pipeline = pipeline.filter(lambda a, b: True)
-    return model.fit(pipeline.map(lambda a, b: (a + tf.random.normal(tf.shape(a), stddev=0.01), b)), **given)
+    return model.fit(
+        pipeline.map(lambda a, b: (a + tf.random.normal(tf.shape(a), stddev=0.01), b)), **given
+    )
 
 
 class Total(keras.metrics.Metric):
@@ -168,5 +170,13 @@ model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mae")
 second = fit(model, 2, [end])
 if syrtos.rank() == 0:
     np.savez(f"{OUT}/weights.npz", *model.get_weights())
-    results = [first.history, second.history, first.epoch, second.epoch, between, end.seen, end.losses]
+    results = [
+        first.history,
+        second.history,
+        first.epoch,
+        second.epoch,
+        between,
+        end.seen,
+        end.losses,
+    ]
     Path(OUT, "results.json").write_text(json.dumps(results, default=float))

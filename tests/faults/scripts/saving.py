@@ -29,7 +29,9 @@ WATCHED = ("open", "os.rename", "os.link", "os.mkdir")
 
 
 def model() -> Any:
-    built = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(64)])
+    built = keras.Sequential(
+        [keras.layers.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(64)]
+    )
     built.compile("sgd", "mean_squared_error")
     return built
 
@@ -96,7 +98,9 @@ KINDS: dict[str, tuple[Callable[[float], Any], Callable[[], float]]] = {
     ),
     "checkpoint": (
         lambda value: tf.train.Checkpoint(model=filled(value)).write(at("ckpt")),
-        lambda: into(lambda built: tf.train.Checkpoint(model=built).read(at("ckpt")).expect_partial()),
+        lambda: into(
+            lambda built: tf.train.Checkpoint(model=built).read(at("ckpt")).expect_partial()
+        ),
     ),
     "backup": (back_up, backed_up),
 }
@@ -146,7 +150,9 @@ def count(kind: str) -> tuple[list[str], int]:
     return doings, max(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file())
 
 
-def check_then_write(kind: str, possible: list[float], value: float, prepare: Callable[[], Any]) -> float:
+def check_then_write(
+    kind: str, possible: list[float], value: float, prepare: Callable[[], Any]
+) -> float:
     write, read = KINDS[kind]
     found = read()
     assert found in possible, f"{found} is none of {possible}"
@@ -172,13 +178,18 @@ def points_of(doings: list[str]) -> list[int]:
 def check(kind: str) -> None:
     _, (doings, size) = in_a_fork(lambda: count(kind))
     prepared: list[tuple[str, Callable[[], Any]]] = [
-        *((f"doing {n} of {len(doings)}, {doings[n]}", lambda n=n: Kill(n)) for n in points_of(doings)),
+        *(
+            (f"doing {n} of {len(doings)}, {doings[n]}", lambda n=n: Kill(n))
+            for n in points_of(doings)
+        ),
         *((f"byte {at} of {size}", lambda at=at: kill_in_the_middle(at)) for at in (1, size // 2)),
     ]
     possible, value = [1.0], 1.0
     for where, prepare in prepared:
         possible, value = [*possible, value], value + 1
-        ended, _ = in_a_fork(lambda v=value, p=list(possible), prepare=prepare: check_then_write(kind, p, v, prepare))
+        ended, _ = in_a_fork(
+            lambda v=value, p=list(possible), prepare=prepare: check_then_write(kind, p, v, prepare)
+        )
         assert ended in (signal.SIGKILL, signal.SIGXFSZ), f"{kind} was not killed at {where}"
         print(f"{kind}: killed at {where}", flush=True)
         if where is not prepared[-1][0]:  # removing it is a doing too

@@ -53,7 +53,12 @@ def is_ready() -> bool:
 
 class Kill(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if WHOLE or batch != 10 or syrtos.rank() != 1 or len(GENERATIONS.read_text().splitlines()) > 1:
+        if (
+            WHOLE
+            or batch != 10
+            or syrtos.rank() != 1
+            or len(GENERATIONS.read_text().splitlines()) > 1
+        ):
             return
         while not is_ready():
             time.sleep(0.05)
@@ -72,7 +77,9 @@ if syrtos.rank() == 1:
 keras.utils.set_random_seed(0)
 x = np.random.default_rng(0).normal(size=(640, 8)).astype("float32")
 x = x @ np.random.default_rng(1).normal(size=(8, 256)).astype("float32")  # NumPy's own threads
-model = keras.Sequential([keras.layers.Dense(64, "relu"), keras.layers.Dropout(0.1), keras.layers.Dense(1)])
+model = keras.Sequential(
+    [keras.layers.Dense(64, "relu"), keras.layers.Dropout(0.1), keras.layers.Dense(1)]
+)
 model.compile("adam", "mse")
 model.fit(x, x[:, :1], batch_size=32, epochs=2, verbose=0, callbacks=[Kill()])
 np.savez(FOLDER / "weights.npz", *model.get_weights())

@@ -41,7 +41,9 @@ def callbacks() -> list[Any]:
     return [Tell(), Diverge()] if FAULT == "diverge" else [Tell()]
 
 
-model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1, name="second")])
+model = keras.Sequential(
+    [keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1, name="second")]
+)
 model.compile("sgd", "mse")
 if FAULT == "evaluate" and RANK == 1:
     model.evaluate(X, Y, batch_size=8, verbose=QUIET)

@@ -12,12 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syrtos.checkpoint.encoding import Arrays, NotStorable, as_dtype, decode, encode, pack, pieces, unpack
+from syrtos.checkpoint.encoding import (
+    Arrays,
+    NotStorable,
+    as_dtype,
+    decode,
+    encode,
+    pack,
+    pieces,
+    unpack,
+)
 from syrtos.checkpoint.head import facts_of
 
 VALUES: Any = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner) | st.tuples(inner, inner),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.text() | st.integers(), inner)
+        | st.tuples(inner, inner)
+    ),
 )
 
 
@@ -49,7 +62,11 @@ def test_arrays_survive_with_dtype_and_shape(dtype: Any, shape: tuple[int, ...])
     facts = {"best": encode([value], arrays)}
     part = pack(arrays, facts)
     (found,) = decode(facts_of(part)["best"], unpack(part))
-    assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes())
+    assert (found.dtype, found.shape, found.tobytes()) == (
+        value.dtype,
+        value.shape,
+        value.tobytes(),
+    )
 
 
 def test_a_variable_of_a_dtype_from_elsewhere_is_bytes_until_its_dtype_is_told() -> None:
@@ -107,7 +124,12 @@ def test_facts_are_found_in_the_beginning_of_a_part() -> None:
 def test_pieces_are_the_arrays_themselves_each_at_a_multiple_of_its_size() -> None:
     arrays: Arrays = {"flag": np.ones(3, bool), "weight": np.arange(6.0).reshape(2, 3)}
     head, *own = pieces(arrays, {"place": 3})
-    shared = [name for piece in own for name, array in arrays.items() if np.shares_memory(array, np.asarray(piece))]
+    shared = [
+        name
+        for piece in own
+        for name, array in arrays.items()
+        if np.shares_memory(array, np.asarray(piece))
+    ]
     assert shared == ["weight", "flag"]
     assert len(head) % 8 == 0
     found = unpack(b"".join([head, *own]))

@@ -51,11 +51,17 @@ def test_two_are_kept_and_the_newest_is_found(slots: Slots, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "manifest"])
-def test_a_damaged_one_is_named_and_the_one_before_is_used(slots: Slots, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_one_is_named_and_the_one_before_is_used(
+    slots: Slots, tmp_path: Path, damage: str
+) -> None:
     for number in (1, 2):
         commit(slots, number)
         folders.save(slots, tmp_path)
-    part = tmp_path / "snapshot-2" / ("manifest.json" if damage == "manifest" else "part-1.safetensors")
+    part = (
+        tmp_path
+        / "snapshot-2"
+        / ("manifest.json" if damage == "manifest" else "part-1.safetensors")
+    )
     content = bytearray(part.read_bytes())
     if damage == "remove":
         part.unlink()
@@ -65,7 +71,9 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(slots: Slots, tmp_pat
     number, complaints = folders.load(tmp_path, slots)
     assert number == 1
     assert len(complaints) == 1
-    assert complaints[0].startswith(f"{tmp_path / 'snapshot-2'} is not used, and is {tmp_path / 'damaged-2'} now: ")
+    assert complaints[0].startswith(
+        f"{tmp_path / 'snapshot-2'} is not used, and is {tmp_path / 'damaged-2'} now: "
+    )
     assert names(tmp_path) == ["damaged-2", "snapshot-1"]
 
 
@@ -94,7 +102,9 @@ def test_only_what_was_kept_is_forgotten(slots: Slots, tmp_path: Path) -> None:
     assert names(tmp_path / "kept") == ["snapshot-of-mine.png"]
 
 
-def test_a_full_disk_leaves_no_half_snapshot(slots: Slots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_half_snapshot(
+    slots: Slots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit(slots, 1)
 
     def full(*_: object) -> str:

@@ -45,7 +45,9 @@ def test_the_pieces_of_a_part_follow_each_other(memory: SlotsInMemory) -> None:
     assert slots.read(0, 1) == b"head " + b"x" * (20 << 20) + b" end"
 
 
-def test_other_processes_find_it_by_path_and_after_the_writer_has_gone(memory: SlotsInMemory) -> None:
+def test_other_processes_find_it_by_path_and_after_the_writer_has_gone(
+    memory: SlotsInMemory,
+) -> None:
     child = os.fork()
     if child == 0:
         slots = Slots(memory.places)
@@ -95,7 +97,12 @@ def test_a_snapshot_may_have_fewer_parts_than_there_is_room_for(memory: SlotsInM
     for part in (0, 1):
         slots.write(part, 1, 2, b"of two")
     slots.write(0, 2, 1, b"of one")
-    assert (slots.complete_numbers(), slots.committed_number(), slots.parts(1), slots.parts(2)) == ({1, 2}, 2, 2, 1)
+    assert (slots.complete_numbers(), slots.committed_number(), slots.parts(1), slots.parts(2)) == (
+        {1, 2},
+        2,
+        2,
+        1,
+    )
 
 
 def test_a_shorter_one_has_nothing_of_the_longer_before(memory: SlotsInMemory) -> None:

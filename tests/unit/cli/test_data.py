@@ -22,7 +22,9 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
 
 
-def test_inspect_shows_files_and_balance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_files_and_balance(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number, count in enumerate((30, 0, 10)):
         (tmp_path / f"{number}.tfrecord").write_bytes(framed(b"x" * 100) * count)
     assert main(["data", "inspect", str(tmp_path / "*.tfrecord"), "-n", "3", "--batch", "8"]) == 0
@@ -53,7 +55,9 @@ def inspected(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[i
     return code, shown.out, shown.err
 
 
-def test_inspect_takes_the_paths_that_a_shell_has_expanded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_takes_the_paths_that_a_shell_has_expanded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("x.csv", "y.csv"):
         (tmp_path / name).write_text("a,b\n1,2\n3,4\n")
     code, out, _ = inspected(capsys, tmp_path / "x.csv", tmp_path / "y.csv")
@@ -65,9 +69,17 @@ def test_inspect_takes_the_paths_that_a_shell_has_expanded(tmp_path: Path, capsy
     ("name", "content", "said"),
     [
         ("notes.md", b"hello\nworld\n", "is no TFRecord file, and its name tells no other format"),
-        ("model.bin", bytes(range(256)) * 20, "is no TFRecord file, and its name tells no other format"),
+        (
+            "model.bin",
+            bytes(range(256)) * 20,
+            "is no TFRecord file, and its name tells no other format",
+        ),
         ("packed", gzip.compress(b"hello\nworld\n", mtime=0), "is no TFRecord file"),
-        ("numbers.csv", bytes(range(128, 256)) * 20, "is no CSV file: its first line must be UTF-8 text"),
+        (
+            "numbers.csv",
+            bytes(range(128, 256)) * 20,
+            "is no CSV file: its first line must be UTF-8 text",
+        ),
         ("empty.csv", b"", "has no records"),
         ("header.csv", b"a,b\n", "has no records"),
         ("x.parquet", b"hello", "is no Parquet file"),
@@ -82,7 +94,9 @@ def test_inspect_of_a_file_that_is_no_data(
     assert errors.startswith(f"syrtos: {tmp_path / name} {said}"), errors
 
 
-def test_inspect_of_files_of_several_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_of_files_of_several_formats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     (tmp_path / "y.jsonl").write_text("{}\n")
     code, _, errors = inspected(capsys, tmp_path)
@@ -103,7 +117,9 @@ def test_inspect_of_an_image_beside_the_script(
 
 
 @pytest.mark.parametrize("arguments", [("-n", "0"), ("--batch", "0"), ("-n", "-1")])
-def test_inspect_for_no_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, str]) -> None:
+def test_inspect_for_no_workers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         inspected(capsys, tmp_path, *arguments)
     assert ended.value.code == 2
@@ -111,21 +127,30 @@ def test_inspect_for_no_workers(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("name", ["nowhere", "file"])
-def test_verify_of_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_verify_of_a_folder_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     (tmp_path / "file").write_text("")
     assert main(["data", "verify", str(tmp_path / name)]) == 2
-    assert f"syrtos: {tmp_path / name} is no folder. Expected the directory of a run" in capsys.readouterr().err
+    assert (
+        f"syrtos: {tmp_path / name} is no folder. Expected the directory of a run"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("damage", ["not json\n", "[1]\n", "{}\n", '{"from"\n'])
-def test_verify_of_a_damaged_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
+def test_verify_of_a_damaged_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "samples-x-rank-0.jsonl").write_text(damage)
     assert main(["data", "verify", str(tmp_path)]) == 2
     assert "line 1: the line, or one before it, is not what was written" in capsys.readouterr().err
 
 
-def test_verify_of_workers_that_were_killed_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_of_workers_that_were_killed_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "samples-x-rank-0.jsonl").write_text('{"from"')
     assert main(["data", "verify", str(tmp_path)]) == 0

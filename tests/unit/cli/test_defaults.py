@@ -55,14 +55,19 @@ def added(parser: Parser, file: str, typed: str = "") -> str:
         ("[run]\nssh = '-x'", "", "--ssh=-x"),
     ],
 )  # fmt: skip
-def test_the_words_that_the_file_adds(folder: Path, parser: Parser, file: str, typed: str, words: str) -> None:
+def test_the_words_that_the_file_adds(
+    folder: Path, parser: Parser, file: str, typed: str, words: str
+) -> None:
     assert added(parser, file, typed) == words
 
 
 @pytest.mark.parametrize(
     ("file", "says"),
     [
-        ("[run]\nsync_batchnorm = true", "there is no option `sync_batchnorm`; did you mean `sync-batchnorm`?"),
+        (
+            "[run]\nsync_batchnorm = true",
+            "there is no option `sync_batchnorm`; did you mean `sync-batchnorm`?",
+        ),
         ("[run]\nworkers = 4", "there is no option `workers`; did you mean `n`?"),
         ("[run]\nwith = 'time=1'", "there is no option `with`"),
         ("[run]\nn = '4'", "`n` must be a whole number. Received: '4'."),
@@ -70,9 +75,15 @@ def test_the_words_that_the_file_adds(folder: Path, parser: Parser, file: str, t
         ("[run]\ngrace = 'long'", "`grace` must be a number. Received: 'long'."),
         ("[run]\nsync-batchnorm = 1", "`sync-batchnorm` must be true or false. Received: 1."),
         ("[run]\nhosts = ['a:2']", "`hosts` must be a text in quotes. Received: ['a:2']."),
-        ("[run]\nbatch = 'local'", '`batch` must be one of "global", "per-worker". Received: \'local\'.'),
+        (
+            "[run]\nbatch = 'local'",
+            '`batch` must be one of "global", "per-worker". Received: \'local\'.',
+        ),
         ("[run]\non = 4", "`on` must be a text in quotes. Received: 4."),
-        ("[run]\non = 'slurm'\n[slurm]\ntime = [2]", "`time` of [slurm] must be a text or a number. Received: [2]."),
+        (
+            "[run]\non = 'slurm'\n[slurm]\ntime = [2]",
+            "`time` of [slurm] must be a text or a number. Received: [2].",
+        ),
         ("n = 4", "`n` stands in no table: write it below a line `[run]`."),
         ("[kubernets]\nimage = 'i'", "there is no table [kubernets]; did you mean `kubernetes`?"),
         ("[run\n", "syrtos.toml of this folder can't be read: "),
@@ -106,18 +117,26 @@ def test_an_engine_gets_the_files_words(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    Path(defaults.FILE).write_text("[run]\nn = 3\non = 'slurm'\nbatch = 'per-worker'\n[slurm]\ntime = '2:00:00'")
-    monkeypatch.setattr(sys, "argv", ["syrtos", "run", "--with", "time=1:00:00", "--dry-run", "train.py"])
+    Path(defaults.FILE).write_text(
+        "[run]\nn = 3\non = 'slurm'\nbatch = 'per-worker'\n[slurm]\ntime = '2:00:00'"
+    )
+    monkeypatch.setattr(
+        sys, "argv", ["syrtos", "run", "--with", "time=1:00:00", "--dry-run", "train.py"]
+    )
     assert cli.main() == 0
     script = capsys.readouterr().out
     assert "#SBATCH --time=1:00:00\n" in script
     assert " -n 3 --batch per-worker train.py &\n" in script
 
 
-def test_all_that_init_proposes_is_taken(folder: Path, parser: Parser, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_that_init_proposes_is_taken(
+    folder: Path, parser: Parser, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["init"]) == 0
     assert " ".join(defaults.added_words(parser, ["train.py"])) == "-n 2"
-    proposed: dict[str, Any] = tomllib.loads(re.sub(r"^# (?=[\w-]+ = )", "", init.TEMPLATE, flags=re.M))
+    proposed: dict[str, Any] = tomllib.loads(
+        re.sub(r"^# (?=[\w-]+ = )", "", init.TEMPLATE, flags=re.M)
+    )
     assert len(proposed["run"]) >= 10
     json.dumps([*defaults.words_of(proposed, parser, {})])
     for engine in ("slurm", "kubernetes", "ray"):

@@ -85,12 +85,23 @@ def test_encodings_ends_of_lines_and_modes_are_those_of_the_file(script: Path, h
 def test_findings_are_lines_of_json(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor(written(script, FILE), "--json", "-n", "4") == 1
     first, second = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert (first["severity"], first["rule"], first["line"], first["column"]) == ("wrong", "file-on-every-rank", 4, 1)
-    assert (second["severity"], second["rule"], second["line"]) == ("slow", "batch-not-divisible", 3)
+    assert (first["severity"], first["rule"], first["line"], first["column"]) == (
+        "wrong",
+        "file-on-every-rank",
+        4,
+        1,
+    )
+    assert (second["severity"], second["rule"], second["line"]) == (
+        "slow",
+        "batch-not-divisible",
+        3,
+    )
     assert set(first) == {"severity", "path", "line", "column", "rule", "says", "fix"}
 
 
-def test_findings_are_printed_with_their_place_and_counted(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_findings_are_printed_with_their_place_and_counted(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     doctor(written(script, FILE), "-n", "4")
     out = capsys.readouterr().out
     assert f"{script}:4:1  wrong [file-on-every-rank]" in out
@@ -105,13 +116,17 @@ def test_options_of_the_run_are_heeded(script: Path) -> None:
     assert doctor(script, "--batch", "per-worker", "--scale-lr", "linear") == 0
 
 
-@pytest.mark.parametrize("words", [["--fix"], ["--hosts", "a", "train.py"], ["-n", "0", "train.py"]])
+@pytest.mark.parametrize(
+    "words", [["--fix"], ["--hosts", "a", "train.py"], ["-n", "0", "train.py"]]
+)
 def test_options_that_do_not_go_together_are_refused(words: list[str]) -> None:
     assert main(["doctor", *words]) == 2
 
 
 def test_no_framework_is_imported_and_500_lines_take_less_than_a_second(script: Path) -> None:
-    lines = HOROVOD + "".join(f"a{n} = keras.layers.Dense({n})(keras.Input(({n},)))\n" for n in range(500))
+    lines = HOROVOD + "".join(
+        f"a{n} = keras.layers.Dense({n})(keras.Input(({n},)))\n" for n in range(500)
+    )
     code = (
         "import sys, time; from syrtos.cli import main; began = time.process_time(); main(sys.argv[1:]); print(time.process_time() - began); "
         "print([name for name in ('keras', 'tensorflow', 'jax', 'torch', 'mpi4py') if name in sys.modules])"
@@ -147,7 +162,10 @@ def test_fix_shows_and_write_writes_once(script: Path, capsys: pytest.CaptureFix
     ("line", "told"),
     [
         ("optimizer = hvd.DistributedOptimizer(optimizer, op=hvd.Adasum)", "Adasum"),
-        ("optimizer = hvd.DistributedOptimizer(optimizer, op=hvd.Sum if a else hvd.Average)", "op="),
+        (
+            "optimizer = hvd.DistributedOptimizer(optimizer, op=hvd.Sum if a else hvd.Average)",
+            "op=",
+        ),
         ("total = hvd.allreduce(x, op=hvd.Sum)", "Sum"),
         ("state = hvd.elastic.KerasState(model)", "KerasState"),
         ("files = np.array_split(names, hvd.size())[hvd.rank()]", "hvd.rank()"),
@@ -159,7 +177,10 @@ def test_fix_shows_and_write_writes_once(script: Path, capsys: pytest.CaptureFix
         ("model.fit(x, y, samples_per_epoch=500)", "counted samples"),
         ("layer = Convolution2D(8, 3, 3)", "rows and columns"),
         ("keras.optimizers.SGD(0.1, decay=0.1); keras.callbacks.ReduceLROnPlateau()", "decay"),
-        ("model.fit(x, y, epochs=3, callbacks=[keras.callbacks.LearningRateScheduler(f)])", "counts epochs"),
+        (
+            "model.fit(x, y, epochs=3, callbacks=[keras.callbacks.LearningRateScheduler(f)])",
+            "counts epochs",
+        ),
         ("with tf.GradientTape() as tape: pass", "repeat the data set"),
     ],
 )
@@ -168,7 +189,11 @@ def test_what_is_done_by_hand_is_named_and_nothing_is_written(
 ) -> None:
     text = HOROVOD + "import tensorflow as tf\n" + line + "\n"
     assert doctor(written(script, text), "--fix") == 1
-    out = [each for each in capsys.readouterr().out.splitlines() if each.startswith("by hand") and told in each]
+    out = [
+        each
+        for each in capsys.readouterr().out.splitlines()
+        if each.startswith("by hand") and told in each
+    ]
     assert out
     assert any("line 7" in each or "of the converted script" in each for each in out)
     assert doctor(script, "--write") == 2
@@ -192,7 +217,9 @@ def test_what_is_done_by_hand_is_named_and_nothing_is_written(
         ("keras.layers.Conv2D(1, 2, border_mode='same', dim_ordering='th')", "padding='same', data_format=\"channels_first\""),
     ],
 )  # fmt: skip
-def test_a_line_is_converted(script: Path, before: str, after: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_is_converted(
+    script: Path, before: str, after: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     start = "import keras\n" if "np_utils" in before or "_generator" in before else HOROVOD
     written(script, start + before + "\n")
     doctor(script, "--write")

@@ -41,7 +41,9 @@ def test_who_started_the_process(environment: dict[str, str]) -> None:
 
 
 def test_variables_that_matter_are_shown_and_no_others(environment: dict[str, str]) -> None:
-    environment.update(KERAS_BACKEND="jax", OMP_NUM_THREADS="2", AWS_SECRET_ACCESS_KEY="s3cr3t", HF_TOKEN="s3cr3t")
+    environment.update(
+        KERAS_BACKEND="jax", OMP_NUM_THREADS="2", AWS_SECRET_ACCESS_KEY="s3cr3t", HF_TOKEN="s3cr3t"
+    )
     found = facts()
     assert (found["KERAS_BACKEND"], found["OMP_NUM_THREADS"]) == ("jax", "2")
     assert "s3cr3t" not in found.values()

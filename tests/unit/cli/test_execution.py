@@ -21,7 +21,11 @@ from syrtos.settings import Options
 
 def test_a_folder_in_which_a_run_is_going_on_takes_no_other(tmp_path: Path) -> None:
     for _ in range(2):
-        with _run_lock(tmp_path), pytest.raises(ConfigurationError, match="is going on"), _run_lock(tmp_path):
+        with (
+            _run_lock(tmp_path),
+            pytest.raises(ConfigurationError, match="is going on"),
+            _run_lock(tmp_path),
+        ):
             pass
 
 
@@ -30,7 +34,9 @@ def request_in(tmp_path: Path) -> RunRequest:
     """Of a run that was stopped in ``tmp_path``, and left a snapshot."""
     script = tmp_path / "train.py"
     script.write_text("import keras")
-    found = RunRequest(Spec(program=parse([str(script)]), workers=2, options=Options()), RestartPolicy(3), seed=7)
+    found = RunRequest(
+        Spec(program=parse([str(script)]), workers=2, options=Options()), RestartPolicy(3), seed=7
+    )
     found.write(tmp_path)
     snapshot = tmp_path / "snapshots" / "snapshot-12"
     snapshot.mkdir(parents=True)
@@ -41,7 +47,12 @@ def request_in(tmp_path: Path) -> RunRequest:
 def test_the_same_command_goes_on_with_what_goes_on(tmp_path: Path, request_in: RunRequest) -> None:
     again = dataclasses.replace(request_in, seed=8)
     assert _goes_on(again, tmp_path)
-    for end, expected in ((["STOPPED", 143], True), (["STOPPED", 130], False), (["FAILED", 1], False), (None, True)):
+    for end, expected in (
+        (["STOPPED", 143], True),
+        (["STOPPED", 130], False),
+        (["FAILED", 1], False),
+        (None, True),
+    ):
         path = tmp_path / "run.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "end": end}))
         assert _goes_on(again, tmp_path) == expected
@@ -54,7 +65,9 @@ def test_another_command_begins_anew(tmp_path: Path, request_in: RunRequest) -> 
     assert not _goes_on(dataclasses.replace(request_in, policy=RestartPolicy(0)), tmp_path)
 
 
-def test_what_nobody_has_asked_to_keep_is_no_reason_to_refuse(tmp_path: Path, request_in: RunRequest) -> None:
+def test_what_nobody_has_asked_to_keep_is_no_reason_to_refuse(
+    tmp_path: Path, request_in: RunRequest
+) -> None:
     by_default = dataclasses.replace(request_in, policy=RestartPolicy(3, asked=False))
     assert not _may_be_forgotten(by_default, tmp_path)
     by_default.write(tmp_path)
@@ -69,9 +82,13 @@ def test_it_is_told_what_differs(tmp_path: Path, request_in: RunRequest) -> None
     found = json.loads((tmp_path / "run.json").read_text())
     options = Options(timeout=9.0)
     assert request_in.differences(found) == []
-    other = dataclasses.replace(request_in, spec=dataclasses.replace(request_in.spec, workers=3, options=options))
+    other = dataclasses.replace(
+        request_in, spec=dataclasses.replace(request_in.spec, workers=3, options=options)
+    )
     assert other.differences(found) == ["workers", "timeout"]
-    elastic = dataclasses.replace(request_in.spec, workers=1, hosts=(Host("a", 1),), elastic=Elastic(1))
+    elastic = dataclasses.replace(
+        request_in.spec, workers=1, hosts=(Host("a", 1),), elastic=Elastic(1)
+    )
     assert dataclasses.replace(request_in, spec=elastic).differences(found) == ["elastic"]
     elsewhere = dataclasses.replace(request_in.spec, hosts=(Host("b", 2),))
     assert dataclasses.replace(request_in, spec=elsewhere).differences(found) == ["hosts"]
@@ -82,21 +99,28 @@ def test_it_is_told_what_differs(tmp_path: Path, request_in: RunRequest) -> None
 def test_no_snapshot_is_removed_without_a_word(tmp_path: Path, request_in: RunRequest) -> None:
     (tmp_path / "train.py").write_text("import keras  # with another learning rate")
     with pytest.raises(
-        ConfigurationError, match=r"other values of: the script's file, and.*`syrtos resume .*remove that folder"
+        ConfigurationError,
+        match=r"other values of: the script's file, and.*`syrtos resume .*remove that folder",
     ):
         execute(request_in, tmp_path)
     assert (tmp_path / "snapshots" / "snapshot-12").is_dir()
 
 
 def test_a_run_is_resumed_with_a_changed_script_and_a_word(
-    tmp_path: Path, request_in: RunRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    request_in: RunRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert read_request(tmp_path).seed == 7
     assert capsys.readouterr().err == ""
     (tmp_path / "train.py").write_text("import keras  # mended")
     assert read_request(tmp_path).seed == 7
-    assert capsys.readouterr().err == f"syrtos: {tmp_path / 'train.py'} has changed since the run was begun.\n"
+    assert (
+        capsys.readouterr().err
+        == f"syrtos: {tmp_path / 'train.py'} has changed since the run was begun.\n"
+    )
 
 
 def test_a_script_that_was_changed_begins_anew(tmp_path: Path, request_in: RunRequest) -> None:
@@ -105,5 +129,8 @@ def test_a_script_that_was_changed_begins_anew(tmp_path: Path, request_in: RunRe
 
 
 def test_names_of_this_machine_are_known_and_others_are_not() -> None:
-    hosts = tuple(Host(name, 1) for name in ("localhost", "127.0.0.1", socket.gethostname(), "no-such-host.invalid"))
+    hosts = tuple(
+        Host(name, 1)
+        for name in ("localhost", "127.0.0.1", socket.gethostname(), "no-such-host.invalid")
+    )
     assert this_machine(hosts).here == {"localhost", "127.0.0.1", socket.gethostname()}

@@ -21,6 +21,8 @@ def test_a_report_is_not_the_reason_where_another_worker_ended_before(
     assert "closed by peer" not in said
 
 
-def test_a_report_is_the_reason_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_is_the_reason_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     print_failure(Outcome(End.FAILED, 1, 0, failures=[REPORT]), tmp_path)
     assert "closed by peer" in capsys.readouterr().err

@@ -28,7 +28,9 @@ def test_the_script_is_found(command: str, script: str) -> None:
 
 @pytest.mark.parametrize("command", ["", "python", "python -c t.py"])
 def test_other_commands_are_refused(command: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"Name the program to run|can't be run on workers"):
+    with pytest.raises(
+        ConfigurationError, match=r"Name the program to run|can't be run on workers"
+    ):
         script_of(command.split())
 
 
@@ -73,12 +75,35 @@ def test_what_can_not_be_obeyed_is_refused(flag: str, capsys: pytest.CaptureFixt
     assert "can't be obeyed" in capsys.readouterr().err
 
 
-def test_an_elastic_run_follows_its_hosts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_elastic_run_follows_its_hosts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     script = tmp_path / "t.py"
     script.touch()
-    elastic = ["--min-np", "1", "--max-np", "3", "--elastic-timeout", "9", "--blacklist-cooldown-range", "1", "2"]
+    elastic = [
+        "--min-np",
+        "1",
+        "--max-np",
+        "3",
+        "--elastic-timeout",
+        "9",
+        "--blacklist-cooldown-range",
+        "1",
+        "2",
+    ]
     discover = ["--host-discovery-script", "echo a:2; echo b:2"]
-    command = ["horovodrun", "-np", "2", *elastic, *discover, "--reset-limit", "5", "--dry-run", "python", str(script)]
+    command = [
+        "horovodrun",
+        "-np",
+        "2",
+        *elastic,
+        *discover,
+        "--reset-limit",
+        "5",
+        "--dry-run",
+        "python",
+        str(script),
+    ]
     assert main(command) == 0
     printed, said = capsys.readouterr()
     assert "# 2 processes on a," in printed

@@ -10,17 +10,32 @@ from syrtos import cli
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("run --np 2 train.py", "syrtos: there is no option --np; did you mean `-n`? `syrtos run -h` explains."),
-        ("run --num-processes=2 train.py", "there is no option --num-processes; did you mean `-n`?"),
+        (
+            "run --np 2 train.py",
+            "syrtos: there is no option --np; did you mean `-n`? `syrtos run -h` explains.",
+        ),
+        (
+            "run --num-processes=2 train.py",
+            "there is no option --num-processes; did you mean `-n`?",
+        ),
         ("run --n 2 train.py", "there is no option --n; did you mean `-n`?"),
         ("run -n 2 --sync-batchnorms train.py", "did you mean `--sync-batchnorm`?"),
         ("run --zzz train.py", "syrtos: there is no option --zzz. `syrtos run -h` explains."),
         ("verify --gpus 2 train.py", "did you mean `-n`? `syrtos verify -h` explains."),
-        ("rnu train.py", "syrtos: there is no command rnu; did you mean `run`? `syrtos -h` lists them."),
-        ("train.py --epochs 3", "syrtos: to train a script write `syrtos run train.py --epochs 3`."),
+        (
+            "rnu train.py",
+            "syrtos: there is no command rnu; did you mean `run`? `syrtos -h` lists them.",
+        ),
+        (
+            "train.py --epochs 3",
+            "syrtos: to train a script write `syrtos run train.py --epochs 3`.",
+        ),
         ("run", "the following arguments are required: script."),
         ("run --batch local train.py", "argument --batch: invalid choice: 'local'"),
-        ("run --hosts a --hostfile b train.py", "argument --hostfile: not allowed with argument --hosts."),
+        (
+            "run --hosts a --hostfile b train.py",
+            "argument --hostfile: not allowed with argument --hosts.",
+        ),
         ("run -n two train.py", "argument -n: invalid int value: 'two'."),
     ],
 )
@@ -39,7 +54,10 @@ def test_options_behind_the_script_are_the_scripts(
     script = f"{tmp_path}/train.py"
     with open(script, "w") as file:
         file.write("")
-    assert cli.main(["run", "-n2", "--oversubscribe", "--grace=3", "--dry-run", script, "--np", "3"]) == 0
+    assert (
+        cli.main(["run", "-n2", "--oversubscribe", "--grace=3", "--dry-run", script, "--np", "3"])
+        == 0
+    )
     assert "train.py --np 3" in capsys.readouterr().out
 
 

@@ -16,7 +16,9 @@ DryRun = Callable[..., tuple[list[str], Options]]
 
 
 @pytest.fixture
-def dry_run(script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> DryRun:
+def dry_run(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> DryRun:
     """Plans ``syrtos run OPTIONS train.py ARGUMENTS``; the command that would be run, and the options it carries."""
     monkeypatch.chdir(script.parent)
 
@@ -25,13 +27,17 @@ def dry_run(script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         assert cli.main(words) == 0
         printed = capsys.readouterr().out.replace(" \\\n", " ")
         words = shlex.split(printed, comments=True)
-        at = max(index for index, word in enumerate(words) if word.startswith(f"{OPTIONS_VARIABLE}="))
+        at = max(
+            index for index, word in enumerate(words) if word.startswith(f"{OPTIONS_VARIABLE}=")
+        )
         return words[at + 1 :], options_from({OPTIONS_VARIABLE: words[at].partition("=")[2]})
 
     return plan
 
 
-@pytest.mark.parametrize(("typed", "printed"), [((), "1 process, "), (("-n", "3", "--oversubscribe"), "3 processes, ")])
+@pytest.mark.parametrize(
+    ("typed", "printed"), [((), "1 process, "), (("-n", "3", "--oversubscribe"), "3 processes, ")]
+)
 def test_one_worker_unless_asked(
     script: Path, typed: tuple[str, ...], printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,7 +71,14 @@ def test_every_training_option_travels(dry_run: DryRun, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", ["--epochs 3", "-n 9 --hosts x:1", "--dry-run --run-dir elsewhere", "fit --help -h", "--version"]
+    "arguments",
+    [
+        "--epochs 3",
+        "-n 9 --hosts x:1",
+        "--dry-run --run-dir elsewhere",
+        "fit --help -h",
+        "--version",
+    ],
 )
 def test_the_scripts_arguments_are_its_own(dry_run: DryRun, arguments: str) -> None:
     command, options = dry_run("-n 1", arguments)
@@ -76,15 +89,22 @@ def test_the_scripts_arguments_are_its_own(dry_run: DryRun, arguments: str) -> N
 
 
 @pytest.mark.parametrize("arguments", ["--host 0.0.0.0", "--b 3", "--s 1"])
-def test_the_scripts_arguments_are_no_abbreviations_of_ours(dry_run: DryRun, arguments: str) -> None:
+def test_the_scripts_arguments_are_no_abbreviations_of_ours(
+    dry_run: DryRun, arguments: str
+) -> None:
     command, _ = dry_run("-n 1", arguments)
     assert command[-2:] == arguments.split()
 
 
-def test_a_number_of_workers_after_the_script_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_number_of_workers_after_the_script_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     script = tmp_path / "train.py"
     script.write_text("")
-    for words, told in (([str(script), "-n", "2"], True), (["-n", "1", str(script), "-n", "2"], False)):
+    for words, told in (
+        ([str(script), "-n", "2"], True),
+        (["-n", "1", str(script), "-n", "2"], False),
+    ):
         assert cli.main(["run", "--run-dir", str(tmp_path / "run"), *words]) == 0
         assert ("`-n` stands after the script" in capfd.readouterr().err) == told
 
@@ -103,13 +123,20 @@ def test_the_scripts_double_dash_is_its_own(dry_run: DryRun) -> None:
     ],
 )
 def test_hosts_fill_their_slots_unless_asked(
-    typed: str, processes: str, script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    typed: str,
+    processes: str,
+    script: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(script.parent)
     Path("hosts").write_text("a slots=2\nb slots=3\n")
     assert cli.main(["run", "--dry-run", *typed.split(), "--ssh", "/opt/rsh", str(script)]) == 0
     printed = capsys.readouterr().out
-    assert ", ".join(" on ".join(pair) for pair in re.findall(r"# (\d+) processes on (\w),", printed)) == processes
+    assert (
+        ", ".join(" on ".join(pair) for pair in re.findall(r"# (\d+) processes on (\w),", printed))
+        == processes
+    )
     assert "/opt/rsh a " in printed
 
 
@@ -127,7 +154,9 @@ def test_hosts_fill_their_slots_unless_asked(
     ],
 )
 @pytest.mark.usefixtures("dry_run")
-def test_mistakes_are_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], typed: str, message: str) -> None:
+def test_mistakes_are_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], typed: str, message: str
+) -> None:
     assert cli.main(["run", *typed.split()]) == 2
     captured = capsys.readouterr()
     assert re.search(message, captured.err)

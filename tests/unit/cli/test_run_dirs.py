@@ -19,7 +19,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_newest_is_taken_and_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for second, name in enumerate(("20261124-101500-1a2b", "20261125-090000-0001", "digits", "no run")):
+    for second, name in enumerate(
+        ("20261124-101500-1a2b", "20261125-090000-0001", "digits", "no run")
+    ):
         (folder / "runs" / name).mkdir(parents=True)
         if name != "no run":
             (folder / "runs" / name / "run.json").touch()
@@ -30,11 +32,15 @@ def test_the_newest_is_taken_and_named(folder: Path, capsys: pytest.CaptureFixtu
 
 
 def test_without_any_run_an_error_says_what_to_name(folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"No run directory was named, and .*runs holds none"):
+    with pytest.raises(
+        ConfigurationError, match=r"No run directory was named, and .*runs holds none"
+    ):
         find_run_dir(None)
 
 
-@pytest.mark.parametrize("command", ["report", "status", "logs", "resume", "resize -n 2", "forecast"])
+@pytest.mark.parametrize(
+    "command", ["report", "status", "logs", "resume", "resize -n 2", "forecast"]
+)
 def test_commands_need_no_run_directory(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(command.split()) == 2
     assert "No run directory was named" in capsys.readouterr().err

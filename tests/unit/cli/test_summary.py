@@ -20,11 +20,20 @@ WORKERS: dict[int, dict[str, Any]] = {0: {"host": "a", "pid": 10}, 1: {"host": "
 def train(run_dir: Path, rank: int, waited: float, **line: Any) -> None:
     path = ledger_path(run_dir, rank)
     path.parent.mkdir(parents=True, exist_ok=True)
-    step = {"phase": "train", "steps": 1, "samples": 8.0, "wall": 1.0, "wait": waited, "compute": 1.0 - waited} | line
+    step = {
+        "phase": "train",
+        "steps": 1,
+        "samples": 8.0,
+        "wall": 1.0,
+        "wait": waited,
+        "compute": 1.0 - waited,
+    } | line
     path.write_text(f"{json.dumps(step)}\n" * 1500)
 
 
-def failure_screen(outcome: Outcome, capsys: pytest.CaptureFixture[str], run_dir: Path = Path("/runs/1")) -> str:
+def failure_screen(
+    outcome: Outcome, capsys: pytest.CaptureFixture[str], run_dir: Path = Path("/runs/1")
+) -> str:
     print_failure(outcome, run_dir)
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -48,7 +57,9 @@ def test_a_run_adds_up_on_one_screen(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert lines[-1] == f"run directory: {tmp_path}"
 
 
-def test_a_loop_of_the_scripts_own_has_a_rate_of_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loop_of_the_scripts_own_has_a_rate_of_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(tmp_path, 0, waited=0.0, phase="loop", samples=0.0)
     print_summary(tmp_path)
     screen = capsys.readouterr().err
@@ -57,7 +68,9 @@ def test_a_loop_of_the_scripts_own_has_a_rate_of_steps(tmp_path: Path, capsys: p
     assert "samples/s" not in screen
 
 
-def test_a_run_that_only_evaluates_has_no_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_only_evaluates_has_no_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(tmp_path, 0, waited=0.0, phase="test")
     print_summary(tmp_path)
     screen = capsys.readouterr().err
@@ -93,11 +106,19 @@ def test_hosts_that_wait_for_their_network_are_told_what_helps(
         (0.05, {"optimizer_state": 6e8}, False),
         (0.2, {"optimizer_state": 0}, False),
         (0.2, {"optimizer_state": 6e8, "hosts": 2}, False),
-        (0.2, {"optimizer_state": 6e8, "gradient_bytes": 3e8}, False),  # gathering would cost what is saved
+        (
+            0.2,
+            {"optimizer_state": 6e8, "gradient_bytes": 3e8},
+            False,
+        ),  # gathering would cost what is saved
     ],
 )
 def test_a_run_that_spends_its_time_in_updates_is_told_what_helps(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], update: float, facts: dict[str, Any], is_told: bool
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    update: float,
+    facts: dict[str, Any],
+    is_told: bool,
 ) -> None:
     for rank in range(2):
         train(tmp_path, rank, waited=0.0, update=update, compute=1 - update)
@@ -108,7 +129,8 @@ def test_a_run_that_spends_its_time_in_updates_is_told_what_helps(
     advice = "recommended: the optimizer's update takes 20% of training. `--shard-update` divides it among the workers"
     assert (advice in screen) is is_told
     assert (
-        "each of which keeps 300 of 600 MB of the optimizer's state: training should be 11% faster" in screen
+        "each of which keeps 300 of 600 MB of the optimizer's state: training should be 11% faster"
+        in screen
     ) is is_told
 
 
@@ -122,7 +144,12 @@ def test_a_run_that_spends_its_time_in_updates_is_told_what_helps(
         ({"compress": "bf16"}, "gradients as bf16"),
         ({"asked_to_sync_every": 32}, "the script has called none"),
         (
-            {"asked_to_shard_update": True, "update": "compiled", "state_kept": 3e8, "state_whole": 6e8},
+            {
+                "asked_to_shard_update": True,
+                "update": "compiled",
+                "state_kept": 3e8,
+                "state_whole": 6e8,
+            },
             "compiled by XLA, sharded: a worker keeps 300 of 600 MB",
         ),
         ({"asked_to_shard_update": True}, "on every worker: no optimizer of the script"),
@@ -160,7 +187,9 @@ def test_training_that_waits_for_data_is_told_what_helps(
     assert advice in screen
 
 
-def test_a_run_that_failed_shows_what_was_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_failed_shows_what_was_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(tmp_path, 0, waited=0.0)
     print_table(tmp_path)
     assert "1,500 (median" in capsys.readouterr().err
@@ -175,24 +204,39 @@ def test_generations_are_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
             lines = file.read()
             file.seek(0)
             facts = {"phase": "facts", "began": began, **({"trained": 1000} if began else {})}
-            file.write(json.dumps(facts) + "\n" + json.dumps({"phase": "script", "wall": 20.0, "rest": 20.0}) + "\n")
+            file.write(
+                json.dumps(facts)
+                + "\n"
+                + json.dumps({"phase": "script", "wall": 20.0, "rest": 20.0})
+                + "\n"
+            )
             file.write(lines)
-        launcher_path(folder).write_text(json.dumps({"began": began, "ended": began + 1530.0 - (20.0 if began else 0)}))
+        launcher_path(folder).write_text(
+            json.dumps({"began": began, "ended": began + 1530.0 - (20.0 if began else 0)})
+        )
     print_summary(tmp_path)
     lines = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().err.splitlines()}
     assert lines["time"][0] == "3,050.0"
     assert lines["steps"][0] == "2,500"
-    assert " ".join(lines["restarts"]) == "1: 30.0 s until training went on, 500 steps again in 500.0 s"
+    assert (
+        " ".join(lines["restarts"])
+        == "1: 30.0 s until training went on, 500 steps again in 500.0 s"
+    )
     assert lines["goodput"][0] == "82.6%"
 
 
-def test_without_training_only_the_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_training_only_the_folder_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     print_summary(tmp_path)
     assert capsys.readouterr().err == f"run directory: {tmp_path}\n"
 
 
 def test_the_first_failure_is_shown_with_its_log(capsys: pytest.CaptureFixture[str]) -> None:
-    failures = [{"rank": 1, "host": "b", "text": "ValueError: x\n"}, {"rank": 0, "host": "a", "text": "later"}]
+    failures = [
+        {"rank": 1, "host": "b", "text": "ValueError: x\n"},
+        {"rank": 0, "host": "a", "text": "later"},
+    ]
     screen = failure_screen(Outcome(End.FAILED, 1, failures=failures, workers=WORKERS), capsys)
     assert "rank 1 on b failed first:\n\nValueError: x\n" in screen
     assert "/runs/1/logs/rank-1.log" in screen
@@ -201,7 +245,13 @@ def test_the_first_failure_is_shown_with_its_log(capsys: pytest.CaptureFixture[s
 
 def leave_failure(run_dir: Path, rank: int, time: float) -> None:
     (run_dir / "logs").mkdir(exist_ok=True)
-    facts = {"rank": rank, "host": "b", "text": f"ValueError: by rank {rank}\n", "code": 1, "time": time}
+    facts = {
+        "rank": rank,
+        "host": "b",
+        "text": f"ValueError: by rank {rank}\n",
+        "code": 1,
+        "time": time,
+    }
     (run_dir / "logs" / f"rank-{rank}.failure").write_text(json.dumps(facts))
 
 
@@ -216,16 +266,24 @@ def test_failures_whose_events_were_lost_are_read_from_files(
     assert "by rank 0" not in screen
 
 
-def test_what_the_launcher_heard_goes_before_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_launcher_heard_goes_before_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     leave_failure(tmp_path, 0, time=10.0)
     heard = [{"rank": 1, "host": "b", "text": "OSError: heard"}]
-    screen = failure_screen(Outcome(End.FAILED, 1, failures=heard, workers=WORKERS), capsys, tmp_path)
+    screen = failure_screen(
+        Outcome(End.FAILED, 1, failures=heard, workers=WORKERS), capsys, tmp_path
+    )
     assert "rank 1 on b failed first:\n\nOSError: heard\n" in screen
     assert "by rank 0" not in screen
 
 
-@pytest.mark.parametrize(("code", "name"), [(130, "SIGINT (signal 2)"), (143, "SIGTERM (signal 15)")])
-def test_a_stopped_run_is_no_failure_of_a_worker(capsys: pytest.CaptureFixture[str], code: int, name: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "name"), [(130, "SIGINT (signal 2)"), (143, "SIGTERM (signal 15)")]
+)
+def test_a_stopped_run_is_no_failure_of_a_worker(
+    capsys: pytest.CaptureFixture[str], code: int, name: str
+) -> None:
     failures = [{"rank": 0, "text": "KeyboardInterrupt"}]
     screen = failure_screen(Outcome(End.STOPPED, code, failures=failures, workers=WORKERS), capsys)
     assert screen == f"\nsyrtos: stopped by {name}. Run directory: /runs/1\n"
@@ -233,7 +291,10 @@ def test_a_stopped_run_is_no_failure_of_a_worker(capsys: pytest.CaptureFixture[s
 
 def test_a_killed_worker_is_named_by_its_process(capsys: pytest.CaptureFixture[str]) -> None:
     screen = failure_screen(Outcome(End.CRASHED, 137, 1, -9, workers=WORKERS), capsys)
-    assert "rank 1 on b ended first: its process (number 101) was ended by SIGKILL (signal 9)." in screen
+    assert (
+        "rank 1 on b ended first: its process (number 101) was ended by SIGKILL (signal 9)."
+        in screen
+    )
     assert "out of memory" in screen
     assert "/runs/1/logs/rank-1.log" in screen
 
@@ -242,27 +303,40 @@ def test_a_killed_worker_is_named_by_its_process(capsys: pytest.CaptureFixture[s
 def test_a_worker_that_vanished_is_named(capsys: pytest.CaptureFixture[str], code: int) -> None:
     outcome = Outcome(End.LOST, code or 1, 0, code, unfinished=(0, 1), workers=WORKERS)
     screen = failure_screen(outcome, capsys)
-    assert f"rank 0 on a ended first: its process (number 10) ended with exit code {code} before its script" in screen
+    assert (
+        f"rank 0 on a ended first: its process (number 10) ended with exit code {code} before its script"
+        in screen
+    )
     assert "os._exit" in screen
     assert "/runs/1/logs/rank-0.log" in screen
 
 
-def test_a_failed_check_of_a_library_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_failed_check_of_a_library_is_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "logs").mkdir()
     check = "F0000 00:00:1 1 tensor.cc:1] Check failed: dtype() == expected_dtype (1 vs. 3)"
-    (tmp_path / "logs" / "rank-1.log").write_text(f"Epoch 1\n{check}\nFatal Python error: Aborted\n\nmore\n")
+    (tmp_path / "logs" / "rank-1.log").write_text(
+        f"Epoch 1\n{check}\nFatal Python error: Aborted\n\nmore\n"
+    )
     screen = failure_screen(Outcome(End.CRASHED, 134, 1, -6, workers=WORKERS), capsys, tmp_path)
-    assert f"SIGABRT (signal 6).\n  {check}\n  Fatal Python error: Aborted\nIts output is in" in screen
+    assert (
+        f"SIGABRT (signal 6).\n  {check}\n  Fatal Python error: Aborted\nIts output is in" in screen
+    )
     assert "out of memory" not in screen
 
 
 def test_workers_that_ended_silently_are_all_named(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = failure_screen(Outcome(End.LOST, 1, None, 0, unfinished=(0, 1), workers=WORKERS), capsys)
+    screen = failure_screen(
+        Outcome(End.LOST, 1, None, 0, unfinished=(0, 1), workers=WORKERS), capsys
+    )
     assert "one of the ranks 0, 1 ended with exit code 0 before its script" in screen
     assert "/runs/1/logs\n" in screen
 
 
-def test_workers_that_never_started_show_how_hosts_are_reached(capsys: pytest.CaptureFixture[str]) -> None:
+def test_workers_that_never_started_show_how_hosts_are_reached(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     screen = failure_screen(Outcome(End.NOT_STARTED, 255, 0, why="could not be started"), capsys)
     assert "could not be started" in screen
     assert "rank 0 could not be started" in screen

@@ -50,7 +50,9 @@ def test_signatures_tell_dtypes_and_shapes_apart(array: Any, rows: bool, text: s
     assert signature(array, rows) == text
 
 
-@pytest.mark.parametrize("dtype", [np.bool_, np.complex64, np.dtype("U3"), np.object_, ml_dtypes.float8_e4m3])
+@pytest.mark.parametrize(
+    "dtype", [np.bool_, np.complex64, np.dtype("U3"), np.object_, ml_dtypes.float8_e4m3]
+)
 def test_what_has_no_arithmetic_is_refused(dtype: Any) -> None:
     with pytest.raises(ExchangeError, match="can't be reduced: cast them"):
         check_reducible(np.dtype(dtype), ReduceOp.SUM)
@@ -65,7 +67,13 @@ def test_integers_have_sums_but_no_means(dtype: Any) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "half"),
-    [(np.float16, True), (ml_dtypes.bfloat16, True), (np.float32, False), (np.int16, False), (np.uint16, False)],
+    [
+        (np.float16, True),
+        (ml_dtypes.bfloat16, True),
+        (np.float32, False),
+        (np.int16, False),
+        (np.uint16, False),
+    ],
 )
 def test_sixteen_bit_floats_are_halves(dtype: Any, half: bool) -> None:
     assert is_half(np.dtype(dtype)) is half
@@ -102,7 +110,9 @@ def test_contiguous_keeps_scalars_and_orders_the_rest() -> None:
         (4, [5, -1], "counts"),
     ],
 )
-def test_rows_that_can_not_be_dealt_out_are_refused(rows: int, splits: list[int] | None, message: str) -> None:
+def test_rows_that_can_not_be_dealt_out_are_refused(
+    rows: int, splits: list[int] | None, message: str
+) -> None:
     with pytest.raises(ExchangeError, match=message):
         InProcessCommunicator(0, 2).alltoall(np.zeros(rows), splits)
 

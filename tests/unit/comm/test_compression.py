@@ -30,7 +30,9 @@ def gradients(rank: int, step: int) -> list[Array]:
     return [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
 
 
-def train(comm: InProcessCommunicator, name: str, weights: list[float]) -> tuple[list[list[Array]], list[ErrorMemory]]:
+def train(
+    comm: InProcessCommunicator, name: str, weights: list[float]
+) -> tuple[list[list[Array]], list[ErrorMemory]]:
     memories = [ErrorMemory(np.zeros(shape, np.float32)) for shape in SHAPES]
     found = []
     for step in range(STEPS):
@@ -50,7 +52,10 @@ def test_what_was_not_sent_comes_later(together: Any, name: str) -> None:
             for rank, share in enumerate(shares)
         )
         arrived = sum(means[index].astype(np.float64) for means in workers[0][0])
-        kept = sum(share * memories[index].residual for share, (_, memories) in zip(shares, workers, strict=True))
+        kept = sum(
+            share * memories[index].residual
+            for share, (_, memories) in zip(shares, workers, strict=True)
+        )
         # sums of 16-bit numbers are rounded once more, which no worker keeps
         np.testing.assert_allclose(
             arrived + kept, given, atol=0.2 if name == "bf16" else 0.03 if name == "fp16" else 1e-4
@@ -66,7 +71,9 @@ def test_all_workers_get_the_same(together: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_a_worker_without_samples_adds_nothing_and_keeps_what_it_has(together: Any, name: str) -> None:
+def test_a_worker_without_samples_adds_nothing_and_keeps_what_it_has(
+    together: Any, name: str
+) -> None:
     def play(comm: InProcessCommunicator) -> tuple[Any, Any]:
         memories = [ErrorMemory(np.zeros(shape, np.float32)) for shape in SHAPES]
         idle = comm.rank == 1
@@ -115,7 +122,9 @@ def test_powersgd_is_exact_where_the_rank_is_enough(together: Any) -> None:
         np.testing.assert_allclose(mean, left @ right.T, atol=1e-4)
 
 
-@pytest.mark.parametrize("text", ["int8", "topk:0.1", "powersgd", "powersgd:0", "powersgd:x", "bf16:2"])
+@pytest.mark.parametrize(
+    "text", ["int8", "topk:0.1", "powersgd", "powersgd:0", "powersgd:x", "bf16:2"]
+)
 def test_what_is_no_codec_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="`compress` must be none, auto, bf16"):
         Options(compress=text)

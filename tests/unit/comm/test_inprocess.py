@@ -14,7 +14,11 @@ from syrtos.errors import ExchangeError, StalledError
 
 
 def test_the_world_numbers_its_workers() -> None:
-    assert [(comm.rank, comm.size) for comm in InProcessCommunicator.world(3)] == [(0, 3), (1, 3), (2, 3)]
+    assert [(comm.rank, comm.size) for comm in InProcessCommunicator.world(3)] == [
+        (0, 3),
+        (1, 3),
+        (2, 3),
+    ]
 
 
 def test_a_worker_that_does_not_come_is_an_error_for_the_others() -> None:
@@ -37,7 +41,11 @@ def test_workers_never_share_memory(together: Any) -> None:
 
 def test_halves_are_summed_wide_and_rounded_once(together: Any) -> None:
     """2048 + 1 is 2048 in float16: summed narrowly, the ones would be lost."""
-    ones_last = np.array([2048.0], np.float16), np.array([1.0], np.float16), np.array([1.0], np.float16)
+    ones_last = (
+        np.array([2048.0], np.float16),
+        np.array([1.0], np.float16),
+        np.array([1.0], np.float16),
+    )
     for total in together(3, lambda comm: comm.allreduce(ones_last[comm.rank])):
         assert total.dtype == np.float16
         assert total == 2050
@@ -67,13 +75,17 @@ def test_halves_travel_in_two_bytes(together: Any, dtype: Any) -> None:
     def play(comm: InProcessCommunicator) -> tuple[int, Any, Any]:
         mine = _Counting(comm.rank, comm.size, comm._board)
         mean = mine.allreduce(np.full(300, 3 * comm.rank, dtype), ReduceOp.MEAN)
-        (weighted,), _ = mine.weighted_sum([np.full(300, comm.rank or np.nan, dtype)], weight=float(comm.rank))
+        (weighted,), _ = mine.weighted_sum(
+            [np.full(300, comm.rank or np.nan, dtype)], weight=float(comm.rank)
+        )
         return mine.sent, mean, weighted
 
     for sent, mean, weighted in together(3, play):
         assert sent == 2 * (2 * 300 * 2 * 2 // 3)
         np.testing.assert_array_equal(mean, np.full(300, 3, dtype))
-        np.testing.assert_array_equal(weighted, np.full(300, 5 / 3, dtype))  # rank 0 counts for nothing
+        np.testing.assert_array_equal(
+            weighted, np.full(300, 5 / 3, dtype)
+        )  # rank 0 counts for nothing
 
 
 def test_groups_do_not_wait_for_each_other(together: Any) -> None:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from syrtos.comm.objects import from_bytes, to_bytes
 from syrtos.errors import ExchangeError
 
-_leaves = st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.floats(allow_nan=False)
+_leaves = (
+    st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.floats(allow_nan=False)
+)
 _keys = st.text() | st.integers() | st.tuples(st.text(), st.integers()) | st.just("!")
 _values = st.recursive(
     _leaves,
@@ -33,7 +35,9 @@ def test_plain_data_comes_back_as_it_was(value: Any) -> None:
     assert type(back) is type(value)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int8, bool, np.complex64, "U3", "datetime64[s]"])
+@pytest.mark.parametrize(
+    "dtype", [np.float32, ml_dtypes.bfloat16, np.int8, bool, np.complex64, "U3", "datetime64[s]"]
+)
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
 def test_arrays_come_back_as_they_were(dtype: Any, shape: tuple[int, ...]) -> None:
     array = np.ones(shape).astype("int64").astype(dtype)
@@ -50,14 +54,24 @@ def test_numbers_of_numpy_stay_numbers_of_numpy() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [object(), [object()], lambda: None, np.array([object()]), np.zeros(2, "i4,f4"), {1: {2: print}}]
+    "value",
+    [
+        object(),
+        [object()],
+        lambda: None,
+        np.array([object()]),
+        np.zeros(2, "i4,f4"),
+        {1: {2: print}},
+    ],
 )
 def test_other_objects_are_refused(value: object) -> None:
     with pytest.raises(ExchangeError, match=r"never pickled.*Send what the object is made from"):
         to_bytes(value)
 
 
-@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16]
+)
 def test_small_floats_stay_what_they_are(dtype: Any) -> None:
     back = from_bytes(to_bytes(np.asarray([0.5, 2.0], dtype)))
     assert back.dtype == dtype

@@ -29,7 +29,12 @@ def address(array: np.ndarray[Any, Any]) -> int:
 @pytest.mark.parametrize("nbytes", [0, 64, 1 << 16, (1 << 16) + 16, 3 * MB + 48])
 def test_an_array_is_as_asked_for(nbytes: int, dtype: str) -> None:
     made = Pool().empty_like(of(nbytes, dtype))
-    assert (made.dtype, made.nbytes, made.flags.c_contiguous, made.flags.writeable) == (dtype, nbytes, True, True)
+    assert (made.dtype, made.nbytes, made.flags.c_contiguous, made.flags.writeable) == (
+        dtype,
+        nbytes,
+        True,
+        True,
+    )
     assert nbytes < 1 << 16 or address(made) % 64 == 0
 
 

@@ -38,7 +38,9 @@ def test_many_rows_travel_as_rows_in_rank_order(together: Any) -> None:
 def test_values_that_may_not_merge_travel_as_rows_always(together: Any) -> None:
     def play(comm: InProcessCommunicator) -> Any:
         indices = INDICES[comm.rank]
-        return weighted_rows(comm, np.ones((len(indices), 2)), indices, 3, WEIGHTS[comm.rank], may_merge=False)
+        return weighted_rows(
+            comm, np.ones((len(indices), 2)), indices, 3, WEIGHTS[comm.rank], may_merge=False
+        )
 
     for values, indices in together(2, play):
         np.testing.assert_array_equal(indices, [0, 2, 2, 1])
@@ -66,7 +68,9 @@ def test_a_worker_without_weight_adds_nothing(together: Any, rows: int) -> None:
 def test_a_worker_may_have_no_rows(together: Any, rows: int) -> None:
     def play(comm: InProcessCommunicator) -> tuple[Any, Any]:
         count = 1 - comm.rank
-        return weighted_rows(comm, np.ones((count, 3), np.float32), np.zeros(count, np.int64), rows, float(count))
+        return weighted_rows(
+            comm, np.ones((count, 3), np.float32), np.zeros(count, np.int64), rows, float(count)
+        )
 
     for values, indices in together(2, play):
         np.testing.assert_array_equal(as_table(values, indices, 2), [[1, 1, 1], [0, 0, 0]])
@@ -74,11 +78,18 @@ def test_a_worker_may_have_no_rows(together: Any, rows: int) -> None:
 
 def test_different_tables_are_out_of_step(together: Any) -> None:
     with pytest.raises(OutOfStepError, match="of 11"):
-        together(2, lambda comm: weighted_rows(comm, np.ones((1, 2)), np.zeros(1, int), 10 + comm.rank, 1.0))
+        together(
+            2,
+            lambda comm: weighted_rows(
+                comm, np.ones((1, 2)), np.zeros(1, int), 10 + comm.rank, 1.0
+            ),
+        )
 
 
 @given(st.integers(0, 1000), st.integers(1, 1000), st.integers(1, 512), st.sampled_from([4, 8]))
-def test_the_choice_moves_fewer_bytes(rows: int, table_rows: int, row_bytes: int, index_bytes: int) -> None:
+def test_the_choice_moves_fewer_bytes(
+    rows: int, table_rows: int, row_bytes: int, index_bytes: int
+) -> None:
     gathered, reduced = rows * (row_bytes + index_bytes), 2 * table_rows * row_bytes
     if gathered != reduced:
         assert moves_fewer_as_rows(rows, table_rows, row_bytes, index_bytes) == (gathered < reduced)

@@ -73,7 +73,9 @@ def test_a_stall_of_another_watchdog_is_told_too() -> None:
     assert len(told) == 1
 
 
-def test_a_long_wait_is_told_when_it_becomes_one_and_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_wait_is_told_when_it_becomes_one_and_when_it_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told: list[tuple[str, bool, str]] = []
     dog = Watchdog(timeout=30)
     dog.on_long_wait = lambda call, seconds, name: told.append((call, seconds > 0.1, name))

@@ -14,7 +14,9 @@ from syrtos.comm.work_queue import KEPT, LATER, NONE, WorkQueue
 class Asked:
     """One question, and the answer once there is one."""
 
-    def __init__(self, queue: WorkQueue, worker: int, ask: str, arrays: Any = (), **fields: Any) -> None:
+    def __init__(
+        self, queue: WorkQueue, worker: int, ask: str, arrays: Any = (), **fields: Any
+    ) -> None:
         self.fields: dict[str, Any] | None = None
         self.arrays: list[Any] = []
         queue.asked[ask](Question(worker, {"round": 0, **fields}, list(arrays), self._answered))
@@ -29,13 +31,25 @@ class Asked:
 
 
 def take(
-    queue: WorkQueue, worker: int, limit: int, repeatable: bool = False, wait: bool = False, number: int = 0
+    queue: WorkQueue,
+    worker: int,
+    limit: int,
+    repeatable: bool = False,
+    wait: bool = False,
+    number: int = 0,
 ) -> Asked:
     return Asked(queue, worker, "take", limit=limit, repeatable=repeatable, wait=wait, round=number)
 
 
 def finish(queue: WorkQueue, worker: int, number: int = 0, **added: float) -> Asked:
-    return Asked(queue, worker, "finish", [np.array(v) for v in added.values()], names=list(added), round=number)
+    return Asked(
+        queue,
+        worker,
+        "finish",
+        [np.array(v) for v in added.values()],
+        names=list(added),
+        round=number,
+    )
 
 
 def test_pieces_are_handed_out_once_and_in_order() -> None:
@@ -61,7 +75,10 @@ def test_what_was_kept_for_a_worker_that_dies_is_not_lost() -> None:
 
 def test_what_was_lost_goes_to_whoever_knows_of_it() -> None:
     queue = WorkQueue(3)
-    assert [take(queue, 1, 2, repeatable=True).piece, take(queue, 1, 4, repeatable=True).piece] == [0, 1]
+    assert [take(queue, 1, 2, repeatable=True).piece, take(queue, 1, 4, repeatable=True).piece] == [
+        0,
+        1,
+    ]
     queue.lose(1)
     assert take(queue, 0, 1, repeatable=True).piece == 0
     assert take(queue, 2, 4, repeatable=True).piece == 1

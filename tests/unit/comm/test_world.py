@@ -21,7 +21,10 @@ class Wrapped(Exception):
     """As TensorFlow reports an error of Python: its name and text somewhere in the middle, no cause."""
 
     def __init__(self, *errors: BaseException) -> None:
-        super().__init__("Graph execution error:\n" + "\n".join(f"{type(e).__name__}: {e}\n\n[[node]]" for e in errors))
+        super().__init__(
+            "Graph execution error:\n"
+            + "\n".join(f"{type(e).__name__}: {e}\n\n[[node]]" for e in errors)
+        )
 
 
 def raised(error: BaseException) -> BaseException:

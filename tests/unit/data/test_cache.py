@@ -33,7 +33,9 @@ def test_a_file_is_made_once(tmp_path: Path) -> None:
 
 
 def test_processes_wait_for_the_one_that_makes_it(tmp_path: Path) -> None:
-    processes = [multiprocessing.get_context("spawn").Process(target=use, args=(tmp_path,)) for _ in range(3)]
+    processes = [
+        multiprocessing.get_context("spawn").Process(target=use, args=(tmp_path,)) for _ in range(3)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -105,7 +107,9 @@ def test_a_file_of_more_than_half_of_the_room(tmp_path: Path) -> None:
     assert cache.file("piece", "b", make).stat().st_size == 900
 
 
-def test_a_relative_folder_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_folder_stays_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     cache = Cache(Path("cache"))
     path = cache.file("piece", "a", lambda path: None)

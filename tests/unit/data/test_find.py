@@ -47,15 +47,26 @@ def test_a_file_that_several_patterns_match_is_there_once(folder: Path) -> None:
     assert found(folder, "b.csv", "*.csv", "a.csv") == ["b.csv", "a.csv"]
 
 
-@pytest.mark.parametrize("pattern", ["*.csv", "**", "**/*.csv", "*/*", "below/*", "?.csv", "[ab].csv", "**/c.csv"])
+@pytest.mark.parametrize(
+    "pattern", ["*.csv", "**", "**/*.csv", "*/*", "below/*", "?.csv", "[ab].csv", "**/c.csv"]
+)
 def test_remote_patterns_mean_what_local_ones_do(folder: Path, pattern: str) -> None:
     names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    assert sorted(name for name in names if is_data(name) and matches(name, pattern)) == sorted(found(folder, pattern))
+    assert sorted(name for name in names if is_data(name) and matches(name, pattern)) == sorted(
+        found(folder, pattern)
+    )
 
 
 @pytest.mark.parametrize(
     ("pattern", "fixed"),
-    [("train/*.csv", "train/"), ("*.csv", ""), ("a/b/", "a/b/"), ("a/**/c", "a/"), ("a/b[1]/c?", "a/"), ("", "")],
+    [
+        ("train/*.csv", "train/"),
+        ("*.csv", ""),
+        ("a/b/", "a/b/"),
+        ("a/**/c", "a/"),
+        ("a/b[1]/c?", "a/"),
+        ("", ""),
+    ],
 )
 def test_the_folder_of_a_pattern(pattern: str, fixed: str) -> None:
     assert folder_of(pattern) == fixed

@@ -44,7 +44,9 @@ def batches(data: Loader, rank: int, size: int) -> list[Any]:
 
 
 def rows(data: Loader, size: int) -> list[int]:
-    return [row for rank in range(size) for batch in batches(data, rank, size) for row in batch.tolist()]
+    return [
+        row for rank in range(size) for batch in batches(data, rank, size) for row in batch.tolist()
+    ]
 
 
 def test_all_rows_of_all_workers() -> None:
@@ -72,7 +74,9 @@ def test_bad_records_are_left_out_and_listed(tmp_path: Path, size: int) -> None:
         data = loader(Numbers(50, {7, 8}, {9}), "quarantine")
         data.policy.write_to(str(tmp_path), rank)
         assert len(batches(data, rank, size)) == 7
-        seen += [row for batch in batches(data, rank, size) for row in batch.tolist()]  # now they are known
+        seen += [
+            row for batch in batches(data, rank, size) for row in batch.tolist()
+        ]  # now they are known
     assert sorted(seen) == sorted(set(range(50)) - {7, 8, 9})
     assert {facts["index"] for facts in left_out(tmp_path)} == {7, 8, 9}
     assert (tmp_path / "data" / "quarantine" / "record-7-of-file").read_bytes() == b"raw"

@@ -37,7 +37,9 @@ def test_rows_of_all_files(tmp_path: Path) -> None:
         ({"x": [1], "y": [1]}, "'y' is int64 in .*1.parquet, and missing in .*0.parquet"),
     ],
 )
-def test_columns_that_differ_are_found_at_once(tmp_path: Path, second: dict[str, Any], said: str) -> None:
+def test_columns_that_differ_are_found_at_once(
+    tmp_path: Path, second: dict[str, Any], said: str
+) -> None:
     with pytest.raises(DataError, match=said):
         parquet(tmp_path, {"x": [1]}, second)
 

@@ -41,7 +41,9 @@ def test_shares_of_any_number_of_workers_make_up_the_batch(plan: Plan, size: int
     whole = order(plan)
     for step in {0, plan.steps // 2, max(plan.steps - 1, 0)}:
         shares = [plan.share(step, rank, size).tolist() for rank in range(size)]
-        assert sorted(itertools.chain(*shares)) == sorted(whole[step * plan.batch : (step + 1) * plan.batch])
+        assert sorted(itertools.chain(*shares)) == sorted(
+            whole[step * plan.batch : (step + 1) * plan.batch]
+        )
 
 
 @given(PLANS, st.data())
@@ -90,7 +92,10 @@ def test_an_order_that_was_written_down() -> None:
 
 def test_epochs_and_seeds_differ() -> None:
     plan = Plan("x", 1000, 10, seed=1)
-    others = [dataclasses.replace(plan, **change) for change in ({"epoch": 1}, {"seed": 2}, {"fingerprint": "y"})]
+    others = [
+        dataclasses.replace(plan, **change)
+        for change in ({"epoch": 1}, {"seed": 2}, {"fingerprint": "y"})
+    ]
     assert len({tuple(order(each)) for each in [plan, *others]}) == 4
 
 

@@ -24,11 +24,19 @@ def loader(batch: int = 7) -> Loader:
 
 
 def shares(data: Loader, position: Position, rank: int, size: int) -> Iterator[RecordShare]:
-    return (share for chunk in data.chunks(data.plan(position), rank, size) for share in chunk.shares)
+    return (
+        share for chunk in data.chunks(data.plan(position), rank, size) for share in chunk.shares
+    )
 
 
 def train(
-    run_dir: Path, size: int, start: Position, epochs: int, stop_after: int = 10**9, ended: bool = True, batch: int = 7
+    run_dir: Path,
+    size: int,
+    start: Position,
+    epochs: int,
+    stop_after: int = 10**9,
+    ended: bool = True,
+    batch: int = 7,
 ) -> Position:
     """As `size` workers would, from ``start``; returns where they stopped."""
     data, end = loader(batch), start
@@ -51,7 +59,9 @@ def train(
 
 def test_a_run_of_two_epochs(tmp_path: Path) -> None:
     train(tmp_path, 3, Position(), 2)
-    assert [(epoch.done, epoch.complete, epoch.workers) for epoch in verify(tmp_path)] == [(50, True, (3,))] * 2
+    assert [(epoch.done, epoch.complete, epoch.workers) for epoch in verify(tmp_path)] == [
+        (50, True, (3,))
+    ] * 2
 
 
 def test_another_world_goes_on_in_the_middle(tmp_path: Path) -> None:
@@ -67,7 +77,9 @@ def test_with_other_batches_too(tmp_path: Path) -> None:
 
 
 def test_steps_after_the_checkpoint_do_not_count(tmp_path: Path) -> None:
-    train(tmp_path, 2, Position(), 1, stop_after=6, ended=False)  # killed; its last checkpoint was after step 4
+    train(
+        tmp_path, 2, Position(), 1, stop_after=6, ended=False
+    )  # killed; its last checkpoint was after step 4
     train(tmp_path, 1, Position(0, 28), 1)
     assert [(epoch.done, epoch.workers) for epoch in verify(tmp_path)] == [(50, (2, 1))]
 

@@ -33,7 +33,11 @@ from syrtos.testing import run_world
 def records_of(folder: Path, *files: bytes, layout: Format | None = None) -> Records:
     for number, content in enumerate(files):
         (folder / f"part-{number}").write_bytes(content)
-    return Records(find(folder / "part-*", Cache(folder / "cache")), layout or TFRecord(), Cache(folder / "cache"))
+    return Records(
+        find(folder / "part-*", Cache(folder / "cache")),
+        layout or TFRecord(),
+        Cache(folder / "cache"),
+    )
 
 
 def everything(source: Records) -> list[bytes]:
@@ -49,7 +53,9 @@ def test_a_header_is_read_whatever_character_the_window_ends_in(tmp_path: Path) 
 
 @given(st.lists(st.lists(st.binary(max_size=50), max_size=20), min_size=1, max_size=4))
 @settings(max_examples=30, deadline=None)
-def test_what_was_written_is_read(tmp_path_factory: pytest.TempPathFactory, files: list[list[bytes]]) -> None:
+def test_what_was_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[bytes]]
+) -> None:
     folder = tmp_path_factory.mktemp("files")
     source = records_of(folder, *(b"".join(map(framed, records)) for records in files))
     assert everything(source) == [*itertools.chain(*files)]
@@ -57,7 +63,9 @@ def test_what_was_written_is_read(tmp_path_factory: pytest.TempPathFactory, file
     assert source.read(back) == [*itertools.chain(*files)][::-1]
 
 
-def test_records_longer_than_the_window_that_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_longer_than_the_window_that_is_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     records = [bytes([k]) * (k * 7) for k in range(50)]
     windows = LocalFile.windows
     monkeypatch.setattr(LocalFile, "windows", lambda self: windows(self, 64))
@@ -67,7 +75,11 @@ def test_records_longer_than_the_window_that_is_read_at_once(tmp_path: Path, mon
 def test_compressed_files_are_read_like_plain_ones(tmp_path: Path) -> None:
     plain = b"".join(framed(bytes([k]) * 100) for k in range(20))
     source = records_of(
-        tmp_path, plain, gzip.compress(plain), zlib.compress(plain), gzip.compress(plain) + gzip.compress(plain)
+        tmp_path,
+        plain,
+        gzip.compress(plain),
+        zlib.compress(plain),
+        gzip.compress(plain) + gzip.compress(plain),
     )
     assert len(source) == 100
     assert everything(source)[:20] == everything(source)[80:]
@@ -122,7 +134,10 @@ def test_the_fingerprint_tells_data_sets_apart_but_not_folders(tmp_path: Path) -
     for name, count in (("a", 2), ("b", 2), ("c", 3)):
         (tmp_path / name).mkdir()
         records_of(tmp_path / name, framed(b"x") * count)
-    a, b, c = (records_of(tmp_path / name, framed(b"x") * n).fingerprint for name, n in (("a", 2), ("b", 2), ("c", 3)))
+    a, b, c = (
+        records_of(tmp_path / name, framed(b"x") * n).fingerprint
+        for name, n in (("a", 2), ("b", 2), ("c", 3))
+    )
     assert a == b != c
 
 
@@ -132,7 +147,9 @@ def test_lines(tmp_path: Path) -> None:
 
 
 def test_csv_rows_may_span_lines(tmp_path: Path) -> None:
-    source = records_of(tmp_path, b'a,b\n1,"x\ny"\n,"say ""hi"""\n', layout=LineRecords(quotes=True, header=True))
+    source = records_of(
+        tmp_path, b'a,b\n1,"x\ny"\n,"say ""hi"""\n', layout=LineRecords(quotes=True, header=True)
+    )
     lines = everything(source)
     assert are_numbers(lines, ["a", "b"]) == [True, False]
     rows = [csv_rows(["a", "b"], [True, False])(line) for line in lines]
@@ -186,9 +203,17 @@ def read(folder: str) -> list[str]:
     """What a worker reads in an epoch, after the fingerprint."""
     comm, place = world.current().comm, Path(folder)
     cache = Cache(place / f"cache-{comm.rank}")
-    source = Records(find([place / name for name in ("ab", "bc")[comm.rank]], cache), TFRecord(), cache, comm)
-    loader = Loader(source, lambda records: np.asarray(records), 4, 5, BadRecords("fail", 0, len(source)))
-    rows = [row for chunk in loader.chunks(loader.plan(), comm.rank, comm.size) for row in chunk.data.tolist()]
+    source = Records(
+        find([place / name for name in ("ab", "bc")[comm.rank]], cache), TFRecord(), cache, comm
+    )
+    loader = Loader(
+        source, lambda records: np.asarray(records), 4, 5, BadRecords("fail", 0, len(source))
+    )
+    rows = [
+        row
+        for chunk in loader.chunks(loader.plan(), comm.rank, comm.size)
+        for row in chunk.data.tolist()
+    ]
     return [source.fingerprint, *(row.decode() for row in rows)]
 
 

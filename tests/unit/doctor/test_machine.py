@@ -38,7 +38,11 @@ def not_well(checks: Iterator[Check]) -> list[str]:
 
 def environment(**variables: str) -> dict[str, str]:
     """This process's, without what tests or a launcher may have set."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH") if name in os.environ}
+    kept = {
+        name: os.environ[name]
+        for name in ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH")
+        if name in os.environ
+    }
     return {**kept, **variables}
 
 
@@ -69,10 +73,15 @@ def test_this_machine_can_train(checks: list[Check]) -> None:
         "network",
         "MPI",
     } <= names
-    assert all(check.fix == "" if check.status == "ok" else check.fix.endswith((".", ")")) for check in checks)
+    assert all(
+        check.fix == "" if check.status == "ok" else check.fix.endswith((".", ")"))
+        for check in checks
+    )
 
 
-def test_json_and_lines_have_all_of_them(checks: list[Check], capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_and_lines_have_all_of_them(
+    checks: list[Check], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert [Check(**facts) for facts in json.loads(json.dumps(machine.as_json(checks)))] == checks  # pyright: ignore
     machine.show([*checks, Check("disk", "wrong", "it is full", "Remove something.")])
     lines = capsys.readouterr().out.splitlines()
@@ -82,7 +91,12 @@ def test_json_and_lines_have_all_of_them(checks: list[Check], capsys: pytest.Cap
 
 def test_no_framework_is_imported() -> None:
     code = "import sys; from syrtos.doctor import machine; machine.check(); print({'keras', 'tensorflow', 'jax', 'torch'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "set()\n"
+    )
 
 
 # -- MPI -------------------------------------------------------------------------------------------
@@ -106,7 +120,12 @@ def test_a_world_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_versions_are_those_that_syrtos_is_written_for() -> None:
-    required = ["numpy>=99", "nowhere-to-be-found>=1", 'pytest>=99; extra == "torch"', 'moto>=99; extra == "dev"']
+    required = [
+        "numpy>=99",
+        "nowhere-to-be-found>=1",
+        'pytest>=99; extra == "torch"',
+        'moto>=99; extra == "dev"',
+    ]
     found = {check.name: check for check in machine_packages._check_versions(required)}
     assert set(found) == {"numpy", "nowhere-to-be-found", "pytest"}
     assert found["numpy"].fix == "`pip install 'numpy>=99'`."
@@ -128,12 +147,19 @@ def test_keras_2_goes_with_one_tensorflow() -> None:
     asked = {"TF_USE_LEGACY_KERAS": "1"}
     assert list(machine_packages.legacy(asked, "2.21.0", "2.21.1")) == []
     assert only(machine_packages.legacy(asked, "2.21.0", "-")).status == "wrong"
-    assert only(machine_packages.legacy(asked, "2.21.0", "2.20.0")).fix == "`pip install 'tf_keras==2.21.*'`."
+    assert (
+        only(machine_packages.legacy(asked, "2.21.0", "2.20.0")).fix
+        == "`pip install 'tf_keras==2.21.*'`."
+    )
     assert only(machine_packages.legacy({}, "2.21.0", "2.20.0")).status == "warning"
 
 
 def test_packages_that_do_not_go_together() -> None:
-    found = list(machine_packages.conflicts(versions(tensorflow="2.21.0", tensorflow_cpu="2.20.0", horovod="0.28.1")))
+    found = list(
+        machine_packages.conflicts(
+            versions(tensorflow="2.21.0", tensorflow_cpu="2.20.0", horovod="0.28.1")
+        )
+    )
     assert [check.status for check in found] == ["warning", "warning"]
     assert "tensorflow and tensorflow-cpu are both installed" in found[0].found
 
@@ -165,11 +191,16 @@ def test_variables_that_change_a_run(variables: dict[str, str], name: str, statu
 
 def test_another_mpi_on_the_path(tmp_path: Path) -> None:
     program = tmp_path / "mpirun"
-    program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.6'\n")  # stands for one that is not installed here
+    program.write_text(
+        "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.6'\n"
+    )  # stands for one that is not installed here
     program.chmod(0o755)
     check = only(machine_environment.checks({"PATH": f"{tmp_path}:/bin"}, 8, 0))
     assert f"{program} is Open MPI's" in check.found
-    assert only(machine_environment.checks({"PATH": str(Path(sys.executable).parent)}, 8, 0)).status == "ok"
+    assert (
+        only(machine_environment.checks({"PATH": str(Path(sys.executable).parent)}, 8, 0)).status
+        == "ok"
+    )
 
 
 # -- resources -------------------------------------------------------------------------------------
@@ -186,18 +217,27 @@ def files(folder: Path, texts: dict[str, str]) -> Path:
 def test_limits_of_containers(tmp_path: Path) -> None:
     two = files(
         tmp_path / "two",
-        {"job/cpu.max": "150000 100000\n", "job/step/cpu.max": "max 100000\n", "job/memory.max": "4000000000\n"},
+        {
+            "job/cpu.max": "150000 100000\n",
+            "job/step/cpu.max": "max 100000\n",
+            "job/memory.max": "4000000000\n",
+        },
     )
     assert machine_facts.limits(two, "0::/job/step\n") == machine_facts.Limits(1.5, 4_000_000_000)
     one = files(tmp_path / "one", {
         "cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000", "memory/memory.limit_in_bytes": "9223372036854771712",
     })  # fmt: skip
-    assert machine_facts.limits(one, "4:memory:/docker/x\n3:cpu,cpuacct:/docker/x\n") == machine_facts.Limits(0.5, None)
+    assert machine_facts.limits(
+        one, "4:memory:/docker/x\n3:cpu,cpuacct:/docker/x\n"
+    ) == machine_facts.Limits(0.5, None)
     assert machine_host.cores(8, 1.5).status == "warning"
     assert "at most 1 workers" in machine_host.cores(8, 1.5).fix
     assert machine_host.cores(8, 8.0).status == "ok"
     assert machine_host.memory(16_000_000_000, 500_000_000).status == "warning"
-    assert "1.5 GB free in this container: " in machine_host.memory(16_000_000_000, 1_499_000_000).found
+    assert (
+        "1.5 GB free in this container: "
+        in machine_host.memory(16_000_000_000, 1_499_000_000).found
+    )
 
 
 def test_shared_memory_that_is_small_or_not_there() -> None:
@@ -226,7 +266,9 @@ def segment() -> Iterator[Callable[[float], Path]]:
 def test_leftovers_are_segments_that_no_process_uses(segment: Callable[[float], Path]) -> None:
     old, young, used = segment(60), segment(0), segment(60)
     code = f"import mmap; f = open({str(used)!r}, 'r+b'); m = mmap.mmap(f.fileno(), 0); print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         found = machine_host.leftovers.find_unmapped()
@@ -259,7 +301,11 @@ def test_a_name_without_an_address() -> None:
 
 
 def test_clocks() -> None:
-    assert [machine_host.clock(state).status for state in (True, None, False)] == ["ok", "ok", "warning"]
+    assert [machine_host.clock(state).status for state in (True, None, False)] == [
+        "ok",
+        "ok",
+        "warning",
+    ]
     assert [machine_remote.clock("a", offset).status for offset in (0.01, -0.9, 3.0, -3.0)] == [
         "ok",
         "ok",
@@ -273,9 +319,15 @@ def test_gpus_that_frameworks_leave_idle() -> None:
     cpu = versions(tensorflow_cpu="2.21.0", torch="2.13.0+cpu", jax="0.10.2", nvidia_ml_py="12.0")
     assert not_well(machine_host.gpus(2, True, cpu)) == ["warning GPUs"] * 3
     cuda = versions(
-        tensorflow="2.21.0", nvidia_cudnn_cu12="9.1", torch="2.13.0", jax="0.10.2", jax_cuda12_plugin="0.10.2"
+        tensorflow="2.21.0",
+        nvidia_cudnn_cu12="9.1",
+        torch="2.13.0",
+        jax="0.10.2",
+        jax_cuda12_plugin="0.10.2",
     )
-    assert [check.fix for check in machine_host.gpus(2, True, cuda)][1:] == ["`pip install nvidia-ml-py`."]
+    assert [check.fix for check in machine_host.gpus(2, True, cuda)][1:] == [
+        "`pip install nvidia-ml-py`."
+    ]
     assert not_well(machine_host.gpus(0, True, cpu)) == ["warning GPUs"]
     assert not_well(machine_host.gpus(0, False, cpu)) == []
 
@@ -297,27 +349,42 @@ def ssh(folder: Path, script: str) -> str:
         ("far: Permission denied (publickey,password).", "`ssh-copy-id far`"),
         ("Host key verification failed.", "`ssh far` once"),
         ("ssh: connect to host far port 22: Connection refused", "Start sshd there"),
-        (f"env: '{sys.executable}': No such file or directory", "this environment at the same path"),
+        (
+            f"env: '{sys.executable}': No such file or directory",
+            "this environment at the same path",
+        ),
         ("No module named syrtos.doctor", "Install syrtos there"),
     ],
 )
 def test_hosts_that_can_not_be_used(tmp_path: Path, said: str, fix: str) -> None:
-    check = only(iter(machine_remote.checks(["far:2"], ssh(tmp_path, f'echo "{said}" >&2; exit 255'), environment())))
+    check = only(
+        iter(
+            machine_remote.checks(
+                ["far:2"], ssh(tmp_path, f'echo "{said}" >&2; exit 255'), environment()
+            )
+        )
+    )
     assert (check.name, check.status) == ("far", "wrong")
     assert said in check.found
     assert fix in check.fix
 
 
-def test_a_host_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_does_not_answer_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machine_remote, "_PATIENCE", 1.0)
     began = time.monotonic()
-    check = only(iter(machine_remote.checks(["far"], ssh(tmp_path, "exec sleep 60"), environment())))
+    check = only(
+        iter(machine_remote.checks(["far"], ssh(tmp_path, "exec sleep 60"), environment()))
+    )
     assert "no answer in 1 s" in check.found
     assert time.monotonic() - began < 50
 
 
 def test_no_prompt_is_ever_waited_for(tmp_path: Path) -> None:
-    check = only(iter(machine_remote.checks(["far"], ssh(tmp_path, 'echo "$@" >&2'), environment())))
+    check = only(
+        iter(machine_remote.checks(["far"], ssh(tmp_path, 'echo "$@" >&2'), environment()))
+    )
     assert "-o BatchMode=yes -o ConnectTimeout=8 far" in check.found
 
 

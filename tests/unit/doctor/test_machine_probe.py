@@ -13,7 +13,9 @@ from syrtos.doctor.machine_probe import MARK
 
 def test_what_is_sent_to_the_port_is_not_read_and_the_port_ends_with_the_doctor() -> None:
     command = [sys.executable, "-m", "syrtos.doctor.machine_probe"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as probe:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as probe:
         assert probe.stdin is not None
         assert probe.stdout is not None
         port = json.loads(probe.stdout.readline().removeprefix(MARK))["port"]
@@ -33,7 +35,10 @@ def test_what_is_sent_to_the_port_is_not_read_and_the_port_ends_with_the_doctor(
 def answer(port: int, said: bytes) -> bytes:
     """All that comes back."""
     found = b""
-    with socket.create_connection(("127.0.0.1", port), 5) as connection, contextlib.suppress(ConnectionError):
+    with (
+        socket.create_connection(("127.0.0.1", port), 5) as connection,
+        contextlib.suppress(ConnectionError),
+    ):
         connection.sendall(said)
         while piece := connection.recv(100):
             found += piece

@@ -18,7 +18,9 @@ PLAIN = KERAS + "model.compile('sgd', 'mse')\nmodel.fit(x, y, batch_size=32)\n"
 HOROVOD = KERAS + "import horovod.keras as hvd\nhvd.init()\n"
 CALLBACKS = "callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)]"
 MINE = "x, y = x[hvd.rank()::hvd.size()], y[hvd.rank()::hvd.size()]\n"
-WRAPPED = HOROVOD + MINE + "opt = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 * hvd.size()))\n"
+WRAPPED = (
+    HOROVOD + MINE + "opt = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 * hvd.size()))\n"
+)
 TRAINED = WRAPPED + f"model.compile(opt, 'mse')\nmodel.fit(x, y, batch_size=32, {CALLBACKS})\n"
 LOOP = KERAS + "opt = keras.optimizers.SGD(0.1)\n"
 TAPE = "with tf.GradientTape() as tape:\n    loss = f(x)\nopt.apply_gradients(zip(tape.gradient(loss, v), v))\n"
@@ -284,7 +286,12 @@ CASES = {
 
 
 def found(
-    folder: Path, text: str, rule: str, workers: int = 2, batch: str = "global", scaled: bool = False
+    folder: Path,
+    text: str,
+    rule: str,
+    workers: int = 2,
+    batch: str = "global",
+    scaled: bool = False,
 ) -> list[Finding]:
     script = folder / "train.py"
     script.write_text(text)
@@ -298,7 +305,9 @@ def test_a_rule_finds_its_line_and_leaves_a_near_script_alone(tmp_path: Path, na
     findings = found(tmp_path, wrong, rule)
     faulty = [number for number, line in enumerate(wrong.splitlines(), 1) if "pass" not in line]
     assert faulty[-1] in {finding.line for finding in findings}, findings
-    assert all(finding.says and finding.fix and not finding.says.endswith(".") for finding in findings)
+    assert all(
+        finding.says and finding.fix and not finding.says.endswith(".") for finding in findings
+    )
     assert not found(tmp_path, right, rule)
 
 
@@ -354,7 +363,9 @@ def test_modules_beside_a_script_are_read(tmp_path: Path) -> None:
 
 def test_names_that_have_a_replacement_are_gone() -> None:
     """In the installed Keras and TensorFlow; `keras.backend` is there with few of its names, and the line is for the rest."""
-    table = tomllib.loads(resources.files("syrtos.doctor").joinpath("replaced.toml").read_text())["names"]
+    table = tomllib.loads(resources.files("syrtos.doctor").joinpath("replaced.toml").read_text())[
+        "names"
+    ]
     assert [path for path in table if public_names.missing_part(path) is None] == ["keras.backend"]
     assert names.instead("tensorflow.keras.utils.np_utils.to_categorical") == "`keras.utils`"
 
@@ -381,7 +392,9 @@ def test_a_misspelt_name_is_told_with_the_one_that_was_meant(tmp_path: Path) -> 
     assert [fix.split("`")[1] for fix in fixes] == list(meant)
 
 
-def test_a_missing_package_is_told_by_the_name_that_pip_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_told_by_the_name_that_pip_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(needs, "is_installed", lambda name: name in ("keras", "tensorflow"))
     text = "import keras\nimport cv2\nimport urllib2\ndef unused():\n    import yaml\nif a:\n    import PIL\nimport helper\n"
     (tmp_path / "helper.py").write_text("import sklearn.svm\n")
@@ -395,7 +408,9 @@ def test_a_missing_package_is_told_by_the_name_that_pip_knows(tmp_path: Path, mo
     ]
 
 
-def test_packages_that_functions_need_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_functions_need_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = (
         "import keras\nkeras.callbacks.TensorBoard()\nkeras.utils.plot_model(model)\nkeras.utils.load_img('a')\n"
         "model.save_weights('a.weights.h5')\nkeras.utils.image_dataset_from_directory('a', format='grain')\n"
@@ -408,19 +423,25 @@ def test_packages_that_functions_need_are_looked_for(tmp_path: Path, monkeypatch
     assert not found(tmp_path, text, "missing-package")
 
 
-def test_a_backend_that_is_there_is_proposed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_is_there_is_proposed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "import keras\n"
     monkeypatch.setattr(needs, "is_installed", lambda name: name != "tensorflow")
     monkeypatch.setattr(needs, "propose_backend", lambda command: f"JAX: {command}")
     for name, expected in (("", 1), ("tensorflow", 1), ("jax", 0)):
         monkeypatch.setattr(
-            needs.settings, "environment", lambda name=name: {"KERAS_BACKEND": name, "KERAS_HOME": str(tmp_path)}
+            needs.settings,
+            "environment",
+            lambda name=name: {"KERAS_BACKEND": name, "KERAS_HOME": str(tmp_path)},
         )
         assert len(found(tmp_path, text, "absent-backend")) == expected
     monkeypatch.setattr(needs.settings, "environment", lambda: {"KERAS_HOME": str(tmp_path)})
     (finding,) = found(tmp_path, text, "absent-backend", workers=3)
     assert finding.fix == "JAX: syrtos run -n 3 train.py"
-    assert not found(tmp_path, "import os\nos.environ['KERAS_BACKEND'] = 'jax'\n" + text, "absent-backend")
+    assert not found(
+        tmp_path, "import os\nos.environ['KERAS_BACKEND'] = 'jax'\n" + text, "absent-backend"
+    )
     monkeypatch.setattr(needs, "is_installed", lambda name: True)
     assert not found(tmp_path, text, "absent-backend")
 
@@ -447,8 +468,15 @@ def test_public_names_are_those_of_the_installed_packages() -> None:
         "tensorflow.python.x",
     ):
         assert public_names.missing_part(path) is None
-    for path in ("numpy.frobnicate", "numpy.ndarray.copyy", "torch.npu", "torch.multiprocessing.get_context"):
-        assert public_names.missing_part(path) is None  # like no other; of a class; short; from another package
+    for path in (
+        "numpy.frobnicate",
+        "numpy.ndarray.copyy",
+        "torch.npu",
+        "torch.multiprocessing.get_context",
+    ):
+        assert (
+            public_names.missing_part(path) is None
+        )  # like no other; of a class; short; from another package
     assert public_names.missing_part("keras.layers.core.Dense") == "keras.layers.core"
     assert public_names.missing_part("tensorflow.Session") == "tensorflow.Session"
     assert public_names.is_of_tensorflow_1("tensorflow.placeholder")

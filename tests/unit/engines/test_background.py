@@ -15,7 +15,11 @@ from syrtos.launch import events
 
 
 def facts(folder: Path, process: subprocess.Popen[bytes], host: str = "") -> dict[str, str]:
-    here = {"pid": str(process.pid), "machine": events.machine(), "born": str(events.born(process.pid))}
+    here = {
+        "pid": str(process.pid),
+        "machine": events.machine(),
+        "born": str(events.born(process.pid)),
+    }
     return {"run_dir": str(folder), "host": host or socket.gethostname(), **here}
 
 

@@ -12,20 +12,40 @@ from syrtos.engines.gathered_hosts import cluster_to_form
 from syrtos.engines.rank_from_environment import Place, place_of
 from syrtos.errors import ConfigurationError
 
-TORCH = {"PET_NODE_RANK": "1", "PET_NNODES": "3", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_NPROC_PER_NODE": "auto"}
+TORCH = {
+    "PET_NODE_RANK": "1",
+    "PET_NNODES": "3",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_NPROC_PER_NODE": "auto",
+}
 
 
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
-        (TORCH | {"PET_MASTER_PORT": "4000"}, Place("Kubeflow Trainer (torch)", 1, 3, "job-node-0-0.job", 4000)),
-        (TORCH | {"PET_NPROC_PER_NODE": "4"}, Place("Kubeflow Trainer (torch)", 1, 3, "job-node-0-0.job", workers=4)),
         (
-            {"JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "2", "JAX_COORDINATOR_ADDRESS": "a.b:1234"},
+            TORCH | {"PET_MASTER_PORT": "4000"},
+            Place("Kubeflow Trainer (torch)", 1, 3, "job-node-0-0.job", 4000),
+        ),
+        (
+            TORCH | {"PET_NPROC_PER_NODE": "4"},
+            Place("Kubeflow Trainer (torch)", 1, 3, "job-node-0-0.job", workers=4),
+        ),
+        (
+            {
+                "JAX_PROCESS_ID": "0",
+                "JAX_NUM_PROCESSES": "2",
+                "JAX_COORDINATOR_ADDRESS": "a.b:1234",
+            },
             Place("Kubeflow Trainer (jax)", 0, 2, "a.b", 1234),
         ),
         (
-            {"JOB_COMPLETION_INDEX": "2", "SYRTOS_NODES": "4", "SYRTOS_FIRST": "job-0.job:29500", "SYRTOS_SLOTS": "2"},
+            {
+                "JOB_COMPLETION_INDEX": "2",
+                "SYRTOS_NODES": "4",
+                "SYRTOS_FIRST": "job-0.job:29500",
+                "SYRTOS_SLOTS": "2",
+            },
             Place("syrtos", 2, 4, "job-0.job", workers=2),
         ),
         (
@@ -33,12 +53,20 @@ TORCH = {"PET_NODE_RANK": "1", "PET_NNODES": "3", "PET_MASTER_ADDR": "job-node-0
             Place("LeaderWorkerSet", 1, 2, "set-0.set"),
         ),
         (
-            {"SM_HOSTS": json.dumps(["algo-2", "algo-1"]), "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "8"},
+            {
+                "SM_HOSTS": json.dumps(["algo-2", "algo-1"]),
+                "SM_CURRENT_HOST": "algo-2",
+                "SM_NUM_GPUS": "8",
+            },
             # not the machine's own name, which is another one when an interrupted job goes on
             Place("SageMaker", 1, 2, "algo-1", workers=8, name="algo-2"),
         ),
         (
-            {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"},
+            {
+                "SKYPILOT_NODE_RANK": "1",
+                "SKYPILOT_NUM_NODES": "2",
+                "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+            },
             Place("SkyPilot", 1, 2, "10.0.0.1"),
         ),
         (
@@ -73,7 +101,9 @@ def test_two_that_agree_and_two_that_do_not() -> None:
     found = place_of(TORCH | jax)
     assert found is not None
     assert found.engine == "Kubeflow Trainer (torch)"
-    with pytest.raises(ConfigurationError, match=r"host 1 of 3, and those of Kubeflow Trainer \(jax\) host 2 of 3"):
+    with pytest.raises(
+        ConfigurationError, match=r"host 1 of 3, and those of Kubeflow Trainer \(jax\) host 2 of 3"
+    ):
         place_of(TORCH | jax | {"JAX_PROCESS_ID": "2"})
 
 
@@ -87,13 +117,20 @@ def test_slurm_asks_for_the_name_of_the_first_node(monkeypatch: pytest.MonkeyPat
         stdout = "n3\nn4\n"
 
     monkeypatch.setattr(rank_from_environment.subprocess, "run", lambda *_, **__: Done)
-    step = {"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[3-4]", "SLURM_JOB_ID": "70012"}
+    step = {
+        "SLURM_NODEID": "1",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NODELIST": "n[3-4]",
+        "SLURM_JOB_ID": "70012",
+    }
     assert place_of(step | {"SLURM_STEP_NUM_TASKS": "2"}) == Place("Slurm", 1, 2, "n3", 20012)
     assert place_of(step | {"SLURM_STEP_NUM_TASKS": "4"}) is None
 
 
 def test_tasks_of_tf_config_and_a_place() -> None:
-    tasks = json.dumps({"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": 1}})
+    tasks = json.dumps(
+        {"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": 1}}
+    )
     both = cluster_to_form(TORCH | {"TF_CONFIG": tasks})
     assert both is not None
     assert (both.source, both.rank, both.are_workers) == ("TF_CONFIG", 1, True)

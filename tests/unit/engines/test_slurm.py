@@ -51,7 +51,9 @@ def test_batch_script(pytestconfig: pytest.Config) -> None:
 
 def test_an_array_has_a_run_directory_for_each_task() -> None:
     text = batch.script(
-        dataclasses.replace(WANTED, values={"array": "0-3", "signal": "USR2@60", "setup": "module load x"})
+        dataclasses.replace(
+            WANTED, values={"array": "0-3", "signal": "USR2@60", "setup": "module load x"}
+        )
     )
     assert """--run-dir '/shared/run 1'/"$SLURM_ARRAY_TASK_ID" --track""" in text
     assert """scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}\"""" in text
@@ -61,11 +63,18 @@ def test_an_array_has_a_run_directory_for_each_task() -> None:
 
 
 def test_unknown_values_are_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"`--with tme=\.\.\.` means nothing to slurm\. Did you mean `time`\?"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"`--with tme=\.\.\.` means nothing to slurm\. Did you mean `time`\?",
+    ):
         batch.script(dataclasses.replace(WANTED, values={"tme": "1"}))
 
 
-RUNS, WAITS, FAILS = RunState("running"), RunState("waiting"), RunState("failed", "job 1_2 ended", 3)
+RUNS, WAITS, FAILS = (
+    RunState("running"),
+    RunState("waiting"),
+    RunState("failed", "job 1_2 ended", 3),
+)
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,36 @@ def postgres() -> Iterator[str]:
         port = sock.getsockname()[1]
     data = folder / "data"
     subprocess.run(
-        [*as_user, binaries / "initdb", "-D", data, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"],
+        [
+            *as_user,
+            binaries / "initdb",
+            "-D",
+            data,
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--locale=C",
+            "--no-sync",
+        ],
         check=True,
         capture_output=True,
         cwd=folder,
     )
     process = subprocess.Popen(
-        [*as_user, binaries / "postgres", "-D", data, "-p", str(port), "-h", "127.0.0.1", "-k", folder, "-F"],
+        [
+            *as_user,
+            binaries / "postgres",
+            "-D",
+            data,
+            "-p",
+            str(port),
+            "-h",
+            "127.0.0.1",
+            "-k",
+            folder,
+            "-F",
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd=folder,
@@ -55,7 +78,11 @@ def postgres() -> Iterator[str]:
             time.sleep(0.1)
         yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
     finally:
-        server = int((data / "postmaster.pid").read_text().splitlines()[0]) if (data / "postmaster.pid").exists() else 0
+        server = (
+            int((data / "postmaster.pid").read_text().splitlines()[0])
+            if (data / "postmaster.pid").exists()
+            else 0
+        )
         if server:
             os.kill(server, 3)  # SIGQUIT: at once
         process.wait(timeout=30)
@@ -63,7 +90,11 @@ def postgres() -> Iterator[str]:
 
 
 @pytest.fixture(
-    scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.skipif(not _CAN, reason=_WHY_NOT))]
+    scope="module",
+    params=[
+        "sqlite",
+        pytest.param("postgres", marks=pytest.mark.skipif(not _CAN, reason=_WHY_NOT)),
+    ],
 )
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if request.param == "sqlite":

@@ -20,11 +20,16 @@ def record(**facts: Any) -> Record:
 
     request = {
         "TrainingJobName": "job",
-        "HyperParameters": {"sagemaker_submit_directory": '"s3://code/job/source/sourcedir.tar.gz"'},
+        "HyperParameters": {
+            "sagemaker_submit_directory": '"s3://code/job/source/sourcedir.tar.gz"'
+        },
         "InputDataConfig": [
             {"ChannelName": "train", "DataSource": source("s3://data/train/")},
             {"ChannelName": "local", "DataSource": source("file:///data")},
-            {"ChannelName": "disk", "DataSource": {"FileSystemDataSource": {"DirectoryPath": "/x"}}},
+            {
+                "ChannelName": "disk",
+                "DataSource": {"FileSystemDataSource": {"DirectoryPath": "/x"}},
+            },
         ],
         "OutputDataConfig": {"S3OutputPath": "s3://out/models/"},
         "CheckpointConfig": {"S3Uri": "s3://out/kept/job"},
@@ -69,7 +74,10 @@ def test_what_a_script_may_do(bucket: str, key: str, read: bool, write: bool) ->
 
 def test_without_checkpoints_and_channels_and_output_in_s3() -> None:
     bare = record(
-        InputDataConfig=[], CheckpointConfig=None, OutputDataConfig={"S3OutputPath": "file:///out"}, HyperParameters={}
+        InputDataConfig=[],
+        CheckpointConfig=None,
+        OutputDataConfig={"S3OutputPath": "file:///out"},
+        HyperParameters={},
     )
     caller = Caller("secret", bare)
     for bucket in ("", "data", "out", "code", "file:"):
@@ -100,7 +108,15 @@ def test_the_owner_and_nobody(tmp_path: Path) -> None:
     store = Store(home.database)
     access, secret = home.keys()
     assert caller_of(home, store, access) == Caller(secret, None)
-    for wrong in ("", access + "x", access[:-1], access.lower(), "SYRJ0000000000000000", "SYRJ%", "é"):
+    for wrong in (
+        "",
+        access + "x",
+        access[:-1],
+        access.lower(),
+        "SYRJ0000000000000000",
+        "SYRJ%",
+        "é",
+    ):
         assert caller_of(home, store, wrong) is None
     again = Home(tmp_path / "home")
     assert again.keys() == (access, secret)

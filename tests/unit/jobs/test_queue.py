@@ -54,7 +54,10 @@ def test_two_services_on_one_database_start_each_job_once(url: str, tmp_path: Pa
             assert store.add(record(name, float(number)))
     queues = [
         subprocess.Popen(
-            [sys.executable, "-c", QUEUE, url, str(home.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", QUEUE, url, str(home.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for home in homes
     ]

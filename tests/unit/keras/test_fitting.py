@@ -12,7 +12,9 @@ from syrtos.keras import fitting
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_another_thread_than_that_of_fit_is_refused(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+def test_another_thread_than_that_of_fit_is_refused(
+    monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
     session = SimpleNamespace(comm=SimpleNamespace(size=workers))
     monkeypatch.setattr(fitting.world, "sharing", lambda: session)
     refused: list[str] = []

@@ -42,7 +42,9 @@ def test_workers_that_call_the_same_go_on(together: Any, sessions: threading.loc
     assert together(2, play) == ["fit m for 3"] * 2
 
 
-def test_workers_that_call_different_methods_are_all_told(together: Any, sessions: threading.local) -> None:
+def test_workers_that_call_different_methods_are_all_told(
+    together: Any, sessions: threading.local
+) -> None:
     def play(comm: InProcessCommunicator) -> str:
         sessions.session = SimpleNamespace(comm=comm)
         with pytest.raises(OutOfStepError) as caught:
@@ -60,7 +62,9 @@ def test_ragged_rows_are_gathered_in_rank_order(together: Any) -> None:
     shares: list[Any] = [[[[1], [2, 3]], [[4]]], [], [[[], [5]]]]
 
     def predict(comm: InProcessCommunicator) -> Any:
-        return gather_rows(comm, tf.ragged.constant(shares[comm.rank], tf.int32, ragged_rank=2)).to_list()
+        return gather_rows(
+            comm, tf.ragged.constant(shares[comm.rank], tf.int32, ragged_rank=2)
+        ).to_list()
 
     assert together(3, predict) == [[[[1], [2, 3]], [[4]], [[], [5]]]] * 3
 
@@ -71,7 +75,12 @@ def test_what_a_version_of_keras_lacks_is_one_error_and_nothing_is_replaced() ->
     fits = keras.Model.fit
     rows = [
         Patch("keras:Model", "fit", lambda original: lambda *args: None, "It is there."),
-        Patch("keras.src.trainers.gone:Trainer", "fit", lambda original: original, "Its module is not there."),
+        Patch(
+            "keras.src.trainers.gone:Trainer",
+            "fit",
+            lambda original: original,
+            "Its module is not there.",
+        ),
         Patch("keras:Model", "fits", lambda original: original, "Its name is not there."),
     ]
     with pytest.raises(

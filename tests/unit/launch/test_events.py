@@ -62,10 +62,16 @@ def test_an_event_is_sent_whole() -> None:
     events.send(writer, "stalled", 3, text="line one\nline two\x1e")
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
-        assert events.parse(stream.read()) == {"kind": "stalled", "rank": 3, "text": "line one\nline two\x1e"}
+        assert events.parse(stream.read()) == {
+            "kind": "stalled",
+            "rank": 3,
+            "text": "line one\nline two\x1e",
+        }
 
 
-@pytest.mark.parametrize("text", ["x" * 100_000, "\u8a13" * 2000, "\U0001f40b" * 1500, "\x00" * 3000, "x" * 3900])
+@pytest.mark.parametrize(
+    "text", ["x" * 100_000, "\u8a13" * 2000, "\U0001f40b" * 1500, "\x00" * 3000, "x" * 3900]
+)
 def test_a_line_is_never_longer_than_a_pipe_takes_at_once(text: str) -> None:
     reader, writer = os.pipe()
     events.send(writer, "failed", 3, text=text, host="here", code=1)

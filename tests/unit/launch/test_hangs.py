@@ -51,7 +51,9 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
-def looked_at(pid: int, seconds: int, between: Callable[[Waits], None] = lambda waits: None) -> tuple[list[int], str]:
+def looked_at(
+    pid: int, seconds: int, between: Callable[[Waits], None] = lambda waits: None
+) -> tuple[list[int], str]:
     """What is found after so many seconds in which rank 0 waits for rank 1, a process of this machine."""
     waits, clock = Waits(), Clock()
     waits.begin(0, "main", "barrier", 10.0)

@@ -22,7 +22,9 @@ def test_a_folder_that_is_not_there_ends_no_server(tmp_path: Path) -> None:
     assert losses.lost_ranks(str(tmp_path / "nowhere")) == set()
 
 
-def test_a_death_that_can_not_be_noted_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_death_that_can_not_be_noted_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "lost").touch()  # no folder
     losses.note(str(tmp_path), 2)
     assert "parameter servers can't learn of rank 2's death" in capsys.readouterr().err

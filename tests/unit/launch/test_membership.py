@@ -28,7 +28,15 @@ LONG = 30.0
 @contextmanager
 def members(tmp_path: Path, **values: object) -> Iterator[Membership]:
     """Of a run whose hosts are all this machine, but for those named "none...", which can't be reached."""
-    spec = Spec(**{"program": Program(__file__, ()), "workers": 4, "hosts": HOSTS, "options": Options(), **values})  # type: ignore[arg-type]
+    spec = Spec(
+        **{
+            "program": Program(__file__, ()),
+            "workers": 4,
+            "hosts": HOSTS,
+            "options": Options(),
+            **values,
+        }
+    )  # type: ignore[arg-type]
     machine = Machine(PYTHON, 2, frozenset("abc"))
     agents = Agents() if spec.hosts else None
     found = Membership(spec, machine, tmp_path, agents, os.environ)
@@ -117,7 +125,9 @@ def test_a_host_with_which_nothing_is_committed_is_left_out(tmp_path: Path) -> N
         assert reason(found)
 
 
-def test_a_list_that_is_no_text_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_list_that_is_no_text_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     elastic = Elastic(1, discover=r"printf '\377\n'")
     with members(tmp_path, hosts=(Host("a", 1),), workers=1, elastic=elastic) as found:
         found.gather(lambda: False)
@@ -134,7 +144,9 @@ def test_without_a_launcher_nobody_answers(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_elastic_run_has_as_many_workers_as_the_hosts_that_answer_have_slots(tmp_path: Path) -> None:
+def test_an_elastic_run_has_as_many_workers_as_the_hosts_that_answer_have_slots(
+    tmp_path: Path,
+) -> None:
     hosts = (*HOSTS, Host("none", 4))
     with members(tmp_path, hosts=hosts, workers=6, ssh="false", elastic=Elastic(2, 6)) as found:
         found.gather(lambda: False)
@@ -160,7 +172,9 @@ def test_hosts_are_discovered_and_left(tmp_path: Path) -> None:
 
 
 def test_too_few_hosts_are_waited_for(tmp_path: Path) -> None:
-    with members(tmp_path, hosts=(Host("none", 2),), workers=2, ssh="false", elastic=Elastic(2)) as found:
+    with members(
+        tmp_path, hosts=(Host("none", 2),), workers=2, ssh="false", elastic=Elastic(2)
+    ) as found:
         began = time.monotonic()
         found.gather(lambda: time.monotonic() - began > 2.0)
         assert time.monotonic() - began > 2.0
@@ -169,7 +183,8 @@ def test_too_few_hosts_are_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "words"), [("exit 3", "ended with exit code 3"), ("true", "names no hosts"), ("echo a b", "A host is")]
+    ("command", "words"),
+    [("exit 3", "ended with exit code 3"), ("true", "names no hosts"), ("echo a b", "A host is")],
 )
 def test_a_command_that_lists_no_hosts(command: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):

@@ -24,10 +24,15 @@ def test_all_have_said_so() -> None:
 def test_an_exit_code_of_0_is_no_end() -> None:
     outcome = judged(fatal=ProcessEnd(1, 0), finished={0})
     assert (outcome.end, outcome.rank, outcome.status, outcome.code) == (End.LOST, 1, 0, 1)
-    assert "rank 1 on a ended first: its process (number 101) ended with exit code 0 before its script" in str(outcome)
+    assert (
+        "rank 1 on a ended first: its process (number 101) ended with exit code 0 before its script"
+        in str(outcome)
+    )
 
 
-@pytest.mark.parametrize(("status", "end", "code"), [(3, End.LOST, 3), (-6, End.CRASHED, 134), (-9, End.CRASHED, 137)])
+@pytest.mark.parametrize(
+    ("status", "end", "code"), [(3, End.LOST, 3), (-6, End.CRASHED, 134), (-9, End.CRASHED, 137)]
+)
 def test_the_first_end_is_the_runs(status: int, end: End, code: int) -> None:
     outcome = judged(fatal=ProcessEnd(2, status))
     assert (outcome.end, outcome.rank, outcome.status, outcome.code) == (end, 2, status, code)
@@ -35,13 +40,17 @@ def test_the_first_end_is_the_runs(status: int, end: End, code: int) -> None:
 
 def test_the_signal_is_named() -> None:
     text = str(judged(fatal=ProcessEnd(1, -6)))
-    assert text == "rank 1 on a ended first: its process (number 101) was ended by SIGABRT (signal 6)."
+    assert (
+        text == "rank 1 on a ended first: its process (number 101) was ended by SIGABRT (signal 6)."
+    )
 
 
 def test_a_host_that_is_lost_is_the_reason() -> None:
     outcome = judged(fatal=ProcessEnd(1, None, "was on b, which has not been heard of for 10 s"))
     assert (outcome.end, outcome.rank, outcome.status, outcome.code) == (End.LOST, 1, None, 1)
-    assert str(outcome).endswith("its process (number 101) was on b, which has not been heard of for 10 s.")
+    assert str(outcome).endswith(
+        "its process (number 101) was on b, which has not been heard of for 10 s."
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -59,14 +68,19 @@ def test_a_script_that_was_interrupted_by_itself_is_no_stop() -> None:
 
 def test_an_end_before_all_reports_is_the_reason_for_them() -> None:
     """The others saw a broken connection, and said so before they were ended."""
-    outcome = judged(fatal=ProcessEnd(1, -9), failures=[{"rank": 0, "text": "ConnectionError", "code": 1}])
+    outcome = judged(
+        fatal=ProcessEnd(1, -9), failures=[{"rank": 0, "text": "ConnectionError", "code": 1}]
+    )
     assert (outcome.end, outcome.rank, outcome.code) == (End.CRASHED, 1, 137)
 
 
 def test_a_program_that_is_no_worker_has_not_started() -> None:
     outcome = judged(workers={}, fatal=ProcessEnd(1, 4))
     assert (outcome.end, outcome.code) == (End.NOT_STARTED, 4)
-    assert judged(workers={}, fatal=ProcessEnd(1, None, "could not be started")).why == "could not be started"
+    assert (
+        judged(workers={}, fatal=ProcessEnd(1, None, "could not be started")).why
+        == "could not be started"
+    )
 
 
 def test_the_first_report_counts() -> None:
@@ -97,7 +111,12 @@ def test_over_servers_rank_0_decides() -> None:
 
 
 def test_the_worker_that_hangs_is_named_and_not_the_one_that_reports_it() -> None:
-    report = {"rank": 0, "host": "a", "text": "syrtos.errors.StalledError: rank 0 has waited 300 s", "code": 1}
+    report = {
+        "rank": 0,
+        "host": "a",
+        "text": "syrtos.errors.StalledError: rank 0 has waited 300 s",
+        "code": 1,
+    }
     outcome = judged(failures=[report], hung={1: "stopped"})
     assert (outcome.end, outcome.rank, outcome.code) == (End.HUNG, 1, 1)
     assert str(outcome).startswith(
@@ -125,4 +144,7 @@ def test_a_worker_that_hangs_and_one_that_only_did() -> None:
 
 def test_workers_that_were_replaced() -> None:
     outcome = judged(replaced="There are slots for 4 workers now, and 2 trained.", finished=set())
-    assert (outcome.end, str(outcome)) == (End.REPLACED, "There are slots for 4 workers now, and 2 trained.")
+    assert (outcome.end, str(outcome)) == (
+        End.REPLACED,
+        "There are slots for 4 workers now, and 2 trained.",
+    )

@@ -40,7 +40,14 @@ TERRAFORM_SECRETS = {"TF_TOKEN_app_terraform_io": "s3cr3t-10", "TF_VAR_db_passwo
 
 
 def spec(script: Path, **values: Any) -> Spec:
-    return Spec(**{"program": Program(str(script)), "workers": 4, "options": Options(run_dir="/runs/1"), **values})
+    return Spec(
+        **{
+            "program": Program(str(script)),
+            "workers": 4,
+            "options": Options(run_dir="/runs/1"),
+            **values,
+        }
+    )
 
 
 def remote_plan(script: Path, env: Mapping[str, str]) -> Plan:
@@ -56,7 +63,9 @@ def test_a_local_run(script: Path) -> None:
     arguments = ("--epochs", "3", "--name", "two words")
     check_golden(
         "plan_local.txt",
-        make_plan(spec(script, program=Program(str(script), arguments)), MACHINE, ENVIRONMENT | SECRETS),
+        make_plan(
+            spec(script, program=Program(str(script), arguments)), MACHINE, ENVIRONMENT | SECRETS
+        ),
         script,
     )
 
@@ -83,14 +92,19 @@ def test_planning_twice_gives_the_same(script: Path) -> None:
 @pytest.mark.parametrize("hosts", ["", "a:2,b:2"])
 def test_options_travel_to_the_workers(script: Path, hosts: str) -> None:
     options = Options(batch="per-worker", run_dir="/runs/a b", timeout=7.5)
-    plan = make_plan(spec(script, options=options, hosts=parse_hosts(hosts) if hosts else ()), MACHINE, {})
+    plan = make_plan(
+        spec(script, options=options, hosts=parse_hosts(hosts) if hosts else ()), MACHINE, {}
+    )
     assert options_from(plan.environment) == options
 
 
 def test_options_of_an_outer_run_do_not_leak_in(script: Path) -> None:
     outer = {OPTIONS_VARIABLE: Options(timeout=1.0).to_json()}
     plan = remote_plan(script, outer)
-    assert options_from(forwarded_variables(outer) | dict(plan.environment)).timeout == Options().timeout
+    assert (
+        options_from(forwarded_variables(outer) | dict(plan.environment)).timeout
+        == Options().timeout
+    )
 
 
 def test_the_script_is_named_as_it_was_typed(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,9 +149,13 @@ def test_local_workers_inherit_so_the_command_holds_no_environment(script: Path)
 
 
 @pytest.mark.parametrize(("cores", "offers"), [(2, "2 cores"), (1, "1 core:")])
-def test_more_workers_than_cores_are_refused_with_the_fix(script: Path, cores: int, offers: str) -> None:
+def test_more_workers_than_cores_are_refused_with_the_fix(
+    script: Path, cores: int, offers: str
+) -> None:
     machine = dataclasses.replace(MACHINE, cores=cores)
-    with pytest.raises(ConfigurationError, match=rf"4 workers .* offers {offers}.*`-n {cores}`.*`--oversubscribe`"):
+    with pytest.raises(
+        ConfigurationError, match=rf"4 workers .* offers {offers}.*`-n {cores}`.*`--oversubscribe`"
+    ):
         make_plan(spec(script), machine, {})
 
 
@@ -153,19 +171,31 @@ def test_one_core_is_enough_when(script: Path, values: dict[str, Any]) -> None:
 
 def test_hosts_are_reached_by_ssh_and_this_machine_directly(script: Path) -> None:
     machine = dataclasses.replace(MACHINE, here=frozenset({"b"}))
-    agents = make_plan(spec(script, hosts=parse_hosts("a:2,b:2"), ssh="/opt/rsh -p 22"), machine, ENVIRONMENT).agents
+    agents = make_plan(
+        spec(script, hosts=parse_hosts("a:2,b:2"), ssh="/opt/rsh -p 22"), machine, ENVIRONMENT
+    ).agents
     agent = ("/venv/bin/python", "-P", "-m", "syrtos.launch.remote.agent")
-    assert agents == {"a": ("/opt/rsh", "-p", "22", "a", "env", "'PYTHONPATH=/a folder/lib'", *agent), "b": agent}
+    assert agents == {
+        "a": ("/opt/rsh", "-p", "22", "a", "env", "'PYTHONPATH=/a folder/lib'", *agent),
+        "b": agent,
+    }
 
 
 def test_hosts_are_filled_in_their_order(script: Path) -> None:
     plan = make_plan(spec(script, workers=3, hosts=parse_hosts("a:2,b:2,c:5")), MACHINE, {})
-    assert [(group.host, group.ranks) for group in plan.groups] == [("a", range(2)), ("b", range(2, 3))]
+    assert [(group.host, group.ranks) for group in plan.groups] == [
+        ("a", range(2)),
+        ("b", range(2, 3)),
+    ]
     assert (plan.nodes, set(plan.agents)) == ([0, 0, 1], {"a", "b"})
 
 
 def test_servers_without_a_slot_go_round_the_hosts_again(script: Path) -> None:
-    plan = make_plan(spec(script, workers=3, hosts=parse_hosts("a:2,b:1"), options=Options(servers=2)), MACHINE, {})
+    plan = make_plan(
+        spec(script, workers=3, hosts=parse_hosts("a:2,b:1"), options=Options(servers=2)),
+        MACHINE,
+        {},
+    )
     assert [(group.host, group.ranks) for group in plan.groups] == [
         ("a", range(2)),
         ("b", range(2, 3)),

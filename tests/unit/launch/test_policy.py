@@ -37,8 +37,14 @@ def test_never_after_these_ends(end: End) -> None:
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        ("DivergenceError: The replicas have diverged", "the replicas had diverged, and so have their snapshots"),
-        ("NonFiniteError: Update 7 was not made", "the same batch would give the same gradient again"),
+        (
+            "DivergenceError: The replicas have diverged",
+            "the replicas had diverged, and so have their snapshots",
+        ),
+        (
+            "NonFiniteError: Update 7 was not made",
+            "the same batch would give the same gradient again",
+        ),
     ],
 )
 def test_what_would_come_again_is_no_reason_to_restart(error: str, reason: str) -> None:
@@ -55,7 +61,9 @@ def test_a_generation_that_is_replaced_is_no_failure() -> None:
 
 def test_restarts_that_nobody_has_asked_for_are_of_lost_workers_with_a_snapshot() -> None:
     def again(end: End, reached: int, status: int | None = None) -> bool:
-        return decide(RestartPolicy(3, asked=False), [Attempt(Outcome(end, 1, status=status), reached)]).again
+        return decide(
+            RestartPolicy(3, asked=False), [Attempt(Outcome(end, 1, status=status), reached)]
+        ).again
 
     assert again(End.CRASHED, 5, -9)
     assert again(End.HUNG, 5)
@@ -91,16 +99,28 @@ def test_three_times_at_the_same_place_is_enough() -> None:
 
 def test_the_same_error_at_the_same_place_ends_the_run_after_two() -> None:
     def attempts(*errors: str, reached: tuple[int, ...] = (7, 7)) -> list[Attempt]:
-        ends = [Outcome(End.FAILED, 1, rank=1, failures=[{"text": f"Traceback\n{error}\n"}]) for error in errors]
+        ends = [
+            Outcome(End.FAILED, 1, rank=1, failures=[{"text": f"Traceback\n{error}\n"}])
+            for error in errors
+        ]
         return [Attempt(end, number) for end, number in zip(ends, reached, strict=True)]
 
     decision = decide(RestartPolicy(9), attempts("ValueError: x", "ValueError: x"))
     assert not decision.again
-    assert "2 generations have ended by the same error at the same place (ValueError: x)" in decision.reason
+    assert (
+        "2 generations have ended by the same error at the same place (ValueError: x)"
+        in decision.reason
+    )
     assert decide(RestartPolicy(9), attempts("ValueError: x", "ConnectionError: y")).again
-    assert decide(RestartPolicy(9), attempts("ValueError: x", "ValueError: x", reached=(7, 9))).again
-    assert decide(RestartPolicy(9), attempts("ValueError: x", "ValueError: x", reached=(0, 0))).again  # who knows where
+    assert decide(
+        RestartPolicy(9), attempts("ValueError: x", "ValueError: x", reached=(7, 9))
+    ).again
+    assert decide(
+        RestartPolicy(9), attempts("ValueError: x", "ValueError: x", reached=(0, 0))
+    ).again  # who knows where
     assert decide(RestartPolicy(9), attempts("ConnectionError: x", "ConnectionError: x")).again
     graph = " [[{{node a}}]] [Op:__inference_1]"
-    assert decide(RestartPolicy(9), attempts(f"ValueError: x\n{graph}", f"ValueError: y\n{graph}")).again
+    assert decide(
+        RestartPolicy(9), attempts(f"ValueError: x\n{graph}", f"ValueError: y\n{graph}")
+    ).again
     assert "3 generations have ended before any step was committed" in after(0, 0, 0).reason

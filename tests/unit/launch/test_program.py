@@ -37,16 +37,21 @@ def test_programs(line: str, program: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["", "python", "-m", "python -", "--lr 1", "python -c print(1)", "python -i t.py", "python -V"]
+    "line",
+    ["", "python", "-m", "python -", "--lr 1", "python -c print(1)", "python -i t.py", "python -V"],
 )
 def test_what_is_no_program(line: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"Name the program to run|can't be run on workers"):
+    with pytest.raises(
+        ConfigurationError, match=r"Name the program to run|can't be run on workers"
+    ):
         parse(line.split())
 
 
 @pytest.mark.parametrize("python", ["python2", "python3.5", "/nowhere/bin/python"])
 def test_another_python_is_refused(python: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"by {sys.executable}; the command asks for {python}"):
+    with pytest.raises(
+        ConfigurationError, match=rf"by {sys.executable}; the command asks for {python}"
+    ):
         parse([python, "train.py"])
 
 

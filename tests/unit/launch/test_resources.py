@@ -35,7 +35,10 @@ def test_workers_of_a_host_share_its_cores(env: dict[str, str], cores: int, thre
 
 @given(st.integers(1, 64), st.integers(1, 256))
 def test_threads_fill_the_host_and_no_more(size: int, cores: int) -> None:
-    threads = [int(resources.share(placed(rank, size), cores, {})["OMP_NUM_THREADS"]) for rank in range(size)]
+    threads = [
+        int(resources.share(placed(rank, size), cores, {})["OMP_NUM_THREADS"])
+        for rank in range(size)
+    ]
     assert min(threads) >= 1
     assert sum(threads) <= max(cores, size)
     assert sum(threads) > cores - size
@@ -47,7 +50,8 @@ def test_an_exchange_has_a_thread_beside_computation() -> None:
 
 def test_each_worker_gets_one_gpu_by_local_rank() -> None:
     gpus = [
-        resources.share(placed(rank, 4), 8, {"CUDA_VISIBLE_DEVICES": 4})["CUDA_VISIBLE_DEVICES"] for rank in range(4)
+        resources.share(placed(rank, 4), 8, {"CUDA_VISIBLE_DEVICES": 4})["CUDA_VISIBLE_DEVICES"]
+        for rank in range(4)
     ]
     assert gpus == ["0", "1", "2", "3"]
 
@@ -59,17 +63,30 @@ def test_more_workers_than_gpus_are_told_what_to_write(variable: str) -> None:
         resources.share(placed(3, 4), 8, {variable: 2})
     shared = resources.share(placed(3, 4) | {variable: "0,1,0,1"}, 8, {variable: 2})
     assert shared[variable] == shared["SYRTOS_SHARED_GPU"] == "1"
-    assert "SYRTOS_SHARED_GPU" not in resources.share(placed(1, 2) | {variable: "0,1,0,1"}, 8, {variable: 2})
+    assert "SYRTOS_SHARED_GPU" not in resources.share(
+        placed(1, 2) | {variable: "0,1,0,1"}, 8, {variable: 2}
+    )
 
 
 def test_parts_of_gpus_have_names() -> None:
     parts = {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}
-    assert resources.share(placed(1, 2) | parts, 8, {"CUDA_VISIBLE_DEVICES": 1})["CUDA_VISIBLE_DEVICES"] == "MIG-b"
+    assert (
+        resources.share(placed(1, 2) | parts, 8, {"CUDA_VISIBLE_DEVICES": 1})[
+            "CUDA_VISIBLE_DEVICES"
+        ]
+        == "MIG-b"
+    )
 
 
-@pytest.mark.parametrize("asked", [{"SLURM_GPUS_PER_TASK": "1"}, {"SLURM_TRES_PER_TASK": "cpu=2,gres/gpu=1"}])
+@pytest.mark.parametrize(
+    "asked", [{"SLURM_GPUS_PER_TASK": "1"}, {"SLURM_TRES_PER_TASK": "cpu=2,gres/gpu=1"}]
+)
 def test_gpus_that_slurm_shows_a_task_stay(asked: dict[str, str]) -> None:
-    task = {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "4", "CUDA_VISIBLE_DEVICES": "3"} | asked
+    task = {
+        "SLURM_LOCALID": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "4",
+        "CUDA_VISIBLE_DEVICES": "3",
+    } | asked
     assert "CUDA_VISIBLE_DEVICES" not in resources.share(task, 8, {"CUDA_VISIBLE_DEVICES": 4})
 
 
@@ -90,7 +107,9 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert env["TF_NUM_INTRAOP_THREADS"] == str(len(os.sched_getaffinity(0)))
 
 
-@pytest.mark.parametrize(("given", "gets"), [("-1", None), ("", None), ("0,1", "1"), ("2,3,-1,0", "3")])
+@pytest.mark.parametrize(
+    ("given", "gets"), [("-1", None), ("", None), ("0,1", "1"), ("2,3,-1,0", "3")]
+)
 def test_gpus_that_are_hidden_are_none(given: str, gets: str | None) -> None:
     env = placed(1, 2) | {"CUDA_VISIBLE_DEVICES": given}
     assert resources.share(env, 8, {"CUDA_VISIBLE_DEVICES": 4}).get("CUDA_VISIBLE_DEVICES") == gets

@@ -79,7 +79,9 @@ def test_a_host_that_comes_back_gets_what_another_has(agents: Agents) -> None:
     agents.start_lost()
     until(lambda: not agents.left_out())
     agents.before_start(agents.answering_agents())
-    assert [sorted(numbers) for _, numbers in snapshots._whole_snapshots(agents.answering_agents())] == [[7], [7]]
+    assert [
+        sorted(numbers) for _, numbers in snapshots._whole_snapshots(agents.answering_agents())
+    ] == [[7], [7]]
     (back,) = [agent for agent in agents.answering_agents() if agent.host == "b"]
     snapshots._held = back, 7, back.ask("hold", room=2, number=7)["lengths"]
     assert read(snapshots, 7) == [data, b""]
@@ -91,7 +93,10 @@ def test_what_was_loaded_is_sent_before_the_start(agents: Agents) -> None:
         snapshots.write(part, 5, 2, data)
     assert (snapshots.committed_number(), read(snapshots, 5)) == (5, [b"one", b"two"])
     agents.before_start(agents.answering_agents())
-    assert [numbers for _, numbers in snapshots._whole_snapshots(agents.answering_agents())] == [{5}, {5}]
+    assert [numbers for _, numbers in snapshots._whole_snapshots(agents.answering_agents())] == [
+        {5},
+        {5},
+    ]
     assert read(snapshots, 5) == [b"one", b"two"]
 
 

@@ -49,7 +49,8 @@ def test_hosts_round_trip(slots: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", ",", "a,", ":2", "a:0", "a:-1", "a:two", "a:1.5", "a:2:3", "-oProxyCommand=x", "::1"]
+    "text",
+    ["", ",", "a,", ":2", "a:0", "a:-1", "a:two", "a:1.5", "a:2:3", "-oProxyCommand=x", "::1"],
 )
 def test_what_is_no_host_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="written `name` or `name:slots`"):
@@ -69,23 +70,34 @@ def test_a_host_named_twice_is_refused() -> None:
 
 def test_a_host_file_may_mix_ways_of_writing(tmp_path: Path) -> None:
     text = "# the cluster\na slots=2\n\nb:3  # the big one\n   c   slots=4  \nd\n"
-    assert read_hostfile(hostfile(tmp_path, text)) == (Host("a", 2), Host("b", 3), Host("c", 4), Host("d", 1))
+    assert read_hostfile(hostfile(tmp_path, text)) == (
+        Host("a", 2),
+        Host("b", 3),
+        Host("c", 4),
+        Host("d", 1),
+    )
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n"])
 def test_an_empty_host_file_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"names no hosts\. Write one to a line: `name slots=2`"):
+    with pytest.raises(
+        ConfigurationError, match=r"names no hosts\. Write one to a line: `name slots=2`"
+    ):
         read_hostfile(hostfile(tmp_path, text))
 
 
 def test_a_missing_host_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"nowhere can't be read: .*No such file or directory"):
+    with pytest.raises(
+        ConfigurationError, match=r"nowhere can't be read: .*No such file or directory"
+    ):
         read_hostfile(tmp_path / "nowhere")
     with pytest.raises(ConfigurationError, match=r"can't be read: .*Is a directory"):
         read_hostfile(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["a slots=0", "a slots=x", "a slots=2 max_slots=4", "-x slots=2", "a\na:2"])
+@pytest.mark.parametrize(
+    "text", ["a slots=0", "a slots=x", "a slots=2 max_slots=4", "-x slots=2", "a\na:2"]
+)
 def test_a_bad_line_in_a_host_file_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigurationError):
         read_hostfile(hostfile(tmp_path, text))
@@ -109,20 +121,28 @@ def test_a_host_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, -3])
 def test_a_run_has_workers(script: Path, workers: int) -> None:
-    with pytest.raises(ConfigurationError, match=rf"`-n` must be 1 or more workers\. Received: {workers}"):
+    with pytest.raises(
+        ConfigurationError, match=rf"`-n` must be 1 or more workers\. Received: {workers}"
+    ):
         spec(script, workers=workers)
 
 
 def test_hosts_take_no_more_workers_than_slots(script: Path) -> None:
     hosts = parse_hosts("a:2,b:1")
     assert spec(script, workers=3, hosts=hosts).workers == 3
-    with pytest.raises(ConfigurationError, match=r"4 workers were asked for, and the hosts have 3 slots\. .*`-n 3`"):
+    with pytest.raises(
+        ConfigurationError, match=r"4 workers were asked for, and the hosts have 3 slots\. .*`-n 3`"
+    ):
         spec(script, workers=4, hosts=hosts)
 
 
-def test_a_missing_script_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_script_says_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigurationError, match=re.escape(f"no script trian.py (looked in {tmp_path})")):
+    with pytest.raises(
+        ConfigurationError, match=re.escape(f"no script trian.py (looked in {tmp_path})")
+    ):
         check_script(Path("trian.py"))
 
 

@@ -48,14 +48,18 @@ def run(code: str, grace: float = 5.0, ranks: int = 1, **variables: str) -> Outc
 @pytest.fixture(autouse=True)
 def harmless_signals() -> Iterator[None]:
     """A launcher that misses a signal fails a test, and does not end all of them."""
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {
+        number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)
+    }
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
 def test_output_passes_through(capfd: pytest.CaptureFixture[str]) -> None:
-    outcome = run("print('Epoch 1/5'); print('é warning', file=sys.stderr); print('no newline', end='')")
+    outcome = run(
+        "print('Epoch 1/5'); print('é warning', file=sys.stderr); print('no newline', end='')"
+    )
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("Epoch 1/5\nno newline", "é warning\n")
     assert outcome.end is End.FINISHED
@@ -66,7 +70,9 @@ def test_variables_of_the_plan_are_set(capfd: pytest.CaptureFixture[str]) -> Non
     assert capfd.readouterr().out == "{} True\n"
 
 
-@pytest.mark.parametrize(("ending", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137), ("pass", 0)])
+@pytest.mark.parametrize(
+    ("ending", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137), ("pass", 0)]
+)
 def test_the_exit_code_is_the_launchers(ending: str, code: int) -> None:
     assert run(ending).code == code
 
@@ -79,7 +85,10 @@ send(2, "failed", 0, text="later", code=1)
 sys.exit(1)
 """)
     assert outcome.code == 7
-    assert [(f["rank"], f["text"]) for f in outcome.failures] == [(1, "ValueError: x"), (0, "later")]
+    assert [(f["rank"], f["text"]) for f in outcome.failures] == [
+        (1, "ValueError: x"),
+        (0, "later"),
+    ]
     assert outcome.failures[0]["host"] == "far-away"
     assert outcome.workers[1]["host"] == "far-away"
     assert capfd.readouterr().err == ""
@@ -106,7 +115,9 @@ for piece in (whole[:1], whole[1:4], whole[4:9], whole[9:5000], whole[5000:]):
     assert capfd.readouterr().err == "50%"
 
 
-def test_output_that_only_looks_like_an_event_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_that_only_looks_like_an_event_is_passed_on(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     outcome = run("raw(b'\\x1esyrtos is a dance\\n')")
     assert capfd.readouterr().out == "\x1esyrtos is a dance\n"
     assert outcome.failures == []
@@ -126,11 +137,15 @@ E0000 00:00:1795298193.051372   13602 cuda_platform.cc:52] failed call to cuInit
 
 
 def test_what_frameworks_say_on_each_start_is_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    run(f"raw(b'Epoch 1\\n', 2)\nfor byte in {NOISE!r}.encode(): raw(bytes([byte]), 2)\nraw(b'WARNING: it is hot', 2)")
+    run(
+        f"raw(b'Epoch 1\\n', 2)\nfor byte in {NOISE!r}.encode(): raw(bytes([byte]), 2)\nraw(b'WARNING: it is hot', 2)"
+    )
     assert capfd.readouterr().err == "Epoch 1\nWARNING: it is hot"
 
 
-@pytest.mark.parametrize("text", ["I0000 00:00:1.0 1 mine.cc:5] x", "Eager", "WARNING", "I0", "E0000 is my code"])
+@pytest.mark.parametrize(
+    "text", ["I0000 00:00:1.0 1 mine.cc:5] x", "Eager", "WARNING", "I0", "E0000 is my code"]
+)
 def test_what_only_begins_like_it_is_shown(capfd: pytest.CaptureFixture[str], text: str) -> None:
     run(f"print({text!r})")
     assert capfd.readouterr().out == text + "\n"
@@ -145,7 +160,9 @@ def test_who_asks_tensorflow_for_all_gets_all(
 
 
 def test_a_signal_reaches_the_script_which_may_clean_up(capfd: pytest.CaptureFixture[str]) -> None:
-    outcome = run("on_term(lambda: (print('saved'), sys.exit(0))); signal_launcher(); time.sleep(600)")
+    outcome = run(
+        "on_term(lambda: (print('saved'), sys.exit(0))); signal_launcher(); time.sleep(600)"
+    )
     assert outcome.code == 128 + signal.SIGTERM
     assert capfd.readouterr().out == "saved\n"
 
@@ -212,7 +229,9 @@ def test_others_do_not_wait_for_one_that_has_left(status: int, grace: float, cod
     assert time.perf_counter() - started < LONG
 
 
-def test_others_have_their_grace_when_one_has_left_with_code_0(capfd: pytest.CaptureFixture[str]) -> None:
+def test_others_have_their_grace_when_one_has_left_with_code_0(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     outcome = run(LEFT.format(0) + "heard(); time.sleep(1.5); print('uploaded')", grace=LONG)
     assert (outcome.end, outcome.rank) == (End.LOST, 1)
     assert capfd.readouterr().out == "uploaded\n"
@@ -220,13 +239,16 @@ def test_others_have_their_grace_when_one_has_left_with_code_0(capfd: pytest.Cap
 
 def test_commands_that_are_no_workers_have_finished_with_exit_code_0() -> None:
     commands = tuple(
-        Group((sys.executable, "-c", f"raise SystemExit({code})"), range(code, code + 1)) for code in (0, 1)
+        Group((sys.executable, "-c", f"raise SystemExit({code})"), range(code, code + 1))
+        for code in (0, 1)
     )
     assert supervise(Plan(commands[:1], {}, reports=False), os.environ, 1.0).end is End.FINISHED
     assert supervise(Plan(commands, {}, reports=False), os.environ, 1.0).code == 1
 
 
-def test_the_death_of_a_worker_that_is_spared_is_noted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_death_of_a_worker_that_is_spared_is_noted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     code = "rank = int(os.environ['PMI_RANK'])\nif rank: os.kill(os.getpid(), 9)\n"
     code += f"until(lambda: os.path.exists({str(tmp_path / 'lost' / '1')!r}))"
     group = Group((sys.executable, "-c", PRELUDE + code + FINISHED), range(2))
@@ -234,7 +256,10 @@ def test_the_death_of_a_worker_that_is_spared_is_noted(tmp_path: Path, capfd: py
     outcome = supervise(Plan((group,), variables, spared=frozenset({1})), os.environ, LONG)
     assert outcome.end is End.FINISHED
     assert outcome.lost == {1: ProcessEnd(1, -9)}
-    assert "rank 1 was ended by SIGKILL (signal 9) before its script had come to its end" in capfd.readouterr().err
+    assert (
+        "rank 1 was ended by SIGKILL (signal 9) before its script had come to its end"
+        in capfd.readouterr().err
+    )
 
 
 def test_handlers_are_given_back() -> None:

@@ -50,7 +50,12 @@ def test_a_span_inside_another_is_counted_once(hands: Hands) -> None:
         hands.now += 8.0
     hands.now += 16.0
     clock.tick()
-    assert clock.top.seconds == {"start": 0.0, "callbacks": 17.0, "checkpoint": 10.0, "exchange": 4.0}
+    assert clock.top.seconds == {
+        "start": 0.0,
+        "callbacks": 17.0,
+        "checkpoint": 10.0,
+        "exchange": 4.0,
+    }
     assert clock.top.kind == "callbacks"
 
 
@@ -197,7 +202,11 @@ def test_a_part_of_another_thread_survives_the_end_of_a_span_here(hands: Hands) 
         assert begun.wait(30)
     over.set()
     assert ended.wait(30)
-    assert ([part.phase for part in clock.parts], clock.top.kind, clock.is_mine) == (["script"], "rest", True)
+    assert ([part.phase for part in clock.parts], clock.top.kind, clock.is_mine) == (
+        ["script"],
+        "rest",
+        True,
+    )
 
 
 def test_the_scripts_part_is_never_closed(hands: Hands) -> None:
@@ -213,7 +222,9 @@ def test_the_scripts_part_is_never_closed(hands: Hands) -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["become", "spend", "begin", "end", "pass"]), st.sampled_from(KINDS), st.floats(0, 50)
+            st.sampled_from(["become", "spend", "begin", "end", "pass"]),
+            st.sampled_from(KINDS),
+            st.floats(0, 50),
         )
     )
 )
@@ -244,6 +255,8 @@ def test_whatever_happens_adds_up(events: list[tuple[str, str, float]]) -> None:
 def test_a_process_knows_when_it_was_started() -> None:
     command = "import time; time.sleep(0.5); from syrtos.observe.clock import process_age; print(process_age())"
     before = time.monotonic()
-    said = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=True
+    )
     assert 0.5 <= float(said.stdout) <= time.monotonic() - before + 1 / os.sysconf("SC_CLK_TCK")
     assert process_age() > 0

@@ -36,7 +36,10 @@ class Run:
         self.ledger.end_step(0, steps)
 
     def lines(self) -> list[dict[str, Any]]:
-        found = [json.loads(line) for line in ledger_path(self.folder, self.rank).read_text().splitlines()]
+        found = [
+            json.loads(line)
+            for line in ledger_path(self.folder, self.rank).read_text().splitlines()
+        ]
         return [line for line in found if line["phase"] != "facts"]
 
 
@@ -123,7 +126,10 @@ def test_an_evaluation_inside_a_callback_of_a_step_is_no_part_of_the_step(run: R
             run.step("test", wall=5.0)
         run.work(1.0)
         run.ledger.end_step(0)
-    assert [(line["phase"], line["wall"]) for line in run.lines()] == [("test", 5.0), ("train", 2.0)]
+    assert [(line["phase"], line["wall"]) for line in run.lines()] == [
+        ("test", 5.0),
+        ("train", 2.0),
+    ]
 
 
 def test_an_error_in_fit_loses_no_time(run: Run) -> None:
@@ -133,7 +139,10 @@ def test_an_error_in_fit_loses_no_time(run: Run) -> None:
         raise ValueError
     run.work(2.0)
     run.ledger.close()
-    assert [(line["phase"], line["wall"]) for line in run.lines()] == [("fit", 1.0), ("script", 2.0)]
+    assert [(line["phase"], line["wall"]) for line in run.lines()] == [
+        ("fit", 1.0),
+        ("script", 2.0),
+    ]
 
 
 def test_updates_of_a_loop_of_the_scripts_own_are_steps(run: Run) -> None:
@@ -197,7 +206,9 @@ def test_a_closed_ledger_takes_no_more_and_does_not_mind(run: Run) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_ends_the_record_and_not_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_ends_the_record_and_not_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = ledger_path(tmp_path, 0)
     path.parent.mkdir()
     path.symlink_to("/dev/full")
@@ -223,7 +234,9 @@ with ledger.part("fit"):
 
 
 def test_a_worker_that_is_killed_loses_no_step(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, env=dict(os.environ))
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)], check=False, env=dict(os.environ)
+    )
     assert done.returncode == -signal.SIGKILL
     lines = [json.loads(line) for line in ledger_path(tmp_path, 0).read_text().splitlines()]
     assert [line["step"] for line in lines if line["phase"] == "train"] == list(range(50))
@@ -244,7 +257,11 @@ def test_what_an_earlier_run_left_is_forgotten_and_nothing_else(tmp_path: Path) 
         tmp_path / "logs" / "rank-3.log",
         tmp_path / "logs" / "rank-12.failure",
     ]
-    kept = [tmp_path / "model.keras", tmp_path / "logs" / "events.out", tmp_path / "ledger" / "notes.md"]
+    kept = [
+        tmp_path / "model.keras",
+        tmp_path / "logs" / "events.out",
+        tmp_path / "ledger" / "notes.md",
+    ]
     for path in (*left, *kept):
         path.parent.mkdir(exist_ok=True)
         path.touch()

@@ -20,7 +20,15 @@ def write(path: Path, lines: Sequence[Line]) -> None:
 def step(number: int, wall: float = 0.1, samples: float = 8.0, **kinds: float) -> Line:
     """A step that computes but for what is named."""
     compute = wall - sum(kinds.values())
-    return {"phase": "train", "step": number, "steps": 1, "samples": samples, "wall": wall, "compute": compute, **kinds}
+    return {
+        "phase": "train",
+        "step": number,
+        "steps": 1,
+        "samples": samples,
+        "wall": wall,
+        "compute": compute,
+        **kinds,
+    }
 
 
 def generation(
@@ -38,7 +46,10 @@ def generation(
         write(ledger_path(folder, rank), [first, {"phase": "facts", **(facts or {})}, *lines])
     launcher: Line = {"began": began}
     if ended is not None:
-        launcher |= {"ended": ended, "outcome": {"end": outcome, "code": 0, "text": f"{outcome.lower()}."}}
+        launcher |= {
+            "ended": ended,
+            "outcome": {"end": outcome, "code": 0, "text": f"{outcome.lower()}."},
+        }
     launcher_path(folder).write_text(json.dumps(launcher))
 
 

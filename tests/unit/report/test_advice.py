@@ -37,14 +37,18 @@ def test_where_xla_exchanges_no_worker_is_called_slow_to_compute(
     """The worker that asks first for a result waits within XLA's program, and the others for it."""
     rules = [
         finding.rule
-        for finding in findings(tmp_path, steps(wall=0.05), steps(wall=0.05, wait=0.045), exchange=exchange)
+        for finding in findings(
+            tmp_path, steps(wall=0.05), steps(wall=0.05, wait=0.045), exchange=exchange
+        )
     ]
     assert rules == found
 
 
 def test_one_worker_would_have_to_read_everything(tmp_path: Path) -> None:
     """Reading is divided among four: one worker alone is not faster."""
-    found = findings(tmp_path, *[steps(wall=0.014, input=0.004, exchange=0.009)] * 4, input="planned")
+    found = findings(
+        tmp_path, *[steps(wall=0.014, input=0.004, exchange=0.009)] * 4, input="planned"
+    )
     assert [finding.rule for finding in found] == ["slow input"]
 
 
@@ -58,7 +62,9 @@ def test_one_worker_would_have_to_read_everything(tmp_path: Path) -> None:
         ("generator", "PyDataset", "prefetch"),
     ],
 )
-def test_slow_input_names_what_the_data_lacks(tmp_path: Path, kind: str, names: str, does_not_name: str) -> None:
+def test_slow_input_names_what_the_data_lacks(
+    tmp_path: Path, kind: str, names: str, does_not_name: str
+) -> None:
     (found,) = findings(tmp_path, steps(input=0.01), input_of=kind)
     assert found.rule == "slow input"
     assert names in found.action
@@ -67,13 +73,18 @@ def test_slow_input_names_what_the_data_lacks(tmp_path: Path, kind: str, names: 
 
 def test_small_steps_whose_computing_hardly_grows(tmp_path: Path) -> None:
     """Each fifth step has half the samples and computes nearly as long: one worker computes all in 2.2 ms, and two meet for 3 ms."""
-    lines = [step(n, 0.005 if n % 5 else 0.0049, samples=8 if n % 5 else 4, exchange=0.003) for n in range(1000)]
+    lines = [
+        step(n, 0.005 if n % 5 else 0.0049, samples=8 if n % 5 else 4, exchange=0.003)
+        for n in range(1000)
+    ]
     (found,) = findings(tmp_path, lines, lines)
     assert found.rule == "tiny batches"
     assert found.gain == pytest.approx(5 / 2.2, rel=0.1)
 
 
-@pytest.mark.parametrize(("on", "words"), [((0,), "callbacks of rank 0"), ((0, 1), "callbacks take 50%")])
+@pytest.mark.parametrize(
+    ("on", "words"), [((0,), "callbacks of rank 0"), ((0, 1), "callbacks take 50%")]
+)
 def test_callbacks(tmp_path: Path, on: tuple[int, ...], words: str) -> None:
     slow = [steps(callbacks=0.01) if rank in on else steps(wait=0.01) for rank in (0, 1)]
     (found,) = findings(tmp_path, *slow, callback_seconds={"Mine": 3.0, "AfterUsers": 9.0})
@@ -89,7 +100,14 @@ def test_snapshots_are_no_checkpoints_of_the_script(tmp_path: Path) -> None:
 
 def test_the_last_generation_that_trained_is_asked(tmp_path: Path) -> None:
     """One that died while it imported has said nothing about its data."""
-    generation(tmp_path, 0.0, 10.0, [BEFORE + steps(input=0.01)] * 2, facts={"input": "sliced"}, outcome="CRASHED")
+    generation(
+        tmp_path,
+        0.0,
+        10.0,
+        [BEFORE + steps(input=0.01)] * 2,
+        facts={"input": "sliced"},
+        outcome="CRASHED",
+    )
     generation(tmp_path / "generation-2", 10.0, 12.0, [BEFORE] * 2, outcome="CRASHED")
     found = situation.of(load(tmp_path))
     assert found is not None
@@ -130,13 +148,21 @@ def test_pauses_of_a_worker(tmp_path: Path, pauses: int, found: list[str]) -> No
 def test_runs_of_other_lengths_can_be_compared(tmp_path: Path) -> None:
     """The first step takes long in both."""
     for name, count in (("short", 30), ("long", 600)):
-        generation(tmp_path / name, 0.0, 60.0, [[*BEFORE, step(0, 3.0, trace=2.5), *steps(count)]] * 2)
-    rates = [situation.samples_per_second(load(tmp_path / name), without_first=True) for name in ("short", "long")]
+        generation(
+            tmp_path / name, 0.0, 60.0, [[*BEFORE, step(0, 3.0, trace=2.5), *steps(count)]] * 2
+        )
+    rates = [
+        situation.samples_per_second(load(tmp_path / name), without_first=True)
+        for name in ("short", "long")
+    ]
     assert rates[0] == pytest.approx(rates[1])
 
 
 def test_evaluations_take_most_of_the_time(tmp_path: Path) -> None:
-    lines = [*steps(), *({"phase": "test", "wall": 1.0, "compute": 1.0, "in_fit": True} for _ in range(6))]
+    lines = [
+        *steps(),
+        *({"phase": "test", "wall": 1.0, "compute": 1.0, "in_fit": True} for _ in range(6)),
+    ]
     (found,) = findings(tmp_path, lines, lines)
     assert found.rule == "frequent evaluation"
     assert found.cost == "evaluation takes 50% of training and evaluation"

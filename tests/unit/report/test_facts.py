@@ -17,7 +17,10 @@ from syrtos.report.read import load
 
 
 def trained(folder: Path, wall: float = 0.1, ranks: int = 2) -> None:
-    lines = [{"phase": "script", "wall": 1.0, "start": 1.0}, *(step(n, wall + 0.001 * (n % 7)) for n in range(60))]
+    lines = [
+        {"phase": "script", "wall": 1.0, "start": 1.0},
+        *(step(n, wall + 0.001 * (n % 7)) for n in range(60)),
+    ]
     generation(folder, 100.0, 110.0, [lines] * ranks)
 
 
@@ -47,7 +50,15 @@ def test_an_older_record(tmp_path: Path) -> None:
     """Without the start of processes, outcomes, curves, samples of machines, and with a kind of time that is no more."""
     path = ledger_path(tmp_path, 0)
     path.parent.mkdir(parents=True)
-    line = {"phase": "train", "step": 0, "steps": 1, "samples": 8, "wall": 0.5, "compute": 0.3, "gone": 0.2}
+    line = {
+        "phase": "train",
+        "step": 0,
+        "steps": 1,
+        "samples": 8,
+        "wall": 0.5,
+        "compute": 0.3,
+        "gone": 0.2,
+    }
     path.write_text((json.dumps(line) + "\n") * 10)
     found = facts.of_run(load(tmp_path))
     assert sum(found["seconds"].values()) == pytest.approx(5.0)
@@ -71,23 +82,57 @@ def test_the_cause_of_an_outlier(tmp_path: Path) -> None:
     outliers = facts.of_run(load(tmp_path))["steps"]["outliers"]
     assert [outlier["number"] for outlier in outliers] == [11, 21]
     assert outliers[0]["why"].startswith("tracing took 0.500 s longer")
-    assert outliers[1]["why"] == "waited 1.000 s for rank 1, whose input took 1.000 s longer than usual"
+    assert (
+        outliers[1]["why"]
+        == "waited 1.000 s for rank 1, whose input took 1.000 s longer than usual"
+    )
 
 
 def test_curves_after_a_restart_have_each_step_once(tmp_path: Path) -> None:
     """The first generation's fourth epoch was lost with it."""
     generation(tmp_path, 0.0, 5.0, [[step(n) for n in range(10)]], outcome="CRASHED")
     rows = [
-        {"time": k, "fit": 1, "epoch": k, "trained": 2 * k, "logs": {"loss": 9.0 - k}, "learning_rate": 0.1}
+        {
+            "time": k,
+            "fit": 1,
+            "epoch": k,
+            "trained": 2 * k,
+            "logs": {"loss": 9.0 - k},
+            "learning_rate": 0.1,
+        }
         for k in (1, 2, 3, 4)
     ]
     epochs(tmp_path, rows)
     again = tmp_path / "generation-2"
-    generation(again, 5.0, 9.0, [[{"phase": "facts", "trained": 6}, *(step(n) for n in range(6, 10))]])
-    epochs(
-        again, [{"time": 7, "fit": 1, "epoch": 4, "trained": 2, "logs": {"loss": float("nan")}, "learning_rate": 0.05}]
+    generation(
+        again, 5.0, 9.0, [[{"phase": "facts", "trained": 6}, *(step(n) for n in range(6, 10))]]
     )
-    curve(again, [{"time": 6.5, "fit": 1, "epoch": 4, "trained": 1, "logs": {"loss": 5.5}, "learning_rate": 0.1}])
+    epochs(
+        again,
+        [
+            {
+                "time": 7,
+                "fit": 1,
+                "epoch": 4,
+                "trained": 2,
+                "logs": {"loss": float("nan")},
+                "learning_rate": 0.05,
+            }
+        ],
+    )
+    curve(
+        again,
+        [
+            {
+                "time": 6.5,
+                "fit": 1,
+                "epoch": 4,
+                "trained": 1,
+                "logs": {"loss": 5.5},
+                "learning_rate": 0.1,
+            }
+        ],
+    )
     found = facts.of_run(load(tmp_path))
     assert found["curves"]["metrics"]["loss"]["epochs"] == [[2, 8.0], [4, 7.0], [6, 6.0], [8, None]]
     assert found["curves"]["metrics"]["loss"]["within"] == [[7, 5.5]]
@@ -96,8 +141,12 @@ def test_curves_after_a_restart_have_each_step_once(tmp_path: Path) -> None:
     assert (incident["step"], incident["again"]) == (10, 4)
 
 
-@pytest.mark.parametrize(("outcome", "failure"), [("CRASHED", "crashed."), ("STOPPED", "stopped."), ("FINISHED", "")])
-def test_a_report_begins_with_how_the_run_failed(tmp_path: Path, outcome: str, failure: str) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "failure"), [("CRASHED", "crashed."), ("STOPPED", "stopped."), ("FINISHED", "")]
+)
+def test_a_report_begins_with_how_the_run_failed(
+    tmp_path: Path, outcome: str, failure: str
+) -> None:
     generation(tmp_path, 0.0, 5.0, [[step(n) for n in range(10)]], outcome=outcome)
     found = facts.of_run(load(tmp_path))
     assert text.failure_of(found) == failure
@@ -110,7 +159,19 @@ def test_the_forms_of_a_report(tmp_path: Path) -> None:
     """Names come from scripts: nothing in them is markup of the page or of the terminal."""
     trained(tmp_path)
     nasty = "</script><img src=x>[bold]"
-    epochs(tmp_path, [{"time": 1, "fit": 1, "epoch": 1, "trained": 30, "logs": {nasty: 1.0}, "learning_rate": None}])
+    epochs(
+        tmp_path,
+        [
+            {
+                "time": 1,
+                "fit": 1,
+                "epoch": 1,
+                "trained": 30,
+                "logs": {nasty: 1.0},
+                "learning_rate": None,
+            }
+        ],
+    )
     found = facts.of_run(load(tmp_path))
     whole = page.page([found])
     assert nasty not in whole
@@ -125,7 +186,9 @@ def test_the_forms_of_a_report(tmp_path: Path) -> None:
 def test_a_page_of_a_run_that_goes_on_reads_itself_again(tmp_path: Path) -> None:
     trained(tmp_path)
     launcher_path(tmp_path).write_text(json.dumps({"began": 100.0}))
-    assert 'http-equiv="refresh"' in page.page([facts.of_run(load(tmp_path, goes_on=True))], live=True)
+    assert 'http-equiv="refresh"' in page.page(
+        [facts.of_run(load(tmp_path, goes_on=True))], live=True
+    )
 
 
 @pytest.mark.parametrize(("wall", "is_noise"), [(0.1, True), (0.13, False)])
@@ -142,7 +205,18 @@ def test_two_runs(tmp_path: Path, wall: float, is_noise: bool) -> None:
 
 
 def test_arguments_that_are_named_like_secrets() -> None:
-    words = ["--epochs", "3", "--api-key", "abc", "--password=x", "--token", "t", "--tokens", "9", "-v"]
+    words = [
+        "--epochs",
+        "3",
+        "--api-key",
+        "abc",
+        "--password=x",
+        "--token",
+        "t",
+        "--tokens",
+        "9",
+        "-v",
+    ]
     assert shown_arguments(words) == [
         "--epochs",
         "3",
@@ -161,7 +235,9 @@ def test_what_was_made_again_after_several_restarts(tmp_path: Path) -> None:
     """100 steps; a generation that died before it went on; steps 80 to 110; and on from 60."""
 
     def made(first: int, last: int, before: int | None) -> list[dict[str, object]]:
-        told: list[dict[str, object]] = [] if before is None else [{"phase": "facts", "trained": before}]
+        told: list[dict[str, object]] = (
+            [] if before is None else [{"phase": "facts", "trained": before}]
+        )
         return [*told, *(step(number) for number in range(first, last))]
 
     generation(tmp_path, 0.0, 10.0, [made(0, 100, None)], outcome="CRASHED")
@@ -203,8 +279,12 @@ def test_a_ledger_that_was_cut_between_two_lines(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_the_first_batch_has_shown_is_told(tmp_path: Path, said: dict[str, object], sentence: str) -> None:
-    generation(tmp_path, 100.0, 110.0, [[{"phase": "facts", **said}, *(step(n, 0.1) for n in range(9))]])
+def test_what_the_first_batch_has_shown_is_told(
+    tmp_path: Path, said: dict[str, object], sentence: str
+) -> None:
+    generation(
+        tmp_path, 100.0, 110.0, [[{"phase": "facts", **said}, *(step(n, 0.1) for n in range(9))]]
+    )
     found = facts.of_run(load(tmp_path))
     assert found["split"] == sentence
     console = Console(record=True, width=200)

@@ -18,7 +18,19 @@ from syrtos.report.figures import Figures
 
 def test_only_what_is_new_is_a_point(tmp_path: Path) -> None:
     generation(tmp_path, 0.0, None, [[step(n) for n in range(4)]] * 2)
-    epochs(tmp_path, [{"time": 5.0, "fit": 1, "epoch": 1, "trained": 4, "logs": {"loss": 2.0}, "learning_rate": 0.1}])
+    epochs(
+        tmp_path,
+        [
+            {
+                "time": 5.0,
+                "fit": 1,
+                "epoch": 1,
+                "trained": 4,
+                "logs": {"loss": 2.0},
+                "learning_rate": 0.1,
+            }
+        ],
+    )
     figures = Figures(tmp_path)
     (point,) = figures.points()
     assert (point.step, point.values) == (4, {"epoch/loss": 2.0, "epoch/learning_rate": 0.1})
@@ -38,7 +50,19 @@ def test_another_generation_goes_on_counting(tmp_path: Path) -> None:
     figures.points()
     again = tmp_path / "generation-2"
     generation(again, 1.0, None, [[{"phase": "facts", "trained": 3}, step(3), step(4)]])
-    epochs(again, [{"time": 5.0, "fit": 1, "epoch": 2, "trained": 2, "logs": {"loss": 1.0}, "learning_rate": None}])
+    epochs(
+        again,
+        [
+            {
+                "time": 5.0,
+                "fit": 1,
+                "epoch": 2,
+                "trained": 2,
+                "logs": {"loss": 1.0},
+                "learning_rate": None,
+            }
+        ],
+    )
     (point,) = figures.points()
     assert point.step == figures.steps == 5
     assert figures.generations == 2
@@ -47,15 +71,37 @@ def test_another_generation_goes_on_counting(tmp_path: Path) -> None:
 def test_prometheus_reads_it_on_the_loopback_interface(tmp_path: Path) -> None:
     run = tmp_path / "my run"
     generation(run, 0.0, None, [[step(n, wait=0.01) for n in range(4)]] * 2)
-    epochs(run, [{"time": 5.0, "fit": 1, "epoch": 1, "trained": 4, "logs": {"loss": 2.0}, "learning_rate": 0.1}])
+    epochs(
+        run,
+        [
+            {
+                "time": 5.0,
+                "fit": 1,
+                "epoch": 1,
+                "trained": 4,
+                "logs": {"loss": 2.0},
+                "learning_rate": 0.1,
+            }
+        ],
+    )
     with prometheus.serving(run, 0) as port:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            families = {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
-        with pytest.raises(ConfigurationError, match="Name another port"), prometheus.serving(run, port):
+            families = {
+                family.name: family
+                for family in text_string_to_metric_families(answer.read().decode())
+            }
+        with (
+            pytest.raises(ConfigurationError, match="Name another port"),
+            prometheus.serving(run, port),
+        ):
             pass
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
     assert families["syrtos_training_steps"].samples[0].value == 4
     assert families["syrtos_metric"].samples[0].labels == {"run": "my run", "metric": "loss"}
-    waits = [sample.value for sample in families["syrtos_worker_seconds"].samples if sample.labels["kind"] == "wait"]
+    waits = [
+        sample.value
+        for sample in families["syrtos_worker_seconds"].samples
+        if sample.labels["kind"] == "wait"
+    ]
     assert waits == pytest.approx([0.04, 0.04])

@@ -15,7 +15,15 @@ from syrtos.report import forecast
 from syrtos.report.forecast import Layout, Link, MeasuredStep
 
 STEP = MeasuredStep(
-    workers=2, samples=32.0, own=0.1, waits=0.0, update=0.02, inside=0.01, gradients=1e8, sums=5.0, meetings=8.0
+    workers=2,
+    samples=32.0,
+    own=0.1,
+    waits=0.0,
+    update=0.02,
+    inside=0.01,
+    gradients=1e8,
+    sums=5.0,
+    meetings=8.0,
 )
 LINK = Link(latency=1e-4, bandwidth=1e9)
 
@@ -28,9 +36,24 @@ def write(run_dir: Path, ranks: int = 2, steps: int = 6, **facts: Any) -> None:
         for step in range(steps):
             slow = 10.0 if step < 2 else 1.0  # the first are traced
             lines.append(
-                {"phase": "train", "steps": 2, "samples": 64.0, "wall": 0.22 * slow, "exchange": 0.02, "update": 0.04}
+                {
+                    "phase": "train",
+                    "steps": 2,
+                    "samples": 64.0,
+                    "wall": 0.22 * slow,
+                    "exchange": 0.02,
+                    "update": 0.04,
+                }
             )
-        lines.append({"phase": "facts", "gradient_bytes": 100_000_000, "gradient_sums": 5.0, "meetings": 8.0, **facts})
+        lines.append(
+            {
+                "phase": "facts",
+                "gradient_bytes": 100_000_000,
+                "gradient_sums": 5.0,
+                "meetings": 8.0,
+                **facts,
+            }
+        )
         path.write_text(
             "".join(json.dumps(line) + "\n" for line in lines) + '{"phase": "tr'
         )  # a killed worker's last line
@@ -55,7 +78,9 @@ def test_one_worker_exchanges_nothing() -> None:
 
 def test_between_two_hosts_all_bytes_travel_once() -> None:
     rounds = 8 + 2 * 5
-    assert forecast.hierarchical(STEP, Layout(4, 2, LINK)) == pytest.approx(0.11 + 0.1 + rounds * 1e-4)
+    assert forecast.hierarchical(STEP, Layout(4, 2, LINK)) == pytest.approx(
+        0.11 + 0.1 + rounds * 1e-4
+    )
 
 
 def test_a_ring_of_many_waits_for_its_rounds() -> None:
@@ -73,12 +98,16 @@ def test_waiting_for_slower_workers_is_a_cost_of_several_workers() -> None:
 
 def test_workers_that_meet_rarely_pay_their_part() -> None:
     place = Layout(4, 2, LINK)
-    assert forecast.local(STEP, place) == pytest.approx(0.1 + (forecast.hierarchical(STEP, place) - 0.1) / 32)
+    assert forecast.local(STEP, place) == pytest.approx(
+        0.1 + (forecast.hierarchical(STEP, place) - 0.1) / 32
+    )
 
 
 def test_a_sharded_update_is_divided() -> None:
     place = Layout(4, 2, LINK)
-    assert forecast.sharded_step(STEP, place) == pytest.approx(forecast.hierarchical(STEP, place) - 0.015 + 0.024)
+    assert forecast.sharded_step(STEP, place) == pytest.approx(
+        forecast.hierarchical(STEP, place) - 0.015 + 0.024
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,7 +123,12 @@ def test_a_sharded_update_is_divided() -> None:
     ],
 )
 def test_what_can_t_be_forecast_from_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: int, steps: int, facts: dict[str, Any], says: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    ranks: int,
+    steps: int,
+    facts: dict[str, Any],
+    says: str,
 ) -> None:
     write(tmp_path, ranks, steps, **facts)
     assert main(["forecast", str(tmp_path)]) == 2
@@ -102,9 +136,12 @@ def test_what_can_t_be_forecast_from_is_said(
 
 
 @pytest.mark.parametrize(
-    "wrong", [["-n", "0"], ["--gbit", "-1"], ["--gbit", "nan"], ["--latency", "0"], ["--per-host", "0"]]
+    "wrong",
+    [["-n", "0"], ["--gbit", "-1"], ["--gbit", "nan"], ["--latency", "0"], ["--per-host", "0"]],
 )
-def test_numbers_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str]) -> None:
+def test_numbers_that_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str]
+) -> None:
     write(tmp_path)
     assert main(["forecast", str(tmp_path), *wrong]) == 2
     assert f"`{wrong[0]}` must be more than 0" in capsys.readouterr().err
@@ -128,8 +165,15 @@ def test_a_table_and_lines_of_json(tmp_path: Path, capsys: pytest.CaptureFixture
         "Measured with 2 workers on one host: 110 ms a step, of which 0.0 in waiting for slower workers and 10.0 in exchanging"
         in says
     )
-    assert main(["forecast", str(tmp_path), "-n", "2", "4", "--gbit", "8", "--latency", "100", "--json"]) == 0
+    assert (
+        main(
+            ["forecast", str(tmp_path), "-n", "2", "4", "--gbit", "8", "--latency", "100", "--json"]
+        )
+        == 0
+    )
     one, two = map(json.loads, capsys.readouterr().out.splitlines())
     assert (one["workers"], one["hosts"], two["hosts"]) == (2, 1, 2)
     assert two["seconds"]["each step"] == pytest.approx(0.11 + 0.1 + 18e-4)
-    assert two["samples_per_second"]["each step"] == pytest.approx(4 * 32 / two["seconds"]["each step"])
+    assert two["samples_per_second"]["each step"] == pytest.approx(
+        4 * 32 / two["seconds"]["each step"]
+    )

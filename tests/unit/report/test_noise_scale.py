@@ -18,30 +18,55 @@ DIMENSION = 50
 
 
 def write(
-    run_dir: Path, shares: list[int], noise: float, steps: int = 400, facts: dict[str, object] | None = None
+    run_dir: Path,
+    shares: list[int],
+    noise: float,
+    steps: int = 400,
+    facts: dict[str, object] | None = None,
 ) -> None:
     """Ledgers of workers whose gradients are a vector of norm 1 and noise of variance ``noise`` in a sample."""
     random = np.random.default_rng(0)
     mean = np.full(DIMENSION, DIMENSION**-0.5)
     folder = run_dir / "ledger"
     folder.mkdir(parents=True)
-    lines: list[list[dict[str, object]]] = [[{"phase": "facts", "began": 1.0, **(facts or {})}] for _ in shares]
+    lines: list[list[dict[str, object]]] = [
+        [{"phase": "facts", "began": 1.0, **(facts or {})}] for _ in shares
+    ]
     for step in range(steps):
-        own = [mean + random.normal(0, (noise / DIMENSION / share) ** 0.5, DIMENSION) for share in shares]
+        own = [
+            mean + random.normal(0, (noise / DIMENSION / share) ** 0.5, DIMENSION)
+            for share in shares
+        ]
         whole = np.average(own, axis=0, weights=shares)
         for rank, share in enumerate(shares):
-            line = {"phase": "train", "step": step, "steps": 1, "samples": share, "wall": 0.01, "compute": 0.01}
+            line = {
+                "phase": "train",
+                "step": step,
+                "steps": 1,
+                "samples": share,
+                "wall": 0.01,
+                "compute": 0.01,
+            }
             lines[rank].append(
-                {**line, "own_square": float(own[rank] @ own[rank]), "mean_square": float(whole @ whole)}
+                {
+                    **line,
+                    "own_square": float(own[rank] @ own[rank]),
+                    "mean_square": float(whole @ whole),
+                }
             )
     for rank, each in enumerate(lines):
-        (folder / f"rank-{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in each))
+        (folder / f"rank-{rank}.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in each)
+        )
 
 
 @pytest.mark.parametrize(
-    ("shares", "noise"), [([16, 16], 300.0), ([8, 8, 8, 8], 300.0), ([20, 4], 100.0), ([1, 1], 10.0)]
+    ("shares", "noise"),
+    [([16, 16], 300.0), ([8, 8, 8, 8], 300.0), ([20, 4], 100.0), ([1, 1], 10.0)],
 )
-def test_the_noise_that_was_put_in_is_found(tmp_path: Path, shares: list[int], noise: float) -> None:
+def test_the_noise_that_was_put_in_is_found(
+    tmp_path: Path, shares: list[int], noise: float
+) -> None:
     write(tmp_path, shares, noise)
     found = noise_scale.describe_noise_scale(load(tmp_path))
     assert found["scale"] == pytest.approx(noise, rel=0.25)
@@ -54,7 +79,15 @@ def test_the_noise_that_was_put_in_is_found(tmp_path: Path, shares: list[int], n
 
 def test_an_epoch_of_fewer_samples_is_named(tmp_path: Path) -> None:
     write(tmp_path, [16, 16], 300.0)
-    epoch = {"epoch": 0, "epochs": 1, "step": 4, "steps_per_epoch": 4, "trained": 400, "time": 1.0, "logs": {}}
+    epoch = {
+        "epoch": 0,
+        "epochs": 1,
+        "step": 4,
+        "steps_per_epoch": 4,
+        "trained": 400,
+        "time": 1.0,
+        "logs": {},
+    }
     (tmp_path / "ledger" / "epochs.jsonl").write_text(json.dumps(epoch) + "\n")
     text = noise_scale.describe_noise_scale(load(tmp_path))["text"]
     assert "about 23 workers with as many samples" in text
@@ -82,7 +115,9 @@ def test_noise_alone_gives_no_number(tmp_path: Path) -> None:
         ({"compress": "bf16"}, "--compress"),
     ],
 )
-def test_a_run_without_measurements_says_why(tmp_path: Path, facts: dict[str, object], why: str) -> None:
+def test_a_run_without_measurements_says_why(
+    tmp_path: Path, facts: dict[str, object], why: str
+) -> None:
     write(tmp_path, [4, 4], 1.0, steps=3, facts=facts)
     assert why in noise_scale.describe_noise_scale(load(tmp_path))["text"]
 
@@ -93,7 +128,9 @@ def test_one_worker_has_nothing_to_compare(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(1, 3_000_000), min_size=1, max_size=5), st.integers(0, 64))
-def test_large_gradients_are_measured_more_rarely_and_on_the_same_steps(sizes: list[int], first: int) -> None:
+def test_large_gradients_are_measured_more_rarely_and_on_the_same_steps(
+    sizes: list[int], first: int
+) -> None:
     def measured(worker: int) -> list[int]:
         norms, found = GradientNorms(), []
         for step in range(first, first + 100):

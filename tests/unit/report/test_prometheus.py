@@ -23,4 +23,7 @@ def test_grafanas_panels_ask_for_metrics_that_there_are() -> None:
     source = Path(prometheus.__file__).read_text() + Path(exposition.__file__).read_text()
     there = set(re.findall(r'"(syrtos_\w+)"', source))
     assert {name.removesuffix("_total") for name in asked} <= there
-    assert there <= {name.removesuffix("_total") for name in asked} | {"syrtos_epoch", "syrtos_training_steps"}
+    assert there <= {name.removesuffix("_total") for name in asked} | {
+        "syrtos_epoch",
+        "syrtos_training_steps",
+    }

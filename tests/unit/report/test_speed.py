@@ -22,10 +22,21 @@ REQUEST = {
 
 
 def run_of(
-    folder: Path, workers: int, compute: float, wait: float = 0.0, samples: float = 64.0, request: Any = ()
+    folder: Path,
+    workers: int,
+    compute: float,
+    wait: float = 0.0,
+    samples: float = 64.0,
+    request: Any = (),
 ) -> Summary:
     """Writes the record of 20 steps, and their speed; returns their summary."""
-    step = {"phase": "train", "steps": 1, "samples": samples / workers, "compute": compute, "wait": wait}
+    step = {
+        "phase": "train",
+        "steps": 1,
+        "samples": samples / workers,
+        "compute": compute,
+        "wait": wait,
+    }
     lines = [{**step, "wall": 9.0, "compute": 9.0}] + [{**step, "wall": compute + wait}] * 20
     for rank in range(workers):
         path = ledger_path(folder, rank)
@@ -67,19 +78,27 @@ def test_samples_count_where_each_worker_has_a_batch_of_its_own(tmp_path: Path) 
     options = {"options": {"batch": "per-worker"}}
     run_of(tmp_path / "one", 1, 0.2, request=options)
     summary = run_of(tmp_path / "two", 2, 0.25, samples=128.0, request=options)
-    assert speed.sentence(tmp_path / "two", summary) == "1.60× of one worker (median 200.0 ms a step in one)"
+    assert (
+        speed.sentence(tmp_path / "two", summary)
+        == "1.60× of one worker (median 200.0 ms a step in one)"
+    )
 
 
 def test_a_run_of_fewer_workers_will_do(tmp_path: Path) -> None:
     run_of(tmp_path / "two", 2, 0.2)
     summary = run_of(tmp_path / "four", 4, 0.1)
-    assert speed.sentence(tmp_path / "four", summary) == "2.00× of 2 workers (median 200.0 ms a step in two)"
+    assert (
+        speed.sentence(tmp_path / "four", summary)
+        == "2.00× of 2 workers (median 200.0 ms a step in two)"
+    )
 
 
 @pytest.mark.parametrize(
     "other", [{"sha256": "2"}, {"program": {"name": "b.py"}}, {"options": {"batch": "per-worker"}}]
 )
-def test_runs_that_compute_something_else_are_no_measure(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_runs_that_compute_something_else_are_no_measure(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
     run_of(tmp_path / "one", 1, 0.02, request=other)
     run_of(tmp_path / "two", 2, 0.02)
     assert speed.find_measured(tmp_path / "two") is None

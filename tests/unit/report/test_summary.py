@@ -18,12 +18,31 @@ Record = dict[str, Any]
 seconds = st.floats(0, 100)
 
 
-def step(wall: float = 1.0, *, wait: float = 0.0, phase: str = "train", steps: int = 1, samples: float = 8.0) -> Record:
-    return {"phase": phase, "steps": steps, "samples": samples, "wall": wall, "wait": wait, "compute": wall - wait}
+def step(
+    wall: float = 1.0,
+    *,
+    wait: float = 0.0,
+    phase: str = "train",
+    steps: int = 1,
+    samples: float = 8.0,
+) -> Record:
+    return {
+        "phase": phase,
+        "steps": steps,
+        "samples": samples,
+        "wall": wall,
+        "wait": wait,
+        "compute": wall - wait,
+    }
 
 
 def spent(phase: str, *, in_fit: bool = False, **kinds: float) -> Record:
-    return {"phase": phase, "wall": sum(kinds.values()), **kinds, **({"in_fit": True} if in_fit else {})}
+    return {
+        "phase": phase,
+        "wall": sum(kinds.values()),
+        **kinds,
+        **({"in_fit": True} if in_fit else {}),
+    }
 
 
 def write(folder: Path, *ranks: list[Record], tail: str = "") -> Path:
@@ -43,14 +62,21 @@ def test_any_shares_add_up_to_all_or_nothing(
     records = [spent(phase, **dict(zip(KINDS, values, strict=True))) for phase, values in lines]
     summary = summarize(write(folder, records))
     assert tuple(summary.shares) == tuple(SHARES)
-    assert sum(summary.shares.values()) == pytest.approx(1.0 if any(record["wall"] for record in records) else 0.0)
+    assert sum(summary.shares.values()) == pytest.approx(
+        1.0 if any(record["wall"] for record in records) else 0.0
+    )
     assert summary.seconds == pytest.approx(sum(record["wall"] for record in records))
 
 
 def test_three_long_callbacks_are_what_a_stopwatch_says(tmp_path: Path) -> None:
     """Steps of 1.9 s, callbacks of 30 s at the ends of epochs, 37 s in all."""
     steps = [step(0.1, samples=100.0) for _ in range(19)]
-    records = [spent("script", start=1.0, rest=3.1), spent("fit", build=1.0), *steps, spent("fit", callbacks=30.0)]
+    records = [
+        spent("script", start=1.0, rest=3.1),
+        spent("fit", build=1.0),
+        *steps,
+        spent("fit", callbacks=30.0),
+    ]
     summary = summarize(write(tmp_path, records))
     assert summary.seconds == pytest.approx(37.0)
     assert summary.shares["callbacks"] == pytest.approx(30 / 37)
@@ -68,7 +94,11 @@ def test_samples_are_of_all_workers_and_of_training(tmp_path: Path) -> None:
 
 
 def test_validation_inside_of_fit_is_in_the_time_of_training(tmp_path: Path) -> None:
-    records = [step(2.0), spent("test", in_fit=True, compute=1.0, wait=1.0), spent("test", compute=50.0)]
+    records = [
+        step(2.0),
+        spent("test", in_fit=True, compute=1.0, wait=1.0),
+        spent("test", compute=50.0),
+    ]
     summary = summarize(write(tmp_path, records))
     assert summary.samples_per_second == pytest.approx(8 / 4)
     assert summary.shares["evaluation"] == pytest.approx(52 / 54)
@@ -84,14 +114,19 @@ def test_at_their_own_pace_each_workers_steps_count(tmp_path: Path) -> None:
 
 def test_a_loop_of_the_scripts_own_is_told_from_fit(tmp_path: Path) -> None:
     loop = {"phase": "loop", "steps": 1, "wall": 0.5, "compute": 0.25, "rest": 0.25}
-    summary = summarize(write(tmp_path, [spent("script", rest=9.0), loop, loop, spent("script", rest=5.0)]))
+    summary = summarize(
+        write(tmp_path, [spent("script", rest=9.0), loop, loop, spent("script", rest=5.0)])
+    )
     assert summary.loops
     assert (summary.steps, summary.samples_per_second, summary.steps_per_second) == (2, 0.0, 2.0)
     assert not summarize(write(tmp_path, [step(), step(), loop])).loops
 
 
 def test_what_lies_before_and_after_a_workers_lines_is_the_runs(tmp_path: Path) -> None:
-    write(tmp_path, [{"phase": "facts", "began": 101.0}, spent("script", start=1.0, rest=2.0), step(3.0)])
+    write(
+        tmp_path,
+        [{"phase": "facts", "began": 101.0}, spent("script", start=1.0, rest=2.0), step(3.0)],
+    )
     launcher_path(tmp_path).write_text(json.dumps({"began": 100.0, "ended": 110.0}))
     summary = summarize(tmp_path)
     assert summary.seconds == pytest.approx(10.0)
@@ -102,7 +137,11 @@ def test_what_lies_before_and_after_a_workers_lines_is_the_runs(tmp_path: Path) 
 
 
 def test_a_host_whose_clock_is_wrong_adds_no_time(tmp_path: Path) -> None:
-    write(tmp_path, [{"phase": "facts", "began": 4000.0}, step(3.0)], [{"phase": "facts", "began": 1.0}, step(3.0)])
+    write(
+        tmp_path,
+        [{"phase": "facts", "began": 4000.0}, step(3.0)],
+        [{"phase": "facts", "began": 1.0}, step(3.0)],
+    )
     launcher_path(tmp_path).write_text(json.dumps({"began": 100.0, "ended": 104.0}))
     summary = summarize(tmp_path)
     assert summary.seconds == pytest.approx(4.0)
@@ -151,7 +190,9 @@ def test_ranks_are_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [(), ([],), ([], [])])
-def test_without_training_there_is_nothing_to_say(tmp_path: Path, ranks: tuple[list[Record], ...]) -> None:
+def test_without_training_there_is_nothing_to_say(
+    tmp_path: Path, ranks: tuple[list[Record], ...]
+) -> None:
     summary = summarize(write(tmp_path, *ranks))
     assert (summary.steps, summary.samples_per_second, summary.step_ms) == (0, 0.0, 0.0)
     assert set(summary.shares.values()) == {0.0}
@@ -183,11 +224,19 @@ def generation(folder: Path, began: float, ended: float, steps: int, trained: in
 
 def test_what_restarts_cost(tmp_path: Path) -> None:
     """The first dies after 100 steps, 5 s later that is noticed; the second goes on from step 90."""
-    one, two = generation(tmp_path / "1", 0, 125, 100), generation(tmp_path / "2", 125, 155, 10, trained=90)
+    one, two = (
+        generation(tmp_path / "1", 0, 125, 100),
+        generation(tmp_path / "2", 125, 155, 10, trained=90),
+    )
     summary = summarize(one, two)
     assert (summary.steps, summary.seconds) == (100, 155.0)
     restarts = summary.restarts
-    assert (restarts.number, restarts.seconds, restarts.steps, restarts.step_seconds) == (1, 25.0, 10, 10.0)
+    assert (restarts.number, restarts.seconds, restarts.steps, restarts.step_seconds) == (
+        1,
+        25.0,
+        10,
+        10.0,
+    )
     assert summary.goodput == pytest.approx(120 / 155)
     assert sum(summary.shares.values()) == pytest.approx(1.0)
 

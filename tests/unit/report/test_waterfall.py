@@ -37,7 +37,9 @@ def test_one_generation(tmp_path: Path) -> None:
 
 def test_what_a_restart_costs_is_lost(tmp_path: Path) -> None:
     """Ten steps, of which four are computed again; the next generation needs 4.5 s until its first step."""
-    generation(tmp_path, 0.0, 8.0, [[*BEFORE, *(step(n) for n in range(10))]] * 2, outcome="CRASHED")
+    generation(
+        tmp_path, 0.0, 8.0, [[*BEFORE, *(step(n) for n in range(10))]] * 2, outcome="CRASHED"
+    )
     again = [*BEFORE, {"phase": "facts", "trained": 6}, *(step(n) for n in range(6, 20))]
     generation(tmp_path / "generation-2", 8.0, 16.0, [again] * 2)
     run = load(tmp_path)

@@ -32,8 +32,12 @@ def test_hosts_meet_and_a_host_alone_has_all_workers() -> None:
     assert driver.command(config, ONE) == [*START, "-n", "2", *rest]
 
 
-@pytest.mark.parametrize(("asked", "gpus", "expected"), [(3, "8", 3), (None, "8", 8), (None, "0", 1), (None, "", 1)])
-def test_a_worker_for_each_gpu_where_no_number_is_given(asked: int | None, gpus: str, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("asked", "gpus", "expected"), [(3, "8", 3), (None, "8", 8), (None, "0", 1), (None, "", 1)]
+)
+def test_a_worker_for_each_gpu_where_no_number_is_given(
+    asked: int | None, gpus: str, expected: int
+) -> None:
     assert driver.workers({"workers_per_host": asked}, {"SM_NUM_GPUS": gpus}) == expected
 
 
@@ -87,7 +91,9 @@ def pip(monkeypatch: pytest.MonkeyPatch) -> _Pip:
     return found
 
 
-def test_wheels_that_came_with_the_job_are_installed_without_an_index(pip: _Pip, tmp_path: Path) -> None:
+def test_wheels_that_came_with_the_job_are_installed_without_an_index(
+    pip: _Pip, tmp_path: Path
+) -> None:
     driver.install({"version": "0.1.0"}, tmp_path, {})
     assert pip.commands[0][-4:] == ["--no-index", "--find-links", str(tmp_path), "syrtos==0.1.0"]
 
@@ -102,7 +108,9 @@ def test_the_environment_of_a_service_is_not_changed(pip: _Pip, tmp_path: Path) 
     assert not pip.commands
 
 
-def test_a_failed_installation_is_the_jobs_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failed_installation_is_the_jobs_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(driver.subprocess, "run", _Pip(1))
     monkeypatch.setattr(driver, "_FAILURE", str(tmp_path / "failure"))
     with pytest.raises(SystemExit, match="no such package"):
@@ -117,10 +125,19 @@ def test_it_needs_nothing_of_syrtos_and_passes_the_exit_code_on(tmp_path: Path) 
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "$@" ${#SYRTOS_SECRET}\nexit 3\n')
     python.chmod(0o755)
-    env = {**ONE, "SM_DISTRIBUTED_CONFIG": json.dumps({"version": "0", "options": []}), "SYRTOS_JOB": "x"}
+    env = {
+        **ONE,
+        "SM_DISTRIBUTED_CONFIG": json.dumps({"version": "0", "options": []}),
+        "SYRTOS_JOB": "x",
+    }
     code = f"import sys, driver; driver._FAILURE = 'failure'; sys.executable = {str(python)!r}; driver.main()"
     done = subprocess.run(
-        [sys.executable, "-S", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        [sys.executable, "-S", "-c", code],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 3, done.stderr
     assert f"-m syrtos run -n 1 --run-dir {driver.RUN_DIR} train.py 20" in done.stdout

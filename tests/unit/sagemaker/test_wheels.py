@@ -48,9 +48,15 @@ def test_pip_installs_a_wheel_of_the_package_as_it_is_here(tmp_path: Path) -> No
         "--target",
         str(there),
     ]
-    subprocess.run([*pip, "--find-links", str(tmp_path), "ours==1.2"], check=True, capture_output=True)
+    subprocess.run(
+        [*pip, "--find-links", str(tmp_path), "ours==1.2"], check=True, capture_output=True
+    )
     ran = subprocess.run(
-        [sys.executable, "-c", "import ours; ours.main()"], cwd=there, capture_output=True, text=True, check=True
+        [sys.executable, "-c", "import ours; ours.main()"],
+        cwd=there,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert ran.stdout == "it runs\n"
 

@@ -27,7 +27,9 @@ def nothing_to_import(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_dead_one_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(warm._SHARED)
-    monkeypatch.setattr(warm, "_own", functools.cache(warm._own.__wrapped__))  # those of other tests stay
+    monkeypatch.setattr(
+        warm, "_own", functools.cache(warm._own.__wrapped__)
+    )  # those of other tests stay
     first = warm.zygote_path(ENV)
     assert warm.zygote_path(ENV) == first
     process = warm._own((), (("KERAS_BACKEND", "tensorflow"),)).process
@@ -42,7 +44,10 @@ def test_processes_share_one_that_outlives_its_starter_and_ends_with_the_sharing
 ) -> None:
     monkeypatch.delenv(warm._SHARED)
     with warm.sharing():
-        asked = [subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True) for _ in range(2)]
+        asked = [
+            subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True)
+            for _ in range(2)
+        ]
         paths = {done.stdout.strip() for done in asked}
         assert len(paths) == 1, asked
         path = paths.pop()

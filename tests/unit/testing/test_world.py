@@ -27,7 +27,9 @@ def test_workers_are_a_world_with_an_environment_of_its_own() -> None:
     first, second = run_world(2, facts, "é", env={"OF_THIS_WORLD": "1"})
     assert first[:5] == [0, 2, 6.0, "é", "1"]
     assert second[:5] == [1, 2, 6.0, "é", "1"]
-    assert len({first[5], second[5]}) == 2, "random numbers of the process that they were forked from"
+    assert len({first[5], second[5]}) == 2, (
+        "random numbers of the process that they were forked from"
+    )
     assert os.getpid() not in (first[6], second[6])
 
 
@@ -60,7 +62,9 @@ def dies_on_one() -> None:
 
 
 def test_a_killed_worker_ends_the_others_and_leaves_its_words() -> None:
-    with pytest.raises(WorldFailed, match=r"Rank 1 failed \(exit code -9\)[\s\S]*-- rank 1 --\nlast words"):
+    with pytest.raises(
+        WorldFailed, match=r"Rank 1 failed \(exit code -9\)[\s\S]*-- rank 1 --\nlast words"
+    ):
         run_world(2, dies_on_one)
 
 
@@ -117,7 +121,9 @@ class Requester:
     ],
 )
 def test_what_workers_can_not_find_is_refused(function: Callable[..., Any], what: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"{what}[\s\S]*`def` at the top level of a module"):
+    with pytest.raises(
+        ConfigurationError, match=rf"{what}[\s\S]*`def` at the top level of a module"
+    ):
         run_world(2, function)
 
 

@@ -18,7 +18,11 @@ def test_the_first_forecast_takes_all_growth_for_the_batchs() -> None:
 
 
 def test_later_forecasts_follow_the_two_largest_batches() -> None:
-    points = [TrialMemory(256, 1000, 3000), TrialMemory(64, 1000, 1900), TrialMemory(128, 1000, 2000)]
+    points = [
+        TrialMemory(256, 1000, 3000),
+        TrialMemory(64, 1000, 1900),
+        TrialMemory(128, 1000, 2000),
+    ]
     assert forecast(points, 512) == 3000 + (3000 - 2000) * 2
 
 
@@ -34,7 +38,9 @@ def test_a_container_of_version_2_has_less_than_the_machine(tmp_path: Path) -> N
     (group.parent / "memory.current").write_text("150000000\n")
     (group.parent / "memory.stat").write_text("anon 1\ninactive_file 30000000\n")
     (tmp_path / "own").write_text("0::/user/job\n")
-    assert memory.now(tmp_path / "cgroup", tmp_path / "own") == MachineMemory(80_000_000, 200_000_000)
+    assert memory.now(tmp_path / "cgroup", tmp_path / "own") == MachineMemory(
+        80_000_000, 200_000_000
+    )
 
 
 def test_a_container_of_version_1_has_less_than_the_machine(tmp_path: Path) -> None:
@@ -43,7 +49,9 @@ def test_a_container_of_version_1_has_less_than_the_machine(tmp_path: Path) -> N
     (group / "memory.limit_in_bytes").write_text("200000000\n")
     (group / "memory.usage_in_bytes").write_text("50000000\n")
     (tmp_path / "own").write_text("4:memory:/elsewhere\n3:cpu:/\n")
-    assert memory.now(tmp_path / "cgroup", tmp_path / "own") == MachineMemory(150_000_000, 200_000_000)
+    assert memory.now(tmp_path / "cgroup", tmp_path / "own") == MachineMemory(
+        150_000_000, 200_000_000
+    )
 
 
 def test_a_machine_without_limits_is_known_by_itself(tmp_path: Path) -> None:
@@ -71,7 +79,9 @@ def test_frameworks_say_that_memory_has_ended(text: str) -> None:
 
 
 def test_other_errors_are_no_want_of_memory() -> None:
-    failed = Outcome(end=End.FAILED, code=1, failures=[{"rank": 0, "text": "ValueError: shapes differ"}])
+    failed = Outcome(
+        end=End.FAILED, code=1, failures=[{"rank": 0, "text": "ValueError: shapes differ"}]
+    )
     assert not out_of_memory(failed, "")
     assert not out_of_memory(Outcome(end=End.CRASHED, status=-signal.SIGTERM), "")
     assert not out_of_memory(Outcome(end=End.CRASHED, status=-signal.SIGSEGV), "")
@@ -80,5 +90,7 @@ def test_other_errors_are_no_want_of_memory() -> None:
 def test_the_kernel_kills_and_libraries_abort() -> None:
     assert "SIGKILL" in out_of_memory(Outcome(end=End.CRASHED, status=-signal.SIGKILL), "")
     aborted = Outcome(end=End.CRASHED, status=-signal.SIGABRT)
-    assert "bad_alloc" in out_of_memory(aborted, "terminate called after throwing an instance of 'std::bad_alloc'")
+    assert "bad_alloc" in out_of_memory(
+        aborted, "terminate called after throwing an instance of 'std::bad_alloc'"
+    )
     assert out_of_memory(Outcome(end=End.CRASHED, status=-signal.SIGSEGV), "", limited=True)

@@ -30,7 +30,9 @@ def test_the_exponential_mean_has_no_bias_at_its_beginning() -> None:
 
 @pytest.mark.parametrize("least", [1e-3, 1e-2, 1e-1])
 @pytest.mark.parametrize("noise", [0.0, 0.05])
-def test_the_recommended_rate_is_below_the_least_loss_and_not_far(least: float, noise: float) -> None:
+def test_the_recommended_rate_is_below_the_least_loss_and_not_far(
+    least: float, noise: float
+) -> None:
     losses = curve(least, noise)
     found = conclude(RATES[: len(losses)], losses, 100)
     assert found.recommended is not None
@@ -88,7 +90,10 @@ def test_the_rate_at_which_the_test_ended_is_said_beside_the_highest_stable_one(
     ended = RATES[len(losses) - 1]
     assert found.stable < ended
     said = " ".join(of_rates(found, None, ended))
-    assert f"highest stable rate {found.stable:.3g}. The test ended at {ended:.3g}: the loss diverged." in said
+    assert (
+        f"highest stable rate {found.stable:.3g}. The test ended at {ended:.3g}: the loss diverged."
+        in said
+    )
     assert "little" not in said
 
 
@@ -96,7 +101,9 @@ def test_a_loss_that_fell_by_little_is_said_to_say_little() -> None:
     losses = [4 + loss for loss in curve(1e-2)]  # from 6 to 5
     facts = {"rates": RATES[: len(losses)], "losses": losses, "rate": 1e-3, "optimizer": "Adam"}
     told = rate_facts(facts, conclude(RATES[: len(losses)], losses, 100))
-    assert told["sentences"][0].startswith("Recommended, with little confidence: a learning rate of ")
+    assert told["sentences"][0].startswith(
+        "Recommended, with little confidence: a learning rate of "
+    )
     assert "fell by little in the test, from 5.994 to 5.395:" in told["sentences"][1]
     assert list(told)[:2] == ["kind", "sentences"]
     assert list(told)[-3:] == ["rates", "losses", "smoothed"]

@@ -12,7 +12,12 @@ from syrtos.tune.text import of_batches
 
 
 def searched(
-    speed: Callable[[int], float], fits: int, own: int, each: int = 1, most: int | None = None, for_memory: bool = True
+    speed: Callable[[int], float],
+    fits: int,
+    own: int,
+    each: int = 1,
+    most: int | None = None,
+    for_memory: bool = True,
 ) -> list[Tried]:
     """Trials of a machine on which batches up to ``fits`` fit, and ``speed(batch)`` samples are trained in a second."""
 
@@ -91,7 +96,9 @@ def test_a_step_is_the_median_and_noise_lies_between_quartiles() -> None:
     assert one.speed == pytest.approx(320)
 
 
-def test_the_search_ends_at_the_rows_and_the_recommendation_leaves_ten_updates_in_an_epoch() -> None:
+def test_the_search_ends_at_the_rows_and_the_recommendation_leaves_ten_updates_in_an_epoch() -> (
+    None
+):
     tried = searched(lambda batch: batch, fits=10**9, own=32, most=2160)
     found = conclude(tried, None, own=32, rows=2160)
     assert found is not None

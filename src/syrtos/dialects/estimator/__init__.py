@@ -16,7 +16,8 @@ def install() -> None:
     """Gives TensorFlow and Keras, as far as they have been imported, the names that they have lost."""
     if "tensorflow" in sys.modules:
         tensorflow: Any = sys.modules["tensorflow"]
-        # TensorFlow 2.16 lost the module, and hides `layers` of TensorFlow 1 where Keras is Keras 3.
+        # TensorFlow 2.16 lost the module, and hides `layers` of TensorFlow 1 where Keras is Keras
+        # 3.
         estimator = _Later("syrtos.dialects.estimator.names", "namespace")
         for place in _PLACES:
             functools.reduce(getattr, place.split(".")[1:], tensorflow).estimator = estimator
@@ -29,7 +30,8 @@ def install() -> None:
 
 def _is_complete(package: str) -> bool:
     """Returns whether a package has been imported completely."""
-    # A package that is being imported, and that has imported TensorFlow on its way, is installed into later.
+    # A package that is being imported, and that has imported TensorFlow on its way, is installed
+    # into later.
     module = sys.modules.get(package)
     return module is not None and not getattr(module.__spec__, "_initializing", False)
 
@@ -37,7 +39,8 @@ def _is_complete(package: str) -> bool:
 class _Later:
     """A stand-in for the result of a module's function, which is called when an attribute is used."""
 
-    # The modules of the Estimator need TensorFlow complete, and most scripts that import TensorFlow have no Estimator.
+    # The modules of the Estimator need TensorFlow complete, and most scripts that import TensorFlow
+    # have no Estimator.
 
     def __init__(self, module: str, function: str) -> None:
         self._from = (module, function)

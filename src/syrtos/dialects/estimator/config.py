@@ -96,8 +96,8 @@ class RunConfig:
         """Checks and keeps the settings.
 
         Raises:
-            ValueError: steps and seconds between checkpoints are both given, TF_CONFIG has another ``model_dir``, or
-                TF_CONFIG names an evaluator with an index above 0.
+            ValueError: steps and seconds between checkpoints are both given, TF_CONFIG has another
+                ``model_dir``, or TF_CONFIG names an evaluator with an index above 0.
         """
         steps, seconds = _with_defaults(save_checkpoints_steps, save_checkpoints_secs)
         _check_one_of(steps, seconds)
@@ -111,8 +111,12 @@ class RunConfig:
         self.keep_checkpoint_max = keep_checkpoint_max
         self.keep_checkpoint_every_n_hours = keep_checkpoint_every_n_hours
         self.log_step_count_steps = log_step_count_steps
-        self.train_distribute = train_distribute or getattr(experimental_distribute, "train_distribute", None)
-        self.eval_distribute = eval_distribute or getattr(experimental_distribute, "eval_distribute", None)
+        self.train_distribute = train_distribute or getattr(
+            experimental_distribute, "train_distribute", None
+        )
+        self.eval_distribute = eval_distribute or getattr(
+            experimental_distribute, "eval_distribute", None
+        )
         self.experimental_distribute = experimental_distribute
         self.device_fn = device_fn
         self.protocol = protocol
@@ -124,11 +128,15 @@ class RunConfig:
         """Returns a copy with other values.
 
         Raises:
-            ValueError: one of them can't be replaced, or steps and seconds between checkpoints are both given.
+            ValueError: one of them can't be replaced, or steps and seconds between checkpoints are
+                both given.
         """
         unknown = [name for name in kwargs if name not in _REPLACEABLE]
         if unknown:
-            raise ValueError(f"RunConfig.replace knows {', '.join(_REPLACEABLE)}. Received: {', '.join(unknown)}.")
+            raise ValueError(
+                f"RunConfig.replace knows {', '.join(_REPLACEABLE)}. Received:"
+                f" {', '.join(unknown)}."
+            )
         steps, seconds = kwargs.get("save_checkpoints_steps"), kwargs.get("save_checkpoints_secs")
         _check_one_of(steps, seconds)
         other = copy.copy(self)
@@ -147,13 +155,17 @@ class RunConfig:
     def task_type(self) -> str:
         """The role of this process.
 
-        TF_CONFIG may make it ``evaluator`` or ``ps``. Else rank 0 of several workers is the chief, and all others are
-        workers.
+        TF_CONFIG may make it ``evaluator`` or ``ps``. Else rank 0 of several workers is the chief,
+        and all others are workers.
         """
         told = self._cluster.get("task", {}).get("type")
         if told in (TaskType.EVALUATOR, TaskType.PS):
             return told
-        return TaskType.CHIEF if world.current().world.rank == 0 and self.num_worker_replicas > 1 else TaskType.WORKER
+        return (
+            TaskType.CHIEF
+            if world.current().world.rank == 0 and self.num_worker_replicas > 1
+            else TaskType.WORKER
+        )
 
     @property
     def task_id(self) -> int:
@@ -165,7 +177,10 @@ class RunConfig:
     @property
     def is_chief(self) -> bool:
         """Returns whether this worker writes files: it is rank 0, and neither evaluator nor ``ps``."""
-        return world.current().world.rank == 0 and self.task_type not in (TaskType.EVALUATOR, TaskType.PS)
+        return world.current().world.rank == 0 and self.task_type not in (
+            TaskType.EVALUATOR,
+            TaskType.PS,
+        )
 
     @property
     def num_worker_replicas(self) -> int:
@@ -214,21 +229,29 @@ def _with_defaults(
 
 def _check_one_of(steps: object, seconds: object) -> None:
     if steps is not None and seconds is not None:
-        raise ValueError("`save_checkpoints_steps` and `save_checkpoints_secs` cannot be both set: give one of them.")
+        raise ValueError(
+            "`save_checkpoints_steps` and `save_checkpoints_secs` cannot be both set: give one of"
+            " them."
+        )
 
 
 def _tf_config() -> _Cluster:
     found: _Cluster = json.loads(settings.environment().get("TF_CONFIG") or "{}")
     task = found.get("task", {})
     if task.get("type") == TaskType.EVALUATOR and int(task.get("index", 0)) > 0:
-        raise ValueError("TF_CONFIG names an evaluator with an index: there is one evaluator, and its index is 0.")
+        raise ValueError(
+            "TF_CONFIG names an evaluator with an index: there is one evaluator, and its index"
+            " is 0."
+        )
     return found
 
 
 def _model_dir(given: str | os.PathLike[str] | None, cluster: _Cluster) -> str | None:
     told = cluster.get("model_dir")
     if given is not None and told is not None and str(given) != told:
-        raise ValueError(f"`model_dir` is given as {given} and in TF_CONFIG as {told}: give it in one place.")
+        raise ValueError(
+            f"`model_dir` is given as {given} and in TF_CONFIG as {told}: give it in one place."
+        )
     found = given if given is not None else told
     return None if found is None else str(found)
 
@@ -241,7 +264,8 @@ def with_model_dir(config: RunConfig, model_dir: str | os.PathLike[str] | None) 
     """
     if model_dir is not None and config.model_dir not in (None, str(model_dir)):
         raise ValueError(
-            f"`model_dir` is given as {model_dir}, and the RunConfig has {config.model_dir}. Give one of them."
+            f"`model_dir` is given as {model_dir}, and the RunConfig has {config.model_dir}. Give"
+            " one of them."
         )
     chosen = str(model_dir) if model_dir is not None else config.model_dir
     comm = world.current().comm

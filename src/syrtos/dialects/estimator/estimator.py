@@ -1,7 +1,7 @@
 """The class `tf.estimator.Estimator`: a ``model_fn`` that builds a graph, trained on all workers.
 
-Every worker builds the same graph, on its share of each batch; a session of TensorFlow 1 runs it. Rank 0 reads and
-writes the files of ``model_dir``, and the others begin with its variables.
+Every worker builds the same graph, on its share of each batch; a session of TensorFlow 1 runs it.
+Rank 0 reads and writes the files of ``model_dir``, and the others begin with its variables.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ v1 = tf.compat.v1
 class Estimator:
     """Trains, evaluates, predicts with and exports the model of ``model_fn``; see the documentation of TensorFlow 2.15.
 
-    A batch of ``input_fn`` is one step of all workers. With a strategy in the `RunConfig`, or an ``input_context`` that
-    the function asks for, it is a batch of one worker.
+    A batch of ``input_fn`` is one step of all workers. With a strategy in the `RunConfig`, or an
+    ``input_context`` that the function asks for, it is a batch of one worker.
     """
 
     def __init__(
@@ -72,8 +72,9 @@ class Estimator:
         """
         if world.current().servers:
             raise ConfigurationError(
-                "Parameter servers (`--ps`) apply Keras optimizers, and an Estimator's graph has one of TensorFlow "
-                "1. Run the script without `--ps`: its workers then make each update together."
+                "Parameter servers (`--ps`) apply Keras optimizers, and an Estimator's graph has"
+                " one of TensorFlow 1. Run the script without `--ps`: its workers then make each"
+                " update together."
             )
         optimizers.install()
         patching.patch_tensorflow()
@@ -108,7 +109,9 @@ class Estimator:
     @property
     def model_fn(self) -> Callable[..., EstimatorSpec]:
         """The ``model_fn``, with ``params`` and ``config`` bound."""
-        return lambda features, labels, mode, config=None: self._call_model_fn(features, labels, mode)
+        return lambda features, labels, mode, config=None: self._call_model_fn(
+            features, labels, mode
+        )
 
     def latest_checkpoint(self) -> str | None:
         """Returns the path of the newest checkpoint, on every worker; None if there is none."""
@@ -156,7 +159,9 @@ class Estimator:
         specs.check_steps(steps, max_steps)
         if max_steps is not None and self.global_step() >= max_steps:
             return
-        self._for_any_rows(lambda: self._train_in_graph(input_fn, own_hooks, steps, max_steps, listeners, saved))
+        self._for_any_rows(
+            lambda: self._train_in_graph(input_fn, own_hooks, steps, max_steps, listeners, saved)
+        )
 
     def _train_in_graph(
         self,
@@ -170,9 +175,14 @@ class Estimator:
         with graphs.new_graph("fit") as graph:
             seed = self._seed(graph)
             v1.train.get_or_create_global_step()
-            batch = self._with_any_rows(self._inputs(input_fn, ModeKeys.TRAIN), input_fn, ModeKeys.TRAIN)
-            with graphs.GraphScope(world.current(), batch, training=True).as_current_step() as scope:
-                # After `input_fn`: the data is the same on all workers, and the noise that `model_fn` adds is not.
+            batch = self._with_any_rows(
+                self._inputs(input_fn, ModeKeys.TRAIN), input_fn, ModeKeys.TRAIN
+            )
+            with graphs.GraphScope(
+                world.current(), batch, training=True
+            ).as_current_step() as scope:
+                # After `input_fn`: the data is the same on all workers, and the noise that
+                # `model_fn` adds is not.
                 if seed is not None:
                     v1.set_random_seed(seed + shares.SEED_STRIDE * world.current().world.rank)
                 features, labels = scope.data
@@ -185,10 +195,13 @@ class Estimator:
             # Not over a checkpoint of an earlier call, from which training goes on.
             specs.warm_start(self._warm_start_from if self.latest_checkpoint() is None else None)
             scaffold = sessions.scaffold_of(spec, self._config)
-            together = hooks.Together(self._config, self.model_dir, scaffold, list(listeners or ()), saved)
+            together = hooks.Together(
+                self._config, self.model_dir, scaffold, list(listeners or ()), saved
+            )
             stop = [v1.train.StopAtStepHook(steps, max_steps)] if steps or max_steps else []
-            # Hooks are called in this order. Comparisons need equal variables; `LogLoss` and those that stop say
-            # whether to go on, on which `together`, the last one, makes the workers agree.
+            # Hooks are called in this order. Comparisons need equal variables; `LogLoss` and those
+            # that stop say whether to go on, on which `together`, the last one, makes the workers
+            # agree.
             all_hooks = [
                 hooks.BeginEqual(own_noise=True),
                 *self._comparing(scope, input_fn, loss, train_op),
@@ -217,8 +230,8 @@ class Estimator:
     ) -> dict[str, Any]:
         """Returns metrics by name, over the samples of all workers.
 
-        Among them are ``loss`` (the mean over batches) and ``global_step``. Without a checkpoint the variables are as
-        initialized.
+        Among them are ``loss`` (the mean over batches) and ``global_step``. Without a checkpoint
+        the variables are as initialized.
         """
         checkpoint = checkpoint_path or self.latest_checkpoint()
         return self._for_any_rows(lambda: self._evaluate(input_fn, steps, hooks, checkpoint, name))
@@ -234,8 +247,12 @@ class Estimator:
         with graphs.new_graph("test") as graph:
             self._seed(graph)
             step = v1.train.get_or_create_global_step()
-            batch = self._with_any_rows(self._inputs(input_fn, ModeKeys.EVAL), input_fn, ModeKeys.EVAL)
-            with graphs.GraphScope(world.current(), batch, training=False).as_current_step() as scope:
+            batch = self._with_any_rows(
+                self._inputs(input_fn, ModeKeys.EVAL), input_fn, ModeKeys.EVAL
+            )
+            with graphs.GraphScope(
+                world.current(), batch, training=False
+            ).as_current_step() as scope:
                 features, labels = scope.data
                 spec = self._call_model_fn(features, labels, ModeKeys.EVAL)
                 metrics = graphs.metrics_of(spec)
@@ -250,13 +267,15 @@ class Estimator:
             ]
             with sessions.open_checkpoint(self._config, spec, checkpoint, all_hooks) as session:
                 losses = graphs.steps_of(session, fetches, totals, steps)
-                # Without hooks, which would take these runs for steps, and end the session where the data has ended.
+                # Without hooks, which would take these runs for steps, and end the session where
+                # the data has ended.
                 totals.reduce(graphs.without_hooks(session), ReduceOp.SUM)
                 values = {name: value for name, (value, _) in metrics.items()}
                 found = graphs.without_hooks(session).run([values, step])
         if found is None:
             raise ValueError(
-                "The values of `eval_metric_ops` must not need a further batch: give (value, update) pairs."
+                "The values of `eval_metric_ops` must not need a further batch: give (value,"
+                " update) pairs."
             )
         results = {**found[0], "loss": np.float32(np.mean(losses)), "global_step": found[1]}
         sessions.write_summary(self.eval_dir(name), results)
@@ -301,11 +320,20 @@ class Estimator:
             spec = self._call_model_fn(features, None, ModeKeys.PREDICT)
             predictions = spec.predictions
             if keys and isinstance(predictions, dict):
-                chosen = {name: value for name, value in predictions.items() if name in np.atleast_1d(keys)}
+                chosen = {
+                    name: value
+                    for name, value in predictions.items()
+                    if name in np.atleast_1d(keys)
+                }
                 if not chosen:
-                    raise ValueError(f"Expected to run at least one of {keys}; there are {list(predictions)}.")
+                    raise ValueError(
+                        f"Expected to run at least one of {keys}; there are {list(predictions)}."
+                    )
                 predictions = chosen
-            all_hooks = [*hooks.hooks_of_worker(own_hooks), *hooks.hooks_of_worker(spec.prediction_hooks)]
+            all_hooks = [
+                *hooks.hooks_of_worker(own_hooks),
+                *hooks.hooks_of_worker(spec.prediction_hooks),
+            ]
             with sessions.open_checkpoint(self._config, spec, checkpoint, all_hooks) as session:
                 while not session.should_stop():
                     with world.current().ledger.part("predict"):
@@ -334,8 +362,12 @@ class Estimator:
                 if serving_input_receiver_fn is None:
                     raise TypeError("An export of a graph needs a `serving_input_receiver_fn`.")
                 receiver = serving_input_receiver_fn()
-                spec = self._call_model_fn(receiver.features, getattr(receiver, "labels", None), experimental_mode)
-                written = export.write(spec, receiver, str(export_dir_base), checkpoint, assets_extra, as_text)
+                spec = self._call_model_fn(
+                    receiver.features, getattr(receiver, "labels", None), experimental_mode
+                )
+                written = export.write(
+                    spec, receiver, str(export_dir_base), checkpoint, assets_extra, as_text
+                )
         return self._of_rank_0(written).encode()
 
     @contextlib.contextmanager
@@ -391,7 +423,11 @@ class Estimator:
         return inputs.read(input_fn, mode, inputs.ALL if all_rows else self._how(mode), known)
 
     def _how(self, mode: str) -> inputs.How:
-        distributed = self._config.train_distribute if mode == ModeKeys.TRAIN else self._config.eval_distribute
+        distributed = (
+            self._config.train_distribute
+            if mode == ModeKeys.TRAIN
+            else self._config.eval_distribute
+        )
         return inputs.OWN if distributed else inputs.SHARE
 
     def _with_any_rows(self, batch: Batch, input_fn: Callable[..., object], mode: str) -> Batch:
@@ -409,7 +445,10 @@ class Estimator:
             return run()
         except NeedsStaticRows:
             self._keeps_static = True
-            tell_once(world.current(), "`model_fn` is not compared with one process: it needs a static number of rows.")
+            tell_once(
+                world.current(),
+                "`model_fn` is not compared with one process: it needs a static number of rows.",
+            )
             return run()
 
     def _comparing(
@@ -421,7 +460,9 @@ class Estimator:
         metrics: Mapping[str, tuple[object, object]] | None = None,
     ) -> list[Comparing]:
         """Returns the hook that compares steps with those of one process, where batches are split."""
-        mode, step = (ModeKeys.TRAIN, "train_step") if scope.training else (ModeKeys.EVAL, "test_step")
+        mode, step = (
+            (ModeKeys.TRAIN, "train_step") if scope.training else (ModeKeys.EVAL, "test_step")
+        )
         if self._keeps_static or not inputs.is_split(input_fn, self._how(mode)):
             return []
         known = self._known.setdefault(step, (SplitPlan(), Checks()))
@@ -429,7 +470,8 @@ class Estimator:
 
     def _seed(self, graph: tf.Graph) -> int | None:
         """Gives the graph its seed, and returns it."""
-        # Workers that shuffle alike read the same data. Each graph has another seed, as it has in one process.
+        # Workers that shuffle alike read the same data. Each graph has another seed, as it has in
+        # one process.
         seed = self._config.tf_random_seed
         if seed is None and world.current().world.size > 1:
             self._graphs += 1
@@ -440,7 +482,9 @@ class Estimator:
     def _checkpoint(self, given: str | None) -> str:
         found = given or self.latest_checkpoint()
         if found is None:
-            raise ValueError(f"Could not find trained model in model_dir: {self.model_dir}. Train first.")
+            raise ValueError(
+                f"Could not find trained model in model_dir: {self.model_dir}. Train first."
+            )
         return found
 
     def global_step(self) -> int:

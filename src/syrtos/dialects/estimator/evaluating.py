@@ -17,15 +17,19 @@ if TYPE_CHECKING:
     from syrtos.dialects.estimator.estimator import Estimator
     from syrtos.dialects.estimator.exporters import Exporter, Metrics
 
-# The metrics of an evaluation, and what the exporters returned for it; None, None before the first one.
+# The metrics of an evaluation, and what the exporters returned for it; None, None before the first
+# one.
 Evaluation = tuple["Metrics | None", "list[object] | None"]
 
 
-def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> Evaluation:
+def train_and_evaluate(
+    estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
+) -> Evaluation:
     """Trains, and evaluates after checkpoints and at the end; all workers take part in both.
 
-    Evaluations begin no more often than every ``throttle_secs``. An evaluator by TF_CONFIG only evaluates, each new
-    checkpoint until one has ``max_steps``. A ``ps`` has nothing to do: its process ends here.
+    Evaluations begin no more often than every ``throttle_secs``. An evaluator by TF_CONFIG only
+    evaluates, each new checkpoint until one has ``max_steps``. A ``ps`` has nothing to do: its
+    process ends here.
 
     Returns:
         The last evaluation's metrics, and the results of the exporters for it.
@@ -35,16 +39,20 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     role = estimator.config.task_type
     if role == TaskType.PS:
         print(
-            "syrtos: no parameter servers hold an Estimator's weights; this task of TF_CONFIG has nothing to do.",
+            "syrtos: no parameter servers hold an Estimator's weights; this task of TF_CONFIG has"
+            " nothing to do.",
             file=sys.stderr,
         )
-        # TensorFlow's call never returned in a `ps`: what follows it in a script is not meant for one.
+        # TensorFlow's call never returned in a `ps`: what follows it in a script is not meant for
+        # one.
         sys.exit(0)
     evaluations = _Evaluations(estimator, train_spec, eval_spec)
     if role == TaskType.EVALUATOR:
         return evaluations.follow()
     listeners, steps = train_spec.saving_listeners, train_spec.max_steps
-    estimator.train_saving(train_spec.input_fn, train_spec.hooks, None, steps, listeners, evaluations.evaluate_if_due)
+    estimator.train_saving(
+        train_spec.input_fn, train_spec.hooks, None, steps, listeners, evaluations.evaluate_if_due
+    )
     return evaluations.last()
 
 
@@ -91,7 +99,8 @@ class _Evaluations:
                 self._evaluate(_step_of(found), checkpoint=found)
                 if self._end and self._evaluated is not None and self._evaluated >= self._end:
                     return self._result
-            # At most a minute, for throttling may be asked for by the hour; at least a moment, for it may be 0.
+            # At most a minute, for throttling may be asked for by the hour; at least a moment, for
+            # it may be 0.
             time.sleep(max(min(self._spec.throttle_secs - (time.monotonic() - started), 60.0), 0.2))
 
     def _evaluate(self, step: int, final: bool = False, checkpoint: str | None = None) -> None:
@@ -103,11 +112,15 @@ class _Evaluations:
         if comm.rank == 0:
             assert isinstance(spec.exporters, tuple)  # `EvalSpec` makes one of whatever it is given
             with estimator.by_rank_0_alone():
-                exported = [self._export(one, checkpoint, metrics, is_final) for one in spec.exporters]
+                exported = [
+                    self._export(one, checkpoint, metrics, is_final) for one in spec.exporters
+                ]
         exported = comm.broadcast_object(exported)
         self._result, self._evaluated, self._since = (metrics, exported), step, time.monotonic()
 
-    def _export(self, exporter: Exporter, checkpoint: str, metrics: Metrics, is_final: bool) -> object:
+    def _export(
+        self, exporter: Exporter, checkpoint: str, metrics: Metrics, is_final: bool
+    ) -> object:
         path = str(Path(self._estimator.model_dir) / "export" / exporter.name)
         return exporter.export(self._estimator, path, checkpoint, metrics, is_final)
 

@@ -30,7 +30,9 @@ class ServingInputReceiver:
     ) -> None:
         self.features = features
         self.receiver_tensors = (
-            dict(receiver_tensors) if isinstance(receiver_tensors, Mapping) else {"input": receiver_tensors}
+            dict(receiver_tensors)
+            if isinstance(receiver_tensors, Mapping)
+            else {"input": receiver_tensors}
         )
         self.receiver_tensors_alternatives = receiver_tensors_alternatives
 
@@ -72,7 +74,9 @@ def build_parsing_serving_input_receiver_fn(
 
     def receiver_fn() -> ServingInputReceiver:
         examples = v1.placeholder(tf.string, [default_batch_size], name="input_example_tensor")
-        return ServingInputReceiver(tf.io.parse_example(examples, feature_spec), {"examples": examples})
+        return ServingInputReceiver(
+            tf.io.parse_example(examples, feature_spec), {"examples": examples}
+        )
 
     return receiver_fn
 
@@ -99,7 +103,8 @@ class RegressionOutput(ExportOutput):
     value: tf.Tensor | None = None
 
     def __init__(self, value: tf.Tensor) -> None:
-        # Written by hand, because the one of the dataclass would take `outputs` first. Frozen ones are set in this way.
+        # Written by hand, because the one of the dataclass would take `outputs` first. Frozen ones
+        # are set in this way.
         object.__setattr__(self, "value", value)
 
     def as_outputs(self) -> dict[str, object]:
@@ -122,7 +127,9 @@ class ClassificationOutput(ExportOutput):
     def as_outputs(self) -> dict[str, object]:
         """Returns the tensors by name."""
         return {
-            name: value for name, value in (("scores", self.scores), ("classes", self.classes)) if value is not None
+            name: value
+            for name, value in (("scores", self.scores), ("classes", self.classes))
+            if value is not None
         }
 
 
@@ -139,7 +146,8 @@ def write(
     The path is a new folder of ``base`` named by the time.
 
     Raises:
-        ValueError: ``assets_extra`` names a file outside of the saved model, or no signature is the default one.
+        ValueError: ``assets_extra`` names a file outside of the saved model, or no signature is the
+            default one.
     """
     folder = new_folder(Path(base))
     building = folder.with_name(f"temp-{folder.name}")
@@ -172,12 +180,17 @@ def write(
 
 def _signatures(spec: EstimatorSpec, receiver: ServingInputReceiver) -> dict[str, object]:
     outputs = spec.export_outputs or {_SERVING: PredictOutput(spec.predictions)}
-    found = {name: _signature(receiver.receiver_tensors, output.as_outputs()) for name, output in outputs.items()}
+    found = {
+        name: _signature(receiver.receiver_tensors, output.as_outputs())
+        for name, output in outputs.items()
+    }
     # Servers ask for the default signature where a client names none.
     if len(found) == 1:
         found = {_SERVING: next(iter(found.values())), **found}
     if _SERVING not in found:
-        raise ValueError(f"Several `export_outputs` need one called {_SERVING!r}. Received: {sorted(found)}.")
+        raise ValueError(
+            f"Several `export_outputs` need one called {_SERVING!r}. Received: {sorted(found)}."
+        )
     return found
 
 

@@ -59,7 +59,9 @@ class _Saving(Exporter):
     ) -> None:
         super().__init__(name)
         if exports_to_keep is not None and exports_to_keep <= 0:
-            raise ValueError(f"`exports_to_keep` must be positive, or None for all. Received: {exports_to_keep}.")
+            raise ValueError(
+                f"`exports_to_keep` must be positive, or None for all. Received: {exports_to_keep}."
+            )
         self._keep = exports_to_keep
         self._serving_input_receiver_fn = serving_input_receiver_fn
         self._assets_extra = assets_extra
@@ -139,7 +141,8 @@ def _loss_smaller(best_eval_result: Metrics, current_eval_result: Metrics) -> bo
 class BestExporter(_Saving):
     """Exports whenever an evaluation is better than all before it, those of earlier runs in ``model_dir`` included."""
 
-    # Earlier runs are known by the files that evaluations write for TensorBoard: nothing else keeps their results.
+    # Earlier runs are known by the files that evaluations write for TensorBoard: nothing else keeps
+    # their results.
 
     def __init__(
         self,
@@ -176,9 +179,13 @@ class BestExporter(_Saving):
         # Once, and not in `__init__`, where the folder of the estimator is not known yet.
         if not self._looked and self._pattern:
             now = eval_result.get("global_step")
-            self._best = self._best_before(estimator.model_dir, self._pattern, None if now is None else int(now))
+            self._best = self._best_before(
+                estimator.model_dir, self._pattern, None if now is None else int(now)
+            )
         self._looked = True
-        if self._best is not None and not self._better(best_eval_result=self._best, current_eval_result=eval_result):
+        if self._best is not None and not self._better(
+            best_eval_result=self._best, current_eval_result=eval_result
+        ):
             return None
         self._best = eval_result
         return self._save(estimator, export_path, checkpoint_path)
@@ -189,12 +196,17 @@ class BestExporter(_Saving):
         for path in sorted(Path(model_dir).glob(pattern)):
             for event in tf.compat.v1.train.summary_iterator(str(path)):
                 found = {
-                    value.tag: value.simple_value for value in event.summary.value if value.HasField("simple_value")
+                    value.tag: value.simple_value
+                    for value in event.summary.value
+                    if value.HasField("simple_value")
                 }
                 if (
                     found
                     and event.step != now
-                    and (best is None or self._better(best_eval_result=best, current_eval_result=found))
+                    and (
+                        best is None
+                        or self._better(best_eval_result=best, current_eval_result=found)
+                    )
                 ):
                     best = found
         return best
@@ -202,7 +214,11 @@ class BestExporter(_Saving):
 
 def _keep_last(folder: str, count: int | None) -> None:
     """Removes all but the newest ``count`` exports, unless ``count`` is None."""
-    # Names of exports are the times of their writing. Other folders are the script's own, or unfinished exports.
-    exports = sorted((path for path in Path(folder).iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    # Names of exports are the times of their writing. Other folders are the script's own, or
+    # unfinished exports.
+    exports = sorted(
+        (path for path in Path(folder).iterdir() if path.name.isdigit()),
+        key=lambda path: int(path.name),
+    )
     for old in exports[: -count if count else 0]:
         shutil.rmtree(old)

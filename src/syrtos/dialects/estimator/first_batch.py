@@ -1,8 +1,8 @@
 """The first batches of a graph: whether its steps on shares compute what one process computes.
 
-A graph is built once, for a worker's share. What comes into it from outside can be fed, though: rows, their number,
-random numbers. Where rank 0 is fed the rows of all workers, and the others rows that do not count, it computes what one
-process computes. So does a step that can't be split.
+A graph is built once, for a worker's share. What comes into it from outside can be fed, though:
+rows, their number, random numbers. Where rank 0 is fed the rows of all workers, and the others rows
+that do not count, it computes what one process computes. So does a step that can't be split.
 """
 
 from __future__ import annotations
@@ -37,13 +37,16 @@ if TYPE_CHECKING:
 
 v1 = tf.compat.v1
 
-# Operations whose results are random, by the beginnings of their types' names; each has the result as its first output.
+# Operations whose results are random, by the beginnings of their types' names; each has the result
+# as its first output.
 _DRAWS = tuple(
     state + kind
     for state in ("", "Stateless", "Stateful", "Parameterized", "StatelessParameterized")
     for kind in ("Random", "TruncatedNormal", "Multinomial", "Uniform", "Standard")
 )
-_MOST_ELEMENTS = 1_000_000  # of a sparse gradient, or of a variable that is not trained, that is compared
+_MOST_ELEMENTS = (
+    1_000_000  # of a sparse gradient, or of a variable that is not trained, that is compared
+)
 _COMPUTES = "Rank 0 computes"  # the whole batch
 _NOT_TRIED = "it could not be tried"
 Known = tuple[SplitPlan, Checks]
@@ -64,7 +67,9 @@ class _Draw(NamedTuple):
 def has_static_rows(data: object) -> bool:
     """Returns whether a batch's tensors have a static number of rows, so that no other number can be fed."""
     return any(
-        leaf.shape.rank and leaf.shape[0] is not None for leaf in _with_rows(data) if isinstance(leaf, tf.Tensor)
+        leaf.shape.rank and leaf.shape[0] is not None
+        for leaf in _with_rows(data)
+        if isinstance(leaf, tf.Tensor)
     )
 
 
@@ -98,7 +103,8 @@ class Comparing(v1.train.SessionRunHook):
     ) -> None:
         """
         Args:
-            scope: the step, whose graph is being built; its data can be fed with any number of rows.
+            scope: the step, whose graph is being built; its data can be fed with any number of
+                rows.
             known: what earlier graphs of the same function have shown, and when they were compared.
             kind: ``train_step`` or ``test_step``.
             loss: the loss of all workers' rows, as `graphs.loss_of_all` makes it.
@@ -109,7 +115,12 @@ class Comparing(v1.train.SessionRunHook):
         self.plan, self.checks = known
         self._scope, self._kind = scope, kind
         self._what = f"`model_fn` in mode {'train' if kind == 'train_step' else 'eval'!r}"
-        self._loss, self._train_op, self._metrics, self._config = loss, train_op, dict(metrics or {}), config
+        self._loss, self._train_op, self._metrics, self._config = (
+            loss,
+            train_op,
+            dict(metrics or {}),
+            config,
+        )
         self._samples: object = scope.samples
         self._trial: _Trial | None = None
 
@@ -120,15 +131,20 @@ class Comparing(v1.train.SessionRunHook):
             tell_once(self._scope.session, f"{self._what} is not compared with one process: {why}.")
             return
         leaves = _with_rows(self._scope.data)
-        # These exchanges take place in some steps alone. In the step's own order each run of the graph would make them.
+        # These exchanges take place in some steps alone. In the step's own order each run of the
+        # graph would make them.
         with tf_internals_graphs.exchanges_of_their_own():
             gathered = self._scope.rows_of_all(leaves)
         # Sparse and ragged tensors are fed part by part.
         self._rows: list[object]
         self._all_rows: list[object]
-        self._rows, self._all_rows = (tf.nest.flatten(tree, expand_composites=True) for tree in (leaves, gathered))
+        self._rows, self._all_rows = (
+            tf.nest.flatten(tree, expand_composites=True) for tree in (leaves, gathered)
+        )
         if not self.plan.reason_not_split:
-            self._trial = _Trial(self._scope, self._loss, self._train_op, self._metrics, self._rows, self._config)
+            self._trial = _Trial(
+                self._scope, self._loss, self._train_op, self._metrics, self._rows, self._config
+            )
 
     def _why_not(self) -> str:
         """Says why steps of this graph can't be compared; empty if they can."""
@@ -140,7 +156,9 @@ class Comparing(v1.train.SessionRunHook):
         if trains and options.compress != "none":
             return "its gradients are compressed"
         if trains and _normalizes(v1.get_default_graph()):
-            return "its batch normalization uses mean and variance of each worker's share of a batch"
+            return (
+                "its batch normalization uses mean and variance of each worker's share of a batch"
+            )
         reduced = {name for name, _ in self._scope.reduced}
         if trains and not any(v.op.name in reduced for v in v1.trainable_variables()):
             return "a branch of a condition, or an optimizer of its own, makes its gradients"
@@ -150,7 +168,10 @@ class Comparing(v1.train.SessionRunHook):
         """Compares what the next step computes, if that is due, and returns what the step is fed with."""
         feed = self._feed_of_step(run_context.session)
         self.checks.count(1)
-        if self._scope.session.options.verify == "only" and self.checks.steps >= verdicts.Verifying.CALLS:
+        if (
+            self._scope.session.options.verify == "only"
+            and self.checks.steps >= verdicts.Verifying.CALLS
+        ):
             run_context.request_stop()
         return v1.train.SessionRunArgs(None, feed)
 
@@ -158,16 +179,21 @@ class Comparing(v1.train.SessionRunHook):
         is_due = self.checks.is_due() and self._trial is not None
         if not is_due and not self.plan.reason_not_split:
             return self._feed_of_plan()
-        # What a run takes out of the pipeline no later run gets: the step that counts has to be fed with it.
+        # What a run takes out of the pipeline no later run gets: the step that counts has to be fed
+        # with it.
         *own, samples = session.run([*self._rows, self._samples])
-        share: dict[object, npt.ArrayLike] = {**dict(zip(self._rows, own, strict=True)), self._samples: samples}
+        share: dict[object, npt.ArrayLike] = {
+            **dict(zip(self._rows, own, strict=True)),
+            self._samples: samples,
+        }
         batch = self._feed_of_all_rows(session, share)
         if is_due and self._trial is not None:
             self._check(self._trial, session, share, batch)
         return batch if self.plan.reason_not_split else {**share, **self._feed_of_plan()}
 
     def _feed_of_plan(self) -> dict[object, bool]:
-        # Before the first comparison nothing is fed: the graph's own way holds, by the reduction of its losses.
+        # Before the first comparison nothing is fed: the graph's own way holds, by the reduction of
+        # its losses.
         return self._scope.ways(self.plan) if self.plan.was_compared else {}
 
     def _feed_of_all_rows(
@@ -182,7 +208,11 @@ class Comparing(v1.train.SessionRunHook):
         return {**dict(zip(self._rows, rows, strict=True)), self._samples: samples}
 
     def _check(
-        self, trial: _Trial, session: TensorFlowSession, share: Mapping[object, npt.ArrayLike], batch: Feed
+        self,
+        trial: _Trial,
+        session: TensorFlowSession,
+        share: Mapping[object, npt.ArrayLike],
+        batch: Feed,
     ) -> None:
         began, workers, is_first = time.monotonic(), self._scope.session, not self.plan.was_compared
         counts = workers.comm.agree("rows of each worker", float(np.asarray(share[self._samples])))
@@ -196,7 +226,8 @@ class Comparing(v1.train.SessionRunHook):
                     self.checks.end()
                     tell_once(
                         self._scope.session,
-                        f"{self._what} is not compared with one process: it draws random numbers in a loop.",
+                        f"{self._what} is not compared with one process: it draws random numbers in"
+                        " a loop.",
                     )
         self.checks.note_check(workers.comm, time.monotonic() - began, few)
         if self.plan.reason_not_split:
@@ -215,17 +246,25 @@ class Comparing(v1.train.SessionRunHook):
             _NOT_TRIED
         ):  # as where all rows do not fit into the memory of one worker
             tell_once(
-                self._scope.session, f"{self._what} is not compared with one process: {self.plan.reason_not_split}."
+                self._scope.session,
+                f"{self._what} is not compared with one process: {self.plan.reason_not_split}.",
             )
             self.plan.reason_not_split = ""
             self.checks.end()
         elif not self.plan.reason_not_split and not _can_follow(self.plan):
-            self.plan.reason_not_split = "no sum or mean over the workers makes of their numbers those of the batch"
+            self.plan.reason_not_split = (
+                "no sum or mean over the workers makes of their numbers those of the batch"
+            )
         if is_first or self.plan.reason_not_split:
             verdicts.tell(self.plan, workers, self._what, _COMPUTES)
         if is_first and workers.options.verify == "only":
             verdicts.Verifying.note(
-                self.plan, workers, "model_fn", self._kind, comparison.bound_of(trial.precision()), _COMPUTES
+                self.plan,
+                workers,
+                "model_fn",
+                self._kind,
+                comparison.bound_of(trial.precision()),
+                _COMPUTES,
             )
 
 
@@ -252,13 +291,25 @@ class _Trial:
         self._totals = hooks.metric_totals()
         self._begin = v1.local_variables_initializer()
         # Not the iterators: all data of a trial is fed.
-        self._tables = [op for op in v1.get_collection(v1.GraphKeys.TABLE_INITIALIZERS) if op.type != "MakeIterator"]
+        self._tables = [
+            op
+            for op in v1.get_collection(v1.GraphKeys.TABLE_INITIALIZERS)
+            if op.type != "MakeIterator"
+        ]
         self._updates = tf.group(*(update for _, update in metrics.values()))
         self._gradients = [(name, _dense(gradient)) for name, gradient in scope.reduced]
-        self._numbers: dict[str, object] = {"loss": loss, **{name: value for name, (value, _) in metrics.items()}}
+        self._numbers: dict[str, object] = {
+            "loss": loss,
+            **{name: value for name, (value, _) in metrics.items()},
+        }
         self._state = [] if train_op is None else _assigned_by_script(v1.global_variables())
         self._train_op = train_op if self._state else tf.no_op()
-        fetched = [*(g for _, g in self._gradients), *self._numbers.values(), self._updates, self._train_op]
+        fetched = [
+            *(g for _, g in self._gradients),
+            *self._numbers.values(),
+            self._updates,
+            self._train_op,
+        ]
         self._forward = _ancestors(fetched, {id(leaf) for leaf in rows})
         self._draws = _draws(self._forward)
 
@@ -274,7 +325,8 @@ class _Trial:
             self._session.run(self._tables)
             self._values, self._share, self._batch = self._variables.read(session), share, batch
             self._reset()
-            # Every draw gets the largest number of one real draw: the same on all workers, for whatever number of rows.
+            # Every draw gets the largest number of one real draw: the same on all workers, for
+            # whatever number of rows.
             largest = self._session.run([draw.largest for draw in self._draws], share)
             self._largest = self._scope.session.comm.broadcast_object(largest)
             yield
@@ -316,7 +368,12 @@ class _Trial:
         return contextlib.nullcontext([])
 
     def precision(self) -> int:
-        sizes = [t.dtype.size for operation in self._forward for t in operation.outputs if t.dtype.is_floating]
+        sizes = [
+            t.dtype.size
+            for operation in self._forward
+            for t in operation.outputs
+            if t.dtype.is_floating
+        ]
         return 2 if 2 in sizes else 4
 
     # -- helpers ---------------------------------------------------------------------------------
@@ -335,7 +392,12 @@ class _Trial:
             tensor: object = draw.tensor
             feed[tensor] = np.full(shape, largest)
         totals = self._totals.read(session)
-        fetched = [[g for _, g in self._gradients], self._numbers["loss"], self._scope.own_loss, self._updates]
+        fetched = [
+            [g for _, g in self._gradients],
+            self._numbers["loss"],
+            self._scope.own_loss,
+            self._updates,
+        ]
         gradients, loss, own_loss, _ = session.run(fetched, feed)
         # A row that does not count has been counted by the metrics' updates all the same.
         samples: object = self._scope.samples
@@ -363,7 +425,10 @@ class _Trial:
         # The other workers have a row that does not count.
         if is_whole:
             after = [self._scope.session.comm.broadcast(np.asarray(value)) for value in after]
-        return {id(v): Assigned(v.op.name, b, a) for v, b, a in zip(self._state, before, after, strict=True)}
+        return {
+            id(v): Assigned(v.op.name, b, a)
+            for v, b, a in zip(self._state, before, after, strict=True)
+        }
 
     def _reset(self) -> None:
         self._session.run(self._begin)
@@ -388,9 +453,17 @@ def _assigned_by_script(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
         name = variable.op.name
         # Optimizers name their slots after the variables: `dense/kernel/Adam`.
         ours = name in trained or any(f"/{one}/" in f"/{name}" for one in trained)
-        return not (ours or hooks.is_moving(name) or name.endswith(("_power", "global_step", "seed_generator_state")))
+        return not (
+            ours
+            or hooks.is_moving(name)
+            or name.endswith(("_power", "global_step", "seed_generator_state"))
+        )
 
-    return [v for v in variables if is_other(v) and (v.shape.num_elements() or _MOST_ELEMENTS) < _MOST_ELEMENTS]
+    return [
+        v
+        for v in variables
+        if is_other(v) and (v.shape.num_elements() or _MOST_ELEMENTS) < _MOST_ELEMENTS
+    ]
 
 
 def _ancestors(fetched: Sequence[tf.Operation | tf.Tensor], fed: set[int]) -> list[tf.Operation]:
@@ -422,7 +495,11 @@ def _draws(operations: Sequence[tf.Operation]) -> list[_Draw]:
 
 def _normalizes(graph: tf.Graph) -> bool:
     """Returns whether a training step normalizes by statistics of its own rows."""
-    fused = [operation for operation in graph.get_operations() if operation.type.startswith("FusedBatchNorm")]
+    fused = [
+        operation
+        for operation in graph.get_operations()
+        if operation.type.startswith("FusedBatchNorm")
+    ]
     if fused:
         return any("Grad" not in one.type and one.get_attr("is_training") for one in fused)
     names = [v.op.name for v in v1.global_variables()]

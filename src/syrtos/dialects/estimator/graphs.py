@@ -65,11 +65,14 @@ class GraphScope(StepScope):
 
     def before_exchange(self, gradients: list[Gradient | None]) -> list[Gradient | None]:
         """Undoes the weights of the mean by samples, where losses are sums."""
-        # The way can be fed, so both have to be in the graph: a condition in Python would choose one of them for good.
+        # The way can be fed, so both have to be in the graph: a condition in Python would choose
+        # one of them for good.
         factor = tf.where(self.adds("gradients"), 1.0 / self.fraction(), 1.0)
         return [None if g is None else times(g, tf.cast(factor, g.dtype)) for g in gradients]
 
-    def after_exchange(self, gradients: Sequence[Gradient | None], variables: Sequence[FrameworkVariable]) -> None:
+    def after_exchange(
+        self, gradients: Sequence[Gradient | None], variables: Sequence[FrameworkVariable]
+    ) -> None:
         """Notes the gradients of the whole batch, but for those that a branch of a condition makes."""
         for gradient, variable in zip(gradients, variables, strict=False):
             if gradient is None:
@@ -77,11 +80,16 @@ class GraphScope(StepScope):
             values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
             # No session can fetch a tensor of a branch.
             if values.graph is self._graph and self._graph.is_fetchable(values):
-                self.reduced.append((cast("NamedVariable", getattr(variable, "op", variable)).name, gradient))
+                self.reduced.append(
+                    (cast("NamedVariable", getattr(variable, "op", variable)).name, gradient)
+                )
 
     def ways(self, plan: SplitPlan) -> dict[object, bool]:
         """Returns what the step is fed with so that it follows a plan."""
-        found = {"gradients": plan.gradients == "sum", "loss": self._loss_is_sum or plan.logs.get(0) == "sum"}
+        found = {
+            "gradients": plan.gradients == "sum",
+            "loss": self._loss_is_sum or plan.logs.get(0) == "sum",
+        }
         return {tensor: found[what] for what, tensor in self._ways.items()}
 
     def before_assign(self, variable: tf.Variable) -> None:
@@ -94,7 +102,8 @@ class GraphScope(StepScope):
 def loss_of_all(scope: GraphScope, loss: tf.Tensor | None) -> tf.Tensor:
     """Returns the loss of the global batch, from that of this worker's rows.
 
-    It is the mean of the workers' losses weighted by their samples, or their sum if losses are sums.
+    It is the mean of the workers' losses weighted by their samples, or their sum if losses are
+    sums.
     """
     assert loss is not None  # an EstimatorSpec for training or evaluation has one
     loss = tf.reshape(tf.convert_to_tensor(loss), [])
@@ -118,8 +127,9 @@ def operation(train_op: object) -> tf.Operation | tf.Tensor:
     if isinstance(train_op, tf.Variable):  # what assignments return
         return train_op.op
     raise TypeError(
-        f"`train_op` must be an operation of the graph. Received: {type(train_op).__name__}. The optimizers of Keras "
-        "3 make none: use one of tf.compat.v1.train, or tf_keras.optimizers.legacy with TF_USE_LEGACY_KERAS=1."
+        f"`train_op` must be an operation of the graph. Received: {type(train_op).__name__}. The"
+        " optimizers of Keras 3 make none: use one of tf.compat.v1.train, or"
+        " tf_keras.optimizers.legacy with TF_USE_LEGACY_KERAS=1."
     )
 
 
@@ -127,8 +137,8 @@ def operation(train_op: object) -> tf.Operation | tf.Tensor:
 def new_graph(phase: Phase | None = None) -> Iterator[tf.Graph]:
     """Context manager: a new graph is the default inside.
 
-    The graph has no strategy, and names as any other graph of the same functions. With a ``phase`` the ledger counts
-    the time of the block as that part of the run.
+    The graph has no strategy, and names as any other graph of the same functions. With a ``phase``
+    the ledger counts the time of the block as that part of the run.
     """
     part = world.current().ledger.part(phase, "build") if phase else contextlib.nullcontext()
     with part, tf.Graph().as_default() as graph, tf_internals.names_of_a_new_graph():
@@ -139,7 +149,9 @@ def new_graph(phase: Phase | None = None) -> Iterator[tf.Graph]:
 def refusing_calls_of_keras() -> Iterator[None]:
     """Context manager: inside, a Keras model's own training raises an error that says what to write."""
     # Tensors of a graph that is being built have no values yet, which Keras's own errors don't say.
-    kinds = {getattr(sys.modules.get(name), "Model", None) for name in ("keras", "tf_keras")} - {None}
+    kinds = {getattr(sys.modules.get(name), "Model", None) for name in ("keras", "tf_keras")} - {
+        None
+    }
     calls = ("fit", "train_on_batch", "test_on_batch", "evaluate")
     with contextlib.ExitStack() as stack:
         for kind, call in itertools.product(kinds, calls):
@@ -152,11 +164,13 @@ def _refusing(name: str, original: Callable[..., object]) -> Callable[..., NoRet
     @functools.wraps(original)
     def refuse(*args: object, **kwargs: object) -> NoReturn:
         raise ConfigurationError(
-            f"`model.{name}` was called in a `model_fn`, which builds a graph: its tensors have no values yet, and "
-            "nothing would be trained. Either make a `loss` of `model(features, training=True)` and `labels`, and "
-            "give the EstimatorSpec `train_op=tf.compat.v1.train.AdamOptimizer().minimize(loss, "
-            "tf.compat.v1.train.get_global_step())`; or let Keras train: "
-            "`tf.keras.estimator.model_to_estimator(model)` in place of the Estimator, or `model.fit`."
+            f"`model.{name}` was called in a `model_fn`, which builds a graph: its tensors have no"
+            " values yet, and nothing would be trained. Either make a `loss` of `model(features,"
+            " training=True)` and `labels`, and give the EstimatorSpec"
+            " `train_op=tf.compat.v1.train.AdamOptimizer().minimize(loss,"
+            " tf.compat.v1.train.get_global_step())`; or let Keras train:"
+            " `tf.keras.estimator.model_to_estimator(model)` in place of the Estimator, or"
+            " `model.fit`."
         )
 
     return refuse
@@ -184,9 +198,9 @@ def check_reduced(reductions: int) -> None:
     """
     if world.current().world.size > 1 and not reductions and v1.trainable_variables():
         raise ConfigurationError(
-            "`model_fn` has built a training step whose gradients are not exchanged: it updates variables without an "
-            "optimizer. Use one of tf.compat.v1.train (or a class derived from its Optimizer), or of "
-            "tf_keras.optimizers.legacy."
+            "`model_fn` has built a training step whose gradients are not exchanged: it updates"
+            " variables without an optimizer. Use one of tf.compat.v1.train (or a class derived"
+            " from its Optimizer), or of tf_keras.optimizers.legacy."
         )
 
 
@@ -203,18 +217,21 @@ def metrics_of(spec: EstimatorSpec) -> dict[str, tuple[object, object]]:
         elif getattr(metric, "updates", None):
             metric = cast("MetricOfKeras2", metric)  # metrics of Keras 3 have no `updates`
             found[name] = (metric.result(), tf.group(*metric.updates))
-            # There `hooks.metric_totals` finds what metrics count in, and each evaluation begins from zero.
+            # There `hooks.metric_totals` finds what metrics count in, and each evaluation begins
+            # from zero.
             for variable in metric.variables:
                 v1.add_to_collection(v1.GraphKeys.LOCAL_VARIABLES, variable)
         else:
             raise TypeError(
-                f"The metric {name!r} makes no operations in a graph. Use tf.compat.v1.metrics, or a metric of "
-                "tf_keras with TF_USE_LEGACY_KERAS=1."
+                f"The metric {name!r} makes no operations in a graph. Use tf.compat.v1.metrics, or"
+                " a metric of tf_keras with TF_USE_LEGACY_KERAS=1."
             )
     return found
 
 
-def steps_of(session: MonitoredSession, fetches: object, totals: hooks.Values, steps: int | None) -> list[float]:
+def steps_of(
+    session: MonitoredSession, fetches: object, totals: hooks.Values, steps: int | None
+) -> list[float]:
     """Runs steps until the data or ``steps`` end, and returns their losses.
 
     A worker without samples adds nothing to metrics.

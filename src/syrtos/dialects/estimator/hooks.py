@@ -18,7 +18,13 @@ from syrtos.keras.split.shares import SEED_STRIDE
 
 if TYPE_CHECKING:
     from syrtos.dialects.estimator.config import RunConfig
-    from syrtos.dialects.estimator.protocols import RunContext, RunValues, SavingListener, Scaffold, Session
+    from syrtos.dialects.estimator.protocols import (
+        RunContext,
+        RunValues,
+        SavingListener,
+        Scaffold,
+        Session,
+    )
 
 v1 = tf.compat.v1
 
@@ -32,7 +38,11 @@ def hooks_of_worker(hooks: Sequence[object] | None) -> list[object]:
     """Returns those hooks of a script that this worker runs."""
     if world.current().world.rank == 0:
         return list(hooks or ())
-    return [hook for hook in hooks or () if _WRITERS.isdisjoint(base.__name__ for base in type(hook).__mro__)]
+    return [
+        hook
+        for hook in hooks or ()
+        if _WRITERS.isdisjoint(base.__name__ for base in type(hook).__mro__)
+    ]
 
 
 class BeginEqual(v1.train.SessionRunHook):
@@ -42,7 +52,8 @@ class BeginEqual(v1.train.SessionRunHook):
         """Makes the hook.
 
         Args:
-            own_noise: whether each worker gets its own states of random numbers; else all would drop out the same.
+            own_noise: whether each worker gets its own states of random numbers; else all would
+                drop out the same.
         """
         self._own_noise = own_noise
 
@@ -65,12 +76,14 @@ class BeginEqual(v1.train.SessionRunHook):
         variables = self._all.variables
         if comm.size == 1 or not variables:
             return
-        # Workers that have built unequal graphs would read each other's values as those of other variables.
+        # Workers that have built unequal graphs would read each other's values as those of other
+        # variables.
         comm.agree(f"variables of a graph: {[f'{v.op.name} {v.shape}' for v in variables]}")
         values = [comm.broadcast(value) for value in self._all.read(session)]
         if self._own_noise:
             seeds = ["seed_generator_state" in variable.op.name for variable in variables]
-            # Keras 3's state of random numbers is a pair: the seed, and a counter that all workers raise alike.
+            # Keras 3's state of random numbers is a pair: the seed, and a counter that all workers
+            # raise alike.
             values = [
                 value + np.asarray([comm.rank * SEED_STRIDE, 0], value.dtype) if is_seed else value
                 for value, is_seed in zip(values, seeds, strict=True)
@@ -107,7 +120,9 @@ class Together(v1.train.SessionRunHook):
             listener.begin()
         trained = {id(v) for v in v1.trainable_variables()}
         self._statistics = Values(
-            v for v in v1.global_variables() if id(v) not in trained and v.dtype.is_floating and is_moving(v.op.name)
+            v
+            for v in v1.global_variables()
+            if id(v) not in trained and v.dtype.is_floating and is_moving(v.op.name)
         )
 
     def after_create_session(self, session: Session, coord: object) -> None:
@@ -193,7 +208,9 @@ class LogLoss(v1.train.SessionRunHook):
             raise v1.train.NanLossDuringTrainingError
         if self._every and self._seen % self._every == 0 and world.current().world.rank == 0:
             now = time.monotonic()
-            v1.logging.info("loss = %s, after %d steps (%.3f sec)", loss, self._seen, now - self._since)
+            v1.logging.info(
+                "loss = %s, after %d steps (%.3f sec)", loss, self._seen, now - self._since
+            )
             self._since = now
         self._seen += 1
 
@@ -203,7 +220,8 @@ class Values:
 
     def __init__(self, variables: Iterable[tf.Variable]) -> None:
         self.variables = list(variables)
-        # Placeholders, because a graph is final once it runs: an `assign` of an array would add a constant to it.
+        # Placeholders, because a graph is final once it runs: an `assign` of an array would add a
+        # constant to it.
         self._given = [v1.placeholder(v.dtype.base_dtype, v.shape) for v in self.variables]
         pairs = zip(self.variables, self._given, strict=True)
         self._assign = tf.group(*(v1.assign(variable, value) for variable, value in pairs))
@@ -220,7 +238,9 @@ class Values:
         """Replaces the values by their reduction over all workers."""
         comm = world.current().comm
         if comm.size > 1 and self.variables:
-            self.write(session, [comm.allreduce(np.asarray(value), op) for value in self.read(session)])
+            self.write(
+                session, [comm.allreduce(np.asarray(value), op) for value in self.read(session)]
+            )
 
 
 def metric_totals() -> Values:

@@ -16,8 +16,8 @@ from syrtos.keras.split import verdicts
 from syrtos.keras.tensorflow import input as pipelines
 from syrtos.keras.tensorflow import tf_internals
 
-# What a worker takes: its rows of each batch; whole batches, each of them one worker's, as under a strategy given to
-# the Estimator; or everything.
+# What a worker takes: its rows of each batch; whole batches, each of them one worker's, as under a
+# strategy given to the Estimator; or everything.
 How = Literal["share", "own", "all"]
 SHARE, OWN, ALL = get_args(How)
 
@@ -50,7 +50,8 @@ def read(
         known: values of arguments that functions may ask for by name: ``params``, ``config``.
     """
     place = world.current().world
-    # A function that asks for the context shards its data by it: of one process where all rows are wanted.
+    # A function that asks for the context shards its data by it: of one process where all rows are
+    # wanted.
     everyone = tf.distribute.InputContext(place.size, place.rank, place.size)
     context = tf.distribute.InputContext() if how == ALL else everyone
     asked = arguments_for(input_fn, {"mode": mode, "input_context": context, **known})
@@ -61,7 +62,9 @@ def read(
             tf_internals.counted_pipeline(_share_dataset(found, how, own_shard))
         )
         # The scaffold of a session runs what initializes tables, and so iterators too.
-        tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+        tf.compat.v1.add_to_collection(
+            tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer
+        )
         found = iterator.get_next()
     elif place.size > 1 and how == SHARE and not own_shard:
         found = pipelines.share_of_tensors(found, world.current().input_comm)
@@ -72,18 +75,26 @@ def read(
 
 def is_split(input_fn: Callable[..., object], how: How) -> bool:
     """Returns whether the workers get parts of the same batches, and not batches of their own or all rows."""
-    return how == SHARE and not arguments_for(input_fn, {"input_context": None}) and verdicts.is_split(world.current())
+    return (
+        how == SHARE
+        and not arguments_for(input_fn, {"input_context": None})
+        and verdicts.is_split(world.current())
+    )
 
 
 def _pair(found: object) -> tuple[object, object]:
     if isinstance(found, tuple | list):
         if len(found) != 2:
-            raise ValueError(f"`input_fn` should return (features, labels). Received {len(found)} things.")
+            raise ValueError(
+                f"`input_fn` should return (features, labels). Received {len(found)} things."
+            )
         return found[0], found[1]
     return found, None
 
 
-def arguments_for(function: Callable[..., object], known: Mapping[str, object]) -> dict[str, object]:
+def arguments_for(
+    function: Callable[..., object], known: Mapping[str, object]
+) -> dict[str, object]:
     """Returns the ``known`` values that a function asks for by the names of its arguments, and does not have yet."""
     # `inspect` lists what a partial has bound by name among its parameters too.
     bound = function.keywords if isinstance(function, functools.partial) else {}
@@ -120,9 +131,15 @@ def numpy_input_fn(
 
     def take(rows: tf.Tensor) -> object:
         """Returns the given rows of the arrays."""
-        # In Python, so that the arrays stay out of the graph, which is written with every checkpoint.
-        taken = tf.numpy_function(lambda at: [array[at] for array in flat], [rows], [array.dtype for array in flat])
-        shaped = [tf.ensure_shape(t, [None, *a.shape[1:]]) for t, a in zip(tf.nest.flatten(taken), flat, strict=True)]
+        # In Python, so that the arrays stay out of the graph, which is written with every
+        # checkpoint.
+        taken = tf.numpy_function(
+            lambda at: [array[at] for array in flat], [rows], [array.dtype for array in flat]
+        )
+        shaped = [
+            tf.ensure_shape(t, [None, *a.shape[1:]])
+            for t, a in zip(tf.nest.flatten(taken), flat, strict=True)
+        ]
         return tf.nest.pack_sequence_as(x if y is None else (x, y), shaped)
 
     def input_fn() -> tf.data.Dataset:
@@ -144,7 +161,13 @@ def pandas_input_fn(
     """
     del target_column
     features = {name: x[name].to_numpy() for name in x.columns}
-    labels = None if y is None else {name: y[name].to_numpy() for name in y.columns} if _is_table(y) else y.to_numpy()
+    labels = (
+        None
+        if y is None
+        else {name: y[name].to_numpy() for name in y.columns}
+        if _is_table(y)
+        else y.to_numpy()
+    )
     return numpy_input_fn(features, labels, batch_size, num_epochs, shuffle)
 
 

@@ -64,7 +64,9 @@ class _Model(Protocol):
         """Trains."""
         ...
 
-    def evaluate(self, x: tf.data.Dataset, *, verbose: int, return_dict: bool) -> Mapping[str, float]:
+    def evaluate(
+        self, x: tf.data.Dataset, *, verbose: int, return_dict: bool
+    ) -> Mapping[str, float]:
         """Returns the loss and metrics by name."""
         ...
 
@@ -82,17 +84,23 @@ def model_to_estimator(
     """Returns an Estimator of a compiled Keras model.
 
     Raises:
-        ValueError: not exactly one of model and path is given, the model is not compiled, or there are
-            ``export_outputs``.
+        ValueError: not exactly one of model and path is given, the model is not compiled, or there
+            are ``export_outputs``.
     """
     if (keras_model is None) == (keras_model_path is None):
-        raise ValueError("Either `keras_model` or `keras_model_path` needs to be provided, and not both.")
+        raise ValueError(
+            "Either `keras_model` or `keras_model_path` needs to be provided, and not both."
+        )
     if export_outputs is not None:
-        raise ValueError("`export_outputs` are signatures of a graph; a Keras model is exported with its own.")
+        raise ValueError(
+            "`export_outputs` are signatures of a graph; a Keras model is exported with its own."
+        )
     del checkpoint_format
     model = keras_model or keras.models.load_model(keras_model_path, custom_objects)
     if getattr(model, "optimizer", None) is None:
-        raise ValueError("The given Keras model has not been compiled yet. Call `compile` on it first.")
+        raise ValueError(
+            "The given Keras model has not been compiled yet. Call `compile` on it first."
+        )
     return KerasEstimator(model, model_dir, config, metric_names_map or {})
 
 
@@ -110,7 +118,9 @@ class KerasEstimator(Estimator):
         self._model = model
         self._names = names
         self._step = tf.Variable(tf.constant(0, tf.int64), trainable=False, name="global_step")
-        self._saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer, global_step=self._step)
+        self._saved = tf.train.Checkpoint(
+            model=model, optimizer=model.optimizer, global_step=self._step
+        )
         self._loaded: str | None = None
         self._manager = tf.train.CheckpointManager(
             self._saved,
@@ -171,7 +181,9 @@ class KerasEstimator(Estimator):
         _check_no_hooks(hooks)
         self._restore(self._checkpoint(checkpoint_path))
         dataset = self._dataset(input_fn, ModeKeys.EVAL)
-        found = self._model.evaluate(dataset if steps is None else dataset.take(steps), verbose=0, return_dict=True)
+        found = self._model.evaluate(
+            dataset if steps is None else dataset.take(steps), verbose=0, return_dict=True
+        )
         results: dict[str, Any] = {
             self._names.get(str(key), str(key)): np.float32(value) for key, value in found.items()
         }
@@ -197,7 +209,9 @@ class KerasEstimator(Estimator):
             outputs = tf.nest.flatten(self._model(features, training=False))
             values = {name: out.numpy() for name, out in zip(names, outputs, strict=True)}
             values = {
-                name: out for name, out in values.items() if not predict_keys or name in np.atleast_1d(predict_keys)
+                name: out
+                for name, out in values.items()
+                if not predict_keys or name in np.atleast_1d(predict_keys)
             }
             yield from graphs.rows(values) if yield_single_examples else [values]
 
@@ -226,7 +240,8 @@ class KerasEstimator(Estimator):
     # -- helpers ---------------------------------------------------------------------------------
 
     def _answer(self, first: tf.Tensor, *others: tf.Tensor) -> object:
-        # A signature gives each input as an argument of its own, and a model takes all of them as one.
+        # A signature gives each input as an argument of its own, and a model takes all of them as
+        # one.
         return self._model([first, *others] if others else first)
 
     def _dataset(self, input_fn: Callable[..., object], mode: str) -> tf.data.Dataset:
@@ -236,10 +251,13 @@ class KerasEstimator(Estimator):
             once = tf.data.Dataset.from_tensors(found)
             found = once.repeat() if mode == ModeKeys.TRAIN else once
         place = world.current().world
-        # Under a strategy given to the Estimator a batch is one worker's; else `fit` splits the batches.
+        # Under a strategy given to the Estimator a batch is one worker's; else `fit` splits the
+        # batches.
         if mode == ModeKeys.TRAIN and self._config.train_distribute and place.size > 1:
             mine = found.shard(place.size, place.rank)
-            return tf_internals.shared_out(pipelines.worker_batches(mine, world.current().input_comm))
+            return tf_internals.shared_out(
+                pipelines.worker_batches(mine, world.current().input_comm)
+            )
         return found
 
     def _restore(self, path: str | None) -> None:
@@ -284,8 +302,8 @@ class _Checkpoints(keras.callbacks.Callback):
 def _check_no_hooks(*given: Sequence[object] | None) -> None:
     if any(given):
         raise ValueError(
-            "Hooks and saving listeners work on sessions, and the Estimator of a Keras model has none: use callbacks "
-            "with `model.fit`."
+            "Hooks and saving listeners work on sessions, and the Estimator of a Keras model has"
+            " none: use callbacks with `model.fit`."
         )
 
 

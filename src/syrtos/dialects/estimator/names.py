@@ -8,7 +8,16 @@ from typing import NoReturn
 
 import tensorflow as tf
 
-from syrtos.dialects.estimator import config, estimator, evaluating, export, exporters, inputs, keras_model, specs
+from syrtos.dialects.estimator import (
+    config,
+    estimator,
+    evaluating,
+    export,
+    exporters,
+    inputs,
+    keras_model,
+    specs,
+)
 from syrtos.errors import ConfigurationError
 from syrtos.keras.tensorflow import tf_internals
 
@@ -38,15 +47,21 @@ _EARLY = (
 _GONE = {
     "VocabInfo": "warm-starting over vocabularies: give weights of equal shapes",
     "add_metrics": "put the metric into the `eval_metric_ops` of `model_fn`",
-    "classifier_parse_example_spec": "write the dict of tf.io.FixedLenFeature for tf.io.parse_example",
-    "regressor_parse_example_spec": "write the dict of tf.io.FixedLenFeature for tf.io.parse_example",
+    "classifier_parse_example_spec": (
+        "write the dict of tf.io.FixedLenFeature for tf.io.parse_example"
+    ),
+    "regressor_parse_example_spec": (
+        "write the dict of tf.io.FixedLenFeature for tf.io.parse_example"
+    ),
 }
 _CANNED_INSTEAD = (
-    "build the model in Keras (a few Dense layers, keras.utils.FeatureSpace for the columns) and train it with "
-    "`fit`, or give a `model_fn` to tf.estimator.Estimator"
+    "build the model in Keras (a few Dense layers, keras.utils.FeatureSpace for the columns) and"
+    " train it with `fit`, or give a `model_fn` to tf.estimator.Estimator"
 )
 _TPU = "tf.estimator.Estimator with tf.estimator.RunConfig; there are no TPUs"
-_STOPPING = "call `run_context.request_stop()` in a hook of your own: a wish of one worker stops all"
+_STOPPING = (
+    "call `run_context.request_stop()` in a hook of your own: a wish of one worker stops all"
+)
 
 
 def keras_namespace() -> types.SimpleNamespace:
@@ -87,11 +102,16 @@ def namespace() -> types.SimpleNamespace:
             build_parsing_serving_input_receiver_fn=export.build_parsing_serving_input_receiver_fn,
             build_raw_serving_input_receiver_fn=export.build_raw_serving_input_receiver_fn,
         ),
-        "inputs": types.SimpleNamespace(numpy_input_fn=inputs.numpy_input_fn, pandas_input_fn=inputs.pandas_input_fn),
+        "inputs": types.SimpleNamespace(
+            numpy_input_fn=inputs.numpy_input_fn, pandas_input_fn=inputs.pandas_input_fn
+        ),
     }
     hooks = {name: getattr(v1.train, name) for name in _HOOKS if hasattr(v1.train, name)}
-    # Each raises an error when it is called, and not when it is looked up: scripts ask by `hasattr` what there is.
-    gone: dict[str, object] = {name: functools.partial(_refuse, name, _CANNED_INSTEAD) for name in _CANNED}
+    # Each raises an error when it is called, and not when it is looked up: scripts ask by `hasattr`
+    # what there is.
+    gone: dict[str, object] = {
+        name: functools.partial(_refuse, name, _CANNED_INSTEAD) for name in _CANNED
+    }
     gone |= {name: functools.partial(_refuse, name, instead) for name, instead in _GONE.items()}
     early = {name: functools.partial(_refuse, f"experimental.{name}", _STOPPING) for name in _EARLY}
     gone["experimental"] = types.SimpleNamespace(**early)

@@ -31,8 +31,8 @@ def install() -> None:
     replace(optimizer, "compute_gradients", _reducing)
     for kind in [optimizer, *_subclasses(optimizer)]:
         _wrap_own(kind)
-    # What a script derives from it later, as BERT's optimizer, which overrides `apply_gradients` alone, and computes
-    # gradients by `tf.gradients`.
+    # What a script derives from it later, as BERT's optimizer, which overrides `apply_gradients`
+    # alone, and computes gradients by `tf.gradients`.
     optimizer.__init_subclass__ = classmethod(lambda kind, **kwargs: _wrap_own(kind))
     # In place: scripts hold the class before they use `tf.estimator`.
     replace(v1.train.SyncReplicasOptimizer, "apply_gradients", _applying_at_once)
@@ -54,8 +54,11 @@ def _reducing(
 ) -> Callable[Concatenate[object, Options], Iterable[GradientAndVariable]]:
     """Wraps `compute_gradients`, whose gradients become those of all workers."""
 
-    # Not only in `apply_gradients`: a script that clips by a norm is to see the norm that one process sees.
-    def compute_gradients(self: object, *args: Options.args, **kwargs: Options.kwargs) -> Iterable[GradientAndVariable]:
+    # Not only in `apply_gradients`: a script that clips by a norm is to see the norm that one
+    # process sees.
+    def compute_gradients(
+        self: object, *args: Options.args, **kwargs: Options.kwargs
+    ) -> Iterable[GradientAndVariable]:
         pairs = original(self, *args, **kwargs)
         return _reduce_pairs(pairs) if _is_training_step() else pairs
 
@@ -68,7 +71,10 @@ def _reducing_others(
     """Wraps `apply_gradients`: gradients that a script has computed by itself are reduced."""
 
     def apply_gradients(
-        self: object, grads_and_vars: Iterable[GradientAndVariable], *args: Options.args, **kwargs: Options.kwargs
+        self: object,
+        grads_and_vars: Iterable[GradientAndVariable],
+        *args: Options.args,
+        **kwargs: Options.kwargs,
     ) -> Result:
         # A list, because a script may give an iterator, and the pairs are needed twice.
         pairs = list(grads_and_vars)
@@ -99,7 +105,8 @@ def _reduce_pairs(pairs: Iterable[GradientAndVariable]) -> list[GradientAndVaria
 def _come_from_reduced(grads: Sequence[Gradient]) -> bool:
     """Returns whether all of the gradients were reduced before, and perhaps clipped since."""
     graph, marks = v1.get_default_graph(), set[tf.Operation]()
-    # The branch of a condition is a graph of its own: gradients may have been reduced in one of the graphs around it.
+    # The branch of a condition is a graph of its own: gradients may have been reduced in one of the
+    # graphs around it.
     while graph is not None:
         marks |= getattr(graph, _REDUCED, set())
         graph = getattr(graph, "outer_graph", None)
@@ -108,7 +115,8 @@ def _come_from_reduced(grads: Sequence[Gradient]) -> bool:
 
 def _is_made_from(operation: tf.Operation, marks: set[tf.Operation]) -> bool:
     """Returns whether an operation is made from one of the marked ones."""
-    # Without recursion: a path from the clipped gradients to the reduced ones may be longer than Python's stack.
+    # Without recursion: a path from the clipped gradients to the reduced ones may be longer than
+    # Python's stack.
     seen, waiting = set[tf.Operation](), [operation]
     while waiting:
         one = waiting.pop()
@@ -136,7 +144,9 @@ def _applying_at_once(_original: object) -> Callable[..., object]:
         global_step: tf.Variable | None = None,
         name: str | None = None,
     ) -> object:
-        return tf_internals.inner_of_sync_replicas(self).apply_gradients(grads_and_vars, global_step, name)
+        return tf_internals.inner_of_sync_replicas(self).apply_gradients(
+            grads_and_vars, global_step, name
+        )
 
     return apply_gradients
 

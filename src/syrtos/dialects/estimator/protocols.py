@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 Result = TypeVar("Result")
-# What a run of a graph is fed with: values by the graph's tensors. The keys are objects, because TensorFlow's stubs say
-# that a tensor has no hash; eager ones have none.
+# What a run of a graph is fed with: values by the graph's tensors. The keys are objects, because
+# TensorFlow's stubs say that a tensor has no hash; eager ones have none.
 Feed = Mapping[object, object]
 
 
@@ -71,7 +71,9 @@ class RunValues(Protocol):
 class Saver(Protocol):
     """A writer and reader of checkpoints: `tf.compat.v1.train.Saver`."""
 
-    def save(self, sess: Session, save_path: str, global_step: int, write_meta_graph: bool) -> object:
+    def save(
+        self, sess: Session, save_path: str, global_step: int, write_meta_graph: bool
+    ) -> object:
         """Writes a checkpoint."""
         ...
 

@@ -25,17 +25,24 @@ def scaffold_of(spec: EstimatorSpec, config: RunConfig) -> Scaffold:
     if scaffold.saver is None and not v1.get_collection(v1.GraphKeys.SAVERS):
         keep, hours = config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours
         saver = v1.train.Saver(
-            max_to_keep=keep, keep_checkpoint_every_n_hours=hours, defer_build=True, save_relative_paths=True
+            max_to_keep=keep,
+            keep_checkpoint_every_n_hours=hours,
+            defer_build=True,
+            save_relative_paths=True,
         )
         v1.add_to_collection(v1.GraphKeys.SAVERS, saver)
     return scaffold
 
 
-def train(config: RunConfig, scaffold: Scaffold, all_hooks: list[object], fetches: list[object]) -> None:
+def train(
+    config: RunConfig, scaffold: Scaffold, all_hooks: list[object], fetches: list[object]
+) -> None:
     """Trains until a hook or the data stops it."""
     # The others get rank 0's variables by `BeginEqual`, and need not see its files.
     reads = config.model_dir if world.current().world.rank == 0 else None
-    creator = v1.train.ChiefSessionCreator(scaffold, config=config.session_config, checkpoint_dir=reads)
+    creator = v1.train.ChiefSessionCreator(
+        scaffold, config=config.session_config, checkpoint_dir=reads
+    )
     with v1.train.MonitoredSession(creator, all_hooks) as session:
         graphs.train(session, fetches)
 
@@ -47,11 +54,15 @@ def hooks_of_rank_0(config: RunConfig, loss: tf.Tensor, spec: EstimatorSpec) -> 
     v1.summary.scalar("loss", loss)
     found = [*(spec.training_chief_hooks or ())]
     if config.log_step_count_steps:
-        found.append(v1.train.StepCounterHook(config.log_step_count_steps, output_dir=config.model_dir))
+        found.append(
+            v1.train.StepCounterHook(config.log_step_count_steps, output_dir=config.model_dir)
+        )
     if config.save_summary_steps:
         merged = v1.summary.merge_all()
         found.append(
-            v1.train.SummarySaverHook(config.save_summary_steps, output_dir=config.model_dir, summary_op=merged)
+            v1.train.SummarySaverHook(
+                config.save_summary_steps, output_dir=config.model_dir, summary_op=merged
+            )
         )
     return found
 

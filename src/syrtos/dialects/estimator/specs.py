@@ -54,10 +54,14 @@ class EstimatorSpec:
             ModeKeys.PREDICT: ("predictions",),
         }
         if self.mode not in needed:
-            raise ValueError(f"`mode` must be one of tf.estimator.ModeKeys. Received: {self.mode!r}.")
+            raise ValueError(
+                f"`mode` must be one of tf.estimator.ModeKeys. Received: {self.mode!r}."
+            )
         missing = [name for name in needed[self.mode] if getattr(self, name) is None]
         if missing:
-            raise ValueError(f"An EstimatorSpec for mode {self.mode!r} needs {' and '.join(missing)}.")
+            raise ValueError(
+                f"An EstimatorSpec for mode {self.mode!r} needs {' and '.join(missing)}."
+            )
 
     def _replace(self, **kwargs: object) -> EstimatorSpec:
         """Returns a copy with other values."""
@@ -97,7 +101,9 @@ class EvalSpec:
         given = self.exporters
         found = [] if given is None else [given] if isinstance(given, Exporter) else list(given)
         if any(not isinstance(one, Exporter) for one in found):
-            raise TypeError(f"`exporters` must be tf.estimator.Exporter objects. Received: {given!r}.")
+            raise TypeError(
+                f"`exporters` must be tf.estimator.Exporter objects. Received: {given!r}."
+            )
         names = [one.name for one in found]
         if len(set(names)) < len(names):
             raise ValueError(f"Exporters must have unique names. Received: {names}.")
@@ -139,7 +145,9 @@ def warm_start(settings: str | WarmStartSettings | None) -> None:
     if isinstance(settings, str):
         settings = WarmStartSettings(settings)
     if settings.var_name_to_vocab_info:
-        raise ValueError("Warm-starting over vocabularies is not supported: give weights of equal shapes.")
+        raise ValueError(
+            "Warm-starting over vocabularies is not supported: give weights of equal shapes."
+        )
     tf.compat.v1.train.warm_start(
         settings.ckpt_to_initialize_from,
         settings.vars_to_warm_start,

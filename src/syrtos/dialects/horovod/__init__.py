@@ -41,32 +41,36 @@ def run(
     """Calls a function on new workers of this machine and returns their results in rank order.
 
     Args:
-        func: a function at the top level of a file that can be imported again; it calls ``hvd.init()`` itself.
+        func: a function at the top level of a file that can be imported again; it calls
+            ``hvd.init()`` itself.
         args: plain data.
         kwargs: plain data, for arguments that can be given by position too.
         num_proc: the number of workers; None: the number of slots in ``hosts``, or 1.
         hosts: this machine and its slots, ``localhost:4``.
         hostfile: a file with this machine and its slots.
         np: the former name of ``num_proc``.
-        options: other options of Horovod's launcher. Those that tune or choose its engine are ignored.
+        options: other options of Horovod's launcher. Those that tune or choose its engine are
+            ignored.
 
     Raises:
         ConfigurationError: other hosts are named, or options of elastic runs are given.
         TypeError: an option that Horovod doesn't know.
     """
-    # Not at the top: each `import horovod.tensorflow` imports this module, and few scripts call this function.
+    # Not at the top: each `import horovod.tensorflow` imports this module, and few scripts call
+    # this function.
     from syrtos.testing import run_world
 
     _check_options(options)
     bound = inspect.signature(func).bind(*args, **(kwargs or {}))
     if bound.kwargs:
         raise ConfigurationError(
-            f"horovod.run gives arguments by position, and `{func.__name__}` takes these by name alone: "
-            f"{', '.join(bound.kwargs)}."
+            f"horovod.run gives arguments by position, and `{func.__name__}` takes these by name"
+            f" alone: {', '.join(bound.kwargs)}."
         )
     workers = _workers(num_proc or np, hosts, hostfile)
-    # A day, for the default timeout is one for tests. New interpreters, for a single call does not repay the process
-    # that imports frameworks once, of which the workers of several calls are forked.
+    # A day, for the default timeout is one for tests. New interpreters, for a single call does not
+    # repay the process that imports frameworks once, of which the workers of several calls are
+    # forked.
     return run_world(workers, func, *bound.args, timeout=86400.0, dialects=True, forked=False)
 
 
@@ -83,13 +87,20 @@ def _check_options(options: Mapping[str, object]) -> None:
 
 def _workers(asked: int | None, hosts: str | None, hostfile: str | None) -> int:
     found = parse_hosts(hosts) if hosts else read_hostfile(Path(hostfile)) if hostfile else ()
-    away = [host.name for host in found if host.name not in ("localhost", "127.0.0.1", socket.gethostname())]
+    away = [
+        host.name
+        for host in found
+        if host.name not in ("localhost", "127.0.0.1", socket.gethostname())
+    ]
     if away:
         raise ConfigurationError(
-            f"horovod.run starts workers of this machine, and `hosts` names {', '.join(away)}. Start the script "
-            "itself on several hosts: `syrtos horovodrun -np N -H a:2,b:2 python train.py`."
+            f"horovod.run starts workers of this machine, and `hosts` names {', '.join(away)}."
+            " Start the script itself on several hosts: `syrtos horovodrun -np N -H a:2,b:2 python"
+            " train.py`."
         )
     slots = sum(host.slots for host in found)
     if asked and found and asked > slots:
-        raise ConfigurationError(f"horovod.run was asked for {asked} workers, and the hosts have {slots} slots.")
+        raise ConfigurationError(
+            f"horovod.run was asked for {asked} workers, and the hosts have {slots} slots."
+        )
     return asked or slots or 1

@@ -31,15 +31,16 @@ class ProcessSet:
     """A set of workers, by their ranks in the world.
 
     Attributes:
-        ranks: the members, ascending; None until the set is registered, if it stands for all workers.
+        ranks: the members, ascending; None until the set is registered, if it stands for all
+            workers.
         process_set_id: 0 for all workers; None until the set is registered.
     """
 
     def __init__(self, ranks: Sequence[int] | None = None) -> None:
         if ranks is not None and not isinstance(ranks, Iterable):
             raise errors.ConfigurationError(
-                "A ProcessSet is made from ranks: syrtos brings its own MPI, and can't take communicators of another. "
-                f"Received: {ranks!r}."
+                "A ProcessSet is made from ranks: syrtos brings its own MPI, and can't take"
+                f" communicators of another. Received: {ranks!r}."
             )
         self.ranks: list[int] | None = None if ranks is None else sorted(ranks)
         self.process_set_id: int | None = None
@@ -56,18 +57,26 @@ class ProcessSet:
             ValueError: this worker is no member.
         """
         if not self.included():
-            raise ValueError(f"rank {world.current().world.rank} is no member of the process set {self.ranks}.")
+            raise ValueError(
+                f"rank {world.current().world.rank} is no member of the process set {self.ranks}."
+            )
         return self._registered_ranks().index(world.current().world.rank)
 
     def included(self) -> bool | None:
         """Returns whether this worker is a member; None if the set is not registered."""
-        return None if self.process_set_id is None else world.current().world.rank in self._registered_ranks()
+        return (
+            None
+            if self.process_set_id is None
+            else world.current().world.rank in self._registered_ranks()
+        )
 
     def _registered_ranks(self) -> list[int]:
         return list(range(world.current().world.size)) if self.ranks is None else self.ranks
 
     def __repr__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
+        return (
+            f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
+        )
 
 
 global_process_set = ProcessSet()
@@ -78,8 +87,8 @@ def init(comm: object = None, process_sets: Sequence[ProcessSet] | str | None = 
 
     Args:
         comm: all ranks of the world, or None. Others are refused.
-        process_sets: sets to register. ``"dynamic"`` is accepted: all sets are dynamic. A set of the same ranks as one
-            of an earlier call is the same set.
+        process_sets: sets to register. ``"dynamic"`` is accepted: all sets are dynamic. A set of
+            the same ranks as one of an earlier call is the same set.
 
     Raises:
         ConfigurationError: ``comm`` is not the whole world.
@@ -87,7 +96,9 @@ def init(comm: object = None, process_sets: Sequence[ProcessSet] | str | None = 
     """
     if not _state.initialized:
         _begin(comm)
-    before = {tuple(known._registered_ranks()): known for number, known in _state.sets.items() if number}
+    before = {
+        tuple(known._registered_ranks()): known for number, known in _state.sets.items() if number
+    }
     for process_set in process_sets if process_sets and not isinstance(process_sets, str) else []:
         known = before.get(tuple(process_set._registered_ranks()))
         if known is None:
@@ -114,8 +125,8 @@ def _check_comm(comm: object) -> None:
     if comm is None or (isinstance(comm, list | tuple) and sorted(comm) == whole):
         return
     raise errors.ConfigurationError(
-        f"hvd.init(comm=...) takes all ranks of the world ({whole}) or None. For some of them start fewer workers, or "
-        f"register a ProcessSet. Received: {comm!r}."
+        f"hvd.init(comm=...) takes all ranks of the world ({whole}) or None. For some of them start"
+        f" fewer workers, or register a ProcessSet. Received: {comm!r}."
     )
 
 
@@ -198,11 +209,16 @@ def comm_of(process_set: ProcessSet) -> Communicator:
     everyone = session().comm
     registered = _registered_set(process_set)
     if registered is None:
-        raise ValueError(f"{process_set} is not registered: give it to hvd.init or hvd.add_process_set first.")
+        raise ValueError(
+            f"{process_set} is not registered: give it to hvd.init or hvd.add_process_set first."
+        )
     if registered is global_process_set:
         return everyone
     if registered._members is None or registered._members.comm is None:
-        error = f"rank {rank()} is no member of {process_set}: guard the call with process_set.included()."
+        error = (
+            f"rank {rank()} is no member of {process_set}: guard the call with"
+            " process_set.included()."
+        )
         # Horovod's own is an error of TensorFlow, which scripts catch.
         raise op_errors.of_tensorflow(errors.ExchangeError(error))
     return registered._members.comm
@@ -210,7 +226,9 @@ def comm_of(process_set: ProcessSet) -> Communicator:
 
 def _registered_set(process_set: ProcessSet) -> ProcessSet | None:
     """Returns the set that is registered under this one's id: itself, or one of the same ranks; else None."""
-    known = None if process_set.process_set_id is None else _state.sets.get(process_set.process_set_id)
+    known = (
+        None if process_set.process_set_id is None else _state.sets.get(process_set.process_set_id)
+    )
     return known if known and known._registered_ranks() == process_set._registered_ranks() else None
 
 
@@ -229,7 +247,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         chosen._members = api.process_set(chosen._registered_ranks())
     except errors.ConfigurationError as error:
         raise ValueError(str(error)) from error
-    chosen.process_set_id = next(number for number in itertools.count(1) if number not in _state.sets)
+    chosen.process_set_id = next(
+        number for number in itertools.count(1) if number not in _state.sets
+    )
     _state.sets[chosen.process_set_id] = chosen
     return chosen
 
@@ -238,7 +258,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """Unregisters a set. All workers call it.
 
     Returns:
-        Whether the set was removed: False if it is not registered, or if it is the set of all workers.
+        Whether the set was removed: False if it is not registered, or if it is the set of all
+        workers.
     """
     known = _registered_set(process_set)
     if known is None or known is global_process_set:
@@ -260,7 +281,9 @@ def process_set_of(process_set_id: int) -> ProcessSet:
     """
     session()
     if process_set_id not in _state.sets:
-        raise ValueError(f"No process set has the id {process_set_id}. Registered: {sorted(_state.sets)}.")
+        raise ValueError(
+            f"No process set has the id {process_set_id}. Registered: {sorted(_state.sets)}."
+        )
     return _state.sets[process_set_id]
 
 
@@ -273,8 +296,8 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Records exchanges, agreements and the time between them from now on, for a file that Chrome and Perfetto show.
 
     Args:
-        file_path: the file of rank 0. `stop_timeline` writes it; at the end of the script it is written with all
-            workers on one clock.
+        file_path: the file of rank 0. `stop_timeline` writes it; at the end of the script it is
+            written with all workers on one clock.
         mark_cycles: ignored: this engine has no cycles.
     """
     del mark_cycles

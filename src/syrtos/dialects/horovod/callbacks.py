@@ -38,7 +38,9 @@ class BroadcastGlobalVariablesCallback(_Callback):
     A model that has no weights yet is broadcast after the first step.
     """
 
-    def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Variable] | None = None) -> None:
+    def __init__(
+        self, root_rank: int, device: str = "", local_variables: Iterable[Variable] | None = None
+    ) -> None:
         super().__init__()
         self.root_rank = root_rank
         self.broadcast_done = False
@@ -53,7 +55,10 @@ class BroadcastGlobalVariablesCallback(_Callback):
         comm = comm_of(global_process_set)
         # All have to broadcast together, and a model may have its weights on some workers alone.
         if min(
-            comm.agree("hvd.callbacks: weights before the first step?", float(bool(state.variables_in(self.model))))
+            comm.agree(
+                "hvd.callbacks: weights before the first step?",
+                float(bool(state.variables_in(self.model))),
+            )
         ):
             self._broadcast()
 
@@ -67,7 +72,8 @@ class BroadcastGlobalVariablesCallback(_Callback):
         found = [v for v in state.variables_in(self.model) if state.identity(v) not in self._local]
         comm = comm_of(global_process_set)
         mine = self.model.optimizer and state.variables_of(self.model.optimizer)
-        # An optimizer may be built on some workers alone: then the others have nothing to overwrite.
+        # An optimizer may be built on some workers alone: then the others have nothing to
+        # overwrite.
         if len(set(comm.agree("hvd.callbacks: variables of the optimizer", len(mine or [])))) == 1:
             found += [v for v in mine or [] if state.identity(v) not in self._local]
         state.broadcast(comm, found, self.root_rank)
@@ -86,16 +92,18 @@ class MetricAverageCallback(_Callback):
             return
         comm = comm_of(global_process_set)
         comm.agree(f"hvd.callbacks: metrics {' '.join(names)}")
-        means = comm.allreduce(np.asarray([logs[name] for name in names], np.float64), ReduceOp.MEAN)
+        means = comm.allreduce(
+            np.asarray([logs[name] for name in names], np.float64), ReduceOp.MEAN
+        )
         logs.update(zip(names, means.tolist(), strict=True))
 
 
 class LearningRateScheduleCallback(_Callback):
     """Sets the learning rate to ``initial_lr`` times a multiplier, from ``start_epoch`` up to but not at ``end_epoch``.
 
-    A number ``m`` means ``m ** (epoch - start_epoch)``. A function is called with the epoch, which has a fraction if
-    ``staircase`` is False. With ``momentum_correction`` the velocities of an optimizer with momentum are scaled with
-    the rate.
+    A number ``m`` means ``m ** (epoch - start_epoch)``. A function is called with the epoch, which
+    has a fraction if ``staircase`` is False. With ``momentum_correction`` the velocities of an
+    optimizer with momentum are scaled with the rate.
     """
 
     def __init__(
@@ -131,8 +139,8 @@ class LearningRateScheduleCallback(_Callback):
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
                 raise ValueError(
-                    "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch "
-                    f"parameter to the {type(self).__name__}()."
+                    "Could not autodetect the number of steps per epoch. Please specify the"
+                    f" steps_per_epoch parameter to the {type(self).__name__}()."
                 )
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
@@ -158,10 +166,18 @@ class LearningRateScheduleCallback(_Callback):
         return self.model.optimizer
 
     def _set(self, epoch: float) -> None:
-        before, rate = float(np.asarray(self._optimizer.learning_rate)), self.initial_lr * self.multiplier(epoch)
+        before, rate = (
+            float(np.asarray(self._optimizer.learning_rate)),
+            self.initial_lr * self.multiplier(epoch),
+        )
         self._optimizer.learning_rate = rate
         # Keras's velocities hold the rate that they were made with.
-        if self.momentum_correction and before and rate != before and getattr(self._optimizer, "momentum", 0.0):
+        if (
+            self.momentum_correction
+            and before
+            and rate != before
+            and getattr(self._optimizer, "momentum", 0.0)
+        ):
             for velocity in keras2.velocities(self._optimizer, self.model):
                 velocity.assign(velocity * (rate / before))
 
@@ -185,7 +201,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             epoch += 1.0 / (self.steps_per_epoch or 1)
             return 1.0 / basics.size() * (epoch * (basics.size() - 1) / warmup_epochs + 1)
 
-        super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
+        super().__init__(
+            initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch
+        )
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
@@ -199,10 +217,16 @@ class BestModelCheckpoint(_ModelCheckpoint):
     """A `ModelCheckpoint` that keeps the best model; its ``filepath`` is set later, by the code that uses it."""
 
     def __init__(
-        self, monitor: str = "val_loss", verbose: int = 0, mode: str = "auto", save_freq: str | int = "epoch"
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
     ) -> None:
         # The path is a stand-in that Keras accepts: it checks the ending.
-        super().__init__("best.keras", monitor, verbose, save_best_only=True, mode=mode, save_freq=save_freq)
+        super().__init__(
+            "best.keras", monitor, verbose, save_best_only=True, mode=mode, save_freq=save_freq
+        )
 
 
 class CommitStateCallback(_Callback):
@@ -224,7 +248,8 @@ class CommitStateCallback(_Callback):
 class UpdateBatchStateCallback(_Callback):
     """Keeps the number of the last batch in ``state.batch``; 0 at the end of an epoch.
 
-    A script that takes up an epoch in its middle gives `fit` the rest of it, as Horovod's examples do.
+    A script that takes up an epoch in its middle gives `fit` the rest of it, as Horovod's examples
+    do.
     """
 
     def __init__(self, state: _StateWithBatch) -> None:
@@ -250,5 +275,6 @@ class UpdateEpochStateCallback(_Callback):
         self.initial_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
-        # After a restart the script gives `fit` the epochs that are left, which Keras counts from 0.
+        # After a restart the script gives `fit` the epochs that are left, which Keras counts from
+        # 0.
         self.state.epoch = self.initial_epoch + epoch + 1

@@ -38,8 +38,13 @@ class FP16Compressor(Compressor):
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType]:
-        # Without a scale: sums are accumulated in float32 and rounded once, so only values beyond 65504 overflow.
-        return (tf.cast(tensor, tf.float16), tensor.dtype) if tensor.dtype.is_floating else (tensor, tensor.dtype)
+        # Without a scale: sums are accumulated in float32 and rounded once, so only values beyond
+        # 65504 overflow.
+        return (
+            (tf.cast(tensor, tf.float16), tensor.dtype)
+            if tensor.dtype.is_floating
+            else (tensor, tensor.dtype)
+        )
 
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: tf.DType) -> tf.Tensor:

@@ -56,7 +56,9 @@ class ComputedGradients:
         if self._minimizes:
             return pairs
         variables = [variable for _, variable in pairs]
-        reduced = gradients.reduce_for_script(self._reducing, [gradient for gradient, _ in pairs], variables)
+        reduced = gradients.reduce_for_script(
+            self._reducing, [gradient for gradient, _ in pairs], variables
+        )
         return list(zip(reduced, variables, strict=True))
 
     def minimize(self, *args: Any, **kwargs: Any) -> object:
@@ -80,7 +82,12 @@ class Passes:
     @property
     def counter(self) -> tf.Tensor:
         """The number of backward passes since the last update."""
-        # The `iterations` of Keras 3 count updates, and those of `syrtos.dialects.accumulation` passes.
+        # The `iterations` of Keras 3 count updates, and those of `syrtos.dialects.accumulation`
+        # passes.
         of_keras_3 = hasattr(self._optimizer, "gradient_accumulation_steps")
-        calls = keras_internals.updates_of(self._optimizer) if of_keras_3 else self._optimizer.iterations
+        calls = (
+            keras_internals.updates_of(self._optimizer)
+            if of_keras_3
+            else self._optimizer.iterations
+        )
         return tf.math.floormod(tf.cast(tensor_of(calls), tf.int64), self._steps)

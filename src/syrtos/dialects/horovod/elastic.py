@@ -1,9 +1,9 @@
 """State that survives the end of workers, as `hvd.elastic` has it.
 
-When a worker dies, or hosts come or go, all workers start again, and the script goes on from the last commit. Commits
-are snapshots of the run (`syrtos.keras.recovery.replay`). Where no launcher keeps snapshots (mpiexec, srun,
-``--max-restarts 0``), they are a file in the run directory, from which the same command with the same ``--run-dir``
-goes on.
+When a worker dies, or hosts come or go, all workers start again, and the script goes on from the
+last commit. Commits are snapshots of the run (`syrtos.keras.recovery.replay`). Where no launcher
+keeps snapshots (mpiexec, srun, ``--max-restarts 0``), they are a file in the run directory, from
+which the same command with the same ``--run-dir`` goes on.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ _FILE = "elastic-state.safetensors"
 class State:
     """The progress of a training function. Attributes are given as keywords; they hold plain data."""
 
-    # The number of this state among those that the script has begun to train, and how many these are. A commit has its
-    # state's number: a script may train one state after the other, in the same order in each run.
+    # The number of this state among those that the script has begun to train, and how many these
+    # are. A commit has its state's number: a script may train one state after the other, in the
+    # same order in each run.
     number = begun = 0
 
     def __init__(self, **values: object) -> None:
@@ -93,7 +94,8 @@ class State:
 
     def restore(self) -> None:
         """Goes back to the state that was saved in memory."""
-        # Copies again: the script may change a list that it finds in its state, and go back once more.
+        # Copies again: the script may change a list that it finds in its state, and go back once
+        # more.
         for name, value in copy.deepcopy(self._saved).items():
             setattr(self, name, value)
         variables = self._variables()
@@ -105,9 +107,9 @@ class State:
         saved, now = [a.shape for a in self._saved_arrays], [tuple(v.shape) for v in variables]
         if saved != now:
             raise ConfigurationError(
-                f"The state was saved with {len(saved)} variables and there are {len(now)} now, or their shapes "
-                "differ. Build the model (give it an Input, or call it once) before the state is made, and make the "
-                "same model in each run."
+                f"The state was saved with {len(saved)} variables and there are {len(now)} now, or"
+                " their shapes differ. Build the model (give it an Input, or call it once) before"
+                " the state is made, and make the same model in each run."
             )
 
     def sync(self) -> None:
@@ -124,7 +126,8 @@ class State:
     # -- the file ------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        # Arrays of bfloat16 and the like come back from a file as bytes: dtypes and shapes are kept beside them.
+        # Arrays of bfloat16 and the like come back from a file as bytes: dtypes and shapes are kept
+        # beside them.
         arrays = {
             "number": to_bytes(self.number),
             "attributes": to_bytes(self._saved),
@@ -174,14 +177,18 @@ class State:
 class ObjectState(State):
     """A state of plain data. ``bcast_object`` and ``get_rank``, which Horovod needs, are not used."""
 
-    def __init__(self, bcast_object: object = None, get_rank: object = None, **kwargs: object) -> None:
+    def __init__(
+        self, bcast_object: object = None, get_rank: object = None, **kwargs: object
+    ) -> None:
         super().__init__(**kwargs)
 
 
 class TensorFlowState(State):
     """A state with variables."""
 
-    def __init__(self, variables: Sequence[Variable] | None = None, session: object = None, **kwargs: object) -> None:
+    def __init__(
+        self, variables: Sequence[Variable] | None = None, session: object = None, **kwargs: object
+    ) -> None:
         del session
         self.variables = list(variables or [])
         super().__init__(**kwargs)
@@ -194,7 +201,11 @@ class TensorFlowKerasState(State):
     """A state with a model and its optimizer."""
 
     def __init__(
-        self, model: Model, optimizer: Optimizer | None = None, backend: object = None, **kwargs: object
+        self,
+        model: Model,
+        optimizer: Optimizer | None = None,
+        backend: object = None,
+        **kwargs: object,
     ) -> None:
         del backend
         self.model = model
@@ -202,7 +213,8 @@ class TensorFlowKerasState(State):
         super().__init__(**kwargs)
 
     def _variables(self) -> Sequence[Variable]:
-        # Else a state that is made before the first step would have no variables of the optimizer to go back to.
+        # Else a state that is made before the first step would have no variables of the optimizer
+        # to go back to.
         keras2.build(self.optimizer, self.model)
         own = variables_state.variables_of(self.optimizer) if self.optimizer is not None else []
         return variables_state.unique([*self.model.variables, *cast("list[Variable]", own)])

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def broadcast_variables(
-    variables: Iterable[Variable], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
+    variables: Iterable[Variable],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
 ) -> tf.Operation | None:
     """Overwrites Keras or TensorFlow variables with the root's values.
 
@@ -52,7 +55,10 @@ def broadcast_object_fn(
 
 
 def allgather_object(
-    obj: object, session: object = None, name: str | None = None, process_set: ProcessSet = global_process_set
+    obj: object,
+    session: object = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Returns the objects of all workers in rank order. They are plain data: nothing is pickled."""
     del session, name
@@ -69,8 +75,8 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation | None:
     if not tf.executing_eagerly():
         return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
     raise RuntimeError(
-        "hvd.broadcast_global_variables() needs TensorFlow 1's list of all variables. Write "
-        f"hvd.broadcast_variables(model.variables, root_rank={root_rank}), or use "
-        "hvd.callbacks.BroadcastGlobalVariablesCallback; syrtos also broadcasts before an optimizer's first step by "
-        "itself."
+        "hvd.broadcast_global_variables() needs TensorFlow 1's list of all variables. Write"
+        f" hvd.broadcast_variables(model.variables, root_rank={root_rank}), or use"
+        " hvd.callbacks.BroadcastGlobalVariablesCallback; syrtos also broadcasts before an"
+        " optimizer's first step by itself."
     )

@@ -90,7 +90,10 @@ def DistributedOptimizer(
 
 
 def PartialDistributedOptimizer(
-    optimizer: OptimizerT, *args: Any, local_layers: Layer | Iterable[Layer] | None = None, **kwargs: Any
+    optimizer: OptimizerT,
+    *args: Any,
+    local_layers: Layer | Iterable[Layer] | None = None,
+    **kwargs: Any,
 ) -> OptimizerT:
     """Makes a `DistributedOptimizer` that leaves the variables of ``local_layers`` to each worker."""
     made = DistributedOptimizer(optimizer, *args, **kwargs)
@@ -124,6 +127,8 @@ def broadcast(value: TensorCompatible, root_rank: int, name: str | None = None) 
     return ops.broadcast(value, root_rank, name)
 
 
-def reducescatter(value: TensorCompatible, name: str | None = None, op: ReduceOp = Average) -> tf.Tensor:
+def reducescatter(
+    value: TensorCompatible, name: str | None = None, op: ReduceOp = Average
+) -> tf.Tensor:
     """Returns this worker's rows of the reduced value."""
     return ops.reducescatter(value, op=op, name=name)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from syrtos.dialects.horovod.callbacks import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
+from syrtos.dialects.horovod.callbacks import (
+    CommitStateCallback,
+    UpdateBatchStateCallback,
+    UpdateEpochStateCallback,
+)
 from syrtos.dialects.horovod.elastic import KerasState, TensorFlowKerasState, run
 
 __all__ = [

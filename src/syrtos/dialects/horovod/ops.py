@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from syrtos.keras.tensorflow import reduction
     from syrtos.keras.tensorflow.types import Gradient
 
-    # A result, and the function from its gradient to that of the argument, as `tf.custom_gradient` takes them.
+    # A result, and the function from its gradient to that of the argument, as `tf.custom_gradient`
+    # takes them.
     Differentiable = tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]
 
 # Horovod's own tests use the module under this name.
@@ -69,8 +70,8 @@ def _sparse_allreduce(
 ) -> tf.IndexedSlices:
     if op not in (Average, Sum) or prescale != 1.0 or postscale != 1.0:
         raise NotImplementedError(
-            "IndexedSlices can be summed or averaged only, without scale factors: make the gradient dense first "
-            "(sparse_as_dense=True)."
+            "IndexedSlices can be summed or averaged only, without scale factors: make the gradient"
+            " dense first (sparse_as_dense=True)."
         )
     # Rows of the same index stay apart: whoever applies them adds them up.
     values, indices = core.allgather(comm, rows.values), core.allgather(comm, rows.indices)
@@ -112,7 +113,8 @@ def allgather(
 ) -> tf.Tensor:
     """Concatenates the workers' tensors along the first axis, whose length may differ.
 
-    Its gradient is, as Horovod defines it, the average of the workers' gradients for this worker's rows.
+    Its gradient is, as Horovod defines it, the average of the workers' gradients for this worker's
+    rows.
     """
     del ignore_name_scope
     comm = _check_name(comm_of(process_set), "allgather", name)
@@ -138,7 +140,10 @@ def grouped_allgather(
 ) -> list[tf.Tensor]:
     """Concatenates several tensors by `allgather`."""
     del ignore_name_scope
-    return [allgather(tensor, _numbered(name, i), process_set=process_set) for i, tensor in enumerate(tensors)]
+    return [
+        allgather(tensor, _numbered(name, i), process_set=process_set)
+        for i, tensor in enumerate(tensors)
+    ]
 
 
 @unconverted
@@ -151,10 +156,14 @@ def broadcast(
 ) -> tf.Tensor:
     """Returns the root's tensor. ``root_rank`` counts in the world, also inside a process set.
 
-    Its gradient is, as Horovod defines it, the average of the workers' gradients at the root and zero elsewhere.
+    Its gradient is, as Horovod defines it, the average of the workers' gradients at the root and
+    zero elsewhere.
     """
     del ignore_name_scope
-    comm, root = _check_name(comm_of(process_set), "broadcast", name), root_in(process_set, root_rank)
+    comm, root = (
+        _check_name(comm_of(process_set), "broadcast", name),
+        root_in(process_set, root_rank),
+    )
 
     @tf_internals.custom_gradient
     def forward(x: tf.Tensor) -> Differentiable:
@@ -166,10 +175,16 @@ def broadcast(
 
 
 def broadcast_(
-    variables: Sequence[Variable], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    variables: Sequence[Variable],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> list[object]:
     """Overwrites variables with the root's: at once, or in a graph when the returned operations run."""
-    comm, root = _check_name(comm_of(process_set), "broadcast", name), root_in(process_set, root_rank)
+    comm, root = (
+        _check_name(comm_of(process_set), "broadcast", name),
+        root_in(process_set, root_rank),
+    )
     if not tf.executing_eagerly():
         return [v.assign(core.broadcast(comm, tensor_of(v), root)) for v in state.unique(variables)]
     with op_errors.raising():
@@ -190,7 +205,9 @@ def alltoall(
     comm = _check_name(comm_of(process_set), "alltoall", name)
 
     @tf_internals.custom_gradient
-    def forward(rows: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
+    def forward(
+        rows: tf.Tensor,
+    ) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
         # The way back sends to each worker as many rows as came from it.
         result, received = core.alltoall(comm, rows, splits)
         return (result, received), lambda d_result, _: core.alltoall(comm, d_result, received)[0]
@@ -213,7 +230,8 @@ def reducescatter(
 ) -> tf.Tensor:
     """Returns this worker's rows of the reduced tensor; the first workers get one more if it doesn't divide evenly.
 
-    Its gradient is, as Horovod defines it, that of all workers' rows, times the number of workers for Sum.
+    Its gradient is, as Horovod defines it, that of all workers' rows, times the number of workers
+    for Sum.
     """
     tensor = tf.convert_to_tensor(tensor)
     if tensor.shape.rank == 0:
@@ -225,8 +243,20 @@ def reducescatter(
     @tf_internals.custom_gradient
     def forward(x: tf.Tensor) -> Differentiable:
         scales = (prescale_factor, postscale_factor)
-        # The whole, of which each worker takes its rows: so compression and scales are those of `allreduce`.
-        reduced = allreduce(x, None, device_dense, "", compression, op, *scales, name, process_set, ignore_name_scope)
+        # The whole, of which each worker takes its rows: so compression and scales are those of
+        # `allreduce`.
+        reduced = allreduce(
+            x,
+            None,
+            device_dense,
+            "",
+            compression,
+            op,
+            *scales,
+            name,
+            process_set,
+            ignore_name_scope,
+        )
         assert isinstance(reduced, tf.Tensor)  # as what was reduced
         parts, place = comm.size, comm.rank
         each, more = tf.shape(x)[0] // parts, tf.math.floormod(tf.shape(x)[0], parts)
@@ -289,7 +319,9 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Returns, as a tensor, 1 if this worker is a member of the process set, else 0."""
-    return tf.constant(int(bool(basics.process_set_of(process_set_id).included())), tf.int32, name=name)
+    return tf.constant(
+        int(bool(basics.process_set_of(process_set_id).included())), tf.int32, name=name
+    )
 
 
 # -- helpers, also of the other modules --------------------------------------------------------------

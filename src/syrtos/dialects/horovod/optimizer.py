@@ -52,8 +52,8 @@ def DistributedOptimizer(
 ) -> OptimizerT:
     """Makes a Keras optimizer reduce its gradients over the workers before it applies them.
 
-    The optimizer itself is returned, with what it has learnt so far. Before its first step all workers get rank 0's
-    weights.
+    The optimizer itself is returned, with what it has learnt so far. Before its first step all
+    workers get rank 0's weights.
 
     Raises:
         ConfigurationError: it is not an optimizer of Keras.
@@ -61,7 +61,9 @@ def DistributedOptimizer(
     """
     del name, use_locking, device_dense, device_sparse
     if op not in (Average, Sum):
-        raise ValueError(f"op must be hvd.Average or hvd.Sum for a Keras optimizer. Received: {op}.")
+        raise ValueError(
+            f"op must be hvd.Average or hvd.Sum for a Keras optimizer. Received: {op}."
+        )
     reduction = _reduction(
         op, compression, sparse_as_dense, gradient_predivide_factor, num_groups, groups, process_set,
         scale_local_gradients,
@@ -70,9 +72,9 @@ def DistributedOptimizer(
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not keras2.is_optimizer(inner):
         raise ConfigurationError(
-            f"hvd.DistributedOptimizer takes Keras optimizers. Received: {type(optimizer).__name__}. Optimizers of "
-            "TensorFlow 1 (tf.compat.v1.train) have a Keras one of the same name; loops of one's own use "
-            "hvd.DistributedGradientTape."
+            "hvd.DistributedOptimizer takes Keras optimizers. Received:"
+            f" {type(optimizer).__name__}. Optimizers of TensorFlow 1 (tf.compat.v1.train) have a"
+            " Keras one of the same name; loops of one's own use hvd.DistributedGradientTape."
         )
     if backward_passes_per_step > 1:
         keras2.accumulate(inner, backward_passes_per_step)
@@ -81,7 +83,9 @@ def DistributedOptimizer(
     if hasattr(optimizer, "minimize"):
         ComputedGradients(optimizer)
     # Keras's own `__setattr__` tracks what it is given.
-    object.__setattr__(optimizer, "register_local_var", lambda variable: _keep_local(reduction, [variable]))
+    object.__setattr__(
+        optimizer, "register_local_var", lambda variable: _keep_local(reduction, [variable])
+    )
     return optimizer
 
 
@@ -130,7 +134,11 @@ class DistributedGradientTape(gradients.ReducingTape):
 
     @unconverted
     def gradient(
-        self, target: object, sources: object, output_gradients: object = None, use_generic_names: bool = False
+        self,
+        target: object,
+        sources: object,
+        output_gradients: object = None,
+        use_generic_names: bool = False,
     ) -> Any:
         """Returns the reduced gradients, in the structure of ``sources``; None where there is none."""
         del use_generic_names
@@ -144,7 +152,13 @@ class DistributedGradientTape(gradients.ReducingTape):
         use_generic_names: bool = False,
     ) -> tuple[list[tuple[Variable, Gradient | None]], list[tuple[Variable, Gradient | None]]]:
         """Returns pairs of (variable, gradient): those of the local variables, and those of the others."""
-        pairs = list(zip(sources, self.gradient(target, sources, output_gradients, use_generic_names), strict=True))
+        pairs = list(
+            zip(
+                sources,
+                self.gradient(target, sources, output_gradients, use_generic_names),
+                strict=True,
+            )
+        )
         local = self._reduction.local
         return (
             [pair for pair in pairs if state.identity(pair[0]) in local],
@@ -153,7 +167,10 @@ class DistributedGradientTape(gradients.ReducingTape):
 
 
 def PartialDistributedGradientTape(
-    gradtape: tf.GradientTape, *args: Any, local_layers: Layer | Iterable[Layer] | None = None, **kwargs: Any
+    gradtape: tf.GradientTape,
+    *args: Any,
+    local_layers: Layer | Iterable[Layer] | None = None,
+    **kwargs: Any,
 ) -> DistributedGradientTape:
     """Makes a `DistributedGradientTape` that leaves the variables of ``local_layers`` to each worker."""
     tape = DistributedGradientTape(gradtape, *args, **kwargs)
@@ -194,14 +211,17 @@ def _reduction(
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if num_groups and groups is not None:
         raise ValueError("num_groups and groups exclude each other.")
-    if groups is not None and not (isinstance(groups, list) or (isinstance(groups, int) and groups >= 0)):
+    if groups is not None and not (
+        isinstance(groups, list) or (isinstance(groups, int) and groups >= 0)
+    ):
         raise ValueError(
-            f"groups must be a non-negative integer or a list of lists of variables. Received: {groups!r}."
+            "groups must be a non-negative integer or a list of lists of variables. Received:"
+            f" {groups!r}."
         )
     # A worker outside the set trains by itself.
     comm = comm_of(process_set) if process_set.included() is not False else InProcessCommunicator()
-    # `gradient_predivide_factor` and `groups` are left out: dividing before and after the sum is one division here, and
-    # groups are formed by size anyway.
+    # `gradient_predivide_factor` and `groups` are left out: dividing before and after the sum is
+    # one division here, and groups are formed by size anyway.
     return Reduction(
         comm,
         op,

@@ -29,7 +29,8 @@ from syrtos.errors import ConfigurationError
 _ADDED = ("WORKERS", "LearningRateSchedule(", "LearningRateWarmup(", "syrtos.rank()")
 _CONVERSIONS: Sequence[type[Conversion]] = (PerWorker, MultiGpu, Estimators, Spellings)
 
-# Findings that a script has in every spelling; names that the conversion itself loses are looked for by themselves.
+# Findings that a script has in every spelling; names that the conversion itself loses are looked
+# for by themselves.
 _OTHER_TROUBLES = frozenset({"missing-package", "absent-backend", "undefined-name"})
 
 
@@ -60,7 +61,10 @@ class Result:
     def diff(self) -> str:
         """The changes in the unified format."""
         lines = difflib.unified_diff(
-            self.before.splitlines(True), self.after.splitlines(True), str(self.path), f"{self.path} (plain Keras 3)"
+            self.before.splitlines(True),
+            self.after.splitlines(True),
+            str(self.path),
+            f"{self.path} (plain Keras 3)",
         )
         return "".join(lines)
 
@@ -68,10 +72,12 @@ class Result:
 def convert_script(path: Path, workers: int) -> Result:
     """Converts a script to plain Keras 3 with the mathematics that it had on ``workers`` workers.
 
-    A script in which something would have to be guessed is left as it is, with the reasons in `Result.left`.
+    A script in which something would have to be guessed is left as it is, with the reasons in
+    `Result.left`.
 
     Raises:
-        ConfigurationError: the script can't be read or parsed, or the conversion does not understand it.
+        ConfigurationError: the script can't be read or parsed, or the conversion does not
+            understand it.
     """
     script = read(path)
     text = script.text
@@ -80,7 +86,13 @@ def convert_script(path: Path, workers: int) -> Result:
     if others and understood.speaks(script):
         guessed = [
             *guessed,
-            (0, f"{others[0].name}, which the script imports, belongs to the same training: put both into one file"),
+            (
+                0,
+                (
+                    f"{others[0].name}, which the script imports, belongs to the same training: put"
+                    " both into one file"
+                ),
+            ),
         ]
     # A conversion that had to guess would be another training.
     if guessed:
@@ -89,7 +101,8 @@ def convert_script(path: Path, workers: int) -> Result:
         return _convert_text(path, text, workers)
     except (cst.CSTValidationError, cst.ParserSyntaxError, NotParsed, RecursionError) as error:
         raise ConfigurationError(
-            f"{path} can't be converted: the conversion does not understand something in it ({error}). The script itself may be right."
+            f"{path} can't be converted: the conversion does not understand something in it"
+            f" ({error}). The script itself may be right."
         ) from error
 
 
@@ -116,20 +129,33 @@ def _line_before(before: str, after: str, number: int) -> int:
     if before == after:
         return number
     # Without `autojunk`, which leaves lines that come often in a long file out of the comparison.
-    changes = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False).get_opcodes()
+    changes = difflib.SequenceMatcher(
+        None, before.splitlines(), after.splitlines(), autojunk=False
+    ).get_opcodes()
     return next(min(i + number - j, end) for _, i, end, j, last in changes if number <= last)
 
 
 def _find_remaining(path: Path, before: str, after: str) -> list[tuple[int, str]]:
     """Returns what would still break, each with a text that names the line of the converted script.
 
-    That is names that nothing gives a value any more, and those findings of the doctor that end a run.
+    That is names that nothing gives a value any more, and those findings of the doctor that end a
+    run.
     """
     script = parse(path, after)
     lost = _bound_names(parse(path, before).tree) - _bound_names(script.tree)
-    used = {node.id: node.lineno for node in ast.walk(script.tree) if isinstance(node, ast.Name) and node.id in lost}
+    used = {
+        node.id: node.lineno
+        for node in ast.walk(script.tree)
+        if isinstance(node, ast.Name) and node.id in lost
+    }
     found = [
-        (0, f"line {line} of the converted script: `{script.line(line).strip()}` still needs `{name}`")
+        (
+            0,
+            (
+                f"line {line} of the converted script: `{script.line(line).strip()}` still needs"
+                f" `{name}`"
+            ),
+        )
         for name, line in used.items()
     ]
     worst = [
@@ -137,13 +163,24 @@ def _find_remaining(path: Path, before: str, after: str) -> list[tuple[int, str]
         for each in diagnosis.findings(ScriptProgram([script]))
         if each.severity is Severity.BREAKS and each.rule not in _OTHER_TROUBLES
     ]
-    return found + [(0, f"line {each.line} of the converted script: {each.says}: {each.fix}") for each in worst]
+    return found + [
+        (0, f"line {each.line} of the converted script: {each.says}: {each.fix}") for each in worst
+    ]
 
 
 def _bound_names(tree: ast.Module) -> set[str]:
     """Returns the names that assignments, parameters and imports in a file give a value."""
-    stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    imports = [name for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names]
+    stored = {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    imports = [
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in node.names
+    ]
     arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     return stored | arguments | {name.asname or name.name.partition(".")[0] for name in imports}
 
@@ -154,22 +191,41 @@ def _with_wanted(module: cst.Module, wants: set[str], workers: int) -> cst.Modul
     if "syrtos" in wants:
         lines += ["import syrtos", "", "syrtos.init()"]
     if wants & {"keras", "learning_rate_callbacks"} and not _imports_keras(module):
-        lines += ["import keras"] if "import tensorflow as tf" not in module.code else ["keras = tf.keras"]
+        lines += (
+            ["import keras"]
+            if "import tensorflow as tf" not in module.code
+            else ["keras = tf.keras"]
+        )
     if wants & {"WORKERS", "learning_rate_callbacks"}:
         lines += [
             "",
-            f"WORKERS = {workers}  # a step trains on the batches of so many workers, however many processes there are",
+            (
+                f"WORKERS = {workers}  # a step trains on the batches of so many workers, however"
+                " many processes there are"
+            ),
         ]
     if "learning_rate_callbacks" in wants:
-        lines += ["", "", resources.files("syrtos.doctor.fix").joinpath("learning_rate_callbacks.txt").read_text()]
+        lines += [
+            "",
+            "",
+            resources.files("syrtos.doctor.fix")
+            .joinpath("learning_rate_callbacks.txt")
+            .read_text(),
+        ]
     if not lines:
         return module
     added = list(cst.parse_module("\n".join(lines) + "\n").body)
-    added[:1] = [first.with_changes(leading_lines=[cst.EmptyLine(indent=False)]) for first in added[:1]]
+    added[:1] = [
+        first.with_changes(leading_lines=[cst.EmptyLine(indent=False)]) for first in added[:1]
+    ]
     place = _insertion_index(module)
     rest = list(module.body[place:])
     if rest and isinstance(first := rest[0], cst.SimpleStatementLine | cst.BaseCompoundStatement):
-        blank = [] if any(line.comment is None for line in first.leading_lines) else [cst.EmptyLine(indent=False)]
+        blank = (
+            []
+            if any(line.comment is None for line in first.leading_lines)
+            else [cst.EmptyLine(indent=False)]
+        )
         rest[0] = first.with_changes(leading_lines=[*blank, *first.leading_lines])
     return module.with_changes(body=[*module.body[:place], *added, *rest])
 
@@ -179,7 +235,10 @@ def _insertion_index(module: cst.Module) -> int:
     body = module.body
     imports = 1 + max((number for number, line in enumerate(body) if _is_import(line)), default=-1)
     first = 1 if body and module.get_docstring() is not None else 0
-    needs = next((number for number, line in enumerate(body) if any(word in code(line) for word in _ADDED)), len(body))
+    needs = next(
+        (number for number, line in enumerate(body) if any(word in code(line) for word in _ADDED)),
+        len(body),
+    )
     return max(min(imports, needs), first)
 
 
@@ -189,7 +248,10 @@ def _is_import(line: cst.CSTNode) -> bool:
 
 def _imports_keras(module: cst.Module) -> bool:
     return (
-        any(code(alias) in ("keras", "tensorflow.keras as keras") for alias in m.findall(module, m.ImportAlias()))
+        any(
+            code(alias) in ("keras", "tensorflow.keras as keras")
+            for alias in m.findall(module, m.ImportAlias())
+        )
         or "from tensorflow import keras" in module.code
     )
 
@@ -204,7 +266,9 @@ def show(result: Result) -> None:
         words = (
             "nothing is changed"
             if result.left
-            else "nothing to change: it has no old API (files, data and rates are for you to change)"
+            else (
+                "nothing to change: it has no old API (files, data and rates are for you to change)"
+            )
         )
         console.print(f"{result.path}: {words}.")
     elif console.is_terminal:
@@ -225,10 +289,13 @@ def write(result: Result) -> None:
     """
     kept = result.path.with_name(result.path.name + ".before")
     if result.left:
-        raise ConfigurationError(f"{result.path} is left as it is: what has to be done by hand comes first, see above.")
+        raise ConfigurationError(
+            f"{result.path} is left as it is: what has to be done by hand comes first, see above."
+        )
     if kept.exists():
         raise ConfigurationError(
-            f"{kept} exists, and would be overwritten by today's {result.path.name}. Remove or rename it first."
+            f"{kept} exists, and would be overwritten by today's {result.path.name}. Remove or"
+            " rename it first."
         )
     original = result.path.read_bytes()
     # The script keeps its encoding, its ends of lines and its rights.

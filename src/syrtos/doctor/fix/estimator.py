@@ -13,8 +13,8 @@ _SPECS = {"TrainSpec": "max_steps", "EvalSpec": "steps"}
 class Estimators(Conversion):
     """Replaces the Estimator that `model_to_estimator` makes by its model.
 
-    `train`, `evaluate`, `predict` and `train_and_evaluate` become calls of the model, on the data set that the input
-    function returns.
+    `train`, `evaluate`, `predict` and `train_and_evaluate` become calls of the model, on the data
+    set that the input function returns.
     """
 
     WORDS = ("estimator",)
@@ -49,7 +49,10 @@ class Estimators(Conversion):
         if function is None:
             return None
         for name in ("hooks", "saving_listeners", "exporters"):
-            if (found := argument(call, name)) is not None and code(found.value) not in ("None", "[]"):
+            if (found := argument(call, name)) is not None and code(found.value) not in (
+                "None",
+                "[]",
+            ):
                 self.leave_alone(call, f"`{name}` of an Estimator: write them as Keras callbacks")
         if isinstance(function.value, cst.Lambda) and not function.value.params.params:
             made = code(function.value.body)
@@ -57,7 +60,11 @@ class Estimators(Conversion):
             made = f"{code(function.value)}()"
         else:
             return None
-        return made if count is None or code(count.value) == "None" else f"{made}.take({code(count.value)})"
+        return (
+            made
+            if count is None or code(count.value) == "None"
+            else f"{made}.take({code(count.value)})"
+        )
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         """Replaces calls of an estimator by calls of its model."""
@@ -77,26 +84,40 @@ class Estimators(Conversion):
         ) and "estimator." in self.name(original_node.func):
             self.leave_alone(
                 original_node,
-                f"`{name}`: a `model_fn` has to be written as a keras.Model by hand (syrtos runs tf.estimator.Estimator as it is)",
+                f"`{name}`: a `model_fn` has to be written as a keras.Model by hand (syrtos runs"
+                " tf.estimator.Estimator as it is)",
             )
         elif on in self._models:
             self.leave_alone(original_node, f"`{on}.{name}` of an Estimator")
         return updated_node
 
-    def _convert_call(self, original: cst.Call, call: cst.Call, on: str, name: str) -> cst.BaseExpression:
-        data = self._data(original, "max_steps" if name == "train" and argument(original, "max_steps") else "steps")
+    def _convert_call(
+        self, original: cst.Call, call: cst.Call, on: str, name: str
+    ) -> cst.BaseExpression:
+        data = self._data(
+            original,
+            "max_steps" if name == "train" and argument(original, "max_steps") else "steps",
+        )
         if data is None:
-            self.leave_alone(original, f"`{name}` without an input function that takes no arguments")
+            self.leave_alone(
+                original, f"`{name}` without an input function that takes no arguments"
+            )
             return call
         if name == "predict":
-            self.leave_alone(original, "`predict` gives dictionaries, one for each row; `model.predict` gives arrays")
+            self.leave_alone(
+                original,
+                "`predict` gives dictionaries, one for each row; `model.predict` gives arrays",
+            )
         if name == "train" and argument(original, "max_steps") is not None:
             self.leave_alone(
-                original, "`max_steps` counts the steps of earlier calls and runs too: `fit` has no such count"
+                original,
+                "`max_steps` counts the steps of earlier calls and runs too: `fit` has no such"
+                " count",
             )
         self.note(
             original,
-            "the input function must return a tf.data.Dataset; nothing is written to, or resumed from, `model_dir`: use keras.callbacks.BackupAndRestore",
+            "the input function must return a tf.data.Dataset; nothing is written to, or resumed"
+            " from, `model_dir`: use keras.callbacks.BackupAndRestore",
         )
         texts = {
             "train": f"{self._models[on]}.fit({data})",
@@ -110,15 +131,22 @@ class Estimators(Conversion):
         if estimator not in self._models or train not in self._specs or test not in self._specs:
             self.leave_alone(
                 original,
-                "`train_and_evaluate` of an Estimator that is not made of a Keras model in this file, or whose specs are not",
+                "`train_and_evaluate` of an Estimator that is not made of a Keras model in this"
+                " file, or whose specs are not",
             )
             return call
-        self.note(original, "evaluates at the end of training, where `train_and_evaluate` does at checkpoints too")
+        self.note(
+            original,
+            "evaluates at the end of training, where `train_and_evaluate` does at checkpoints too",
+        )
         return cst.parse_expression(
-            f"{self._models[estimator]}.fit({self._specs[train]}, validation_data={self._specs[test]})"
+            f"{self._models[estimator]}.fit({self._specs[train]},"
+            f" validation_data={self._specs[test]})"
         )
 
-    def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign | cst.RemovalSentinel:
+    def leave_Assign(
+        self, original_node: cst.Assign, updated_node: cst.Assign
+    ) -> cst.Assign | cst.RemovalSentinel:
         """Removes assignments of estimators, specs and configurations."""
         name = code(original_node.targets[0].target)
         return (

@@ -22,7 +22,11 @@ class MultiGpu(Conversion):
     def visit_Assign(self, node: cst.Assign) -> None:
         """Remembers the names of parallel models."""
         if isinstance(node.value, cst.Call) and method(node.value) == "multi_gpu_model":
-            self._parallel.update(target.target.value for target in node.targets if isinstance(target.target, cst.Name))
+            self._parallel.update(
+                target.target.value
+                for target in node.targets
+                if isinstance(target.target, cst.Name)
+            )
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         """Replaces a call of the function by its model."""
@@ -31,7 +35,9 @@ class MultiGpu(Conversion):
         model = argument(updated_node, "model", 0)
         return updated_node if model is None else model.value
 
-    def leave_Subscript(self, original_node: cst.Subscript, updated_node: cst.Subscript) -> cst.BaseExpression:
+    def leave_Subscript(
+        self, original_node: cst.Subscript, updated_node: cst.Subscript
+    ) -> cst.BaseExpression:
         """Replaces `parallel.layers[-2]`, which was the model, by `parallel`."""
         inner = m.Subscript(
             m.Attribute(m.Name(), m.Name("layers")),
@@ -42,7 +48,9 @@ class MultiGpu(Conversion):
             if m.matches(original_node, inner) and isinstance(original_node.value, cst.Attribute)
             else None
         )
-        return found if isinstance(found, cst.Name) and found.value in self._parallel else updated_node
+        return (
+            found if isinstance(found, cst.Name) and found.value in self._parallel else updated_node
+        )
 
     def leave_ImportFrom(
         self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
@@ -55,9 +63,13 @@ class MultiGpu(Conversion):
             return cst.RemoveFromParent()
         if len(kept) == len(updated_node.names):
             return updated_node
-        return updated_node.with_changes(names=[*kept[:-1], kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)])
+        return updated_node.with_changes(
+            names=[*kept[:-1], kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)]
+        )
 
-    def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign | cst.RemovalSentinel:
+    def leave_Assign(
+        self, original_node: cst.Assign, updated_node: cst.Assign
+    ) -> cst.Assign | cst.RemovalSentinel:
         """Removes `model = multi_gpu_model(model)`, which has become `model = model`."""
         target = updated_node.targets[0].target
         same = (

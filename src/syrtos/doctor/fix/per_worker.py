@@ -1,22 +1,33 @@
 """Conversion of scripts of Horovod and SMDDP, where each worker has a batch, to plain Keras with one batch for all.
 
-N workers with batches of b samples whose gradients are averaged compute the mean over N·b samples. One process does
-the same with `batch_size=b * WORKERS`. Where each worker took every N-th record, the batches of all of them in one step
-are the next N·b records of the whole.
+N workers with batches of b samples whose gradients are averaged compute the mean over N·b samples.
+One process does the same with `batch_size=b * WORKERS`. Where each worker took every N-th record,
+the batches of all of them in one step are the next N·b records of the whole.
 """
 
 from __future__ import annotations
-
-import ast
 
 import libcst as cst
 from libcst import matchers as m
 from libcst.metadata import ParentNodeProvider
 
-from syrtos.doctor.fix import understood
-from syrtos.doctor.fix.transformer import Conversion, argument, code, method, replace_argument, times, with_keyword
+from syrtos.doctor.fix.ranks_and_sizes import (
+    RANKS,
+    ROOTS,
+    SIZES,
+    RanksAndSizes,
+    steps_of,
+    trains,
+)
+from syrtos.doctor.fix.transformer import (
+    argument,
+    code,
+    method,
+    replace_argument,
+    times,
+    with_keyword,
+)
 
-_ROOTS = ("horovod.", "smdistributed.dataparallel.")
 _VANISH = frozenset(
     {
         "init",
@@ -31,9 +42,16 @@ _VANISH = frozenset(
         "MetricAverageCallback",
     }
 )
-_RANKS = frozenset({"rank", "local_rank", "cross_rank", "node_rank"})
-_SIZES = frozenset({"size", "num_workers"})
-_VALUES = frozenset({"allreduce", "oob_allreduce", "allgather", "broadcast", "broadcast_object", "grouped_allreduce"})
+_VALUES = frozenset(
+    {
+        "allreduce",
+        "oob_allreduce",
+        "allgather",
+        "broadcast",
+        "broadcast_object",
+        "grouped_allreduce",
+    }
+)
 _CALLBACKS = {
     "LearningRateWarmupCallback": "LearningRateWarmup",
     "LearningRateScheduleCallback": "LearningRateSchedule",
@@ -43,9 +61,16 @@ _EPOCHS = {
     "LearningRateWarmupCallback": {"warmup_epochs": 1},
     "LearningRateScheduleCallback": {"start_epoch": 2, "end_epoch": 3},
 }
-_FITS = ("fit", "fit_generator")
 _FLAGS = frozenset(
-    {"mpi_built", "nccl_built", "gloo_built", "mpi_enabled", "gloo_enabled", "mpi_threads_supported", "is_initialized"}
+    {
+        "mpi_built",
+        "nccl_built",
+        "gloo_built",
+        "mpi_enabled",
+        "gloo_enabled",
+        "mpi_threads_supported",
+        "is_initialized",
+    }
 )
 _BATCHED = {"batch": 0, "padded_batch": 0}
 _LOADERS = frozenset(
@@ -76,112 +101,10 @@ _SHARED = (".fit(", ".evaluate(", ".predict(")
 _WORKERS = "WORKERS"
 
 
-class PerWorker(Conversion):
+class PerWorker(RanksAndSizes):
     """Converts Horovod or SMDDP to plain Keras."""
 
     WORDS = ("horovod", "smdistributed")
-
-    def __init__(self, workers: int) -> None:
-        super().__init__(workers)
-        self._sizes: set[str] = set()  # names that hold the number of workers
-        self._ranks: set[str] = set()
-        self._values: dict[str, cst.BaseExpression] = {}  # what names are given last
-        self._true: set[str] = set()  # names that say whether this is rank 0
-        # where the number of workers divides data
-        self._shards: set[cst.CSTNode] = set()
-        self._sharded: set[cst.CSTNode] = set()  # the calls and slices that do so
-        self._divided = False
-        # each worker goes over all of the data in an epoch: one process does in as many epochs as
-        # there are workers
-        self._grows = False
-        self._speaks = False  # Horovod or SMDDP
-
-    # -- what stands where ------------------------------------------------------------------------------------
-
-    def visit_Module(self, node: cst.Module) -> None:
-        """Notes the names that hold ranks and sizes, and the sizes that divide data."""
-        imports = m.findall(node, m.Import() | m.ImportFrom())
-        self._speaks = any(f"{root}" in f"{code(each)}." for each in imports for root in ("horovod", "smdistributed"))
-        for assign in m.findall(node, m.Assign()):
-            assert isinstance(assign, cst.Assign)
-            names = {target.target.value for target in assign.targets if isinstance(target.target, cst.Name)}
-            if self._calls(assign.value, _SIZES):
-                self._sizes |= names
-            elif self._calls(assign.value, _RANKS):
-                self._ranks |= names
-            self._values.update(dict.fromkeys(names, assign.value))
-            if isinstance(assign.value, cst.Comparison) and self._calls(assign.value.left, _RANKS):
-                self._true |= names
-        self._find_shards(node)
-        calls = [call for call in m.findall(node, m.Call()) if isinstance(call, cst.Call)]
-        fits = [call for call in calls if method(call) in _FITS and _trains(call)]
-        divided = any(method(call) in ("take", *_FITS) and self._has_size(call) for call in calls)
-        self._divided = bool(self._shards) or divided
-        self._grows = not self._divided and any(_steps(call) is None for call in fits)
-        if self._speaks:
-            self._note_loops(node, [call for call in calls if method(call).endswith("GradientTape")], bool(fits))
-            self._note_differences(calls)
-
-    def _note_loops(self, node: cst.Module, tapes: list[cst.Call], fits: bool) -> None:
-        if tapes and not fits and not self._divided and ".repeat(" not in code(node):
-            self.leave_alone(
-                tapes[0],
-                "each worker went over all of the data, in a loop: repeat the data set WORKERS times, so that as many updates are made",
-            )
-
-    def _note_differences(self, calls: list[cst.Call]) -> None:
-        for call in calls:
-            reduction = argument(call, "reduction")
-            if reduction is not None and code(reduction.value).strip("'\"").lower().rpartition(".")[2] == "sum":
-                self.leave_alone(call, "this loss is a sum over the batch of one worker: divide it by WORKERS")
-            if self._grows and method(call) == "LearningRateScheduler":
-                self.leave_alone(
-                    call,
-                    "this schedule counts epochs, of which there are WORKERS times as many, each WORKERS times as short",
-                )
-        normalized = [call for call in calls if method(call) == "BatchNormalization"]
-        if normalized:
-            self.note(normalized[0], "one process normalizes over the batches of all workers, not over those of one")
-
-    def _find_shards(self, node: cst.Module) -> None:
-        """Finds calls and slices that have both a rank and a size, as `understood` does.
-
-        Examples are `shard(size, rank)`, `load(rank, size)` and `x[rank::size]`.
-        """
-        for outer in m.findall(node, m.Call() | m.Slice()):
-            if isinstance(outer, cst.Slice):
-                parts = [outer.lower, outer.upper, outer.step]
-            elif (
-                isinstance(outer, cst.Call)
-                and not self._exchange_function(outer)
-                and method(outer) not in ("fit", "print", "format", "append")
-            ):
-                parts = [each.value for each in outer.args]
-            else:
-                continue
-            given = [each for each in parts if each is not None]
-            if any(map(self._is_rank, given)):
-                self._shards.update(each for each in given if self._is_size(each))
-                self._sharded.update({outer} if any(map(self._is_size, given)) else ())
-
-    def _exchange_function(self, node: cst.CSTNode) -> str:
-        """Returns the name of the function of Horovod or SMDDP that a node calls; empty for other nodes."""
-        if not isinstance(node, cst.Call):
-            return ""
-        path = self.name(node.func)
-        return path.rpartition(".")[2] if path.startswith(_ROOTS) else ""
-
-    def _calls(self, node: cst.CSTNode, names: frozenset[str]) -> bool:
-        return self._exchange_function(node) in names
-
-    def _is_size(self, node: cst.CSTNode) -> bool:
-        return self._calls(node, _SIZES) or (isinstance(node, cst.Name) and node.value in self._sizes)
-
-    def _is_rank(self, node: cst.CSTNode) -> bool:
-        return self._calls(node, _RANKS) or (isinstance(node, cst.Name) and node.value in self._ranks)
-
-    def _has_size(self, node: cst.CSTNode) -> bool:
-        return any(self._is_size(inner) for inner in m.findall(node, m.Call() | m.Name()))
 
     # -- calls ------------------------------------------------------------------------------------------------
 
@@ -201,24 +124,29 @@ class PerWorker(Conversion):
         return self._scale_batch(original_node, updated_node)
 
     def _convert_call(self, ours: str, original: cst.Call, call: cst.Call) -> cst.BaseExpression:
-        if ours in _SIZES:
+        if ours in SIZES:
             if original in self._shards:
                 return cst.Integer("1")
             self.wants.add(_WORKERS)
             return cst.Name(_WORKERS)
-        if ours in _RANKS:
+        if ours in RANKS:
             return cst.Integer("0")
         if ours in _FLAGS:
             return cst.Name("False")
         if ours in _CALLBACKS:
             self.wants.add("learning_rate_callbacks")
-            return self._callback(ours, original, call.with_changes(func=cst.Name(_CALLBACKS[ours])))
+            return self._callback(
+                ours, original, call.with_changes(func=cst.Name(_CALLBACKS[ours]))
+            )
         if ours in ("DistributedOptimizer", "DistributedGradientTape"):
             return self._unwrap(ours, original, call)
         if ours in _VALUES and call.args:
             op = argument(call, "op") or argument(call, "average")
             if op is not None and not _averages(op.value):
-                self.leave_alone(original, f"`{ours}` with `{code(op)}`: say by hand what one process computes here")
+                self.leave_alone(
+                    original,
+                    f"`{ours}` with `{code(op)}`: say by hand what one process computes here",
+                )
             return call.args[0].value
         if ours == "allgather_object" and call.args:
             return cst.List([cst.Element(call.args[0].value)])
@@ -227,7 +155,9 @@ class PerWorker(Conversion):
             return call.with_changes(func=cst.parse_expression("keras.models.load_model"))
         if ours not in _VANISH:
             self.leave_alone(
-                original, f"`{ours}` of {self.name(original.func).split('.')[0]} has no counterpart in plain Keras"
+                original,
+                f"`{ours}` of {self.name(original.func).split('.')[0]} has no counterpart in plain"
+                " Keras",
             )
         return call
 
@@ -237,7 +167,10 @@ class PerWorker(Conversion):
         Epochs become WORKERS times as many if each was a worker's pass over all of the data.
         """
         if argument(call, "initial_lr", 0) is None:
-            self.leave_alone(original, f"`{ours}` without `initial_lr`: give it the learning rate of the optimizer")
+            self.leave_alone(
+                original,
+                f"`{ours}` without `initial_lr`: give it the learning rate of the optimizer",
+            )
         if not self._grows:
             return call
         multiplier = argument(call, "multiplier", 1)
@@ -246,12 +179,17 @@ class PerWorker(Conversion):
             and multiplier is not None
             and not isinstance(multiplier.value, cst.Integer | cst.Float)
         ):
-            self.leave_alone(original, "this multiplier counts epochs, of which there are WORKERS times as many")
+            self.leave_alone(
+                original, "this multiplier counts epochs, of which there are WORKERS times as many"
+            )
         if ours == "LearningRateWarmupCallback" and argument(call, "warmup_epochs", 1) is None:
             # Horovod's default.
             call = with_keyword(call, "warmup_epochs", cst.Integer("5"))
         for name, position in _EPOCHS[ours].items():
-            if (found := argument(call, name, position)) is not None and code(found.value) not in ("0", "None"):
+            if (found := argument(call, name, position)) is not None and code(found.value) not in (
+                "0",
+                "None",
+            ):
                 self.wants.add(_WORKERS)
                 call = replace_argument(call, found, times(found.value, _WORKERS))
         return call
@@ -262,7 +200,8 @@ class PerWorker(Conversion):
         if inner is None or (op is not None and not _averages(op.value)):
             self.leave_alone(
                 original,
-                f"`{ours}` with `{code(op) if op else 'no argument'}`: gradients that are not averaged have no counterpart in one process",
+                f"`{ours}` with `{code(op) if op else 'no argument'}`: gradients that are not"
+                " averaged have no counterpart in one process",
             )
             return call
         if argument(call, "compression") is not None:
@@ -272,7 +211,8 @@ class PerWorker(Conversion):
             if not isinstance(value, cst.Call):
                 self.leave_alone(
                     original,
-                    f"`backward_passes_per_step`: give the optimizer `gradient_accumulation_steps={code(passes.value)}` where it is made",
+                    "`backward_passes_per_step`: give the optimizer"
+                    f" `gradient_accumulation_steps={code(passes.value)}` where it is made",
                 )
                 return call
             value = with_keyword(value, "gradient_accumulation_steps", passes.value)
@@ -281,9 +221,13 @@ class PerWorker(Conversion):
     def _scale_batch(self, original: cst.Call, call: cst.Call) -> cst.Call:
         name = method(original)
         if name == "fit":
-            return self._fit(original, call) if _trains(original) else call
+            return self._fit(original, call) if trains(original) else call
         position = _BATCHED.get(name) if isinstance(original.func, cst.Attribute) else None
-        found = argument(call, "batch_size", position) if position is not None or name in _LOADERS else None
+        found = (
+            argument(call, "batch_size", position)
+            if position is not None or name in _LOADERS
+            else None
+        )
         if found is None or code(found.value) == "None":
             return call
         self.wants.add(_WORKERS)
@@ -298,14 +242,15 @@ class PerWorker(Conversion):
             self.wants.add(_WORKERS)
             # Keras's default.
             call = with_keyword(call, "batch_size", times(cst.Integer("32"), _WORKERS))
-        if (steps := _steps(call)) is not None:
+        if (steps := steps_of(call)) is not None:
             return self._divide_steps(original, call, steps)
         if not self._grows:
             return call
         self.wants.add(_WORKERS)
         self.note(
             original,
-            "each worker went over all of the data in an epoch; the same number of updates is WORKERS times the epochs, each of one pass",
+            "each worker went over all of the data in an epoch; the same number of updates is"
+            " WORKERS times the epochs, each of one pass",
         )
         epochs = argument(call, "epochs", 3)
         if epochs is None:
@@ -315,7 +260,7 @@ class PerWorker(Conversion):
     def _divide_steps(self, original: cst.Call, call: cst.Call, steps: cst.Arg) -> cst.Call:
         """Divides steps by WORKERS if they were counted on one worker's part of the data."""
         # The data is all of it now, and a batch has the rows of all workers.
-        before = _steps(original)
+        before = steps_of(original)
         value = before.value if before else steps.value
         made = self._values.get(code(value), value)
         if (
@@ -325,19 +270,31 @@ class PerWorker(Conversion):
         ):
             return call
         self.wants.add(_WORKERS)
-        self.note(original, "the steps were counted on the part of one worker: they are divided by WORKERS")
+        self.note(
+            original,
+            "the steps were counted on the part of one worker: they are divided by WORKERS",
+        )
         counted = times(steps.value, _WORKERS)
         return replace_argument(call, steps, counted.with_changes(operator=cst.FloorDivide()))
 
-    def leave_Subscript(self, original_node: cst.Subscript, updated_node: cst.Subscript) -> cst.BaseExpression:
+    def leave_Subscript(
+        self, original_node: cst.Subscript, updated_node: cst.Subscript
+    ) -> cst.BaseExpression:
         """Leaves `parts[hvd.rank()]` to be done by hand."""
         # It is a part of the data, and one process needs all parts.
-        chosen = [inner for each in original_node.slice for inner in m.findall(each, m.Call() | m.Name())]
-        if any(self._is_rank(inner) for inner in chosen) and not any(self._is_size(inner) for inner in chosen):
+        chosen = [
+            inner for each in original_node.slice for inner in m.findall(each, m.Call() | m.Name())
+        ]
+        if any(self._is_rank(inner) for inner in chosen) and not any(
+            self._is_size(inner) for inner in chosen
+        ):
             text = code(original_node)
-            if "local_rank" not in text and not any(word in text.lower() for word in ("gpu", "device")):
+            if "local_rank" not in text and not any(
+                word in text.lower() for word in ("gpu", "device")
+            ):
                 self.leave_alone(
-                    original_node, f"`{text}` is the part of one worker: write what all parts are together"
+                    original_node,
+                    f"`{text}` is the part of one worker: write what all parts are together",
                 )
         return updated_node
 
@@ -347,7 +304,9 @@ class PerWorker(Conversion):
 
     # -- statements -------------------------------------------------------------------------------------------
 
-    def leave_Expr(self, original_node: cst.Expr, updated_node: cst.Expr) -> cst.Expr | cst.RemovalSentinel:
+    def leave_Expr(
+        self, original_node: cst.Expr, updated_node: cst.Expr
+    ) -> cst.Expr | cst.RemovalSentinel:
         """Removes statements that are only for several processes."""
         call = original_node.value
         if self._exchange_function(call) in _VANISH:
@@ -363,15 +322,23 @@ class PerWorker(Conversion):
             return cst.RemoveFromParent()
         return updated_node
 
-    def leave_Element(self, original_node: cst.Element, updated_node: cst.Element) -> cst.Element | cst.RemovalSentinel:
+    def leave_Element(
+        self, original_node: cst.Element, updated_node: cst.Element
+    ) -> cst.Element | cst.RemovalSentinel:
         """Removes callbacks that are only for several processes."""
-        return cst.RemoveFromParent() if self._exchange_function(original_node.value) in _VANISH else updated_node
+        return (
+            cst.RemoveFromParent()
+            if self._exchange_function(original_node.value) in _VANISH
+            else updated_node
+        )
 
-    def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> cst.Assign | cst.RemovalSentinel:
+    def leave_Assign(
+        self, original_node: cst.Assign, updated_node: cst.Assign
+    ) -> cst.Assign | cst.RemovalSentinel:
         """Removes assignments that have no meaning for one process.
 
-        They are `tape = hvd.DistributedGradientTape(tape)`, callbacks that are not needed any more, the compression,
-        and the GPU of a rank.
+        They are `tape = hvd.DistributedGradientTape(tape)`, callbacks that are not needed any more,
+        the compression, and the GPU of a rank.
         """
         target = updated_node.targets[0].target
         if isinstance(original_node.value, cst.Call) and target.deep_equals(updated_node.value):
@@ -387,32 +354,46 @@ class PerWorker(Conversion):
     def _is_compression(self, value: cst.BaseExpression) -> bool:
         """Returns whether a value chooses how gradients are compressed."""
         return any(
-            self.name(inner).startswith(_ROOTS) and ".Compression" in self.name(inner)
+            self.name(inner).startswith(ROOTS) and ".Compression" in self.name(inner)
             for inner in m.findall(value, m.Attribute())
         )
 
-    def leave_Import(self, original_node: cst.Import, updated_node: cst.Import) -> cst.Import | cst.RemovalSentinel:
+    def leave_Import(
+        self, original_node: cst.Import, updated_node: cst.Import
+    ) -> cst.Import | cst.RemovalSentinel:
         """Removes Horovod and SMDDP from an import."""
         kept = [
-            name for name in updated_node.names if not f"{code(name.name)}.".startswith(("horovod.", "smdistributed."))
+            name
+            for name in updated_node.names
+            if not f"{code(name.name)}.".startswith(("horovod.", "smdistributed."))
         ]
         if not kept:
             return cst.RemoveFromParent()
-        return updated_node.with_changes(names=[*kept[:-1], kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)])
+        return updated_node.with_changes(
+            names=[*kept[:-1], kept[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)]
+        )
 
     def leave_ImportFrom(
         self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
     ) -> cst.ImportFrom | cst.RemovalSentinel:
         """Removes imports of names from Horovod and SMDDP."""
         module = code(original_node.module) if original_node.module else ""
-        return cst.RemoveFromParent() if f"{module}.".startswith(("horovod.", "smdistributed.")) else updated_node
+        return (
+            cst.RemoveFromParent()
+            if f"{module}.".startswith(("horovod.", "smdistributed."))
+            else updated_node
+        )
 
     # -- conditions about ranks -------------------------------------------------------------------------------
 
     def _value_on_rank_0(self, test: cst.BaseExpression) -> bool | None:
         """Returns the value that a condition about ranks has on rank 0; None for other conditions."""
         if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
-            left, operator, right = test.left, test.comparisons[0].operator, test.comparisons[0].comparator
+            left, operator, right = (
+                test.left,
+                test.comparisons[0].operator,
+                test.comparisons[0].comparator,
+            )
             if self._is_rank(right):
                 left, right = right, left
             if self._is_rank(left) and isinstance(right, cst.Integer):
@@ -433,7 +414,10 @@ class PerWorker(Conversion):
         self, original_node: cst.BooleanOperation, updated_node: cst.BooleanOperation
     ) -> cst.BaseExpression:
         """Removes the condition about ranks from `batch % 10 == 0 and hvd.rank() == 0`."""
-        for this, other in ((original_node.left, updated_node.right), (original_node.right, updated_node.left)):
+        for this, other in (
+            (original_node.left, updated_node.right),
+            (original_node.right, updated_node.left),
+        ):
             decided = self._value_on_rank_0(this)
             if decided is not None and isinstance(original_node.operator, cst.And) is decided:
                 return other
@@ -457,9 +441,14 @@ class PerWorker(Conversion):
             if isinstance(suite, cst.IndentedBlock)
             else [cst.SimpleStatementLine(cst.ensure_type(suite, cst.SimpleStatementSuite).body)]
         )
-        if all(m.matches(line, m.SimpleStatementLine([m.Pass()])) for line in body) and updated_node.orelse is None:
+        if (
+            all(m.matches(line, m.SimpleStatementLine([m.Pass()])) for line in body)
+            and updated_node.orelse is None
+        ):
             return cst.RemoveFromParent()
-        if decided is None or isinstance(self.get_metadata(ParentNodeProvider, original_node), cst.If):
+        if decided is None or isinstance(
+            self.get_metadata(ParentNodeProvider, original_node), cst.If
+        ):
             # an `elif` keeps its condition, which holds the constant of rank 0
             return updated_node
         if decided:
@@ -467,11 +456,22 @@ class PerWorker(Conversion):
             first = kept[0]
             assert isinstance(first, cst.SimpleStatementLine | cst.BaseCompoundStatement)
             return cst.FlattenSentinel(
-                [first.with_changes(leading_lines=[*updated_node.leading_lines, *first.leading_lines]), *kept[1:]]
+                [
+                    first.with_changes(
+                        leading_lines=[*updated_node.leading_lines, *first.leading_lines]
+                    ),
+                    *kept[1:],
+                ]
             )
-        if isinstance(updated_node.orelse, cst.Else) and isinstance(updated_node.orelse.body, cst.IndentedBlock):
+        if isinstance(updated_node.orelse, cst.Else) and isinstance(
+            updated_node.orelse.body, cst.IndentedBlock
+        ):
             return cst.FlattenSentinel(updated_node.orelse.body.body)
-        return updated_node.orelse if isinstance(updated_node.orelse, cst.If) else cst.RemoveFromParent()
+        return (
+            updated_node.orelse
+            if isinstance(updated_node.orelse, cst.If)
+            else cst.RemoveFromParent()
+        )
 
     def _of_rank_0(self, body: list[cst.BaseStatement]) -> list[cst.BaseStatement]:
         found: list[cst.BaseStatement] = []
@@ -492,17 +492,9 @@ class PerWorker(Conversion):
         return found
 
 
-def _steps(call: cst.Call) -> cst.Arg | None:
-    """Returns the argument of `fit` or `fit_generator` that counts steps."""
-    return argument(call, "steps_per_epoch", 1 if method(call) == "fit_generator" else None)
-
-
-def _trains(call: cst.Call) -> bool:
-    """Returns whether a call named `fit` is that of a Keras model, not of an encoder of labels."""
-    parsed = ast.parse(code(call).strip(), mode="eval").body
-    return isinstance(parsed, ast.Call) and understood.trains(parsed)
-
-
 def _averages(op: cst.BaseExpression) -> bool:
     """Returns whether an argument is `hvd.Average` or `True`, and not a choice between several ops."""
-    return isinstance(op, cst.Attribute | cst.Name) and code(op).rpartition(".")[2] in ("Average", "True")
+    return isinstance(op, cst.Attribute | cst.Name) and code(op).rpartition(".")[2] in (
+        "Average",
+        "True",
+    )

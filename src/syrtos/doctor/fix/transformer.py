@@ -6,7 +6,13 @@ from typing import ClassVar
 
 import libcst as cst
 from libcst import matchers as m
-from libcst.metadata import CodeRange, MetadataWrapper, ParentNodeProvider, PositionProvider, QualifiedNameProvider
+from libcst.metadata import (
+    CodeRange,
+    MetadataWrapper,
+    ParentNodeProvider,
+    PositionProvider,
+    QualifiedNameProvider,
+)
 
 from syrtos.doctor.script import canonical
 
@@ -17,7 +23,8 @@ class Conversion(m.MatcherDecoratableTransformer):
     Attributes:
         notes: pairs of a line of the script and what has become different.
         left: pairs of a line of the script and what can't be converted.
-        wants: what the converted module must define: ``keras``, ``WORKERS``, ``syrtos``, ``learning_rate_callbacks``.
+        wants: what the converted module must define: ``keras``, ``WORKERS``, ``syrtos``,
+            ``learning_rate_callbacks``.
     """
 
     # a module without any of them has nothing to convert
@@ -61,14 +68,20 @@ class Conversion(m.MatcherDecoratableTransformer):
         """Removes a line that has lost all its statements."""
         return updated_node if updated_node.body else cst.RemoveFromParent()
 
-    def leave_IndentedBlock(self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock) -> cst.BaseSuite:
+    def leave_IndentedBlock(
+        self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
+    ) -> cst.BaseSuite:
         """Puts `pass` into a block that has lost all its statements."""
         return updated_node if updated_node.body else updated_node.with_changes(body=[PASS])
 
-    def leave_For(self, original_node: cst.For, updated_node: cst.For) -> cst.BaseStatement | cst.RemovalSentinel:
+    def leave_For(
+        self, original_node: cst.For, updated_node: cst.For
+    ) -> cst.BaseStatement | cst.RemovalSentinel:
         """Removes a loop that does nothing any more."""
         return (
-            cst.RemoveFromParent() if is_empty(updated_node.body) and not is_empty(original_node.body) else updated_node
+            cst.RemoveFromParent()
+            if is_empty(updated_node.body) and not is_empty(original_node.body)
+            else updated_node
         )
 
 
@@ -101,9 +114,14 @@ def without(call: cst.Call, *names: str) -> cst.Call:
     kept = [each for each in call.args if each.keyword is None or each.keyword.value not in names]
     if len(kept) == len(call.args):
         return call
-    # what follows the last argument, a comma or the end of the line, follows the one that is last now
+    # what follows the last argument, a comma or the end of the line, follows the one that is last
+    # now
     last = (
-        [kept[-1].with_changes(comma=call.args[-1].comma, whitespace_after_arg=call.args[-1].whitespace_after_arg)]
+        [
+            kept[-1].with_changes(
+                comma=call.args[-1].comma, whitespace_after_arg=call.args[-1].whitespace_after_arg
+            )
+        ]
         if kept
         else []
     )
@@ -112,7 +130,9 @@ def without(call: cst.Call, *names: str) -> cst.Call:
 
 def replace_argument(call: cst.Call, old: cst.Arg, value: cst.BaseExpression) -> cst.Call:
     """Returns the call with another value in an argument."""
-    return call.with_changes(args=[each.with_changes(value=value) if each is old else each for each in call.args])
+    return call.with_changes(
+        args=[each.with_changes(value=value) if each is old else each for each in call.args]
+    )
 
 
 def with_keyword(call: cst.Call, name: str, value: cst.BaseExpression) -> cst.Call:
@@ -121,10 +141,18 @@ def with_keyword(call: cst.Call, name: str, value: cst.BaseExpression) -> cst.Ca
     if not call.args:
         return call.with_changes(args=[cst.Arg(value, cst.Name(name), equal)])
     last = call.args[-1]
-    comma = call.args[-2].comma if len(call.args) > 1 else cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+    comma = (
+        call.args[-2].comma
+        if len(call.args) > 1
+        else cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+    )
     added = last.with_changes(value=value, keyword=cst.Name(name), equal=equal)
     return call.with_changes(
-        args=[*call.args[:-1], last.with_changes(comma=comma, whitespace_after_arg=cst.SimpleWhitespace("")), added]
+        args=[
+            *call.args[:-1],
+            last.with_changes(comma=comma, whitespace_after_arg=cst.SimpleWhitespace("")),
+            added,
+        ]
     )
 
 
@@ -142,7 +170,9 @@ def code(node: cst.CSTNode) -> str:
 
 def times(expression: cst.BaseExpression, name: str) -> cst.BaseExpression:
     """Returns the expression ``expression * name``."""
-    simple = isinstance(expression, cst.Name | cst.Attribute | cst.Integer | cst.Float | cst.Call | cst.Subscript)
+    simple = isinstance(
+        expression, cst.Name | cst.Attribute | cst.Integer | cst.Float | cst.Call | cst.Subscript
+    )
     left = (
         expression
         if simple or expression.lpar

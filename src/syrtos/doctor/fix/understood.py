@@ -56,7 +56,15 @@ _OTHER_BATCHES = frozenset(
 )
 _BATCHED = frozenset({"batch", "padded_batch", *_DEFAULT_BATCHES})
 _OF_FIT = frozenset(
-    {"epochs", "batch_size", "steps_per_epoch", "callbacks", "validation_data", "verbose", "validation_split"}
+    {
+        "epochs",
+        "batch_size",
+        "steps_per_epoch",
+        "callbacks",
+        "validation_data",
+        "verbose",
+        "validation_split",
+    }
 )
 
 Problem = tuple[int, str]
@@ -73,14 +81,25 @@ def problems(script: Script) -> list[Problem]:
     """Returns the line and reason of everything that a conversion would have to guess."""
     if not speaks(script):
         return []
-    rules = (_star_imports, _clashes, _handed_over, _several_targets, _ranks, _sizes, _batches, _passes)
+    rules = (
+        _star_imports,
+        _clashes,
+        _handed_over,
+        _several_targets,
+        _ranks,
+        _sizes,
+        _batches,
+        _passes,
+    )
     return sorted({problem for rule in rules for problem in rule(script)})
 
 
 def trains(call: ast.Call) -> bool:
     """Returns whether a call named `fit` is that of a Keras model, by its arguments or by the name of the object."""
     on = ast.unparse(call.func.value).lower() if isinstance(call.func, ast.Attribute) else ""
-    return isinstance(call.func, ast.Attribute) and ("model" in on or any(k.arg in _OF_FIT for k in call.keywords))
+    return isinstance(call.func, ast.Attribute) and (
+        "model" in on or any(k.arg in _OF_FIT for k in call.keywords)
+    )
 
 
 def _exchange_function(script: Script, node: ast.AST) -> str:
@@ -109,7 +128,10 @@ def _clashes(script: Script) -> Iterator[Problem]:
             else ""
         )
         if name in _OURS:
-            yield getattr(node, "lineno", 1), f"rename `{name}`: the converted script needs the name"
+            yield (
+                getattr(node, "lineno", 1),
+                f"rename `{name}`: the converted script needs the name",
+            )
             return
 
 
@@ -121,9 +143,15 @@ def _handed_over(script: Script) -> Iterator[Problem]:
         if (
             isinstance(node, ast.Name)
             and node.id in aliases
-            and (node.id in arguments or not isinstance(script.parents.get(node), ast.Attribute | ast.Call))
+            and (
+                node.id in arguments
+                or not isinstance(script.parents.get(node), ast.Attribute | ast.Call)
+            )
         ):
-            yield node.lineno, f"`{node.id}` is handed over as a value: what is done with it is not known"
+            yield (
+                node.lineno,
+                f"`{node.id}` is handed over as a value: what is done with it is not known",
+            )
             return
 
 
@@ -146,7 +174,10 @@ def _several_targets(script: Script) -> Iterator[Problem]:
         if len(values) > 1 or name in arguments:
             yield (
                 values[0].lineno,
-                f"`{name}` is a rank or a number of workers here, and something else elsewhere: use two names",
+                (
+                    f"`{name}` is a rank or a number of workers here, and something else elsewhere:"
+                    " use two names"
+                ),
             )
     for node in ast.walk(script.tree):
         if _exchange_function(script, node) in _RANKS | _SIZES:
@@ -159,7 +190,10 @@ def _several_targets(script: Script) -> Iterator[Problem]:
                 and not isinstance(owner, ast.ClassDef)
             )
             tuples = isinstance(around, ast.Tuple) and isinstance(owner, ast.Assign | ast.Return)
-            if tuples or (isinstance(around, ast.Assign | ast.AnnAssign | ast.NamedExpr | ast.AugAssign) and not alone):
+            if tuples or (
+                isinstance(around, ast.Assign | ast.AnnAssign | ast.NamedExpr | ast.AugAssign)
+                and not alone
+            ):
                 yield (
                     getattr(node, "lineno", 1),
                     f"give `{ast.unparse(node)}` to one name of its own: `rank = hvd.rank()`",
@@ -168,14 +202,17 @@ def _several_targets(script: Script) -> Iterator[Problem]:
 
 def _is_call_or_name(script: Script, node: ast.AST, names: frozenset[str]) -> bool:
     return _exchange_function(script, node) in names or (
-        isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in _rank_names(script, names)
+        isinstance(node, ast.Name)
+        and isinstance(node.ctx, ast.Load)
+        and node.id in _rank_names(script, names)
     )
 
 
 def _is_share(script: Script, outer: ast.AST) -> bool:
     """Returns whether a node gives this worker's part of something.
 
-    Examples are `shard(size, rank)`, `load(rank, size)`, `x[rank::size]` and `slice(rank, n, size)`.
+    Examples are `shard(size, rank)`, `load(rank, size)`, `x[rank::size]` and `slice(rank, n,
+    size)`.
     """
     if isinstance(outer, ast.Slice):
         parts = [outer.lower, outer.upper, outer.step]
@@ -198,7 +235,10 @@ def _ranks(script: Script) -> Iterator[Problem]:
         if _is_call_or_name(script, node, _RANKS) and not _is_harmless(script, node):
             yield (
                 getattr(node, "lineno", 1),
-                f"what `{ast.unparse(node)}` chooses here is not understood: write what all workers do together",
+                (
+                    f"what `{ast.unparse(node)}` chooses here is not understood: write what all"
+                    " workers do together"
+                ),
             )
 
 
@@ -207,7 +247,8 @@ def _is_harmless(script: Script, node: ast.AST) -> bool:
     inner = node
     for outer in script.around(node):
         if _is_share(script, outer) or isinstance(
-            outer, ast.Assign | ast.JoinedStr | ast.Expr | ast.If | ast.IfExp | ast.Compare | ast.BoolOp
+            outer,
+            ast.Assign | ast.JoinedStr | ast.Expr | ast.If | ast.IfExp | ast.Compare | ast.BoolOp,
         ):
             return _is_decided(script, outer, inner, node)
         if isinstance(outer, ast.Call) and method(outer) in _SEEDS | _DEVICES:
@@ -225,7 +266,11 @@ def _is_harmless(script: Script, node: ast.AST) -> bool:
             and isinstance(outer.left, ast.Constant | ast.JoinedStr)
         ):
             return True
-        if isinstance(outer, ast.keyword) and (outer.arg or "") in ("seed", "random_state", "verbose"):
+        if isinstance(outer, ast.keyword) and (outer.arg or "") in (
+            "seed",
+            "random_state",
+            "verbose",
+        ):
             return True
         inner = outer
     return False
@@ -234,7 +279,11 @@ def _is_harmless(script: Script, node: ast.AST) -> bool:
 def _is_decided(script: Script, outer: ast.AST, inner: ast.AST, node: ast.AST) -> bool:
     if isinstance(outer, ast.Compare):
         other = [outer.left, *outer.comparators]
-        return inner is node and len(other) == 2 and any(isinstance(each, ast.Constant) for each in other)
+        return (
+            inner is node
+            and len(other) == 2
+            and any(isinstance(each, ast.Constant) for each in other)
+        )
     if isinstance(outer, ast.Assign):
         return (
             inner is node
@@ -255,15 +304,22 @@ def _sizes(script: Script) -> Iterator[Problem]:
                 getattr(node, "lineno", 1),
                 f"`{ast.unparse(node)}` counts hosts or workers of one: one process has neither",
             )
-        elif _is_call_or_name(script, node, _SIZES) and isinstance(around := script.parents.get(node), ast.Compare):
+        elif _is_call_or_name(script, node, _SIZES) and isinstance(
+            around := script.parents.get(node), ast.Compare
+        ):
             others = [each for each in (around.left, *around.comparators) if each is not node]
             if not all(isinstance(each, ast.Constant) and each.value in (0, 1) for each in others):
                 yield around.lineno, f"`{ast.unparse(around)}` asks for a number of workers"
         elif _is_call_or_name(script, node, _SIZES) and any(
-            isinstance(o, ast.BinOp) and isinstance(o.op, ast.Mod) and isinstance(script.parents.get(o), ast.Compare)
+            isinstance(o, ast.BinOp)
+            and isinstance(o.op, ast.Mod)
+            and isinstance(script.parents.get(o), ast.Compare)
             for o in script.around(node)
         ):
-            yield getattr(node, "lineno", 1), "this chooses every N-th of something: write what all workers do together"
+            yield (
+                getattr(node, "lineno", 1),
+                "this chooses every N-th of something: write what all workers do together",
+            )
 
 
 def _batches(script: Script) -> Iterator[Problem]:
@@ -283,7 +339,9 @@ def _batches(script: Script) -> Iterator[Problem]:
         elif (
             name in _DEFAULT_BATCHES
             and isinstance(call.func, ast.Attribute)
-            and not isinstance(argument(call, "batch_size", 2 if name == "flow" else None), ast.expr)
+            and not isinstance(
+                argument(call, "batch_size", 2 if name == "flow" else None), ast.expr
+            )
         ):
             yield call.lineno, f"`{name}` has its default of 32 for a batch: write `batch_size=32`"
         elif name == "fit" and trains(call):
@@ -298,7 +356,10 @@ def _fit(script: Script, call: ast.Call, batched: bool) -> Iterator[Problem]:
     elif argument(call, "batch_size", 2) is None and argument(call, "y", 1) is None and not batched:
         yield (
             call.lineno,
-            "where the batches that `fit` is given are made is not known: they must be WORKERS times as large",
+            (
+                "where the batches that `fit` is given are made is not known: they must be WORKERS"
+                " times as large"
+            ),
         )
 
 
@@ -313,6 +374,9 @@ def _passes(script: Script) -> Iterator[Problem]:
         ):
             yield (
                 call.lineno,
-                "`backward_passes_per_step` adds gradients up, where Keras's `gradient_accumulation_steps` averages: multiply the learning rate by "
-                "the passes, and say `average_aggregated_gradients=True`",
+                (
+                    "`backward_passes_per_step` adds gradients up, where Keras's"
+                    " `gradient_accumulation_steps` averages: multiply the learning rate by the"
+                    " passes, and say `average_aggregated_gradients=True`"
+                ),
             )

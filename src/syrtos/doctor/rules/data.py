@@ -24,7 +24,9 @@ _OWN_NUMBERS = frozenset(
         "secrets.SystemRandom",
     }
 )
-_CLOCKS = re.compile(r"\b(time\.time|time_ns|perf_counter|datetime|getpid|urandom|uuid|SystemRandom|secrets)\b")
+_CLOCKS = re.compile(
+    r"\b(time\.time|time_ns|perf_counter|datetime|getpid|urandom|uuid|SystemRandom|secrets)\b"
+)
 _NO_DATA = frozenset(
     {
         "set_visible_devices",
@@ -57,14 +59,18 @@ def own_randomness(program: ScriptProgram) -> Iterator[Finding]:
         # There each worker is to draw batches of its own.
         return
     says = (
-        "each worker draws other random numbers here, so workers shuffle, split or initialize differently: the run ends at its check of "
-        "the data, or trains on other samples than one process"
+        "each worker draws other random numbers here, so workers shuffle, split or initialize"
+        " differently: the run ends at its check of the data, or trains on other samples than one"
+        " process"
     )
     for script, call in program.calls():
         path = script.meaning(call.func)
         if path in _OWN_NUMBERS or (
             _SEEDERS.match(path)
-            and any(_from_clock(script, value) for value in (*call.args, *(k.value for k in call.keywords)))
+            and any(
+                _from_clock(script, value)
+                for value in (*call.args, *(k.value for k in call.keywords))
+            )
         ):
             yield at(
                 script,
@@ -72,7 +78,8 @@ def own_randomness(program: ScriptProgram) -> Iterator[Finding]:
                 "unseeded-shuffle",
                 Severity.WRONG,
                 says,
-                "seed it with a number, or leave it unseeded: syrtos seeds `random`, NumPy and Keras alike on all workers",
+                "seed it with a number, or leave it unseeded: syrtos seeds `random`, NumPy and"
+                " Keras alike on all workers",
             )
 
 
@@ -82,27 +89,34 @@ def _from_clock(script: Script, node: ast.AST) -> bool:
 
 def seeded_by_rank(program: ScriptProgram) -> Iterator[Finding]:
     """Finds seeds that differ by rank in plain scripts, whose batches `fit` splits."""
-    # there all workers must read the same batches, of which each takes its rows; a loop may give each its own
+    # there all workers must read the same batches, of which each takes its rows; a loop may give
+    # each its own
     if program.dialect or program.batch == "per-worker" or not program.uses(*_SPLITTING):
         return
     for script, call in program.calls():
         shuffles = method(call) == "shuffle" and isinstance(call.func, ast.Attribute)
         if (shuffles or _SEEDERS.match(script.meaning(call.func))) and any(
-            depends_on(script, v, "rank", "local_rank") for v in (*call.args, *(k.value for k in call.keywords))
+            depends_on(script, v, "rank", "local_rank")
+            for v in (*call.args, *(k.value for k in call.keywords))
         ):
             yield at(
                 script,
                 call,
                 "unseeded-shuffle",
                 Severity.WRONG,
-                "the seed is another one on each worker, but `fit` needs the same batches on all of them and takes this worker's rows",
+                "the seed is another one on each worker, but `fit` needs the same batches on all of"
+                " them and takes this worker's rows",
                 "use one seed on all workers",
             )
 
 
 def same_batches(program: ScriptProgram) -> Iterator[Finding]:
     """Finds equal seeds in scripts of Horovod or SMDDP without divided data: all workers draw the same batches."""
-    if not program.dialect or program.uses("shard", "steps_per_worker", "from_sharded") or divides(program):
+    if (
+        not program.dialect
+        or program.uses("shard", "steps_per_worker", "from_sharded")
+        or divides(program)
+    ):
         return
     for script, call in program.calls():
         if (
@@ -114,7 +128,8 @@ def same_batches(program: ScriptProgram) -> Iterator[Finding]:
                 script,
                 call,
                 program,
-                "this shuffle has the same seed on all workers, and no worker takes a part of the data",
+                "this shuffle has the same seed on all workers, and no worker takes a part of the"
+                " data",
             )
         elif (
             method(call) in ("set_random_seed", "set_seed")
@@ -122,19 +137,26 @@ def same_batches(program: ScriptProgram) -> Iterator[Finding]:
             and isinstance(script.constant(call.args[0] if call.args else None), int)
         ):
             yield _same_batches(
-                script, call, program, "all workers have this seed, and no worker takes a part of the data"
+                script,
+                call,
+                program,
+                "all workers have this seed, and no worker takes a part of the data",
             )
 
 
 def _same_batches(script: Script, call: ast.Call, program: ScriptProgram, why: str) -> Finding:
-    says = f"{why}: under {program.dialect} all workers draw the same batches, so more workers add nothing"
+    says = (
+        f"{why}: under {program.dialect} all workers draw the same batches, so more workers add"
+        " nothing"
+    )
     return at(
         script,
         call,
         "same-batches",
         Severity.WRONG,
         says,
-        "add the rank to the seed, or give each worker its part: `dataset.shard(hvd.size(), hvd.rank())`",
+        "add the rank to the seed, or give each worker its part: `dataset.shard(hvd.size(),"
+        " hvd.rank())`",
     )
 
 
@@ -151,7 +173,10 @@ def divides(program: ScriptProgram) -> bool:
             if (
                 isinstance(node, ast.Call)
                 and method(node) not in _NO_DATA
-                and any(depends_on(script, value, "rank") for value in (*node.args, *(k.value for k in node.keywords)))
+                and any(
+                    depends_on(script, value, "rank")
+                    for value in (*node.args, *(k.value for k in node.keywords))
+                )
             ):
                 return True
     return False
@@ -164,9 +189,16 @@ def uneven_batches(program: ScriptProgram) -> Iterator[Finding]:
     for script, call in program.calls():
         name, position = _BATCHES.get(method(call), ("", None))
         size = (
-            script.constant(argument(call, name, position)) if name and isinstance(call.func, ast.Attribute) else None
+            script.constant(argument(call, name, position))
+            if name and isinstance(call.func, ast.Attribute)
+            else None
         )
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1 or size % program.workers == 0:
+        if (
+            not isinstance(size, int)
+            or isinstance(size, bool)
+            or size < 1
+            or size % program.workers == 0
+        ):
             continue
         if method(call) == "batch" and not _feeds_fit(program):
             continue
@@ -182,7 +214,8 @@ def uneven_batches(program: ScriptProgram) -> Iterator[Finding]:
             call,
             "batch-not-divisible",
             Severity.SLOW if share * program.workers / size > _IDLE else Severity.NOTE,
-            f"a batch of {size} is split over {program.workers} workers: {idle}. Results stay exact",
+            f"a batch of {size} is split over {program.workers} workers: {idle}. Results stay"
+            " exact",
             fix,
         )
 

@@ -15,7 +15,10 @@ from syrtos.doctor.program import ScriptProgram, depends_on, on_one_rank
 from syrtos.doctor.script import Script, argument, method
 
 RULE = "file-on-every-rank"
-_GUARD = "`import syrtos`, `syrtos.init()`, and write it `if syrtos.rank() == 0:` (which holds in plain Python too)"
+_GUARD = (
+    "`import syrtos`, `syrtos.init()`, and write it `if syrtos.rank() == 0:` (which holds in plain"
+    " Python too)"
+)
 # Functions that write what their argument names, by the position of that argument.
 _WRITE = {
     "numpy.save": 0, "numpy.savez": 0, "numpy.savez_compressed": 0, "numpy.savetxt": 0, "joblib.dump": 1, "cv2.imwrite": 0, "imageio.imwrite": 0,
@@ -50,7 +53,9 @@ _ONCE = {
     "os.remove": "removes", "os.unlink": "removes", "os.rmdir": "removes", "os.rename": "renames", "os.removedirs": "removes", "shutil.move": "moves",
     "shutil.rmtree": "removes", "tensorflow.io.gfile.rename": "renames", "tensorflow.io.gfile.remove": "removes", "tensorflow.io.gfile.rmtree": "removes",
 }  # fmt: skip
-_COPY = frozenset({"shutil.copy", "shutil.copy2", "shutil.copyfile", "shutil.copytree", "shutil.make_archive"})
+_COPY = frozenset(
+    {"shutil.copy", "shutil.copy2", "shutil.copyfile", "shutil.copytree", "shutil.make_archive"}
+)
 _UNPACK = frozenset({"extractall", "unpack_archive"})
 _SHELLS = frozenset(
     {
@@ -62,7 +67,9 @@ _SHELLS = frozenset(
         "subprocess.check_output",
     }
 )
-_CHANGES = re.compile(r"\b(tar|unzip|wget|curl|rm|mv|cp|mkdir|git clone|aws s3|gsutil|pip install)\b")
+_CHANGES = re.compile(
+    r"\b(tar|unzip|wget|curl|rm|mv|cp|mkdir|git clone|aws s3|gsutil|pip install)\b"
+)
 _FOLDER = frozenset({"os.makedirs", "os.mkdir"})
 
 
@@ -79,30 +86,46 @@ def files(program: ScriptProgram) -> Iterator[Finding]:
 
 def _check_write(program: ScriptProgram, script: Script, call: ast.Call) -> Finding | None:
     path, name = script.meaning(call.func), method(call)
-    if (isinstance(call.func, ast.Name) and name == "open" and name not in script.imported_paths) or path in (
+    if (
+        isinstance(call.func, ast.Name) and name == "open" and name not in script.imported_paths
+    ) or path in (
         "io.open",
         "codecs.open",
         "gzip.open",
         "tensorflow.io.gfile.GFile",
     ):
         return _check_open(script, call)
-    if path == "h5py.File" and not str(script.constant(argument(call, "mode", 1)) or "r").startswith(("w", "a")):
+    if path == "h5py.File" and not str(
+        script.constant(argument(call, "mode", 1)) or "r"
+    ).startswith(("w", "a")):
         return None
     if path in _ONCE and not _ignores_errors(script, call):
         says = f"every worker {_ONCE[path]} this, and all but the first find it done and fail"
         return at(script, call, RULE, Severity.BREAKS, says, f"do it on one worker: {_GUARD}")
-    if path in _WRITE or name in _METHODS or (path == "logging.basicConfig" and argument(call, "filename")):
+    if (
+        path in _WRITE
+        or name in _METHODS
+        or (path == "logging.basicConfig" and argument(call, "filename"))
+    ):
         if not call.args and not call.keywords and name in _METHODS:
             # `to_csv()` without a path returns text, and writes nothing.
             return None
-        return at(script, call, RULE, Severity.WRONG, "every worker writes this file, at the same time", _GUARD)
+        return at(
+            script,
+            call,
+            RULE,
+            Severity.WRONG,
+            "every worker writes this file, at the same time",
+            _GUARD,
+        )
     if path in _COPY or (name in _UNPACK and not path.startswith("keras")):
         return at(
             script,
             call,
             RULE,
             Severity.WRONG,
-            "every worker unpacks or copies this to the same place, and may read what another is still writing",
+            "every worker unpacks or copies this to the same place, and may read what another is"
+            " still writing",
             f"prepare data before the run, or {_GUARD}, followed by `syrtos.barrier()`",
         )
     if path in _SHELLS and call.args and _CHANGES.search(ast.unparse(call.args[0])):
@@ -114,8 +137,19 @@ def _check_write(program: ScriptProgram, script: Script, call: ast.Call) -> Find
             "every worker runs this command, which changes files",
             f"prepare data before the run, or {_GUARD}, followed by `syrtos.barrier()`",
         )
-    if name == "save" and isinstance(call.func, ast.Attribute) and _is_picture(script, call.func.value):
-        return at(script, call, RULE, Severity.WRONG, "every worker writes this file, at the same time", _GUARD)
+    if (
+        name == "save"
+        and isinstance(call.func, ast.Attribute)
+        and _is_picture(script, call.func.value)
+    ):
+        return at(
+            script,
+            call,
+            RULE,
+            Severity.WRONG,
+            "every worker writes this file, at the same time",
+            _GUARD,
+        )
     if path in _FOLDER and program.rank_aware and not _may_exist(script, call, path):
         return at(
             script,
@@ -165,15 +199,28 @@ def _check_open(script: Script, call: ast.Call) -> Finding | None:
         )
     if "x" in mode:
         return at(
-            script, call, RULE, Severity.BREAKS, "every worker makes this file, and all but the first fail", _GUARD
+            script,
+            call,
+            RULE,
+            Severity.BREAKS,
+            "every worker makes this file, and all but the first fail",
+            _GUARD,
         )
-    return at(script, call, RULE, Severity.WRONG, "every worker writes this file, at the same time", _GUARD)
+    return at(
+        script,
+        call,
+        RULE,
+        Severity.WRONG,
+        "every worker writes this file, at the same time",
+        _GUARD,
+    )
 
 
 def _has_own_path(script: Script, call: ast.Call) -> bool:
     """Returns whether each worker has a path of its own.
 
-    Such a path contains the rank or the number of the process, or is in a temporary folder or in memory.
+    Such a path contains the rank or the number of the process, or is in a temporary folder or in
+    memory.
     """
     values = [*call.args, *(keyword.value for keyword in call.keywords)]
     if isinstance(call.func, ast.Attribute):
@@ -188,7 +235,11 @@ def _is_temporary(script: Script, node: ast.AST, seen: frozenset[str]) -> bool:
         if script.meaning(inner).startswith(("tempfile.", "io.BytesIO", "io.StringIO")):
             return True
         if isinstance(inner, ast.Name) and inner.id not in seen:
-            values = [] if inner.id in script.imported_paths else script.assigned_values.get(inner.id, [])
+            values = (
+                []
+                if inner.id in script.imported_paths
+                else script.assigned_values.get(inner.id, [])
+            )
             if any(_is_temporary(script, value, seen | {inner.id}) for value in values):
                 return True
     return False
@@ -196,7 +247,9 @@ def _is_temporary(script: Script, node: ast.AST, seen: frozenset[str]) -> bool:
 
 def _ignores_errors(script: Script, call: ast.Call) -> bool:
     ignored = script.constant(argument(call, "ignore_errors", 1))
-    return ignored is True or any(isinstance(outer, ast.Try) and outer.handlers for outer in script.around(call))
+    return ignored is True or any(
+        isinstance(outer, ast.Try) and outer.handlers for outer in script.around(call)
+    )
 
 
 def _may_exist(script: Script, call: ast.Call, path: str) -> bool:

@@ -56,7 +56,8 @@ def find_unwrapped(program: ScriptProgram) -> Iterator[Finding]:
                 call,
                 "not-wrapped",
                 Severity.WRONG,
-                f"the script starts {program.dialect}, but no optimizer or tape is wrapped: every worker trains a model of its own",
+                f"the script starts {program.dialect}, but no optimizer or tape is wrapped: every"
+                " worker trains a model of its own",
                 "wrap it: `optimizer = hvd.DistributedOptimizer(optimizer)`",
             )
             return
@@ -69,8 +70,8 @@ def broadcast(program: ScriptProgram) -> Iterator[Finding]:
     for script, call in program.calls():
         if method(call) in _WRAPPERS:
             says = (
-                f"nothing broadcasts the first weights. syrtos does before the first step; under {program.dialect} itself, workers with unequal "
-                "weights would stay unequal"
+                "nothing broadcasts the first weights. syrtos does before the first step; under"
+                f" {program.dialect} itself, workers with unequal weights would stay unequal"
             )
             yield at(
                 script,
@@ -78,7 +79,8 @@ def broadcast(program: ScriptProgram) -> Iterator[Finding]:
                 "missing-broadcast",
                 Severity.NOTE,
                 says,
-                "add `hvd.callbacks.BroadcastGlobalVariablesCallback(0)`, or `hvd.broadcast_variables(model.variables, 0)` before the first step",
+                "add `hvd.callbacks.BroadcastGlobalVariablesCallback(0)`, or"
+                " `hvd.broadcast_variables(model.variables, 0)` before the first step",
             )
             return
 
@@ -90,20 +92,26 @@ def wrapped_twice(program: ScriptProgram) -> Iterator[Finding]:
     for script in program.scripts:
         tapes = [call for call in script.calls if method(call).endswith("DistributedGradientTape")]
         for call in script.calls:
-            if method(call) not in _WRAPPERS or method(call).endswith("GradientTape") or not call.args:
+            if (
+                method(call) not in _WRAPPERS
+                or method(call).endswith("GradientTape")
+                or not call.args
+            ):
                 continue
             if _is_wrapped(script, call.args[0], call):
                 yield _wrapped_twice(
                     script,
                     call,
-                    "this optimizer is wrapped already, so gradients are exchanged twice in each step",
+                    "this optimizer is wrapped already, so gradients are exchanged twice in each"
+                    " step",
                     "wrap it once",
                 )
             elif tapes and _applies(script, call):
                 yield _wrapped_twice(
                     script,
                     call,
-                    "both the tape and the optimizer are wrapped, so gradients are exchanged twice in each step",
+                    "both the tape and the optimizer are wrapped, so gradients are exchanged twice"
+                    " in each step",
                     "wrap the tape or the optimizer, not both",
                 )
 
@@ -149,7 +157,11 @@ def _branch(script: Script, condition: ast.If, node: ast.AST) -> bool:
 def _applies(script: Script, call: ast.Call) -> bool:
     """Returns whether the wrapped optimizer applies gradients in the script's own loop."""
     around = script.parents.get(call)
-    names = [t.id for t in around.targets if isinstance(t, ast.Name)] if isinstance(around, ast.Assign) else []
+    names = (
+        [t.id for t in around.targets if isinstance(t, ast.Name)]
+        if isinstance(around, ast.Assign)
+        else []
+    )
     return any(
         method(each) in ("apply_gradients", "apply")
         and isinstance(each.func, ast.Attribute)
@@ -182,7 +194,11 @@ def other_frameworks(program: ScriptProgram) -> Iterator[Finding]:
     for script in program.scripts:
         for node in ast.walk(script.tree):
             names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
-            names += [f"{node.module}.{name.name}" for name in node.names] if isinstance(node, ast.ImportFrom) else []
+            names += (
+                [f"{node.module}.{name.name}" for name in node.names]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
             for part in {".".join(name.split(".")[:2]) for name in names} & set(_NOT_SERVED):
                 says = f"syrtos does not serve `{part}`"
                 yield at(
@@ -191,7 +207,8 @@ def other_frameworks(program: ScriptProgram) -> Iterator[Finding]:
                     "dead-api",
                     Severity.BREAKS,
                     says,
-                    "start the function that it would run as a script of its own: `syrtos run -n 2`",
+                    "start the function that it would run as a script of its own: `syrtos run"
+                    " -n 2`",
                 )
 
 
@@ -206,7 +223,8 @@ def one_rank_alone(program: ScriptProgram) -> Iterator[Finding]:
                 call,
                 "rank-0-only",
                 Severity.BREAKS,
-                f"`{method(call)}` waits for all workers, and only some call it: the run ends with an error that names the ranks",
+                f"`{method(call)}` waits for all workers, and only some call it: the run ends with"
+                " an error that names the ranks",
                 "call it on all workers, and use its result on one",
             )
         elif (
@@ -220,14 +238,18 @@ def one_rank_alone(program: ScriptProgram) -> Iterator[Finding]:
                 call,
                 "rank-0-only",
                 Severity.BREAKS,
-                f"`{method(call)}` is shared by all workers, and only some call it: the run ends with an error",
+                f"`{method(call)}` is shared by all workers, and only some call it: the run ends"
+                " with an error",
                 "call it on all workers: each computes a part, and all get the same result",
             )
 
 
 def _for_one_rank(script: Script, call: ast.Call) -> bool:
     """Returns whether a call runs only where a condition about ranks holds; ``f(...).fit(...)`` does not count."""
-    # `f(...).fit(...)` is of an API that gives only one worker: the condition is about machines, not about ranks
+    # `f(...).fit(...)` is of an API that gives only one worker: the condition is about machines,
+    # not about ranks
     return on_one_rank(script, call) and not (
-        isinstance(call.func, ast.Attribute) and call.func.attr == "fit" and isinstance(call.func.value, ast.Call)
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr == "fit"
+        and isinstance(call.func.value, ast.Call)
     )

@@ -32,20 +32,29 @@ _SERVERS = (
 
 def own_loop(program: ScriptProgram) -> Iterator[Finding]:
     """Finds a loop with a tape in which nothing splits the batches."""
-    if program.dialect or program.rank_aware or program.uses(*_SPLITS) or _runs_on_strategy(program):
+    if (
+        program.dialect
+        or program.rank_aware
+        or program.uses(*_SPLITS)
+        or _runs_on_strategy(program)
+    ):
         return
     for script, call in program.calls():
         if method(call) != "GradientTape":
             continue
         function = script.function_around(call)
-        if (function is not None and _belongs_to_model(script, function)) or not _is_applied(script, call):
+        if (function is not None and _belongs_to_model(script, function)) or not _is_applied(
+            script, call
+        ):
             continue
         says = (
-            "in this loop each worker trains on whole batches: the result is that of one process, and so is the speed"
+            "in this loop each worker trains on whole batches: the result is that of one process,"
+            " and so is the speed"
         )
         fix = (
-            "train by `model.fit` (a custom `train_step` keeps the loop's code), or use `strategy.run` and `experimental_distribute_dataset` "
-            "of a tf.distribute.MirroredStrategy()"
+            "train by `model.fit` (a custom `train_step` keeps the loop's code), or use"
+            " `strategy.run` and `experimental_distribute_dataset` of a"
+            " tf.distribute.MirroredStrategy()"
         )
         yield at(script, call, "custom-loop-not-split", Severity.SLOW, says, fix)
         return
@@ -63,7 +72,8 @@ def compiled_updates(program: ScriptProgram) -> Iterator[Finding]:
             applies = [
                 inner
                 for inner in ast.walk(function)
-                if isinstance(inner, ast.Call) and method(inner) in ("apply_gradients", "apply", "minimize")
+                if isinstance(inner, ast.Call)
+                and method(inner) in ("apply_gradients", "apply", "minimize")
             ]
             if compiled and applies and not isinstance(script.parents.get(function), ast.ClassDef):
                 yield at(
@@ -71,7 +81,8 @@ def compiled_updates(program: ScriptProgram) -> Iterator[Finding]:
                     applies[0],
                     "jit-compile",
                     Severity.BREAKS,
-                    "XLA compiles this function, and can't compile the exchange of gradients that the update begins with",
+                    "XLA compiles this function, and can't compile the exchange of gradients that"
+                    " the update begins with",
                     "leave `jit_compile=True` away: syrtos lets XLA compile the update by itself",
                 )
 
@@ -79,7 +90,9 @@ def compiled_updates(program: ScriptProgram) -> Iterator[Finding]:
 def servers(program: ScriptProgram) -> Iterator[Finding]:
     """Finds a strategy that needs parameter servers."""
     for script, call in program.calls():
-        if method(call) == "ParameterServerStrategy" and "tensorflow" in (script.written_path(call.func) or ""):
+        if method(call) == "ParameterServerStrategy" and "tensorflow" in (
+            script.written_path(call.func) or ""
+        ):
             yield at(
                 script,
                 call,
@@ -144,8 +157,10 @@ def processes(program: ScriptProgram) -> Iterator[Finding]:
                 call,
                 "tracker-on-every-rank",
                 Severity.WRONG,
-                f"every worker starts a run of {_RUNS[path]}: there will be {program.workers} of them",
-                "start it on one worker (`if syrtos.rank() == 0:`), or use `syrtos run --track` in its place",
+                f"every worker starts a run of {_RUNS[path]}: there will be {program.workers} of"
+                " them",
+                "start it on one worker (`if syrtos.rank() == 0:`), or use `syrtos run --track` in"
+                " its place",
             )
         elif path in _SERVERS and not on_one_rank(script, call):
             yield at(
@@ -167,16 +182,17 @@ def processes(program: ScriptProgram) -> Iterator[Finding]:
 
 
 def _tpu(script: Script, call: ast.Call) -> Iterator[Finding]:
-    if not any(isinstance(outer, ast.Try) and outer.handlers for outer in script.around(call)) and not any(
-        isinstance(outer, ast.If) for outer in script.around(call)
-    ):
+    if not any(
+        isinstance(outer, ast.Try) and outer.handlers for outer in script.around(call)
+    ) and not any(isinstance(outer, ast.If) for outer in script.around(call)):
         yield at(
             script,
             call,
             "tpu",
             Severity.BREAKS,
             "there are no TPUs for it here",
-            "use tf.distribute.MirroredStrategy(), whose replicas are the workers of the run; or the backend JAX",
+            "use tf.distribute.MirroredStrategy(), whose replicas are the workers of the run; or"
+            " the backend JAX",
         )
 
 
@@ -184,7 +200,9 @@ def _one_device(program: ScriptProgram, script: Script, call: ast.Call) -> Findi
     chosen = call.args[0]
     if not isinstance(chosen, ast.Subscript) or not program.uses("fit", "apply_gradients", "apply"):
         return None
-    if depends_on(script, chosen.slice, "rank") and not depends_on(script, chosen.slice, "local_rank"):
+    if depends_on(script, chosen.slice, "rank") and not depends_on(
+        script, chosen.slice, "local_rank"
+    ):
         return at(
             script,
             call,
@@ -210,16 +228,22 @@ def inputs(program: ScriptProgram) -> Iterator[Finding]:
     if program.dialect:
         return
     for script, call in program.calls():
-        if method(call) in ("from_generator", "flow_from_directory", "flow_from_dataframe") and program.uses(
-            "fit", "fit_generator"
-        ):
-            says = "every worker reads and prepares all records, and keeps its rows of each batch: input does not get faster with more workers"
+        if method(call) in (
+            "from_generator",
+            "flow_from_directory",
+            "flow_from_dataframe",
+        ) and program.uses("fit", "fit_generator"):
+            says = (
+                "every worker reads and prepares all records, and keeps its rows of each batch:"
+                " input does not get faster with more workers"
+            )
             yield at(
                 script,
                 call,
                 "slow-input",
                 Severity.NOTE,
                 says,
-                "if `syrtos report` says that input takes long, let each worker read its own records: `syrtos.data`",
+                "if `syrtos report` says that input takes long, let each worker read its own"
+                " records: `syrtos.data`",
             )
             return

@@ -23,9 +23,16 @@ _SERVED = (
 )  # fmt: skip
 # What it refuses of these: Estimators that bring their own models.
 _REFUSED = re.compile(r"estimator\.((DNN|Linear|BoostedTrees|Baseline)\w*|\w+Head|tpu)$")
-# What scripts of Horovod, SMDDP, multi_gpu_model and `tf.distribute` find too: `syrtos.dialects.keras2`.
+# What scripts of Horovod, SMDDP, multi_gpu_model and `tf.distribute` find too:
+# `syrtos.dialects.keras2`.
 _SPELLINGS = frozenset(
-    {"reset_states", "fit_generator", "evaluate_generator", "predict_generator", "experimental_run_v2"}
+    {
+        "reset_states",
+        "fit_generator",
+        "evaluate_generator",
+        "predict_generator",
+        "experimental_run_v2",
+    }
 )
 _ALLOWED = {
     "optimizer": {"lr", "decay"}, "fit": {"workers", "use_multiprocessing", "max_queue_size"}, "evaluate": {"workers", "use_multiprocessing", "max_queue_size"},
@@ -83,7 +90,9 @@ def speaks_keras_2(program: ScriptProgram) -> bool:
 def is_legacy(program: ScriptProgram) -> bool:
     """Returns whether the script trains with Keras 2 itself."""
     return any(
-        path.split(".")[0] == "tf_keras" for script in program.scripts for path in script.imported_paths.values()
+        path.split(".")[0] == "tf_keras"
+        for script in program.scripts
+        for path in script.imported_paths.values()
     ) or any("TF_USE_LEGACY_KERAS" in script.text for script in program.scripts)
 
 
@@ -114,13 +123,15 @@ def dead_names(program: ScriptProgram) -> Iterator[Finding]:
 def _paths(script: Script) -> Iterator[tuple[ast.AST, str]]:
     """Yields the dotted paths that a file imports or reads, with their nodes, in the order of the text."""
     for node in sorted(
-        ast.walk(script.tree), key=lambda each: (getattr(each, "lineno", 0), getattr(each, "col_offset", 0))
+        ast.walk(script.tree),
+        key=lambda each: (getattr(each, "lineno", 0), getattr(each, "col_offset", 0)),
     ):
         if isinstance(node, ast.Import):
             yield from ((node, name.name) for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield from (
-                (node, f"{node.module}.{name.name}" if name.name != "*" else node.module) for name in node.names
+                (node, f"{node.module}.{name.name}" if name.name != "*" else node.module)
+                for name in node.names
             )
         elif (
             isinstance(node, ast.Attribute)
@@ -137,7 +148,8 @@ def _describe_removed(script: Script, node: ast.AST, path: str, gone: str) -> Fi
     like = public_names.suggestion(canonical(gone))
     fix = (
         f"write {known}"
-        if known and not known.startswith(("leave", "syrtos", "tf.contrib", "train", "a ", "the ", "pass"))
+        if known
+        and not known.startswith(("leave", "syrtos", "tf.contrib", "train", "a ", "the ", "pass"))
         else known
     )
     fix = (
@@ -146,9 +158,14 @@ def _describe_removed(script: Script, node: ast.AST, path: str, gone: str) -> Fi
         or (
             f"write `{moved[0]}`"
             if moved
-            else f"It looks like a misspelling of `{shown.rpartition('.')[0]}.{like}`"
-            if like
-            else f"`{path.replace('tensorflow.', 'tf.', 1)}` has no counterpart of the same name: look for it in the documentation of Keras 3"
+            else (
+                f"It looks like a misspelling of `{shown.rpartition('.')[0]}.{like}`"
+                if like
+                else (
+                    f"`{path.replace('tensorflow.', 'tf.', 1)}` has no counterpart of the same"
+                    " name: look for it in the documentation of Keras 3"
+                )
+            )
         )
     )
     if public_names.is_of_tensorflow_1(gone):
@@ -173,12 +190,21 @@ def _describe_removed(script: Script, node: ast.AST, path: str, gone: str) -> Fi
             f"the package `{gone.split('.')[0]}` ended with Keras 2",
             "most of it is in Keras 3: AdamW, Lamb, GroupNormalization, ...",
         )
-    return at(script, node, _RULE, Severity.BREAKS, f"`{shown}` does not exist in the installed version", str(fix))
+    return at(
+        script,
+        node,
+        _RULE,
+        Severity.BREAKS,
+        f"`{shown}` does not exist in the installed version",
+        str(fix),
+    )
 
 
 def _is_function(path: str) -> bool:
     """Returns whether a path is that of a loss or metric function, which `keras2` adds to `tf.keras`."""
-    return path.startswith(("keras.losses.", "keras.metrics.")) and path.rpartition(".")[2].islower()
+    return (
+        path.startswith(("keras.losses.", "keras.metrics.")) and path.rpartition(".")[2].islower()
+    )
 
 
 def is_tried(script: Script, node: ast.AST) -> bool:
@@ -190,7 +216,8 @@ def is_tried(script: Script, node: ast.AST) -> bool:
         if isinstance(outer, ast.Try) and any(_catches(handler) for handler in outer.handlers):
             return True
         if isinstance(outer, ast.If | ast.IfExp) and any(
-            word in ast.unparse(outer.test) for word in ("version", "hasattr", "VERSION", "find_spec", "PY2", "PY3")
+            word in ast.unparse(outer.test)
+            for word in ("version", "hasattr", "VERSION", "find_spec", "PY2", "PY3")
         ):
             return True
     return False
@@ -198,7 +225,10 @@ def is_tried(script: Script, node: ast.AST) -> bool:
 
 def _catches(handler: ast.ExceptHandler) -> bool:
     caught = ast.unparse(handler.type) if handler.type else "Exception"
-    return any(word in caught for word in ("ImportError", "ModuleNotFoundError", "AttributeError", "Exception"))
+    return any(
+        word in caught
+        for word in ("ImportError", "ModuleNotFoundError", "AttributeError", "Exception")
+    )
 
 
 def old_words(program: ScriptProgram) -> Iterator[Finding]:
@@ -216,7 +246,14 @@ def old_words(program: ScriptProgram) -> Iterator[Finding]:
                 and not (spells and node.attr in _SPELLINGS)
                 and not is_tried(script, node)
             ) and not (script.written_path(node) or "").startswith("tensorflow.compat.v1"):
-                yield at(script, node, _RULE, Severity.BREAKS, f"`{node.attr}` is gone", f"use {attributes[node.attr]}")
+                yield at(
+                    script,
+                    node,
+                    _RULE,
+                    Severity.BREAKS,
+                    f"`{node.attr}` is gone",
+                    f"use {attributes[node.attr]}",
+                )
         for call in script.calls:
             for kind in _kinds(script, call):
                 yield from _arguments(script, call, kind, arguments.get(kind, {}), spells)
@@ -245,12 +282,17 @@ def _kinds(script: Script, call: ast.Call) -> Iterator[str]:
         yield name
 
 
-def _arguments(script: Script, call: ast.Call, kind: str, known: object, spells: bool) -> Iterator[Finding]:
+def _arguments(
+    script: Script, call: ast.Call, kind: str, known: object, spells: bool
+) -> Iterator[Finding]:
     assert isinstance(known, Mapping)
     for keyword in call.keywords:
         if keyword.arg not in known or (spells and keyword.arg in _ALLOWED.get(kind, ())):
             continue
-        if (kind, keyword.arg) == ("save", "save_format") and script.constant(keyword.value) in ("keras", "h5"):
+        if (kind, keyword.arg) == ("save", "save_format") and script.constant(keyword.value) in (
+            "keras",
+            "h5",
+        ):
             continue
         if kind == "layer" and method(call) == "Embedding" and keyword.arg == "output_dim":
             continue
@@ -269,20 +311,25 @@ def _arguments(script: Script, call: ast.Call, kind: str, known: object, spells:
 def _on_model(call: ast.Call, name: str) -> bool:
     """Returns whether a call may be one of a Keras model's methods."""
     # `workers` and the like are arguments of other things too
-    return isinstance(call.func, ast.Attribute) and "tuner" not in ast.unparse(call.func.value).lower()
+    return (
+        isinstance(call.func, ast.Attribute) and "tuner" not in ast.unparse(call.func.value).lower()
+    )
 
 
 def sessions(program: ScriptProgram) -> Iterator[Finding]:
     """Finds training in sessions of TensorFlow 1, in which nothing is exchanged."""
     for script, call in program.calls():
-        if (script.written_path(call.func) or "") in _SESSIONS and program.uses("minimize", "apply_gradients"):
+        if (script.written_path(call.func) or "") in _SESSIONS and program.uses(
+            "minimize", "apply_gradients"
+        ):
             yield at(
                 script,
                 call,
                 _OLD,
                 Severity.WRONG,
                 "this session trains on each worker by itself: its gradients are not exchanged",
-                "train a keras.Model by `model.fit`, or keep the graph as the `model_fn` of a tf.estimator.Estimator, which syrtos serves",
+                "train a keras.Model by `model.fit`, or keep the graph as the `model_fn` of a"
+                " tf.estimator.Estimator, which syrtos serves",
             )
             return
 
@@ -298,8 +345,10 @@ def refused_estimators(program: ScriptProgram) -> Iterator[Finding]:
                 call,
                 _RULE,
                 Severity.BREAKS,
-                f"`tf.{found.group(0)}` is gone: TensorFlow 2.16 removed it, and syrtos serves tf.estimator.Estimator alone",
-                "write its model as a keras.Model (for its columns: keras.utils.FeatureSpace) and train it by `fit`",
+                f"`tf.{found.group(0)}` is gone: TensorFlow 2.16 removed it, and syrtos serves"
+                " tf.estimator.Estimator alone",
+                "write its model as a keras.Model (for its columns: keras.utils.FeatureSpace) and"
+                " train it by `fit`",
             )
 
 
@@ -316,7 +365,11 @@ def renamed_metrics(program: ScriptProgram) -> Iterator[Finding]:
         return
     for script in program.scripts:
         for node in ast.walk(script.tree):
-            key = node.slice if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) else None
+            key = (
+                node.slice
+                if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
+                else None
+            )
             if (
                 isinstance(key, ast.Constant)
                 and key.value in ("acc", "val_acc")

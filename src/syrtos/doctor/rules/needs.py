@@ -23,7 +23,9 @@ from syrtos.launch.worker.other_backends import NAMES, propose_backend
 
 _RULE = "missing-package"
 # What `syrtos run` answers for itself, and packages whose end the rule `dead-api` tells.
-_SERVED = frozenset({"horovod", "smdistributed", "tensorflow_addons", "tensorflow_estimator", "keras_contrib"})
+_SERVED = frozenset(
+    {"horovod", "smdistributed", "tensorflow_addons", "tensorflow_estimator", "keras_contrib"}
+)
 # Packages whose misspelt names are told.
 _COMMON = (
     "keras", "tensorflow", "torch", "jax", "numpy", "pandas", "scipy", "matplotlib", "seaborn", "syrtos", "horovod",
@@ -50,8 +52,13 @@ def missing_imports(program: ScriptProgram) -> Iterator[Finding]:
             if root in seen or is_installed(root) or _is_tried(script, node):
                 continue
             seen.add(root)
-            if not any(next(folder.glob(f"{root}.*"), None) or (folder / root).is_dir() for folder in folders):
-                yield _describe_missing(program, script, node, f"the package `{root}` is not installed", root)
+            if not any(
+                next(folder.glob(f"{root}.*"), None) or (folder / root).is_dir()
+                for folder in folders
+            ):
+                yield _describe_missing(
+                    program, script, node, f"the package `{root}` is not installed", root
+                )
 
 
 def _imported_roots(script: Script) -> Iterator[tuple[ast.stmt, str]]:
@@ -67,7 +74,10 @@ def hidden_needs(program: ScriptProgram) -> Iterator[Finding]:
     for script in program.scripts:
         seen: set[str] = set()
         for call in script.calls:
-            path, by_method = script.meaning(call.func), f".{method(call)}" * isinstance(call.func, ast.Attribute)
+            path, by_method = (
+                script.meaning(call.func),
+                f".{method(call)}" * isinstance(call.func, ast.Attribute),
+            )
             for need in _table()["hidden"].get(path) or _table()["hidden"].get(by_method) or []:
                 named = need.split("|")
                 if named[0] in seen or any(map(is_installed, named)) or _is_tried(script, call):
@@ -76,17 +86,32 @@ def hidden_needs(program: ScriptProgram) -> Iterator[Finding]:
                 if argument(call, "format") is None:
                     seen.add(named[0])
                     yield _describe_missing(
-                        program, script, call, f"`{method(call)}` needs the package `{named[0]}`", named[0]
+                        program,
+                        script,
+                        call,
+                        f"`{method(call)}` needs the package `{named[0]}`",
+                        named[0],
                     )
 
 
-def _describe_missing(program: ScriptProgram, script: Script, node: ast.AST, says: str, root: str) -> Finding:
+def _describe_missing(
+    program: ScriptProgram, script: Script, node: ast.AST, says: str, root: str
+) -> Finding:
     severity = Severity.BREAKS if _is_reached(program, script, node) else Severity.NOTE
     says += ", which is not installed" * ("not installed" not in says)
     if instead := _table()["moved"].get(root):
-        return at(script, node, _RULE, severity, f"this Python has no module `{root}`", f"import `{instead}`")
+        return at(
+            script,
+            node,
+            _RULE,
+            severity,
+            f"this Python has no module `{root}`",
+            f"import `{instead}`",
+        )
     fix = f"`pip install {_table()['distributions'].get(root, root.replace('_', '-'))}`"
-    if root not in (known := {*_COMMON, *_table()["distributions"]}) and (like := closest_name(root, known)):
+    if root not in (known := {*_COMMON, *_table()["distributions"]}) and (
+        like := closest_name(root, known)
+    ):
         fix = f"write `{like}` if that is meant; else {fix}"
     return at(script, node, _RULE, severity, says, fix)
 
@@ -95,7 +120,10 @@ def _is_tried(script: Script, node: ast.AST) -> bool:
     """Returns whether the script goes on without the package, or reads the import for types alone."""
     return is_tried(script, node) or any(
         isinstance(outer, ast.With | ast.If)
-        and any(word in ast.unparse(_head(outer)) for word in ("ImportError", "ModuleNotFound", "TYPE_CHECKING"))
+        and any(
+            word in ast.unparse(_head(outer))
+            for word in ("ImportError", "ModuleNotFound", "TYPE_CHECKING")
+        )
         for outer in script.around(node)
     )
 
@@ -106,7 +134,9 @@ def _head(statement: ast.With | ast.If) -> ast.expr:
 
 def _is_reached(program: ScriptProgram, script: Script, node: ast.AST) -> bool:
     """Returns whether a line runs for sure, as far as its conditions and its function's name tell."""
-    if any(isinstance(o, ast.If) and "__name__" not in ast.unparse(o.test) for o in script.around(node)):
+    if any(
+        isinstance(o, ast.If) and "__name__" not in ast.unparse(o.test) for o in script.around(node)
+    ):
         return False
     function = script.function_around(node)
     return function is None or any(method(call) == function.name for _, call in program.calls())
@@ -122,7 +152,9 @@ def absent_backend(program: ScriptProgram) -> Iterator[Finding]:
         return
     for script in program.scripts:
         for node, root in _imported_roots(script):
-            if root == "keras" and (fix := propose_backend(f"syrtos run -n {program.workers} {script.path.name}")):
+            if root == "keras" and (
+                fix := propose_backend(f"syrtos run -n {program.workers} {script.path.name}")
+            ):
                 says = f"Keras's backend here is {NAMES[name]} (by {by}), which is not installed"
                 yield at(script, node, "absent-backend", Severity.BREAKS, says, fix)
                 return

@@ -15,20 +15,31 @@ from syrtos.doctor.script import Script, argument, method
 
 _RATES = ("learning_rate", "lr")
 _STEPS = "steps-times-workers"
-_ALL_DATA = "each worker trains on all of the data in each epoch: N workers take as long as one, for N times the epochs"
+_ALL_DATA = (
+    "each worker trains on all of the data in each epoch: N workers take as long as one, for N"
+    " times the epochs"
+)
 _SHARDS = ("shard", "experimental_distribute_dataset", "distribute_datasets_from_function")
 
 
 def rates(program: ScriptProgram) -> Iterator[Finding]:
     """Finds learning rates that are not scaled with the number of workers, or scaled twice."""
     # only a batch of each worker's own makes the global batch grow with the number of workers
-    if not trains(program) or not (program.dialect or program.batch == "per-worker") or program.scaled:
+    if (
+        not trains(program)
+        or not (program.dialect or program.batch == "per-worker")
+        or program.scaled
+    ):
         return
     made = [(script, call) for script, call in program.calls() if of_optimizer(script, call)]
     scaled = _scaled_elsewhere(program)
     for script, call in program.calls():
         initial = argument(call, "initial_lr", 0)
-        if method(call) == "LearningRateWarmupCallback" and initial is not None and not depends_on(script, initial):
+        if (
+            method(call) == "LearningRateWarmupCallback"
+            and initial is not None
+            and not depends_on(script, initial)
+        ):
             says = "the warm-up ends at this rate, which is not multiplied by the number of workers"
             yield at(
                 script,
@@ -59,7 +70,10 @@ def rates(program: ScriptProgram) -> Iterator[Finding]:
 
 
 def _not_scaled(program: ScriptProgram, script: Script, call: ast.Call) -> Finding:
-    says = f"the learning rate stays as it is while {program.workers} workers train on {program.workers} times the samples in a step"
+    says = (
+        f"the learning rate stays as it is while {program.workers} workers train on"
+        f" {program.workers} times the samples in a step"
+    )
     if not program.dialect:
         return at(
             script,
@@ -67,11 +81,12 @@ def _not_scaled(program: ScriptProgram, script: Script, call: ast.Call) -> Findi
             "lr-not-scaled",
             Severity.WRONG,
             says,
-            "add `--scale-lr linear` (SGD; Adam-like optimizers often want `sqrt`) and `--warmup-epochs 5`, or leave `--batch per-worker` away",
+            "add `--scale-lr linear` (SGD; Adam-like optimizers often want `sqrt`) and"
+            " `--warmup-epochs 5`, or leave `--batch per-worker` away",
         )
     fix = (
-        "multiply it by `hvd.size()` for SGD (linear scaling) or its square root for Adam, with a warm-up of some epochs; or say nothing "
-        "if it was tuned for all workers"
+        "multiply it by `hvd.size()` for SGD (linear scaling) or its square root for Adam, with a"
+        " warm-up of some epochs; or say nothing if it was tuned for all workers"
     )
     return at(script, call, "lr-not-scaled", Severity.WRONG, says, fix)
 
@@ -97,11 +112,19 @@ def _scaled_elsewhere(program: ScriptProgram) -> bool:
         for node in ast.walk(script.tree):
             if isinstance(node, ast.Call) and "LearningRate" in method(node):
                 return True
-            if isinstance(node, ast.Assign | ast.AugAssign | ast.keyword) and depends_on(script, node.value):
+            if isinstance(node, ast.Assign | ast.AugAssign | ast.keyword) and depends_on(
+                script, node.value
+            ):
                 names = (
                     [ast.unparse(t) for t in node.targets]
                     if isinstance(node, ast.Assign)
-                    else [ast.unparse(node.target) if isinstance(node, ast.AugAssign) else str(node.arg)]
+                    else [
+                        (
+                            ast.unparse(node.target)
+                            if isinstance(node, ast.AugAssign)
+                            else str(node.arg)
+                        )
+                    ]
                 )
                 if any(
                     name.split(".")[-1].lower().startswith("lr")
@@ -122,10 +145,14 @@ def steps(program: ScriptProgram) -> Iterator[Finding]:
     ):
         return
     for script, call in program.calls():
-        if method(call) not in ("fit", "fit_generator") or depends_on(script, argument(call, "epochs")):
+        if method(call) not in ("fit", "fit_generator") or depends_on(
+            script, argument(call, "epochs")
+        ):
             continue
         count = argument(call, "steps_per_epoch")
-        if count is None or (script.constant(count) in (1, None) and isinstance(count, ast.Constant)):
+        if count is None or (
+            script.constant(count) in (1, None) and isinstance(count, ast.Constant)
+        ):
             if count is None and argument(call, "y", 1) is not None:
                 yield at(
                     script,
@@ -133,12 +160,13 @@ def steps(program: ScriptProgram) -> Iterator[Finding]:
                     _STEPS,
                     Severity.SLOW,
                     _ALL_DATA,
-                    "divide the data (`x[hvd.rank()::hvd.size()]`) or the epochs (`epochs // hvd.size()`)",
+                    "divide the data (`x[hvd.rank()::hvd.size()]`) or the epochs (`epochs //"
+                    " hvd.size()`)",
                 )
         elif not depends_on(script, count) and not _from_divided_data(script, count):
             says = (
-                f"each of {program.workers} workers makes all `steps_per_epoch` steps with a batch of its own: "
-                f"an epoch trains on {program.workers} times the samples"
+                f"each of {program.workers} workers makes all `steps_per_epoch` steps with a batch"
+                f" of its own: an epoch trains on {program.workers} times the samples"
             )
             yield at(
                 script,
@@ -153,12 +181,13 @@ def steps(program: ScriptProgram) -> Iterator[Finding]:
 def _divides_by_size(script: Script, call: ast.Call) -> bool:
     """Returns whether a call gives each worker a part of the data."""
     return method(call) in _SHARDS or (
-        method(call) in ("take", "array_split", "split") and any(depends_on(script, value) for value in call.args)
+        method(call) in ("take", "array_split", "split")
+        and any(depends_on(script, value) for value in call.args)
     )
 
 
 def _from_divided_data(script: Script, count: ast.expr) -> bool:
     """Returns whether a count comes from a length that may be that of this worker's part of the data."""
-    return any(isinstance(inner, ast.Call) and method(inner) == "len" for inner in ast.walk(count)) and bool(
-        depends_on(script, count, "rank", "size")
-    )
+    return any(
+        isinstance(inner, ast.Call) and method(inner) == "len" for inner in ast.walk(count)
+    ) and bool(depends_on(script, count, "rank", "size"))

@@ -62,18 +62,24 @@ def _find_undefined(script: Script) -> Iterator[ast.Name]:
     # Functions may read a name before it is deleted.
     deleted = {node.id for node in names if isinstance(node.ctx, ast.Del)}
     read = {(node.lineno, node.col_offset): node for node in names if node.id not in deleted}
-    for told in sorted(checker.Checker(tree, str(script.path)).messages, key=lambda told: (told.lineno, told.col)):
+    for told in sorted(
+        checker.Checker(tree, str(script.path)).messages, key=lambda told: (told.lineno, told.col)
+    ):
         node = read.get((told.lineno, told.col))
         # names in texts, as in `x: "np.ndarray"`, are no nodes
-        if isinstance(told, messages.UndefinedName) and node is not None and told.message_args == (node.id,):
+        if (
+            isinstance(told, messages.UndefinedName)
+            and node is not None
+            and told.message_args == (node.id,)
+        ):
             yield node
 
 
 def _may_be_defined(script: Script, node: ast.Name, defined: frozenset[str]) -> bool:
     """Returns whether a name may be there all the same.
 
-    An earlier round of a loop may define it, it may be one of another version of Python, or it may never be read, as in
-    annotations.
+    An earlier round of a loop may define it, it may be one of another version of Python, or it may
+    never be read, as in annotations.
     """
     around = list(script.around(node))
     inner: ast.AST = node
@@ -82,7 +88,8 @@ def _may_be_defined(script: Script, node: ast.Name, defined: frozenset[str]) -> 
             return True
         inner = outer
     return is_tried(script, node) or (
-        node.id in defined and any(isinstance(outer, ast.For | ast.While | ast.AsyncFor) for outer in around)
+        node.id in defined
+        and any(isinstance(outer, ast.For | ast.While | ast.AsyncFor) for outer in around)
     )
 
 
@@ -105,4 +112,8 @@ def _advise(name: str, defined: frozenset[str]) -> str:
     if name in defined:
         return "it is defined elsewhere: in another function, or further down"
     like = closest_name(name, defined | set(dir(builtins)))
-    return f"It looks like a misspelling of `{like}`" if like else "define or import it before this line"
+    return (
+        f"It looks like a misspelling of `{like}`"
+        if like
+        else "define or import it before this line"
+    )

@@ -54,7 +54,8 @@ def unsupported_values(program: ScriptProgram) -> Iterator[Finding]:
                 _RULE,
                 Severity.WRONG,
                 "Keras 3 ignores `decay`: the learning rate stays as it is",
-                "use `keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)` as the learning rate",
+                "use `keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)` as the learning"
+                " rate",
             )
 
 
@@ -72,11 +73,13 @@ def _known_end(script: Script, node: ast.expr | None) -> str | None:
     if isinstance(node, ast.Call) and method(node) in ("join", "format", "str", "Path"):
         return _known_end(
             script,
-            node.func.value
-            if method(node) == "format" and isinstance(node.func, ast.Attribute)
-            else node.args[-1]
-            if node.args
-            else None,
+            (
+                node.func.value
+                if method(node) == "format" and isinstance(node.func, ast.Attribute)
+                else node.args[-1]
+                if node.args
+                else None
+            ),
         )
     if isinstance(node, ast.Name):
         ends = {
@@ -109,7 +112,9 @@ def _check_checkpoint(script: Script, call: ast.Call) -> Iterator[Finding]:
 def _check_weights(script: Script, call: ast.Call, name: str) -> Iterator[Finding]:
     path = _known_end(script, argument(call, "filepath", 0))
     allowed = (
-        (".weights.h5",) if name == "save_weights" else (".weights.h5", ".h5", ".keras", ".hdf5", ".json", ".orbax")
+        (".weights.h5",)
+        if name == "save_weights"
+        else (".weights.h5", ".h5", ".keras", ".hdf5", ".json", ".orbax")
     )
     clear = name == "save_weights" or "model" in ast.unparse(call.func).lower()
     if path and not path.endswith(allowed) and clear and name not in script.functions:

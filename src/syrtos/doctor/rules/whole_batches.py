@@ -1,6 +1,7 @@
 """Rules about steps of which a part needs the whole batch: it is gathered for that part, or no batch is split.
 
-In a run the first batch decides (`syrtos.keras.split.first_batch`); the text of a script shows the usual kinds.
+In a run the first batch decides (`syrtos.keras.split.first_batch`); the text of a script shows the
+usual kinds.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ def stateful_layers(program: ScriptProgram) -> Iterator[Finding]:
                 call,
                 "not-split",
                 Severity.SLOW,
-                "the layer keeps a state for each row of a batch, so batches are not split: each worker computes whole batches, and the result is that of one "
-                "process, and so is the speed",
-                "leave `stateful=True` away if a row does not continue the same row of the batch before; else use one worker",
+                "the layer keeps a state for each row of a batch, so batches are not split: each"
+                " worker computes whole batches, and the result is that of one process, and so is"
+                " the speed",
+                "leave `stateful=True` away if a row does not continue the same row of the batch"
+                " before; else use one worker",
             )
         elif (rows := _fixed_rows(script, call)) and program.workers > 1:
             yield at(
@@ -37,9 +40,11 @@ def stateful_layers(program: ScriptProgram) -> Iterator[Finding]:
                 call,
                 "not-split",
                 Severity.SLOW,
-                f"the model takes batches of {rows} rows alone. Where a step needs that number, batches are not split: each worker computes whole batches, and "
-                "the result is that of one process, and so is the speed",
-                "leave the number of rows open: `shape=` in place of `batch_shape=`, no `batch_size=`",
+                f"the model takes batches of {rows} rows alone. Where a step needs that number,"
+                " batches are not split: each worker computes whole batches, and the result is"
+                " that of one process, and so is the speed",
+                "leave the number of rows open: `shape=` in place of `batch_shape=`, no"
+                " `batch_size=`",
             )
 
 
@@ -50,7 +55,11 @@ def mixing_losses(program: ScriptProgram) -> Iterator[Finding]:
     for script, call in program.calls():
         if method(call) != "compile":
             continue
-        for given in (argument(call, "loss", 1), argument(call, "metrics", 3), argument(call, "weighted_metrics", 4)):
+        for given in (
+            argument(call, "loss", 1),
+            argument(call, "metrics", 3),
+            argument(call, "weighted_metrics", 4),
+        ):
             for each in _parts(script, given):
                 if says := _why_gathered(script, each):
                     yield at(script, each, "gathered", Severity.NOTE, says, _PROVE)
@@ -69,8 +78,9 @@ def assigned_states(program: ScriptProgram) -> Iterator[Finding]:
             and function.name in _OF_STEP
         ):
             says = (
-                "how the workers' values of this variable become that of one process (as their sum or mean, say) is found out on the first batch; where "
-                "none of these does, batches are not split"
+                "how the workers' values of this variable become that of one process (as their sum"
+                " or mean, say) is found out on the first batch; where none of these does, batches"
+                " are not split"
             )
             yield at(
                 script,
@@ -84,21 +94,33 @@ def assigned_states(program: ScriptProgram) -> Iterator[Finding]:
 
 _ASSIGN = frozenset({"assign", "assign_add", "assign_sub"})
 _OF_STEP = frozenset({"call", "train_step", "test_step"})
-_PROVE = "`syrtos verify` shows its difference from one process; large outputs cost least where the function treats each row by itself"
+_PROVE = (
+    "`syrtos verify` shows its difference from one process; large outputs cost least where the"
+    " function treats each row by itself"
+)
 
 
 def _why_gathered(script: Script, node: ast.expr) -> str:
     name = script.constant(node)
     called = node.func if isinstance(node, ast.Call) else node
-    last = script.meaning(called).rpartition(".")[2] if isinstance(called, ast.Name | ast.Attribute) else ""
+    last = (
+        script.meaning(called).rpartition(".")[2]
+        if isinstance(called, ast.Name | ast.Attribute)
+        else ""
+    )
     if (isinstance(name, str) and name.lower() in _MIXING) or (
         last.lower() in _MIXING and "keras" in script.meaning(called)
     ):
-        return "this loss is computed on the outputs of all workers, which are gathered in each step: it is no mean over the rows of a batch"
-    if isinstance(called, ast.Name) and (called.id in script.functions or _is_own_class(script, called.id)):
         return (
-            f"whether `{called.id}` is a mean over the rows of a batch is found out on the first batch; where it is not, the outputs of all workers are "
-            "gathered for it in each step"
+            "this loss is computed on the outputs of all workers, which are gathered in each step:"
+            " it is no mean over the rows of a batch"
+        )
+    if isinstance(called, ast.Name) and (
+        called.id in script.functions or _is_own_class(script, called.id)
+    ):
+        return (
+            f"whether `{called.id}` is a mean over the rows of a batch is found out on the first"
+            " batch; where it is not, the outputs of all workers are gathered for it in each step"
         )
     return ""
 

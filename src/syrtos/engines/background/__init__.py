@@ -28,7 +28,15 @@ class BackgroundEngine(Engine):
         wanted.run_dir.mkdir(parents=True, exist_ok=True)
         with (wanted.run_dir / _OUTPUT).open("ab") as output:
             process = subprocess.Popen(
-                [wanted.python, "-m", "syrtos", "run", "--run-dir", str(wanted.run_dir), *wanted.words],
+                [
+                    wanted.python,
+                    "-m",
+                    "syrtos",
+                    "run",
+                    "--run-dir",
+                    str(wanted.run_dir),
+                    *wanted.words,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -41,7 +49,10 @@ class BackgroundEngine(Engine):
             "machine": events.machine(),
             "born": events.born(process.pid),
         }
-        return {"run_dir": str(wanted.run_dir), **{name: str(value) for name, value in facts.items()}}
+        return {
+            "run_dir": str(wanted.run_dir),
+            **{name: str(value) for name, value in facts.items()},
+        }
 
     def submitted_run(self, facts: Mapping[str, str]) -> Submitted:
         return _Process(facts)
@@ -58,9 +69,12 @@ class _Process(Submitted):
             return ended
         if elsewhere := self._elsewhere():
             return RunState(
-                "running", f"It was started on {elsewhere}, and only there it is known whether it still runs."
+                "running",
+                f"It was started on {elsewhere}, and only there it is known whether it still runs.",
             )
-        return RunState("failed", f"The launcher is gone without a word: {self._run_dir / _OUTPUT} may say why.")
+        return RunState(
+            "failed", f"The launcher is gone without a word: {self._run_dir / _OUTPUT} may say why."
+        )
 
     def _elsewhere(self) -> str:
         """Returns the name of the host on which the run was started, if that is not this machine; else an empty text."""
@@ -81,10 +95,13 @@ class _Process(Submitted):
     def stop(self, at_once: bool = False) -> None:
         if (elsewhere := self._elsewhere()) and not read_end(self._run_dir):
             raise ConfigurationError(
-                f"The run in {self._run_dir} was started on {elsewhere}, and this is {socket.gethostname()}: give the command there."
+                f"The run in {self._run_dir} was started on {elsewhere}, and this is"
+                f" {socket.gethostname()}: give the command there."
             )
         if self._runs():
-            signalling.to_process(int(self._facts["pid"]), signal.SIGKILL if at_once else signal.SIGTERM)
+            signalling.to_process(
+                int(self._facts["pid"]), signal.SIGKILL if at_once else signal.SIGTERM
+            )
 
 
 ENGINE = BackgroundEngine()

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 from syrtos.engines.engine import Engine, RunState, Submitted, Wanted
 from syrtos.engines.kubernetes import manifests
 from syrtos.engines.kubernetes.diagnosis import state_of
-from syrtos.engines.kubernetes.request import SETTINGS, Kind, KubernetesRun, request_of, sample_of_jobs
+from syrtos.engines.kubernetes.request import (
+    SETTINGS,
+    Kind,
+    KubernetesRun,
+    request_of,
+    sample_of_jobs,
+)
 from syrtos.engines.reservation import NodeRequest, Requester, Reservation
 from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.launch.terminal import output
@@ -42,8 +48,9 @@ class Kubernetes(Engine):
             wanted.run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigurationError(
-                f"The folder {wanted.run_dir} keeps on this machine by what name the run is found again, and can't be made: {error.strerror}. Name another "
-                "with --run-dir; in the pods the run directory of that name is in the first claim."
+                f"The folder {wanted.run_dir} keeps on this machine by what name the run is found"
+                f" again, and can't be made: {error.strerror}. Name another with --run-dir; in the"
+                " pods the run directory of that name is in the first claim."
             ) from error
         _make_room(cluster, request)
         for note in manifests.notes(request):
@@ -63,7 +70,9 @@ class Kubernetes(Engine):
         # the kube config is read, and no server asked
         _cluster(values.get("context", ""), values.get("namespace", ""))
 
-    def reserve(self, wanted: NodeRequest, requester: Requester) -> AbstractContextManager[Reservation]:
+    def reserve(
+        self, wanted: NodeRequest, requester: Requester
+    ) -> AbstractContextManager[Reservation]:
         # only here: --dry-run needs no client
         from syrtos.engines.kubernetes.reserved_pods import reserve_pods
 
@@ -96,16 +105,19 @@ def _make_room(cluster: KubernetesNamespace, request: KubernetesRun) -> None:
         return
     if not state_of(seen).is_over:
         raise LaunchError(
-            f"{request.kind} {request.name} is in the namespace {cluster.namespace} already, and goes on: `syrtos logs -f` follows it and `syrtos stop` ends "
-            "it, both with its run directory. For another run name another run directory (--run-dir), or the objects (`--with name=`)."
+            f"{request.kind} {request.name} is in the namespace {cluster.namespace} already, and"
+            " goes on: `syrtos logs -f` follows it and `syrtos stop` ends it, both with its run"
+            " directory. For another run name another run directory (--run-dir), or the objects"
+            " (`--with name=`)."
         )
     _delete(cluster, request.kind, request.name)
     began = time.monotonic()
     while cluster.look(request.kind, request.name).owner is not None:
         if time.monotonic() - began > _GONE:
             raise LaunchError(
-                f"The ended {request.kind} {request.name} is being deleted, and not gone after {_GONE:.0f} s: `kubectl describe {request.kind.lower()} "
-                f"{request.name}` may say why. Wait, or name these objects otherwise (`--with name=`)."
+                f"The ended {request.kind} {request.name} is being deleted, and not gone after"
+                f" {_GONE:.0f} s: `kubectl describe {request.kind.lower()} {request.name}` may say"
+                " why. Wait, or name these objects otherwise (`--with name=`)."
             )
         time.sleep(1.0)
 
@@ -119,7 +131,9 @@ def _create(cluster: KubernetesNamespace, request: KubernetesRun) -> None:
     created: list[dict[str, Any]] = []
     try:
         for each in manifests.objects(request, secrets.token_hex(32)):
-            created.append(cluster.create(each) | {"kind": each["kind"], "apiVersion": each["apiVersion"]})
+            created.append(
+                cluster.create(each) | {"kind": each["kind"], "apiVersion": each["apiVersion"]}
+            )
     except BaseException:
         for each in reversed(created):
             cluster.delete(each["kind"], request.name)

@@ -28,9 +28,14 @@ _OWNERS = {
     "TrainJob": ("trainer.kubeflow.org", "v1alpha1", "trainjobs"),
 }
 _NOT_INSTALLED = {
-    "JobSet": "the cluster has no JobSets: ask its administrator for the JobSet controller (https://jobset.sigs.k8s.io), or say `--with kind=Job`, which "
-    "needs nothing.",
-    "TrainJob": "the cluster has no TrainJobs: ask its administrator for Kubeflow Trainer 2.2 or newer, or say `--with kind=Job`, which needs nothing.",
+    "JobSet": (
+        "the cluster has no JobSets: ask its administrator for the JobSet controller"
+        " (https://jobset.sigs.k8s.io), or say `--with kind=Job`, which needs nothing."
+    ),
+    "TrainJob": (
+        "the cluster has no TrainJobs: ask its administrator for Kubeflow Trainer 2.2 or newer, or"
+        " say `--with kind=Job`, which needs nothing."
+    ),
 }
 _SECONDS = 30.0  # for one answer
 _ATTEMPTS = 3
@@ -141,7 +146,9 @@ class KubernetesNamespace:
     def pods(self, kind: Kind, name: str) -> list[Object]:
         """Returns the pods of a run."""
         selector = f"{POD_LABELS[kind]}={name}"
-        listed = self._core.list_namespaced_pod(self.namespace, label_selector=selector, _request_timeout=_SECONDS)
+        listed = self._core.list_namespaced_pod(
+            self.namespace, label_selector=selector, _request_timeout=_SECONDS
+        )
         return self._plain(listed)["items"]
 
     def _events(self, name: str) -> list[Object]:
@@ -153,8 +160,14 @@ class KubernetesNamespace:
         events: list[Object] = self._plain(listed)["items"]
         # Its own, its Job's and its pods': another run's name may begin with this one's.
         names = re.compile(rf"{name}(-node-0)?(-\d+-[a-z0-9]+)?")
-        mine = [each for each in events if names.fullmatch(str(each.get("involvedObject", {}).get("name", "")))]
-        return sorted(mine, key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or ""))
+        mine = [
+            each
+            for each in events
+            if names.fullmatch(str(each.get("involvedObject", {}).get("name", "")))
+        ]
+        return sorted(
+            mine, key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or "")
+        )
 
     def log(self, pod: str, follow: bool) -> Iterator[bytes]:
         """Yields the lines that a pod has printed, each with the moment before it; with ``follow`` until its container ends.
@@ -165,7 +178,12 @@ class KubernetesNamespace:
         """
         # As a stream (_preload_content): a log that is followed has no end to wait for.
         answer: Any = self._core.read_namespaced_pod_log(
-            pod, self.namespace, container=CONTAINER, follow=follow, timestamps=True, _preload_content=False
+            pod,
+            self.namespace,
+            container=CONTAINER,
+            follow=follow,
+            timestamps=True,
+            _preload_content=False,
         )
         try:
             rest = b""
@@ -197,8 +215,8 @@ class KubernetesNamespace:
                 binary=True,
                 _preload_content=False,
             )
-            # Private (kubernetes 37.0.1): the connection would keep a copy of all that it reads, which `stream` can't
-            # be told to leave out.
+            # Private (kubernetes 37.0.1): the connection would keep a copy of all that it reads,
+            # which `stream` can't be told to leave out.
             connection._all = _Nothing()
             return connection
 
@@ -236,21 +254,25 @@ def _read_configuration(context: str) -> tuple[Any, str]:
     files = environment().get("KUBECONFIG") or config.KUBE_CONFIG_DEFAULT_LOCATION
     try:
         config.load_kube_config(files, context or None, own)
-        contexts, active = cast("tuple[list[dict[str, Any]], dict[str, Any]]", config.list_kube_config_contexts(files))
+        contexts, active = cast(
+            "tuple[list[dict[str, Any]], dict[str, Any]]", config.list_kube_config_contexts(files)
+        )
         chosen = next((each for each in contexts if each["name"] == context), active)
         return own, chosen["context"].get("namespace") or "default"
     except config.ConfigException as error:
         if context:
             raise ConfigurationError(
-                f"The kube config has no context {context}, or it can't be used: {error} `kubectl config get-contexts` lists them."
+                f"The kube config has no context {context}, or it can't be used: {error} `kubectl"
+                " config get-contexts` lists them."
             ) from error
         failed = error
     try:
         config.load_incluster_config(client_configuration=own)
     except config.ConfigException as error:
         raise ConfigurationError(
-            f"`--on kubernetes` needs a kube config that says where the cluster is: {failed} Set KUBECONFIG, or let your provider's command write "
-            "~/.kube/config; `kubectl get pods` shows whether it works. `--dry-run` needs none."
+            f"`--on kubernetes` needs a kube config that says where the cluster is: {failed} Set"
+            " KUBECONFIG, or let your provider's command write ~/.kube/config; `kubectl get pods`"
+            " shows whether it works. `--dry-run` needs none."
         ) from error
     with open("/var/run/secrets/kubernetes.io/serviceaccount/namespace", encoding="utf-8") as file:
         return own, file.read().strip()
@@ -282,7 +304,8 @@ def _explaining_refusals(kind: str, name: str, namespace: str) -> Iterator[None]
         raise (EngineAwayError(text) if is_away else LaunchError(text)) from error
     except urllib3.exceptions.HTTPError as error:
         raise EngineAwayError(
-            f"The cluster's API server can't be reached: {error}. `kubectl get pods` shows whether it is the network, or the kube config."
+            f"The cluster's API server can't be reached: {error}. `kubectl get pods` shows whether"
+            " it is the network, or the kube config."
         ) from error
 
 
@@ -291,18 +314,27 @@ def _meaning(error: ApiException, kind: str, name: str, namespace: str) -> str:
     body = str(error.body or "")
     message = _message(body) or str(error.reason or "no reason is given")
     if error.status == 401:
-        return "the cluster does not accept the kube config's credentials: log in again, as your provider's documentation says."
+        return (
+            "the cluster does not accept the kube config's credentials: log in again, as your"
+            " provider's documentation says."
+        )
     if error.status == 403 and "is forbidden: User" in message:
         return (
-            f"this user may not do it ({message.rstrip('.')}): ask the cluster's administrator for a role in the namespace {namespace} with the rights that "
-            "docs/kubernetes.md lists."
+            f"this user may not do it ({message.rstrip('.')}): ask the cluster's administrator for"
+            f" a role in the namespace {namespace} with the rights that docs/kubernetes.md lists."
         )
     if error.status == 404 and "namespaces" in message:
-        return f"there is no namespace {namespace}: create it, or name another with `--with namespace=`."
+        return (
+            f"there is no namespace {namespace}: create it, or name another with `--with"
+            " namespace=`."
+        )
     if error.status == 404 and kind in _NOT_INSTALLED:
         return _NOT_INSTALLED[kind]
     if error.status == 409:
-        return f"there is one already: `kubectl delete {kind.lower()} {name}` removes it (`syrtos stop` does for a run), or name these with `--with name=`."
+        return (
+            f"there is one already: `kubectl delete {kind.lower()} {name}` removes it (`syrtos"
+            " stop` does for a run), or name these with `--with name=`."
+        )
     return describe_refusal(message)
 
 

@@ -1,6 +1,7 @@
 """The state of a run, and why it waits or has failed: pure functions of what Kubernetes tells of its objects.
 
-The words are those of the kubelet, the scheduler and the controllers (Kubernetes, "Pod Lifecycle", "Jobs").
+The words are those of the kubelet, the scheduler and the controllers (Kubernetes, "Pod Lifecycle",
+"Jobs").
 """
 
 from __future__ import annotations
@@ -22,25 +23,38 @@ GOES_ON = "The same command with this run directory goes on from the last snapsh
 _NOT_STARTED = {
     "InvalidImageName": "the name of the image is none: correct `--with image=...`.",
     "ErrImageNeverPull": "the node does not have the image, and must not pull it.",
-    "CreateContainerConfigError": "the container can't be made: {message}. What is missing must be there in this namespace.",
+    "CreateContainerConfigError": (
+        "the container can't be made: {message}. What is missing must be there in this namespace."
+    ),
     "CreateContainerError": "the container can't be made: {message}.",
-    "RunContainerError": "the container can't be started: {message}. The image needs `python` and syrtos (examples/kubernetes/Dockerfile).",
+    "RunContainerError": (
+        "the container can't be started: {message}. The image needs `python` and syrtos"
+        " (examples/kubernetes/Dockerfile)."
+    ),
 }
 _PULLS = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
 # Why a container has not begun to run, by the reason of its end.
 _NEVER_RAN = ("StartError", "ContainerCannotRun")
 # What to do where the scheduler finds no node, by a part of its message.
 _UNSCHEDULABLE = {
-    r"persistentvolumeclaim|PersistentVolumeClaim": "Create the claim (`kubectl get pvc` lists them), or name another with `--with claim=`.",
-    r"nvidia\.com/gpu": "Ask for fewer GPUs (`-n`, `--gpus-per-worker`), or wait until some are free.",
+    r"persistentvolumeclaim|PersistentVolumeClaim": (
+        "Create the claim (`kubectl get pvc` lists them), or name another with `--with claim=`."
+    ),
+    r"nvidia\.com/gpu": (
+        "Ask for fewer GPUs (`-n`, `--gpus-per-worker`), or wait until some are free."
+    ),
     r"Insufficient memory": "Ask for less (`--with memory=`), or wait until some is free.",
     r"Insufficient cpu": "Ask for fewer (`--with cpu=`), or wait until some are free.",
-    r"affinity|node selector": "No node has the labels of `--with node-selector=` (`kubectl get nodes --show-labels`).",
+    r"affinity|node selector": (
+        "No node has the labels of `--with node-selector=` (`kubectl get nodes --show-labels`)."
+    ),
     r"taint": "Nodes keep pods off by a taint: `--with tolerate=NAME` lets these on.",
 }
 _DISRUPTED = {
     "PreemptionByScheduler": "made room for a pod of higher priority",
-    "DeletionByTaintManager": "was deleted, since its node is not reachable any more or was taken out of service",
+    "DeletionByTaintManager": (
+        "was deleted, since its node is not reachable any more or was taken out of service"
+    ),
     "EvictionByEvictionAPI": "was evicted, as when a node is drained",
     "DeletionByPodGC": "was deleted with its node",
     "TerminationByKubelet": "was ended by its node, which shuts down or is short of memory or disk",
@@ -76,8 +90,14 @@ def host_of(pod: Object) -> int:
 def state_of(seen: Seen) -> RunState:
     """Returns the state of a run."""
     if seen.owner is None:
-        return RunState("stopped", f"the cluster has no {seen.kind} {seen.name} (any more). {GOES_ON}", STOPPED)
-    conditions = {each["type"]: each for each in _status(seen.owner).get("conditions", ()) if each["status"] == "True"}
+        return RunState(
+            "stopped", f"the cluster has no {seen.kind} {seen.name} (any more). {GOES_ON}", STOPPED
+        )
+    conditions = {
+        each["type"]: each
+        for each in _status(seen.owner).get("conditions", ())
+        if each["status"] == "True"
+    }
     if "Complete" in conditions or "Completed" in conditions:
         return RunState("finished", code=0)
     if "Failed" in conditions:
@@ -90,7 +110,11 @@ def state_of(seen: Seen) -> RunState:
     if why := next(_troubles(seen), ""):
         return RunState("waiting", why)
     phases = [_status(pod).get("phase") for pod in seen.pods]
-    return RunState("running" if any(phase in ("Running", "Succeeded", "Failed") for phase in phases) else "waiting")
+    return RunState(
+        "running"
+        if any(phase in ("Running", "Succeeded", "Failed") for phase in phases)
+        else "waiting"
+    )
 
 
 def _status(thing: Object) -> Object:
@@ -104,7 +128,10 @@ def _describe_suspension(seen: Seen, condition: Object) -> str:
     queue = (seen.owner or {})["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
     if not queue:
         return f"{seen.kind} {seen.name} is suspended: {_sentence(condition.get('message', ''))}"
-    return f"{seen.kind} {seen.name} waits in the queue {queue}: `kubectl get workloads` says what for."
+    return (
+        f"{seen.kind} {seen.name} waits in the queue {queue}: `kubectl get workloads` says what"
+        " for."
+    )
 
 
 def _troubles(seen: Seen) -> Iterator[str]:
@@ -144,9 +171,13 @@ def _not_started(waiting: Object, image: str) -> str:
     if reason in _PULLS:
         refused = re.search(r"unauthorized|denied|authentication|forbidden", message, re.IGNORECASE)
         what = (
-            "The registry refuses: name the secret with its password (`--with pull-secret=`), or correct the name."
+            "The registry refuses: name the secret with its password (`--with pull-secret=`), or"
+            " correct the name."
             if refused
-            else "Correct `--with image=...`, push the image, or name the secret with the registry's password (`--with pull-secret=`)."
+            else (
+                "Correct `--with image=...`, push the image, or name the secret with the registry's"
+                " password (`--with pull-secret=`)."
+            )
         )
         return f"the image {image} can't be pulled ({reason}). {what}"
     if reason in _NOT_STARTED:
@@ -163,13 +194,21 @@ def _not_mounted(event: Object) -> str:
     if reason not in ("FailedMount", "FailedAttachVolume"):
         return ""
     many = "Multi-Attach" in message
-    what = " The claim allows one node (ReadWriteOnce): pods on several need one with ReadWriteMany." if many else ""
+    what = (
+        " The claim allows one node (ReadWriteOnce): pods on several need one with ReadWriteMany."
+        if many
+        else ""
+    )
     return f"a volume can't be mounted: {_sentence(message)}{what}"
 
 
 def _not_created(event: Object) -> str:
     """Returns why a controller could not create pods or Jobs."""
-    if event.get("reason") not in ("FailedCreate", "JobCreationFailed", "ReplicatedJobsCreationFailed"):
+    if event.get("reason") not in (
+        "FailedCreate",
+        "JobCreationFailed",
+        "ReplicatedJobsCreationFailed",
+    ):
         return ""
     return describe_refusal(event.get("message", ""))
 
@@ -179,13 +218,19 @@ def describe_refusal(message: str) -> str:
     if "exceeded quota" in message:
         told = message[message.index("exceeded quota") :]
         return (
-            f"the namespace's quota is exhausted ({told.rstrip('.')}). Ask for less, wait until other runs have ended, or ask for a larger quota "
-            "(`kubectl describe quota`)."
+            f"the namespace's quota is exhausted ({told.rstrip('.')}). Ask for less, wait until"
+            " other runs have ended, or ask for a larger quota (`kubectl describe quota`)."
         )
     if "must specify" in message:
-        return f"the namespace's quota wants limits: {_sentence(message)} Give `--with memory=` and `--with cpu=`."
+        return (
+            f"the namespace's quota wants limits: {_sentence(message)} Give `--with memory=` and"
+            " `--with cpu=`."
+        )
     if "violates PodSecurity" in message:
-        return f"the namespace's security standard refuses the pods: {_sentence(message)} `--with user=1000` runs them without root's rights."
+        return (
+            f"the namespace's security standard refuses the pods: {_sentence(message)} `--with"
+            " user=1000` runs them without root's rights."
+        )
     return f"the cluster refuses: {_sentence(message)}"
 
 
@@ -201,7 +246,9 @@ def _state_of_failure(seen: Seen, condition: Object) -> RunState:
         return RunState("failed", why, code)
     if condition.get("reason") == "DeadlineExceeded":
         return RunState(
-            "failed", f"{seen.kind} {seen.name} has run for longer than its deadline allows. {GOES_ON}", code
+            "failed",
+            f"{seen.kind} {seen.name} has run for longer than its deadline allows. {GOES_ON}",
+            code,
         )
     if why := next((why for pod in pods if (why := _describe_disruption(pod))), ""):
         return RunState("stopped", f"{why} {GOES_ON}", code)
@@ -209,12 +256,16 @@ def _state_of_failure(seen: Seen, condition: Object) -> RunState:
         return RunState("stopped", f"its state is saved. {GOES_ON}", STOPPED)
     if not codes:
         return RunState(
-            "failed", f"{seen.kind} {seen.name} has failed: {_sentence(condition.get('message', ''))}", code
+            "failed",
+            f"{seen.kind} {seen.name} has failed: {_sentence(condition.get('message', ''))}",
+            code,
         )
     first = min((pod for pod in pods if _exit_code(pod)), key=_end)
     name = first["metadata"]["name"]
     return RunState(
-        "failed", f"pod {name} has ended first, with exit code {_exit_code(first)}: its output says why.", code
+        "failed",
+        f"pod {name} has ended first, with exit code {_exit_code(first)}: its output says why.",
+        code,
     )
 
 
@@ -223,7 +274,9 @@ def _terminated(pod: Object) -> Object:
     for container in _status(pod).get("containerStatuses", ()):
         if container.get("name", CONTAINER) == CONTAINER:
             return (
-                container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
+                container.get("state", {}).get("terminated")
+                or container.get("lastState", {}).get("terminated")
+                or {}
             )
     return {}
 
@@ -242,16 +295,20 @@ def _describe_death(pod: Object) -> str:
     name, status, terminated = pod["metadata"]["name"], _status(pod), _terminated(pod)
     if terminated.get("reason") == "OOMKilled":
         return (
-            f"pod {name} has used more memory than it may (OOMKilled; /dev/shm counts too): ask for more (`--with memory=16Gi`), or put fewer workers in "
-            "each pod. " + GOES_ON
+            f"pod {name} has used more memory than it may (OOMKilled; /dev/shm counts too): ask for"
+            " more (`--with memory=16Gi`), or put fewer workers in each pod. " + GOES_ON
         )
     if terminated.get("reason") in _NEVER_RAN:
         return (
-            f"the container of pod {name} can't be started: {_sentence(terminated.get('message', ''))} The image needs `python` and syrtos "
-            "(examples/kubernetes/Dockerfile)."
+            f"the container of pod {name} can't be started:"
+            f" {_sentence(terminated.get('message', ''))} The image needs `python` and syrtos"
+            " (examples/kubernetes/Dockerfile)."
         )
     if status.get("reason") == "Evicted":
-        return f"pod {name} was evicted: {_sentence(status.get('message', ''))} Ask for what it needs (`--with memory=`). {GOES_ON}"
+        return (
+            f"pod {name} was evicted: {_sentence(status.get('message', ''))} Ask for what it needs"
+            f" (`--with memory=`). {GOES_ON}"
+        )
     if status.get("reason") == "DeadlineExceeded":
         return f"pod {name} has run for longer than its deadline allows. {GOES_ON}"
     return ""
@@ -261,7 +318,10 @@ def _describe_disruption(pod: Object) -> str:
     for condition in _status(pod).get("conditions", ()):
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             reason = condition.get("reason", "")
-            return f"pod {pod['metadata']['name']} {_DISRUPTED.get(reason, f'was disrupted ({reason})')}."
+            return (
+                f"pod {pod['metadata']['name']}"
+                f" {_DISRUPTED.get(reason, f'was disrupted ({reason})')}."
+            )
     return ""
 
 

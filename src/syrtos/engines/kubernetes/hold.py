@@ -1,7 +1,7 @@
 """Holds a pod for a job of `syrtos serve`: `python -m syrtos.engines.kubernetes.hold FILE` is the first process of its container.
 
-The job's processes are started in the pod by others (`reach`). This one ends, and the pod with it, when FILE has not
-been touched for some minutes: the machine of the service is gone.
+The job's processes are started in the pod by others (`reach`). This one ends, and the pod with it,
+when FILE has not been touched for some minutes: the machine of the service is gone.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-# Seconds between two looks at the file, and those after which the service's machine is taken to be gone. Shared folders
-# may show a change minutes later (nfs(5), "acdirmax").
+# Seconds between two looks at the file, and those after which the service's machine is taken to be
+# gone. Shared folders may show a change minutes later (nfs(5), "acdirmax").
 _EVERY, _PATIENCE = 2.0, 300.0
 
 

@@ -40,7 +40,9 @@ class PodLogs:
             for line in self._read(pod["metadata"]["name"], follow=False):
                 yield self._with_host(pod, line.partition(b" ")[2])
 
-    def follow_pods(self, look: Callable[[], tuple[list[Mapping[str, Any]], bool]]) -> Iterator[bytes]:
+    def follow_pods(
+        self, look: Callable[[], tuple[list[Mapping[str, Any]], bool]]
+    ) -> Iterator[bytes]:
         """Yields what pods print until the run has ended.
 
         Args:
@@ -68,7 +70,10 @@ class PodLogs:
 
     def _take(self, pods: list[Mapping[str, Any]]) -> None:
         """Begins to read pods that are new; those that are gone have ended."""
-        phases = {pod["metadata"]["uid"]: (pod.get("status") or {}).get("phase", "Pending") for pod in pods}
+        phases = {
+            pod["metadata"]["uid"]: (pod.get("status") or {}).get("phase", "Pending")
+            for pod in pods
+        }
         self._phases = phases
         for pod in pods:
             uid = pod["metadata"]["uid"]

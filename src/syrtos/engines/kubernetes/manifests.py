@@ -1,7 +1,7 @@
 """The objects of a run: pure functions from what it asks for to dictionaries, and to YAML.
 
-A run is one object that owns its pods (a JobSet, a Job or a TrainJob), and what these need: a Secret, a ConfigMap with
-the script, a Service.
+A run is one object that owns its pods (a JobSet, a Job or a TrainJob), and what these need: a
+Secret, a ConfigMap with the script, a Service.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from syrtos.engines.kubernetes import pods
 from syrtos.engines.kubernetes.pods import CONTAINER, SECRET_KEY, Object
 from syrtos.engines.kubernetes.request import KubernetesRun
 
-# In place of the secret in YAML that is printed: a person puts one of their own there, since what is printed may be
-# kept in git.
+# In place of the secret in YAML that is printed: a person puts one of their own there, since what
+# is printed may be kept in git.
 PLACEHOLDER = "PUT-A-RANDOM-SECRET-HERE"
 QUEUE = "kueue.x-k8s.io/queue-name"
 INSTANCE = "app.kubernetes.io/instance"
-# The label of a run's pods by the kind of the object that owns them; a TrainJob makes a JobSet of its own name.
+# The label of a run's pods by the kind of the object that owns them; a TrainJob makes a JobSet of
+# its own name.
 POD_LABELS = {
     "Job": "batch.kubernetes.io/job-name",
     "JobSet": "jobset.sigs.k8s.io/jobset-name",
@@ -49,10 +50,16 @@ def text(request: KubernetesRun) -> str:
     replace = f'sed "s/{PLACEHOLDER}/$(openssl rand -hex 32)/"'
     lines = [
         f"# {names}.",
-        f"# Whoever knows the secret can join the run: put in one of your own, e.g. by {replace} | kubectl apply -f -",
+        (
+            "# Whoever knows the secret can join the run: put in one of your own, e.g. by"
+            f" {replace} | kubectl apply -f -"
+        ),
         *(f"# {note}" for note in notes(request)),
     ]
-    documents = [yaml.dump(each, Dumper=_Dumper, sort_keys=False, width=160) for each in objects(request, PLACEHOLDER)]
+    documents = [
+        yaml.dump(each, Dumper=_Dumper, sort_keys=False, width=160)
+        for each in objects(request, PLACEHOLDER)
+    ]
     return "\n".join(lines) + "\n---\n" + "---\n".join(documents)
 
 
@@ -61,18 +68,20 @@ def notes(request: KubernetesRun) -> list[str]:
     found: list[str] = []
     if not request.is_kept:
         found.append(
-            f"The run directory {request.run_dir} is lost with the pods: a run that is preempted begins anew. Keep it in a PersistentVolumeClaim "
-            "(`--with claim=NAME:/path`)."
+            f"The run directory {request.run_dir} is lost with the pods: a run that is preempted"
+            " begins anew. Keep it in a PersistentVolumeClaim (`--with claim=NAME:/path`)."
         )
     if request.kind == "Job":
         found.append(
-            "A Job is not started again as a group: after a preemption or the loss of a pod it fails, and the same command goes on from the last snapshot. "
-            "A JobSet restarts by itself."
+            "A Job is not started again as a group: after a preemption or the loss of a pod it"
+            " fails, and the same command goes on from the last snapshot. A JobSet restarts by"
+            " itself."
         )
     if request.kind == "TrainJob":
         found.append(
-            "A TrainJob is started again after a preemption only if its runtime says so (failurePolicy of the runtime's JobSet); else the same command goes "
-            "on from the last snapshot."
+            "A TrainJob is started again after a preemption only if its runtime says so"
+            " (failurePolicy of the runtime's JobSet); else the same command goes on from the last"
+            " snapshot."
         )
     return found
 
@@ -86,7 +95,9 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+    return dumper.represent_scalar(
+        "tag:yaml.org,2002:str", value, style="|" if "\n" in value else None
+    )
 
 
 _Dumper.add_representer(str, _represent_text)
@@ -116,17 +127,31 @@ def _metadata_with_queue(request: KubernetesRun) -> Object:
 
 
 def _secret(request: KubernetesRun, secret: str) -> Object:
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(request), "stringData": {SECRET_KEY: secret}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(request),
+        "stringData": {SECRET_KEY: secret},
+    }
 
 
 def _config_map(request: KubernetesRun, name: str, script: str) -> Object:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(request), "data": {name: script}}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(request),
+        "data": {name: script},
+    }
 
 
 def _service(request: KubernetesRun) -> Object:
     """Returns the headless service that gives the pods of a Job names."""
     # They have names before they are ready, since they meet to become it.
-    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {INSTANCE: request.name}}
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {INSTANCE: request.name},
+    }
     return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(request), "spec": spec}
 
 
@@ -135,8 +160,8 @@ def _service(request: KubernetesRun) -> Object:
 
 def _job_spec(request: KubernetesRun, pod: Object) -> Object:
     """Returns the spec of an Indexed Job that ends as a whole when a pod does, and tells preemptions from failures."""
-    # The first rule that matches counts. Both end the Job with the reason PodFailurePolicy, which a JobSet's rule
-    # knows.
+    # The first rule that matches counts. Both end the Job with the reason PodFailurePolicy, which a
+    # JobSet's rule knows.
     rules = [
         {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {
@@ -160,7 +185,12 @@ def _job(request: KubernetesRun) -> Object:
     env = pods.environment(request, f"{request.name}-0.{request.name}")
     pod = pods.template(request, env) | {"subdomain": request.name}
     spec = _job_spec(request, pod) | {"ttlSecondsAfterFinished": request.number("ttl", _DAY)}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata_with_queue(request), "spec": spec}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _metadata_with_queue(request),
+        "spec": spec,
+    }
 
 
 def holding_job(request: KubernetesRun) -> Object:
@@ -178,11 +208,18 @@ def holding_job(request: KubernetesRun) -> Object:
             "spec": pods.template(request, pods.variables(request)),
         },
     }
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata_with_queue(request), "spec": spec}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _metadata_with_queue(request),
+        "spec": spec,
+    }
 
 
 def _job_set(request: KubernetesRun) -> Object:
-    pod = pods.template(request, pods.environment(request, f"{request.name}-{_REPLICATED}-0-0.{request.name}"))
+    pod = pods.template(
+        request, pods.environment(request, f"{request.name}-{_REPLICATED}-0-0.{request.name}")
+    )
     rule = {
         "name": "stopped",
         "action": "RestartJobSetAndIgnoreMaxRestarts",
@@ -198,7 +235,9 @@ def _job_set(request: KubernetesRun) -> Object:
             "rules": [rule],
         },
         "ttlSecondsAfterFinished": request.number("ttl", _DAY),
-        "replicatedJobs": [{"name": _REPLICATED, "replicas": 1, "template": {"spec": _job_spec(request, pod)}}],
+        "replicatedJobs": [
+            {"name": _REPLICATED, "replicas": 1, "template": {"spec": _job_spec(request, pod)}}
+        ],
     }
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -226,7 +265,10 @@ def _train_job(request: KubernetesRun) -> Object:
     }
     job = {"name": _REPLICATED, "template": {"spec": {"template": {"spec": pod}}}}
     spec = {
-        "runtimeRef": {"kind": "ClusterTrainingRuntime", "name": request.values.get("runtime", "torch-distributed")},
+        "runtimeRef": {
+            "kind": "ClusterTrainingRuntime",
+            "name": request.values.get("runtime", "torch-distributed"),
+        },
         "trainer": {
             "image": request.image,
             "command": [*there, *request.command],
@@ -236,7 +278,10 @@ def _train_job(request: KubernetesRun) -> Object:
             "env": pods.environment(request),
         },
         "runtimePatches": [
-            {"manager": "syrtos/run", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+            {
+                "manager": "syrtos/run",
+                "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}},
+            }
         ],
     }
     return {

@@ -49,7 +49,8 @@ def environment(request: KubernetesRun, first: str = "") -> list[Object]:
 
     Args:
         request: the run.
-        first: the name under which the other pods find the first; empty: another system says where a pod is among them.
+        first: the name under which the other pods find the first; empty: another system says where
+            a pod is among them.
     """
     source = {"secretKeyRef": {"name": request.name, "key": SECRET_KEY}}
     env: list[Object] = [{"name": "SYRTOS_SECRET", "valueFrom": source}]
@@ -71,7 +72,8 @@ def variables(request: KubernetesRun) -> list[Object]:
 
 def resources(request: KubernetesRun) -> Object:
     """Returns what a pod asks for."""
-    # Of GPUs and memory a pod must get as much as its limit; of processors it has none, since a limit throttles.
+    # Of GPUs and memory a pod must get as much as its limit; of processors it has none, since a
+    # limit throttles.
     memory = request.quantity("memory")
     limits = {"memory": memory} if memory else {}
     if request.gpus:
@@ -88,7 +90,9 @@ def volumes(request: KubernetesRun) -> list[Object]:
         shm["sizeLimit"] = size
     found: list[Object] = [{"name": "shm", "emptyDir": shm}]
     for number, mount in enumerate(request.mounts):
-        found.append({"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": mount.claim}})
+        found.append(
+            {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": mount.claim}}
+        )
     if request.script:
         found.append({"name": "script", "configMap": {"name": request.name}})
     if _needs_scratch(request):
@@ -99,12 +103,21 @@ def volumes(request: KubernetesRun) -> list[Object]:
 def volume_mounts(request: KubernetesRun) -> list[Object]:
     """Returns where the container sees the volumes."""
     found: list[Object] = [{"name": "shm", "mountPath": "/dev/shm"}]
-    found += [{"name": f"claim-{n}", "mountPath": mount.path} for n, mount in enumerate(request.mounts)]
+    found += [
+        {"name": f"claim-{n}", "mountPath": mount.path} for n, mount in enumerate(request.mounts)
+    ]
     if request.script:
-        # By subPath: else the file is a link to a folder named after the moment, and each start of the pods would
-        # look like another script.
+        # By subPath: else the file is a link to a folder named after the moment, and each start of
+        # the pods would look like another script.
         name = request.script[0]
-        found.append({"name": "script", "mountPath": f"{SCRIPT_FOLDER}/{name}", "subPath": name, "readOnly": True})
+        found.append(
+            {
+                "name": "script",
+                "mountPath": f"{SCRIPT_FOLDER}/{name}",
+                "subPath": name,
+                "readOnly": True,
+            }
+        )
     if _needs_scratch(request):
         found.append({"name": "work", "mountPath": SCRATCH})
     return found
@@ -149,4 +162,8 @@ def placement(request: KubernetesRun) -> Object:
 
 def _toleration(taint: str) -> Object:
     key, equals, value = taint.partition("=")
-    return {"key": key, "operator": "Equal", "value": value} if equals else {"key": key, "operator": "Exists"}
+    return (
+        {"key": key, "operator": "Equal", "value": value}
+        if equals
+        else {"key": key, "operator": "Exists"}
+    )

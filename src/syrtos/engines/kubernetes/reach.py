@@ -1,7 +1,8 @@
 """Runs a command in a pod, as ssh does on a host: `python -m syrtos.engines.kubernetes.reach CONTEXT NAMESPACE POD WORDS`.
 
-Its standard input, output and errors are those of the command, over a connection to the API server (Kubernetes,
-"exec" of pods, with the channels of `v5.channel.k8s.io`). It ends with the command's exit code.
+Its standard input, output and errors are those of the command, over a connection to the API server
+(Kubernetes, "exec" of pods, with the channels of `v5.channel.k8s.io`). It ends with the command's
+exit code.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from syrtos.engines.kubernetes.cluster import KubernetesNamespace
 from syrtos.errors import SyrtosError
 
 _PIECE = 1 << 16  # bytes
-# Seconds without a message, after which one is sent: gateways end connections on which nothing is said.
+# Seconds without a message, after which one is sent: gateways end connections on which nothing is
+# said.
 _SILENCE = 20.0
 # The exit code where the connection was lost, or could not be made: that of ssh.
 _LOST = 255
@@ -33,7 +35,9 @@ def main() -> int:
     except SyrtosError as error:
         print(error, file=sys.stderr)
         return _LOST
-    threading.Thread(target=_pass_input_on, args=(connection,), name="syrtos-input", daemon=True).start()
+    threading.Thread(
+        target=_pass_input_on, args=(connection,), name="syrtos-input", daemon=True
+    ).start()
     try:
         return _code_of(_pass_output_on(connection))
     except (OSError, WebSocketException) as error:

@@ -47,16 +47,20 @@ SETTINGS = {
 # What `syrtos serve --on kubernetes` can be given: the job says the rest.
 _OF_RUNS = ("kind", "workers-per-pod", "script", "workdir", "name", "restarts", "ttl", "runtime")
 SETTINGS_OF_JOBS = {name: text for name, text in SETTINGS.items() if name not in _OF_RUNS} | {
-    "claim": "PersistentVolumeClaims and where they are mounted: NAME:/path[,NAME:/path]; one has SYRTOS_HOME, at the path that it has here (needed)",
+    "claim": (
+        "PersistentVolumeClaims and where they are mounted: NAME:/path[,NAME:/path]; one has"
+        " SYRTOS_HOME, at the path that it has here (needed)"
+    ),
 }
 
 PORT = 29500
-# The folder of a script that travels in a ConfigMap, and that in which it runs where no claim has a better one.
+# The folder of a script that travels in a ConfigMap, and that in which it runs where no claim has a
+# better one.
 SCRIPT_FOLDER, SCRATCH = "/syrtos/script", "/syrtos/work"
 # A ConfigMap holds 1 MiB (Kubernetes, "ConfigMaps"), with its names and its encoding.
 _MOST_BYTES = 900_000
-# With it, JobSet's names of pods stay below the 63 characters of a host's name: NAME-node-0-INDEX, and 6 that the Job
-# adds.
+# With it, JobSet's names of pods stay below the 63 characters of a host's name: NAME-node-0-INDEX,
+# and 6 that the Job adds.
 _MOST_LETTERS = 40
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|[KMGTPE]i?)?")
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -118,7 +122,9 @@ class KubernetesRun:
         """
         text = self.values.get(name, str(default))
         if not text.isdigit():
-            raise ConfigurationError(f"`--with {name}=...` must be a number, 0 or more. Received: {text!r}.")
+            raise ConfigurationError(
+                f"`--with {name}=...` must be a number, 0 or more. Received: {text!r}."
+            )
         return int(text)
 
     def quantity(self, name: str, default: str = "") -> str:
@@ -130,7 +136,8 @@ class KubernetesRun:
         text = self.values.get(name, default)
         if text and not _QUANTITY.fullmatch(text):
             raise ConfigurationError(
-                f"`--with {name}=...` must be an amount as Kubernetes writes it: 2, 500m, 16Gi. Received: {text!r}."
+                f"`--with {name}=...` must be an amount as Kubernetes writes it: 2, 500m, 16Gi."
+                f" Received: {text!r}."
             )
         return text
 
@@ -144,7 +151,9 @@ class KubernetesRun:
         # A comma within a value is no end of it.
         parts = re.split(rf",(?={key}=)", text) if text else []
         if wrong := [part for part in parts if not re.match(rf"{key}=", part)]:
-            raise ConfigurationError(f"`--with {name}=...` is written NAME=VALUE[,NAME=VALUE]. Received: {wrong[0]!r}.")
+            raise ConfigurationError(
+                f"`--with {name}=...` is written NAME=VALUE[,NAME=VALUE]. Received: {wrong[0]!r}."
+            )
         return dict(part.split("=", 1) for part in parts)
 
     def variables(self) -> dict[str, str]:
@@ -162,8 +171,8 @@ def request_of(wanted: Wanted) -> KubernetesRun:
     values = dict(wanted.values)
     if not values.get("image"):
         raise ConfigurationError(
-            "`--on kubernetes` needs an image with Python, syrtos and the script's packages: `--with image=REGISTRY/NAME:TAG`. docs/kubernetes.md "
-            "says how to make one."
+            "`--on kubernetes` needs an image with Python, syrtos and the script's packages:"
+            " `--with image=REGISTRY/NAME:TAG`. docs/kubernetes.md says how to make one."
         )
     pods, slots = _divide_workers(wanted.workers, values.pop("workers-per-pod", "1"))
     kind, mounts = _kind_of(values.pop("kind", "JobSet")), tuple(_mounts(values.pop("claim", "")))
@@ -196,10 +205,13 @@ def sample_of_jobs(values: Mapping[str, str]) -> KubernetesRun:
     for name in ("image", "claim"):
         if not values.get(name):
             raise ConfigurationError(
-                f"`syrtos serve --on kubernetes` needs `--with {name}=...`: {SETTINGS_OF_JOBS[name]}. docs/sagemaker.md has an example."
+                f"`syrtos serve --on kubernetes` needs `--with {name}=...`:"
+                f" {SETTINGS_OF_JOBS[name]}. docs/sagemaker.md has an example."
             )
     folder = Path(next(_mounts(values["claim"])).path) / "job"
-    sample = NodeRequest(job="job", count=1, workers=1, gpus=0, values=values, python="python", folder=folder)
+    sample = NodeRequest(
+        job="job", count=1, workers=1, gpus=0, values=values, python="python", folder=folder
+    )
     return request_of_nodes(sample, "job", ())
 
 
@@ -212,8 +224,9 @@ def request_of_nodes(wanted: NodeRequest, name: str, command: tuple[str, ...]) -
     mounts = tuple(_mounts(wanted.values.get("claim", "")))
     if not any(_is_below(str(wanted.folder), mount.path) for mount in mounts):
         raise ConfigurationError(
-            f"The pods must have the job's folder {wanted.folder} at this path, and no claim is mounted above it. Expected: `--with claim=NAME:/path` with "
-            f"SYRTOS_HOME below /path. Received: claim={wanted.values.get('claim', '')}."
+            f"The pods must have the job's folder {wanted.folder} at this path, and no claim is"
+            " mounted above it. Expected: `--with claim=NAME:/path` with SYRTOS_HOME below /path."
+            f" Received: claim={wanted.values.get('claim', '')}."
         )
     return KubernetesRun(
         name=name,
@@ -233,7 +246,9 @@ def request_of_nodes(wanted: NodeRequest, name: str, command: tuple[str, ...]) -
 
 def _kind_of(text: str) -> Kind:
     if text not in get_args(Kind):
-        raise ConfigurationError(f"`--with kind=...` must be {', '.join(get_args(Kind))}. Received: {text!r}.")
+        raise ConfigurationError(
+            f"`--with kind=...` must be {', '.join(get_args(Kind))}. Received: {text!r}."
+        )
     return cast("Kind", text)
 
 
@@ -244,15 +259,18 @@ def _divide_workers(workers: int | None, text: str) -> tuple[int, int]:
         ConfigurationError: the workers can't be divided.
     """
     if not text.isdigit() or not int(text):
-        raise ConfigurationError(f"`--with workers-per-pod=...` must be a number, 1 or more. Received: {text!r}.")
+        raise ConfigurationError(
+            f"`--with workers-per-pod=...` must be a number, 1 or more. Received: {text!r}."
+        )
     slots = int(text)
     if workers is None:
         return 1, slots
     if workers < 1 or workers % slots:
         fits = max(workers // slots, 1) * slots
         raise ConfigurationError(
-            f"`-n {workers}` workers can't be divided into pods of {slots}: all pods are alike. Ask for {fits} or {fits + slots} workers, or for another "
-            "number in each pod (`--with workers-per-pod=...`)."
+            f"`-n {workers}` workers can't be divided into pods of {slots}: all pods are alike. Ask"
+            f" for {fits} or {fits + slots} workers, or for another number in each pod (`--with"
+            " workers-per-pod=...`)."
         )
     return workers // slots, slots
 
@@ -262,7 +280,8 @@ def name_of(asked: str, folder: str) -> str:
     if asked:
         if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", asked) or len(asked) > _MOST_LETTERS:
             raise ConfigurationError(
-                f"`--with name=...` must be small letters, digits and `-`, with a letter first, and at most {_MOST_LETTERS}. Received: {asked!r}."
+                "`--with name=...` must be small letters, digits and `-`, with a letter first, and"
+                f" at most {_MOST_LETTERS}. Received: {asked!r}."
             )
         return asked
     name = re.sub(r"[^a-z0-9]+", "-", folder.lower()).strip("-")
@@ -279,7 +298,8 @@ def _mounts(text: str) -> Iterator[Mount]:
         claim, colon, path = part.partition(":")
         if not claim or not colon or not path.startswith("/") or path == "/":
             raise ConfigurationError(
-                f"`--with claim=...` is written NAME:/path[,NAME:/path], with the name of a PersistentVolumeClaim. Received: {part!r}."
+                "`--with claim=...` is written NAME:/path[,NAME:/path], with the name of a"
+                f" PersistentVolumeClaim. Received: {part!r}."
             )
         yield Mount(claim, path.rstrip("/"))
 
@@ -336,20 +356,24 @@ def _text_of(path: Path, name: str) -> str:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            f"The script {name} can't be read here: {error}. If it is in the image, say `--with script=image`."
+            f"The script {name} can't be read here: {error}. If it is in the image, say `--with"
+            " script=image`."
         ) from error
     if not re.fullmatch(r"[-._a-zA-Z0-9]+", path.name):
         raise ConfigurationError(
-            f"The script {name} travels in a ConfigMap, whose names are letters, digits, `-`, `_` and `.`: rename it, or {in_image}."
+            f"The script {name} travels in a ConfigMap, whose names are letters, digits, `-`, `_`"
+            f" and `.`: rename it, or {in_image}."
         )
     if (size := len(text.encode())) > _MOST_BYTES:
         raise ConfigurationError(
-            f"The script {name} has {size} bytes, and travels in a ConfigMap, which holds at most {_MOST_BYTES}: {in_image}."
+            f"The script {name} has {size} bytes, and travels in a ConfigMap, which holds at most"
+            f" {_MOST_BYTES}: {in_image}."
         )
     if beside := _imported_beside(text, path):
         raise ConfigurationError(
-            f"The script {name} imports {beside}, which stands beside it: only the script itself travels in a ConfigMap. Build both into the image and say "
-            "`--with script=image` (docs/kubernetes.md)."
+            f"The script {name} imports {beside}, which stands beside it: only the script itself"
+            " travels in a ConfigMap. Build both into the image and say `--with script=image`"
+            " (docs/kubernetes.md)."
         )
     return text
 

@@ -1,7 +1,8 @@
 """Pods that are held for a job of `syrtos serve`, by a process that need not be in the cluster.
 
-A Job of Kubernetes owns them, and replaces those that are lost. This process touches a file in the job's folder, which
-the pods see too: when it ends, for whatever reason, they end some minutes later (`syrtos.engines.kubernetes.hold`).
+A Job of Kubernetes owns them, and replaces those that are lost. This process touches a file in the
+job's folder, which the pods see too: when it ends, for whatever reason, they end some minutes later
+(`syrtos.engines.kubernetes.hold`).
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from syrtos.engines.reservation import EngineAwayError, Node, NodeRequest, Reque
 from syrtos.errors import LaunchError
 from syrtos.settings import environment
 
-# In the job's folder: the file that is touched while this process lives, and the name of the Job, by which the next
-# runner deletes that of one which was killed.
+# In the job's folder: the file that is touched while this process lives, and the name of the Job,
+# by which the next runner deletes that of one which was killed.
 _LEASE, _NAME = "pods.lease", "pods.job"
 _DELETED = "the Job {name} of Kubernetes, which held the pods, was deleted"
 _LOOK = 1.0  # seconds between two looks at pods that are waited for
@@ -38,7 +39,14 @@ _MOST_LETTERS = 33
 class _ReservedPods(Reservation):
     def __init__(self, cluster: KubernetesNamespace, context: str, name: str, cpus: int) -> None:
         self._cluster, self._name, self._cpus = cluster, name, cpus
-        reach = [sys.executable, "-P", "-m", "syrtos.engines.kubernetes.reach", context, cluster.namespace]
+        reach = [
+            sys.executable,
+            "-P",
+            "-m",
+            "syrtos.engines.kubernetes.reach",
+            context,
+            cluster.namespace,
+        ]
         self.command = shlex.join(reach)
         needed = ("KUBECONFIG", "HOME", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
         self.variables = {name: value for name, value in environment().items() if name in needed}
@@ -54,7 +62,8 @@ class _ReservedPods(Reservation):
         """Returns the pods that are ready, one for each number."""
         ready = {host_of(pod): pod for pod in seen.pods if _is_ready(pod)}
         return tuple(
-            Node(pod["metadata"]["name"], pod["status"]["podIP"], self._cpus) for _, pod in sorted(ready.items())
+            Node(pod["metadata"]["name"], pod["status"]["podIP"], self._cpus)
+            for _, pod in sorted(ready.items())
         )
 
     def why_taken_back(self) -> tuple[str, bool]:
@@ -67,7 +76,9 @@ class _ReservedPods(Reservation):
         if seen.owner["spec"].get("suspend"):
             return f"Kubernetes has suspended the Job {self._name}, which held the pods", True
         return (
-            f"Kubernetes has ended the pods. {_describe_state(seen)}".rstrip() if state_of(seen).is_over else ""
+            f"Kubernetes has ended the pods. {_describe_state(seen)}".rstrip()
+            if state_of(seen).is_over
+            else ""
         ), True
 
 
@@ -115,7 +126,10 @@ def reserve_pods(wanted: NodeRequest, requester: Requester) -> Iterator[Reservat
     cluster.create(manifests.holding_job(request))
     over, granted = threading.Event(), threading.Event()
     # Apart from each other: a server that does not answer must not end the lease.
-    for task in (functools.partial(_renew, lease, over), functools.partial(_watch, over, granted, requester, held)):
+    for task in (
+        functools.partial(_renew, lease, over),
+        functools.partial(_watch, over, granted, requester, held),
+    ):
         threading.Thread(target=task, name="syrtos-pods", daemon=True).start()
     try:
         _await_pods(cluster, name, wanted.count, held, requester)
@@ -128,12 +142,15 @@ def reserve_pods(wanted: NodeRequest, requester: Requester) -> Iterator[Reservat
             cluster.delete("Job", name)
 
 
-def _await_pods(cluster: KubernetesNamespace, name: str, count: int, held: _ReservedPods, requester: Requester) -> None:
+def _await_pods(
+    cluster: KubernetesNamespace, name: str, count: int, held: _ReservedPods, requester: Requester
+) -> None:
     told = ""
     while True:
         if requester.is_over():
             raise LaunchError(
-                "Gave up waiting for pods of Kubernetes: the job was stopped, or has waited for too long."
+                "Gave up waiting for pods of Kubernetes: the job was stopped, or has waited for too"
+                " long."
             )
         try:
             seen = cluster.look("Job", name)
@@ -162,7 +179,9 @@ def _renew(lease: Path, over: threading.Event) -> None:
             lease.touch()
 
 
-def _watch(over: threading.Event, granted: threading.Event, requester: Requester, held: _ReservedPods) -> None:
+def _watch(
+    over: threading.Event, granted: threading.Event, requester: Requester, held: _ReservedPods
+) -> None:
     """Passes on that Kubernetes takes the pods back."""
     while not over.wait(_EVERY):
         if granted.is_set():

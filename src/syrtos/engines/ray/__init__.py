@@ -31,7 +31,9 @@ class Ray(Engine):
         _require_ray()
         check_values_of_jobs(values)
 
-    def reserve(self, wanted: NodeRequest, requester: Requester) -> AbstractContextManager[Reservation]:
+    def reserve(
+        self, wanted: NodeRequest, requester: Requester
+    ) -> AbstractContextManager[Reservation]:
         return reserve_nodes(wanted, requester)
 
 

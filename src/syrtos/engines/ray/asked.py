@@ -15,10 +15,16 @@ from syrtos.errors import ConfigurationError, LaunchError
 STRATEGIES = ("PACK", "SPREAD", "STRICT_SPREAD", "STRICT_PACK")
 _WAIT = 600.0  # seconds: an autoscaler needs minutes for a node
 SETTINGS = {
-    "address": "the cluster, as `ray.init(address=...)` has it (default: RAY_ADDRESS, else the cluster of this machine)",
+    "address": (
+        "the cluster, as `ray.init(address=...)` has it (default: RAY_ADDRESS, else the cluster of"
+        " this machine)"
+    ),
     "cpus-per-worker": "CPUs of each worker, as Ray counts them (default: 1)",
     "strategy": f"how workers are placed on nodes: {', '.join(STRATEGIES)} (default: PACK)",
-    "wait": f"seconds to wait for nodes that are busy, or that an autoscaler has to start (default: {_WAIT:.0f})",
+    "wait": (
+        "seconds to wait for nodes that are busy, or that an autoscaler has to start (default:"
+        f" {_WAIT:.0f})"
+    ),
 }
 
 
@@ -35,8 +41,8 @@ class Asked:
         wait: seconds to wait for the places; infinite: until they are there.
         python: the interpreter that agents and workers run.
         folder: the folder in which workers begin.
-        for_job: whether a job of `syrtos serve` asks, whose processes get nothing of the raylet's environment but what
-            is known to be harmless.
+        for_job: whether a job of `syrtos serve` asks, whose processes get nothing of the raylet's
+            environment but what is known to be harmless.
     """
 
     workers: int
@@ -67,7 +73,9 @@ def asked_of(wanted: Wanted) -> Asked:
     """
     wanted.check(SETTINGS, "ray")
     if wanted.workers is None:
-        raise ConfigurationError("`--on ray` needs the number of workers, for which Ray is asked for places: `-n 4`.")
+        raise ConfigurationError(
+            "`--on ray` needs the number of workers, for which Ray is asked for places: `-n 4`."
+        )
     values = wanted.values
     return Asked(
         workers=wanted.workers,
@@ -87,7 +95,9 @@ def check_values_of_jobs(values: Mapping[str, str]) -> None:
     Raises:
         ConfigurationError: there is one.
     """
-    check_values(values, {name: text for name, text in SETTINGS.items() if name != "strategy"}, "ray")
+    check_values(
+        values, {name: text for name, text in SETTINGS.items() if name != "strategy"}, "ray"
+    )
     asked_by_job(NodeRequest("", 1, 1, 0, values, "", Path()))
 
 
@@ -125,7 +135,9 @@ def _positive(name: str, text: str) -> float:
 def _strategy(text: str) -> str:
     found = text.upper().replace("-", "_")
     if found not in STRATEGIES:
-        raise ConfigurationError(f"`--with strategy` must be one of {', '.join(STRATEGIES)}. Received: {text!r}.")
+        raise ConfigurationError(
+            f"`--with strategy` must be one of {', '.join(STRATEGIES)}. Received: {text!r}."
+        )
     return found
 
 
@@ -137,8 +149,10 @@ def _address(text: str | None) -> str | None:
     """
     if text and text.startswith(("ray://", "http://", "https://")):
         raise ConfigurationError(
-            f"`--with address={text}` is an address for clients outside of the cluster, and the launcher of a run must be on one of its nodes: agents "
-            "connect to it. Give the command on a node, or submit it: `ray job submit --working-dir . -- syrtos run --on ray ...`."
+            f"`--with address={text}` is an address for clients outside of the cluster, and the"
+            " launcher of a run must be on one of its nodes: agents connect to it. Give the"
+            " command on a node, or submit it: `ray job submit --working-dir . -- syrtos run --on"
+            " ray ...`."
         )
     return text or None
 
@@ -163,7 +177,9 @@ def free_bundles(asked: Asked, specs: Sequence[Mapping[str, float]]) -> list[int
 # -- sentences -----------------------------------------------------------------------------------
 
 
-def why_waiting(asked: Asked, has: Mapping[str, float], free: Mapping[str, float], nodes: int) -> str:
+def why_waiting(
+    asked: Asked, has: Mapping[str, float], free: Mapping[str, float], nodes: int
+) -> str:
     """Returns why there are no places yet, with what the cluster has.
 
     Args:
@@ -174,8 +190,13 @@ def why_waiting(asked: Asked, has: Mapping[str, float], free: Mapping[str, float
     """
     nodes_text = f"{nodes} node{'s' * (nodes != 1)}"
     all_of_them, unused = _format_resources(asked, has), _format_resources(asked, free)
-    said = f"{asked} were asked for, and the cluster has {all_of_them} on {nodes_text}, of which {unused} free"
-    missing = [name for name, count in asked.bundle.items() if count * asked.workers > has.get(name, 0.0)]
+    said = (
+        f"{asked} were asked for, and the cluster has {all_of_them} on {nodes_text}, of which"
+        f" {unused} free"
+    )
+    missing = [
+        name for name, count in asked.bundle.items() if count * asked.workers > has.get(name, 0.0)
+    ]
     spread = asked.strategy == "STRICT_SPREAD" and nodes < asked.workers
     if not missing and not spread:
         return f"{said}: others use them"
@@ -186,10 +207,14 @@ def why_waiting(asked: Asked, has: Mapping[str, float], free: Mapping[str, float
 def why_never(asked: Asked, waiting: str) -> str:
     """Returns why a run has got no places in time, and what to do; ``waiting`` is why it has waited."""
     if asked.for_job:
-        return f"Ray has found no nodes for the job's {asked.workers} instances in {asked.wait:.0f} s: {waiting}."
+        return (
+            f"Ray has found no nodes for the job's {asked.workers} instances in {asked.wait:.0f} s:"
+            f" {waiting}."
+        )
     return (
-        f"Ray has found no places for {asked.workers} workers in {asked.wait:.0f} s: {waiting}. Ask for less (`-n`, `--with cpus-per-worker=0.5`), start "
-        f"nodes, or wait longer (`--with wait={2 * asked.wait:.0f}`); `ray status` shows who uses what."
+        f"Ray has found no places for {asked.workers} workers in {asked.wait:.0f} s: {waiting}. Ask"
+        " for less (`-n`, `--with cpus-per-worker=0.5`), start nodes, or wait longer (`--with"
+        f" wait={2 * asked.wait:.0f}`); `ray status` shows who uses what."
     )
 
 
@@ -202,8 +227,9 @@ def _why_no_bundles(asked: Asked, bundles: int, fitting: int) -> str:
         fitting: those that take a worker; the first does not count.
     """
     return (
-        f"{asked} were asked for, and of the {bundles} bundles of the placement group around this process {fitting} beside the first take such a worker. Ask "
-        f"for one for each, as in `tune.PlacementGroupFactory([{{'CPU': 1}}] + [{asked.bundle}] * {asked.workers})`."
+        f"{asked} were asked for, and of the {bundles} bundles of the placement group around this"
+        f" process {fitting} beside the first take such a worker. Ask for one for each, as in"
+        f" `tune.PlacementGroupFactory([{{'CPU': 1}}] + [{asked.bundle}] * {asked.workers})`."
     )
 
 
@@ -216,10 +242,14 @@ def why_unfit(asked: Asked, address: str, facts: Mapping[str, Any]) -> str:
     if not lacks:
         return ""
     if asked.for_job:
-        return f"The node {address} has not {' nor '.join(lacks)}, which jobs of the service need at the same path on every node. Share them between the nodes."
+        return (
+            f"The node {address} has not {' nor '.join(lacks)}, which jobs of the service need at"
+            " the same path on every node. Share them between the nodes."
+        )
     return (
-        f"The node {address} has not {' nor '.join(lacks)}, which workers need at the same path on every node. Share them between the nodes, or let Ray bring "
-        "them: `ray job submit --working-dir . -- syrtos run --on ray ...`."
+        f"The node {address} has not {' nor '.join(lacks)}, which workers need at the same path on"
+        " every node. Share them between the nodes, or let Ray bring them: `ray job submit"
+        " --working-dir . -- syrtos run --on ray ...`."
     )
 
 

@@ -40,7 +40,11 @@ class Call:
     @property
     def variables(self) -> dict[str, str]:
         """The variable by which workers find them."""
-        return {CALL_VARIABLE: ":".join(f"/proc/{os.getpid()}/fd/{file}" for file in (self._parcel, self._result))}
+        return {
+            CALL_VARIABLE: ":".join(
+                f"/proc/{os.getpid()}/fd/{file}" for file in (self._parcel, self._result)
+            )
+        }
 
     def result(self) -> bytes:
         """Returns what rank 0 has left; empty if it has not, or was elsewhere."""
@@ -89,17 +93,26 @@ class WorkerPlace:
             tickets: the words by which it knows the two connections.
             command: the agent's command.
             variables: variables on top of this process's.
-            parcel: a function that workers are to call, as `syrtos.notebook.parcel` packs it; empty: there is none.
-            for_job: whether it gets, of this process's variables, only those that are known to be harmless.
+            parcel: a function that workers are to call, as `syrtos.notebook.parcel` packs it;
+                empty: there is none.
+            for_job: whether it gets, of this process's variables, only those that are known to be
+                harmless.
         """
         self._agents = [agent for agent in self._agents if agent.poll() is None]
         if parcel and self._call is None:
             self._call = Call(parcel)
         of_call = self._call.variables if self._call else {}
-        with links.dial(address, key, tickets[0]) as link, links.dial(address, key, tickets[1]) as complaints:
+        with (
+            links.dial(address, key, tickets[0]) as link,
+            links.dial(address, key, tickets[1]) as complaints,
+        ):
             agent = subprocess.Popen(
                 command,
-                env={**(_harmless_variables() if for_job else environment()), **variables, **of_call},
+                env={
+                    **(_harmless_variables() if for_job else environment()),
+                    **variables,
+                    **of_call,
+                },
                 stdin=link.fileno(),
                 stdout=link.fileno(),
                 stderr=complaints.fileno(),
@@ -123,7 +136,9 @@ class WorkerPlace:
 
 def _harmless_variables() -> dict[str, str]:
     """Returns the variables of this process that hold no secrets: a raylet has those of the shell that started it."""
-    return {name: value for name, value in environment().items() if name in _KEPT or is_harmless(name)}
+    return {
+        name: value for name, value in environment().items() if name in _KEPT or is_harmless(name)
+    }
 
 
 def _lines(path: Path) -> list[str]:

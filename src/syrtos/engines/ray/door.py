@@ -1,7 +1,8 @@
 """A socket of this machine at which commands of a run ask for hosts, and for agents on them.
 
-The socket is in a folder that only this user may enter. A question is a line of JSON; the answer is a line of text,
-with two descriptors where an agent was started: its standard input and output, and what it complains of.
+The socket is in a folder that only this user may enter. A question is a line of JSON; the answer is
+a line of text, with two descriptors where an agent was started: its standard input and output, and
+what it complains of.
 """
 
 from __future__ import annotations
@@ -82,7 +83,12 @@ class Door:
         if "host" in question:
             return "", self._starts.start(question["host"], question["command"])
         if "nodes" in question:
-            return " ".join(f"{node.name}={node.address}={node.cpus}" for node in self._starts.nodes()), ()
+            return (
+                " ".join(
+                    f"{node.name}={node.address}={node.cpus}" for node in self._starts.nodes()
+                ),
+                (),
+            )
         return " ".join(f"{host.name}:{host.slots}" for host in self._starts.hosts()), ()
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
 """The one process of a run that is connected to Ray: `python -m syrtos.engines.ray.driver DOOR`.
 
-It is not the launcher: Ray ends a process whose head node is lost, and a process with Ray's threads can't be forked at
-ease. The request comes as a line of JSON on standard input, whose end is the end of the run; answers go to standard
-output, a line of JSON each: what it waits for, and then the hosts, or an error.
+It is not the launcher: Ray ends a process whose head node is lost, and a process with Ray's threads
+can't be forked at ease. The request comes as a line of JSON on standard input, whose end is the end
+of the run; answers go to standard output, a line of JSON each: what it waits for, and then the
+hosts, or an error.
 """
 
 from __future__ import annotations

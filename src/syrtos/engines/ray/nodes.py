@@ -27,9 +27,9 @@ class Spot:
 class Nodes:
     """The names of hosts, and the places that each stands for.
 
-    A host is a node, together with the GPUs there: an agent sees those that its host had when it was started. So a node
-    that gets a further GPU for the run is a new host. Its name is the node's address, with a number where that name is
-    taken.
+    A host is a node, together with the GPUs there: an agent sees those that its host had when it
+    was started. So a node that gets a further GPU for the run is a new host. Its name is the node's
+    address, with a number where that name is taken.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,8 @@ class Nodes:
         """Returns the hosts, and the number of places on each.
 
         Args:
-            spots: for each place where it is; None: nowhere, as its node was lost and Ray has found no other yet.
+            spots: for each place where it is; None: nowhere, as its node was lost and Ray has found
+                no other yet.
         """
         found: dict[str, list[int]] = {}
         for place, spot in enumerate(spots):

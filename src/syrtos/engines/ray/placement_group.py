@@ -40,8 +40,8 @@ _OF_GPUS = "CUDA_VISIBLE_DEVICES"
 class WorkerPlaces:
     """The places of a run.
 
-    Inside of a placement group, such as that of a trial of Ray Tune, it takes bundles of that one; else it makes a
-    group of its own, which Ray removes when this process ends.
+    Inside of a placement group, such as that of a trial of Ray Tune, it takes bundles of that one;
+    else it makes a group of its own, which Ray removes when this process ends.
     """
 
     def __init__(
@@ -56,11 +56,13 @@ class WorkerPlaces:
         Args:
             asked: the request.
             is_over: whether to give up waiting, as nobody wants them any more.
-            parcel: a function that workers are to call, as `syrtos.notebook.parcel` packs it; empty: there is none.
+            parcel: a function that workers are to call, as `syrtos.notebook.parcel` packs it;
+                empty: there is none.
             tell: gets a sentence that says what it waits for.
 
         Raises:
-            LaunchError: there is no cluster, it has not what was asked for, or nodes lack what workers need.
+            LaunchError: there is no cluster, it has not what was asked for, or nodes lack what
+                workers need.
         """
         self._asked, self._is_over, self._tell = asked, is_over, tell
         self._stack = contextlib.ExitStack()
@@ -116,7 +118,9 @@ class WorkerPlaces:
         return group, range(asked.workers)
 
     def _actor(self, group: Any, bundle: int) -> Any:
-        strategy = _strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+        strategy = _strategies.PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=bundle
+        )
         actor = (
             ray.remote(WorkerPlace)
             .options(
@@ -144,8 +148,9 @@ class WorkerPlaces:
             self._give_up_if_over()
             if time.monotonic() > deadline:
                 raise LaunchError(
-                    f"Ray has reserved the places, and has not started all processes there in {self._asked.wait:.0f} s: `ray status` and the logs of the nodes "
-                    "(/tmp/ray/session_latest/logs) may say why."
+                    "Ray has reserved the places, and has not started all processes there in"
+                    f" {self._asked.wait:.0f} s: `ray status` and the logs of the nodes"
+                    " (/tmp/ray/session_latest/logs) may say why."
                 )
         for answer in answers:
             try:
@@ -190,11 +195,15 @@ class WorkerPlaces:
             self._look()
             spots = [spot for place in places if (spot := self._spots[place]) is not None]
         if not spots or len(spots) < len(places) or len({spot.node for spot in spots}) > 1:
-            raise LaunchError("Ray has lost its node, and has found no other that takes all of its workers")
+            raise LaunchError(
+                "Ray has lost its node, and has found no other that takes all of its workers"
+            )
         gpus = gpus_of(spots)
         return self._start(places[0], command, {_OF_GPUS: gpus} if gpus else {})
 
-    def _start(self, place: int, command: Sequence[str], variables: Mapping[str, str]) -> tuple[int, int]:
+    def _start(
+        self, place: int, command: Sequence[str], variables: Mapping[str, str]
+    ) -> tuple[int, int]:
         tickets = [self._links.ticket(), self._links.ticket()]
         started = self._actors[place].start.remote(
             self._links.address,
@@ -208,22 +217,29 @@ class WorkerPlaces:
         try:
             ray.get(started, timeout=_START)
         except (ray.exceptions.RayError, OSError) as error:
-            raise LaunchError(f"Ray could not start an agent there: {_first_line(error)}") from error
+            raise LaunchError(
+                f"Ray could not start an agent there: {_first_line(error)}"
+            ) from error
         # Both connections are there: the actor has made them before it started anything.
         descriptors = [self._links.take(ticket, _LOOK) for ticket in tickets]
         if descriptors[0] is None or descriptors[1] is None:
-            raise LaunchError("the agent that Ray has started there could not connect to this machine")
+            raise LaunchError(
+                "the agent that Ray has started there could not connect to this machine"
+            )
         return descriptors[0], descriptors[1]
 
     def _look(self) -> None:
         """Asks all actors where they are; one that has no time is where it was, as long as its node is there."""
         # An actor that had no time at the last look still has that question.
         answers = {
-            place: self._answers.pop(place, None) or self._question(actor) for place, actor in enumerate(self._actors)
+            place: self._answers.pop(place, None) or self._question(actor)
+            for place, actor in enumerate(self._actors)
         }
         ready, _ = ray.wait(list(answers.values()), num_returns=len(answers), timeout=_LOOK)
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        spots: list[Spot | None] = [spot if spot and spot.node in alive else None for spot in self._spots]
+        spots: list[Spot | None] = [
+            spot if spot and spot.node in alive else None for spot in self._spots
+        ]
         for place, answer in answers.items():
             if answer not in ready:
                 self._answers[place] = answer
@@ -241,14 +257,21 @@ class WorkerPlaces:
     def result(self) -> bytes:
         """Returns what rank 0's call has returned, pickled; empty if there is nothing, or its node is lost."""
         return next(
-            (found for found in self._answers_of([actor.result.remote() for actor in self._actors]) if found), b""
+            (
+                found
+                for found in self._answers_of([actor.result.remote() for actor in self._actors])
+                if found
+            ),
+            b"",
         )
 
     def epochs(self, run_dir: str) -> dict[str, list[str]]:
         """Returns the lines about ends of epochs that rank 0 has written, by the file's name."""
         found: dict[str, list[str]] = {}
         for told in self._answers_of([actor.epochs.remote(run_dir) for actor in self._actors]):
-            found |= {name: lines for name, lines in told.items() if len(lines) > len(found.get(name, []))}
+            found |= {
+                name: lines for name, lines in told.items() if len(lines) > len(found.get(name, []))
+            }
         return found
 
     def _answers_of(self, answers: Sequence[Any]) -> Iterator[Any]:
@@ -279,7 +302,9 @@ def _knock(address: str | None) -> None:
         OSError: nobody is there.
     """
     if not address:
-        address = environment().get("RAY_ADDRESS") or (_CURRENT.read_text() if _CURRENT.exists() else "")
+        address = environment().get("RAY_ADDRESS") or (
+            _CURRENT.read_text() if _CURRENT.exists() else ""
+        )
     host, _, port = address.rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK).close()
@@ -289,8 +314,9 @@ def _unreachable(address: str | None, error: Exception) -> str:
     where = f"at {address}" if address else "on this machine (RAY_ADDRESS and /tmp/ray name none)"
     said = "" if type(error) is ConnectionError and address is None else f": {_first_line(error)}"
     return (
-        f"No Ray cluster was found {where}{said}. Give the command on a node of a cluster (`ray start --head` starts one of this machine), name it "
-        "(`--with address=10.0.0.1:6379`), or submit the command: `ray job submit --working-dir . -- syrtos run --on ray ...`."
+        f"No Ray cluster was found {where}{said}. Give the command on a node of a cluster (`ray"
+        " start --head` starts one of this machine), name it (`--with address=10.0.0.1:6379`), or"
+        " submit the command: `ray job submit --working-dir . -- syrtos run --on ray ...`."
     )
 
 
@@ -298,15 +324,20 @@ def _not_up(error: Exception) -> str:
     text = str(error)
     if "No module named 'syrtos'" in text or "No module named 'ray'" in text:
         return (
-            "The interpreter of Ray's nodes has no syrtos. Install it there in the same version, or let Ray do it: "
-            '`ray job submit --runtime-env-json \'{"pip": ["syrtos[ray]"]}\' ...`.'
+            "The interpreter of Ray's nodes has no syrtos. Install it there in the same version,"
+            ' or let Ray do it: `ray job submit --runtime-env-json \'{"pip": ["syrtos[ray]"]}\''
+            " ...`."
         )
     return f"Ray could not start the processes that take the workers' places: {_last_line(error)}"
 
 
 def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
 
 
 def _last_line(error: Exception) -> str:
-    return ([line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__])[-1]
+    return (
+        [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    )[-1]

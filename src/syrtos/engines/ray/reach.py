@@ -1,7 +1,8 @@
 """Runs a command on a node of Ray, as ssh would: `python -m syrtos.engines.ray.reach HOST WORDS`.
 
-Without words it prints the hosts of the moment, one to a line. It knows nothing of Ray: it asks the one process of the
-run that does, and joins its own standard input, output and error to the command's.
+Without words it prints the hosts of the moment, one to a line. It knows nothing of Ray: it asks the
+one process of the run that does, and joins its own standard input, output and error to the
+command's.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ def main(words: Sequence[str]) -> str | int:
         if not words:
             print(*door.ask(path)[0].split(), sep="\n")
             return 0
-        _, (link, complaints) = door.ask(path, host=words[0], command=shlex.split(" ".join(words[1:])))
+        _, (link, complaints) = door.ask(
+            path, host=words[0], command=shlex.split(" ".join(words[1:]))
+        )
     except SyrtosError as error:
         return str(error)
     except OSError:
         return (
-            "the run has no connection to Ray any more. Give the command with the same --run-dir again: it goes on from the last snapshot "
-            "(`syrtos resume` knows no cluster)"
+            "the run has no connection to Ray any more. Give the command with the same --run-dir"
+            " again: it goes on from the last snapshot (`syrtos resume` knows no cluster)"
         )
     return _join(link, complaints)
 

@@ -38,7 +38,8 @@ _LOST = "the connection to the Ray cluster is lost, for example because its head
 def reach_cluster(asked: Asked, run_dir: Path) -> Iterator[Reached]:
     """Context manager: yields the hosts on which Ray has placed the workers.
 
-    If the connection to the cluster is lost meanwhile, the run is stopped: workers save their state.
+    If the connection to the cluster is lost meanwhile, the run is stopped: workers save their
+    state.
 
     Raises:
         LaunchError: Ray gives no places.
@@ -47,7 +48,8 @@ def reach_cluster(asked: Asked, run_dir: Path) -> Iterator[Reached]:
 
     def stop_run() -> None:
         output.say(
-            f"{_LOST}: the run stops. Once there is a cluster again, the same command with --run-dir {shlex.quote(str(run_dir))} goes on from the last snapshot"
+            f"{_LOST}: the run stops. Once there is a cluster again, the same command with"
+            f" --run-dir {shlex.quote(str(run_dir))} goes on from the last snapshot"
         )
         signalling.terminate()
 
@@ -92,7 +94,9 @@ class _ReservedPlaces(Reservation):
 
     def nodes(self) -> tuple[Node, ...]:
         try:
-            found = [text.split("=") for text in ask(self.variables[VARIABLE], nodes=True)[0].split()]
+            found = [
+                text.split("=") for text in ask(self.variables[VARIABLE], nodes=True)[0].split()
+            ]
         except OSError:
             # The driver is gone, which `on_loss` is told.
             return ()
@@ -105,7 +109,10 @@ class _GivenUpError(Exception):
 
 @contextlib.contextmanager
 def _connected(
-    asked: Asked, is_over: Callable[[], bool], tell: Callable[[str], None], on_loss: Callable[[], None]
+    asked: Asked,
+    is_over: Callable[[], bool],
+    tell: Callable[[str], None],
+    on_loss: Callable[[], None],
 ) -> Iterator[tuple[str, tuple[Host, ...]]]:
     """Context manager: starts the process that is connected to Ray; yields the path of its socket (`door.py`), and the hosts of the places.
 
@@ -128,7 +135,9 @@ def _connected(
         over = threading.Event()
         with process, _ending_process(process, over):
             hosts = _hosts(process, asked, is_over, tell)
-            threading.Thread(target=_watch, args=(process, over, on_loss), name="syrtos-ray", daemon=True).start()
+            threading.Thread(
+                target=_watch, args=(process, over, on_loss), name="syrtos-ray", daemon=True
+            ).start()
             yield door, hosts
 
 
@@ -158,7 +167,10 @@ def _ending_process(process: subprocess.Popen[bytes], over: threading.Event) -> 
 
 
 def _hosts(
-    process: subprocess.Popen[bytes], asked: Asked, is_over: Callable[[], bool], tell: Callable[[str], None]
+    process: subprocess.Popen[bytes],
+    asked: Asked,
+    is_over: Callable[[], bool],
+    tell: Callable[[str], None],
 ) -> tuple[Host, ...]:
     """Asks for the places, and waits for them."""
     assert process.stdin is not None
@@ -185,13 +197,16 @@ def _answer(process: subprocess.Popen[bytes], is_over: Callable[[], bool]) -> di
         # A byte at a time: what follows the line is for the next call.
         if not (piece := process.stdout.read(1)):
             raise LaunchError(
-                f"The process that connects to Ray has ended with exit code {process.wait()}; it has said why (of a job, in its runner.log)."
+                f"The process that connects to Ray has ended with exit code {process.wait()}; it"
+                " has said why (of a job, in its runner.log)."
             )
         line += piece
     return json.loads(line)
 
 
-def _watch(process: subprocess.Popen[bytes], over: threading.Event, on_loss: Callable[[], None]) -> None:
+def _watch(
+    process: subprocess.Popen[bytes], over: threading.Event, on_loss: Callable[[], None]
+) -> None:
     """Waits for the end of the driver, after which Ray ends its actors; calls ``on_loss`` unless this process has ended it."""
     process.wait()
     if not over.is_set():

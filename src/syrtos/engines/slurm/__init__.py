@@ -40,7 +40,11 @@ class Slurm(Engine):
         path.write_text(self.files(wanted)[_SCRIPT])
         done = controller.run_command(["sbatch", "--parsable", str(path)], wanted.folder)
         if done.returncode:
-            said = done.stderr.strip().removeprefix("sbatch: error: ").replace("\nsbatch: error: ", " ")
+            said = (
+                done.stderr.strip()
+                .removeprefix("sbatch: error: ")
+                .replace("\nsbatch: error: ", " ")
+            )
             raise LaunchError(f"Slurm refuses the job: {said} ({path} is what was submitted.)")
         job = done.stdout.strip().partition(";")[0]
         return {"job": job, "run_dir": str(wanted.run_dir), "array": wanted.values.get("array", "")}
@@ -50,7 +54,9 @@ class Slurm(Engine):
         if shutil.which("salloc") is None:
             raise controller.missing_command("salloc")
 
-    def reserve(self, wanted: NodeRequest, requester: Requester) -> AbstractContextManager[Reservation]:
+    def reserve(
+        self, wanted: NodeRequest, requester: Requester
+    ) -> AbstractContextManager[Reservation]:
         return reserved_allocation.reserve_allocation(wanted, requester)
 
     def submitted_run(self, facts: Mapping[str, str]) -> Submitted:

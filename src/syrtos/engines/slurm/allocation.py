@@ -10,21 +10,21 @@ from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.launch.remote.here import is_here
 from syrtos.launch.spec import Host
 
-# How an agent is started on a node: without what the job asks for each of its tasks, since its step has all GPUs of
-# the node. `srun` passes on whole lines only, unless --unbuffered; an agent's messages are none.
-# With --overlap the step shares the nodes with that of the batch script, and without --exact it has all that the job
-# has there.
+# How an agent is started on a node: without what the job asks for each of its tasks, since its step
+# has all GPUs of the node. `srun` passes on whole lines only, unless --unbuffered; an agent's
+# messages are none. With --overlap the step shares the nodes with that of the batch script, and
+# without --exact it has all that the job has there.
 SRUN = (
-    "env -u SLURM_GPUS_PER_TASK -u SLURM_TRES_PER_TASK -u SLURM_EXACT "
-    "srun --unbuffered --overlap --mpi=none --nodes=1 --ntasks=1 --kill-on-bad-exit=0 --wait=0 --quiet --export=ALL -w"
+    "env -u SLURM_GPUS_PER_TASK -u SLURM_TRES_PER_TASK -u SLURM_EXACT srun --unbuffered --overlap"
+    " --mpi=none --nodes=1 --ntasks=1 --kill-on-bad-exit=0 --wait=0 --quiet --export=ALL -w"
 )
 
 
 def hosts_of(env: Mapping[str, str], workers: int | None) -> tuple[Host, ...] | None:
     """Returns the nodes of the allocation and the workers on each; None outside of an allocation.
 
-    A node has a worker for each of its tasks where the job asks for tasks, else for each of its GPUs, else one. More
-    workers than that are spread over the nodes, as far as their processors go.
+    A node has a worker for each of its tasks where the job asks for tasks, else for each of its
+    GPUs, else one. More workers than that are spread over the nodes, as far as their processors go.
 
     Args:
         env: the environment (sbatch(1), "OUTPUT ENVIRONMENT VARIABLES").
@@ -57,11 +57,14 @@ def names_of(nodes: str) -> list[str]:
         LaunchError: `scontrol` does not say.
     """
     try:
-        done = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError) as error:
         raise LaunchError(
-            f"SLURM_JOB_NODELIST is {nodes}, and `scontrol` does not say which nodes these are: {error}. In a container, make Slurm's commands and "
-            "configuration visible, or name the hosts with --hosts."
+            f"SLURM_JOB_NODELIST is {nodes}, and `scontrol` does not say which nodes these are:"
+            f" {error}. In a container, make Slurm's commands and configuration visible, or name"
+            " the hosts with --hosts."
         ) from error
     return done.stdout.split()
 
@@ -88,8 +91,9 @@ def _spread(workers: int, cpus: list[int]) -> list[int]:
     """
     if workers > sum(cpus):
         raise ConfigurationError(
-            f"{workers} workers were asked for, and the allocation has {sum(cpus)} processors on {len(cpus)} nodes. Ask Slurm for as many tasks "
-            f"(`salloc -n {workers}`), or for fewer workers."
+            f"{workers} workers were asked for, and the allocation has {sum(cpus)} processors on"
+            f" {len(cpus)} nodes. Ask Slurm for as many tasks (`salloc -n {workers}`), or for fewer"
+            " workers."
         )
     slots = [0] * len(cpus)
     for _ in range(workers):

@@ -24,9 +24,10 @@ _SIGNAL = "USR1@120"
 def script(wanted: Wanted) -> str:
     """Returns the batch script.
 
-    Before its time limit the job gets a signal: workers save their state, the launcher ends with exit code 75, and the
-    job is queued again. So is a job that is preempted, where Slurm sends it that signal (preempt_send_user_signal of
-    slurm.conf(5)); elsewhere Slurm ends the agents, and the job with them.
+    Before its time limit the job gets a signal: workers save their state, the launcher ends with
+    exit code 75, and the job is queued again. So is a job that is preempted, where Slurm sends it
+    that signal (preempt_send_user_signal of slurm.conf(5)); elsewhere Slurm ends the agents, and
+    the job with them.
 
     Raises:
         ConfigurationError: a value of `--with` is unknown.
@@ -40,9 +41,15 @@ def script(wanted: Wanted) -> str:
         )
     is_array = "array" in values
     options = _job_options(wanted, signal, is_array) | values
-    lines = [f"#SBATCH --{name}" + f"={shlex.quote(value)}" * bool(value) for name, value in options.items()]
+    lines = [
+        f"#SBATCH --{name}" + f"={shlex.quote(value)}" * bool(value)
+        for name, value in options.items()
+    ]
     run_dir = shlex.quote(str(wanted.run_dir)) + '/"$SLURM_ARRAY_TASK_ID"' * is_array
-    run = f"{shlex.quote(wanted.python)} -m syrtos run --on slurm --run-dir {run_dir} {shlex.join(wanted.words)}"
+    run = (
+        f"{shlex.quote(wanted.python)} -m syrtos run --on slurm --run-dir {run_dir}"
+        f" {shlex.join(wanted.words)}"
+    )
     commands = _launcher_commands(run, signal.partition("@")[0], is_array)
     return "\n".join(["#!/bin/bash", *lines, "", *([setup] if setup else []), *commands, ""])
 
@@ -66,11 +73,13 @@ def _job_options(wanted: Wanted, signal: str, is_array: bool) -> dict[str, str]:
 def _launcher_commands(run: str, signal: str, is_array: bool) -> list[str]:
     """Returns the shell commands that run the launcher, and queue the job again where its state is saved.
 
-    Before its time limit the job gets the signal: workers save their state, and the launcher ends with exit code 75.
+    Before its time limit the job gets the signal: workers save their state, and the launcher ends
+    with exit code 75.
     """
     number = '"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"' if is_array else '"$SLURM_JOB_ID"'
     return [
-        # Bash runs a trap once its foreground command has ended: so the launcher is in the background.
+        # Bash runs a trap once its foreground command has ended: so the launcher is in the
+        # background.
         f"{run} &",
         "launcher=$!",
         "requeue=",

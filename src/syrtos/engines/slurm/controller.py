@@ -29,8 +29,8 @@ def facts_of(job: str) -> dict[str, str]:
 def tasks_of(job: str) -> list[dict[str, str]] | None:
     """Returns what Slurm keeps of a job until some minutes after its end (scontrol(1), MinJobAge of slurm.conf(5)).
 
-    There are several tasks where it is an array, none if Slurm does not know the job any more, and None if it does not
-    answer.
+    There are several tasks where it is an array, none if Slurm does not know the job any more, and
+    None if it does not answer.
     """
     done = run_command(["scontrol", "show", "job", "--oneliner", job])
     if done.returncode:
@@ -49,13 +49,16 @@ def why_waiting(job: str, reason: str) -> str:
 def without_allocation() -> dict[str, str]:
     """Returns the environment without the variables of an allocation around this process."""
     # They would count as options of a new job (sbatch(1), "INPUT ENVIRONMENT VARIABLES").
-    return {name: value for name, value in environment().items() if not name.startswith("SLURM_JOB")}
+    return {
+        name: value for name, value in environment().items() if not name.startswith("SLURM_JOB")
+    }
 
 
 def missing_command(command: str) -> ConfigurationError:
     """Returns the error of a machine that has no such command of Slurm."""
     return ConfigurationError(
-        f"`--on slurm` needs Slurm's command `{command}`, which this machine does not have. Give the command on a login node."
+        f"`--on slurm` needs Slurm's command `{command}`, which this machine does not have. Give"
+        " the command on a login node."
     )
 
 
@@ -67,7 +70,12 @@ def run_command(command: list[str], folder: Path | None = None) -> subprocess.Co
     """
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, cwd=folder, env=without_allocation(), check=False
+            command,
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env=without_allocation(),
+            check=False,
         )
     except FileNotFoundError as error:
         raise missing_command(command[0]) from error

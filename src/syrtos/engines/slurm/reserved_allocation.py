@@ -1,7 +1,7 @@
 """A Slurm allocation for a job of `syrtos serve`, kept by a process that is not inside of the allocation.
 
-`salloc` runs `cat` on this machine, which reads a pipe of this process. When this process ends, for whatever reason,
-`cat` ends, and Slurm frees the nodes.
+`salloc` runs `cat` on this machine, which reads a pipe of this process. When this process ends, for
+whatever reason, `cat` ends, and Slurm frees the nodes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,29 @@ from syrtos.topology import address_of_default_route
 
 # Says which allocation it is, and then waits for the end of its input.
 _HOLD = 'echo "$SLURM_JOB_ID" "$SLURM_JOB_NODELIST"; exec cat > /dev/null'
-# Values of --with that are refused here: batch jobs alone have them, or the job's request fixes them.
-_OF_BATCH_JOBS = ("array", "nodes", "ntasks-per-node", "signal", "setup", "job-name", "mail-type", "mail-user")
+# Values of --with that are refused here: batch jobs alone have them, or the job's request fixes
+# them.
+_OF_BATCH_JOBS = (
+    "array",
+    "nodes",
+    "ntasks-per-node",
+    "signal",
+    "setup",
+    "job-name",
+    "mail-type",
+    "mail-user",
+)
 SETTINGS = {name: text for name, text in batch.SETTINGS.items() if name not in _OF_BATCH_JOBS}
 # States in which a job has its nodes no longer, or not for long (squeue(1), "JOB STATE CODES").
 _TAKEN_BACK = frozenset((
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
 ))  # fmt: skip
 # What `salloc` says when the controller is away.
-_AWAY = re.compile("contact slurm controller|Socket timed out|Connection refused|Zero Bytes", re.IGNORECASE)
-# Where the number of a request is kept, in the job's folder: one whose runner was killed is withdrawn by the next.
+_AWAY = re.compile(
+    "contact slurm controller|Socket timed out|Connection refused|Zero Bytes", re.IGNORECASE
+)
+# Where the number of a request is kept, in the job's folder: one whose runner was killed is
+# withdrawn by the next.
 _NUMBER = "slurm.job"
 _EVERY = 3.0  # seconds between two questions about a job that waits
 _LONGEST_END = 15.0  # seconds
@@ -45,17 +58,24 @@ class _Allocation(Reservation):
         self.job, self._nodes = job, nodes
         # `srun` takes the allocation from an option, since this process is in none.
         self.command = allocation.SRUN.removesuffix(" -w") + f" --jobid={job} -w"
-        self.variables = {name: value for name, value in environment().items() if name == "SLURM_CONF"}
+        self.variables = {
+            name: value for name, value in environment().items() if name == "SLURM_CONF"
+        }
 
     def nodes(self) -> tuple[Node, ...]:
         return self._nodes
 
     def why_taken_back(self) -> tuple[str, bool]:
         facts = controller.facts_of(self.job)
-        # During the grace time of a preemption JobState is still RUNNING, although the steps were ended.
+        # During the grace time of a preemption JobState is still RUNNING, although the steps were
+        # ended.
         preempted = facts.get("PreemptTime", "None") not in ("None", "Unknown")
         state = "PREEMPTED" if preempted else facts.get("JobState", "")
-        why = f"Slurm has taken the nodes of its job {self.job} back ({state})" if state in _TAKEN_BACK else ""
+        why = (
+            f"Slurm has taken the nodes of its job {self.job} back ({state})"
+            if state in _TAKEN_BACK
+            else ""
+        )
         return why, state != "CANCELLED"
 
 
@@ -74,7 +94,15 @@ def reserve_allocation(wanted: NodeRequest, requester: Requester) -> Iterator[Re
     try:
         process = subprocess.Popen(
             # By default `salloc` leaves its command running after the allocation is revoked.
-            ["salloc", "--kill-command=TERM", "--wait-all-nodes=1", *_options(wanted), "sh", "-c", _HOLD],
+            [
+                "salloc",
+                "--kill-command=TERM",
+                "--wait-all-nodes=1",
+                *_options(wanted),
+                "sh",
+                "-c",
+                _HOLD,
+            ],
             env=controller.without_allocation(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -108,7 +136,10 @@ def _options(wanted: NodeRequest) -> list[str]:
         **wanted.values,
     }
     # `--with exclusive=true` is what a person writes; Slurm has it without a value.
-    return [f"--{name}={value}" if value not in ("", "true") else f"--{name}" for name, value in asked.items()]
+    return [
+        f"--{name}={value}" if value not in ("", "true") else f"--{name}"
+        for name, value in asked.items()
+    ]
 
 
 class _Said:
@@ -141,13 +172,18 @@ class _Said:
         return " ".join(self._errors)
 
 
-def _await_grant(process: subprocess.Popen[str], said: _Said, requester: Requester) -> tuple[str, list[str]]:
+def _await_grant(
+    process: subprocess.Popen[str], said: _Said, requester: Requester
+) -> tuple[str, list[str]]:
     """Waits for the allocation, and returns its number and the names of its nodes."""
     assert process.stdout is not None
     asked, told = time.monotonic(), ""
     while not select.select([process.stdout], [], [], 0.2)[0]:
         if requester.is_over():
-            raise LaunchError("Gave up waiting for nodes of Slurm: the job was stopped, or has waited for too long.")
+            raise LaunchError(
+                "Gave up waiting for nodes of Slurm: the job was stopped, or has waited for too"
+                " long."
+            )
         if said.job and time.monotonic() - asked > _EVERY:
             asked = time.monotonic()
             why = controller.why_waiting(said.job, controller.facts_of(said.job).get("Reason", ""))
@@ -167,7 +203,11 @@ def _await_grant(process: subprocess.Popen[str], said: _Said, requester: Request
 def _node(name: str, wanted: NodeRequest) -> Node:
     done = controller.run_command(["scontrol", "show", "node", "--oneliner", name])
     facts = dict(re.findall(r"(\w+)=(\S*)", done.stdout))
-    given = facts.get("CPUTot", "") if "exclusive" in wanted.values else wanted.values.get("cpus-per-task", "")
+    given = (
+        facts.get("CPUTot", "")
+        if "exclusive" in wanted.values
+        else wanted.values.get("cpus-per-task", "")
+    )
     address = _address(name, facts.get("NodeAddr", name))
     return Node(name, address, int(given) if given.isdigit() else wanted.workers)
 
@@ -182,9 +222,11 @@ def _address(name: str, address: str) -> str:
         found = socket.gethostbyname(address)
     except OSError as error:
         raise LaunchError(
-            f"The address of node {name} is {address}, which this machine can't resolve ({error}): write it into /etc/hosts."
+            f"The address of node {name} is {address}, which this machine can't resolve ({error}):"
+            " write it into /etc/hosts."
         ) from error
-    # A machine's own name often stands for loopback: to the other nodes it is the address of its default route.
+    # A machine's own name often stands for loopback: to the other nodes it is the address of its
+    # default route.
     return address_of_default_route() or found if found.startswith("127.") else found
 
 
@@ -198,8 +240,9 @@ def _ending(process: subprocess.Popen[str], said: _Said, over: threading.Event) 
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
-        # A `salloc` that waits in the queue does not read its input: the signal withdraws its request. One that has
-        # nodes ends with its command; a signal in that moment may make it hang.
+        # A `salloc` that waits in the queue does not read its input: the signal withdraws its
+        # request. One that has nodes ends with its command; a signal in that moment may make it
+        # hang.
         if not said.is_granted:
             process.terminate()
         try:
@@ -210,7 +253,9 @@ def _ending(process: subprocess.Popen[str], said: _Said, over: threading.Event) 
             controller.run_command(["scancel", said.job])
 
 
-def _watch(process: subprocess.Popen[str], over: threading.Event, requester: Requester, held: _Allocation) -> None:
+def _watch(
+    process: subprocess.Popen[str], over: threading.Event, requester: Requester, held: _Allocation
+) -> None:
     process.wait()
     if not over.is_set():
         why, again = held.why_taken_back()

@@ -16,9 +16,14 @@ _LOOK = 0.5  # seconds between two looks at the logs of an array
 _FAILED = {
     "BOOT_FAIL": "its nodes did not start.",
     "DEADLINE": "its deadline has passed.",
-    "NODE_FAIL": "a node was lost. The same command with this run directory goes on from the last snapshot.",
+    "NODE_FAIL": (
+        "a node was lost. The same command with this run directory goes on from the last snapshot."
+    ),
     "OUT_OF_MEMORY": "it has used more memory than it asked for: ask for more (`--with mem=16G`).",
-    "TIMEOUT": "its time is over: ask for more (`--with time=4:00:00`). The same command with this run directory goes on from the last snapshot.",
+    "TIMEOUT": (
+        "its time is over: ask for more (`--with time=4:00:00`). The same command with this run"
+        " directory goes on from the last snapshot."
+    ),
 }
 
 
@@ -27,7 +32,8 @@ class SubmittedJob(Submitted):
 
     Args:
         number: Slurm's number of the job.
-        run_dir: its run directory; that of an array has one for each task, named by the task's number.
+        run_dir: its run directory; that of an array has one for each task, named by the task's
+            number.
         is_array: whether it is an array.
     """
 
@@ -48,11 +54,18 @@ class SubmittedJob(Submitted):
             return self._state
         if tasks:
             return combine([self._state_of(task) for task in tasks])
-        folders = [path.parent for path in self._run_dir.glob("*/run.json")] if self._is_array else [self._run_dir]
+        folders = (
+            [path.parent for path in self._run_dir.glob("*/run.json")]
+            if self._is_array
+            else [self._run_dir]
+        )
         ends = [ended for folder in folders if (ended := read_end(folder))]
         if ends:
             return combine(ends)
-        return RunState("failed", f"Slurm knows nothing of job {self._number} any more: {self._log()} is its output.")
+        return RunState(
+            "failed",
+            f"Slurm knows nothing of job {self._number} any more: {self._log()} is its output.",
+        )
 
     def _state_of(self, facts: Mapping[str, str]) -> RunState:
         task = facts.get("ArrayTaskId", "") if self._is_array else ""
@@ -69,13 +82,19 @@ class SubmittedJob(Submitted):
             return RunState("stopped", f"job {name} was cancelled.", code)
         if code == STOPPED:
             return RunState(
-                "stopped", f"its state is saved: the same command with --run-dir {run_dir} goes on from it.", code
+                "stopped",
+                f"its state is saved: the same command with --run-dir {run_dir} goes on from it.",
+                code,
             )
         why = _FAILED.get(word, f"ended with exit code {code}.")
-        return RunState("failed", f"job {name}: {why}" if word in _FAILED else f"job {name} {why}", code)
+        return RunState(
+            "failed", f"job {name}: {why}" if word in _FAILED else f"job {name} {why}", code
+        )
 
     def output(self, follow: bool) -> Iterator[bytes]:
-        return self._output_of_tasks(follow) if self._is_array else growing(self._log(), self, follow)
+        return (
+            self._output_of_tasks(follow) if self._is_array else growing(self._log(), self, follow)
+        )
 
     def _output_of_tasks(self, follow: bool) -> Iterator[bytes]:
         """Yields the lines of all tasks as they come, each with the task's number before it."""
@@ -85,7 +104,8 @@ class SubmittedJob(Submitted):
             # what was written before the end is read once more
             over = not follow or self.state().is_over
             for path in sorted(
-                self._run_dir.glob(f"slurm-{self._number}_*.log"), key=lambda found: (len(found.name), found)
+                self._run_dir.glob(f"slurm-{self._number}_*.log"),
+                key=lambda found: (len(found.name), found),
             ):
                 yield from _new_lines(path, positions, over)
             if not over:
@@ -95,10 +115,12 @@ class SubmittedJob(Submitted):
         return self._run_dir / f"slurm-{self._number}{'_*' if self._is_array else ''}.log"
 
     def stop(self, at_once: bool = False) -> None:
-        # The batch script alone passes the signal on to the launcher, so that agents are there until the state is
-        # saved.
+        # The batch script alone passes the signal on to the launcher, so that agents are there
+        # until the state is saved.
         soft = not at_once and self._look().phase == "running"
-        controller.run_command(["scancel", *(["--batch", "--signal=TERM"] if soft else []), self._number])
+        controller.run_command(
+            ["scancel", *(["--batch", "--signal=TERM"] if soft else []), self._number]
+        )
         if soft and self._is_array:
             # tasks that have not begun
             controller.run_command(["scancel", "--state=PENDING", self._number])

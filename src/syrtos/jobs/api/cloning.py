@@ -41,7 +41,9 @@ def offer(record: Record) -> Offer:
     }
 
 
-def request_of(record: Record, name: str, hyperparameters: str, secrets: Mapping[str, str]) -> dict[str, Any]:
+def request_of(
+    record: Record, name: str, hyperparameters: str, secrets: Mapping[str, str]
+) -> dict[str, Any]:
     """Returns CreateTrainingJob's parameters for a clone.
 
     Args:
@@ -53,15 +55,23 @@ def request_of(record: Record, name: str, hyperparameters: str, secrets: Mapping
     Raises:
         ConfigurationError: the hyperparameters are no JSON object.
     """
-    request = {key: value for key, value in record.request.items() if key not in ("Tags", "TuningJobArn", *_PARTS)}
+    request = {
+        key: value
+        for key, value in record.request.items()
+        if key not in ("Tags", "TuningJobArn", *_PARTS)
+    }
     request["TrainingJobName"] = name
     if record.tags:
         request["Tags"] = [{"Key": key, "Value": value} for key, value in record.tags.items()]
     parts = {part: dict(record.request.get(part) or {}) for part in _PARTS}
     before = parts["HyperParameters"]
-    given = {key: _encode(value, before.get(key)) for key, value in _object(hyperparameters).items()}
+    given = {
+        key: _encode(value, before.get(key)) for key, value in _object(hyperparameters).items()
+    }
     own = of_script(before)
-    parts["HyperParameters"] = {k: v for k, v in before.items() if k not in own or is_secret(k)} | given
+    parts["HyperParameters"] = {
+        k: v for k, v in before.items() if k not in own or is_secret(k)
+    } | given
     if "sagemaker_job_name" in before:
         parts["HyperParameters"]["sagemaker_job_name"] = json.dumps(name)
     # secrets are never copied: whoever may clone a job need not know them

@@ -49,7 +49,12 @@ _CHANNEL_FACTS = (
 
 
 def build(
-    name: str, program: str, code: str, output: str, inputs: Mapping[str, object] | str | None, facts: EstimatorFacts
+    name: str,
+    program: str,
+    code: str,
+    output: str,
+    inputs: Mapping[str, object] | str | None,
+    facts: EstimatorFacts,
 ) -> dict[str, object]:
     """Returns the request for a job whose source is at ``code``.
 
@@ -57,7 +62,10 @@ def build(
         ConfigurationError: a distribution or a channel is not one that SageMaker has.
     """
     own = {key: json.dumps(value) for key, value in (facts["hyperparameters"] or {}).items()}
-    own |= {"sagemaker_program": json.dumps(program), "sagemaker_submit_directory": json.dumps(code)}
+    own |= {
+        "sagemaker_program": json.dumps(program),
+        "sagemaker_submit_directory": json.dumps(code),
+    }
     own |= _distribution(facts["distribution"] or {})
     stopping = {"MaxRuntimeInSeconds": facts["max_run"]}
     if facts["use_spot_instances"]:
@@ -86,10 +94,14 @@ def build(
     retries = facts["max_retry_attempts"]
     if retries is not None:
         if type(retries) is not int or not 1 <= retries <= 30:
-            raise ConfigurationError(f"Workers can be started again 1 to 30 times. Received: {retries!r}.")
+            raise ConfigurationError(
+                f"Workers can be started again 1 to 30 times. Received: {retries!r}."
+            )
         request["RetryStrategy"] = {"MaximumRetryAttempts": retries}
     if facts["checkpoint_s3_uri"]:
-        local = {"LocalPath": facts["checkpoint_local_path"]} if facts["checkpoint_local_path"] else {}
+        local = (
+            {"LocalPath": facts["checkpoint_local_path"]} if facts["checkpoint_local_path"] else {}
+        )
         request["CheckpointConfig"] = {"S3Uri": _uri(facts["checkpoint_s3_uri"]), **local}
     return {key: value for key, value in request.items() if value not in ([], {})}
 
@@ -110,7 +122,8 @@ def _channel(name: str, given: object) -> dict[str, object]:
     unknown = set(facts) - set(_CHANNEL_FACTS)
     if unknown or "uri" not in facts:
         raise ConfigurationError(
-            f"The channel {name} is a path or URI, or a mapping with {', '.join(_CHANNEL_FACTS)}. Received: {given!r}."
+            f"The channel {name} is a path or URI, or a mapping with {', '.join(_CHANNEL_FACTS)}."
+            f" Received: {given!r}."
         )
     source = {
         "S3DataType": facts.get("s3_data_type", "S3Prefix"),
@@ -123,7 +136,9 @@ def _channel(name: str, given: object) -> dict[str, object]:
         ("compression", "CompressionType"),
     ):  # fmt: skip
         channel |= {field: facts[fact]} if fact in facts else {}
-    return channel | ({"ShuffleConfig": {"Seed": facts["shuffle_seed"]}} if "shuffle_seed" in facts else {})
+    return channel | (
+        {"ShuffleConfig": {"Seed": facts["shuffle_seed"]}} if "shuffle_seed" in facts else {}
+    )
 
 
 def _uri(place: object) -> str:
@@ -145,11 +160,14 @@ def _distribution(asked: Mapping[str, Any]) -> dict[str, str]:
         elif kind == "smdistributed":
             parallel = options.get("dataparallel", {})
             found["sagemaker_distributed_dataparallel_enabled"] = parallel.get("enabled", False)
-            found["sagemaker_distributed_dataparallel_custom_mpi_options"] = parallel.get("custom_mpi_options", "")
+            found["sagemaker_distributed_dataparallel_custom_mpi_options"] = parallel.get(
+                "custom_mpi_options", ""
+            )
         elif kind in ("parameter_server", "multi_worker_mirrored_strategy"):
             found[f"sagemaker_{kind}_enabled"] = options.get("enabled", False)
         else:
             raise ConfigurationError(
-                f"`distribution` can be mpi, smdistributed, parameter_server or multi_worker_mirrored_strategy. Received: {kind!r}."
+                "`distribution` can be mpi, smdistributed, parameter_server or"
+                f" multi_worker_mirrored_strategy. Received: {kind!r}."
             )
     return {name: json.dumps(value) for name, value in found.items()}

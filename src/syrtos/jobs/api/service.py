@@ -1,7 +1,7 @@
 """The implementation of SageMaker's training operations.
 
-Each takes and returns the parameters of its operation as Python values. Requests have been validated by SageMaker's
-service model; times are seconds since 1970.
+Each takes and returns the parameters of its operation as Python values. Requests have been
+validated by SageMaker's service model; times are seconds since 1970.
 """
 
 from __future__ import annotations
@@ -60,7 +60,12 @@ class Service:
     """
 
     def __init__(
-        self, home: Home, store: Store, places: Places, capacity: int, placement: Placement | None = None
+        self,
+        home: Home,
+        store: Store,
+        places: Places,
+        capacity: int,
+        placement: Placement | None = None,
     ) -> None:
         self.home, self.store, self.places, self.capacity = home, store, places, capacity
         self.placement = placement or Placement()
@@ -98,7 +103,8 @@ class Service:
         # the streams of a job that exists must not be touched
         if self.store.get(name) is not None:
             raise _in_use(name)
-        # before the row: once that is there, the queue may start the job, and clients ask for its streams
+        # before the row: once that is there, the queue may start the job, and clients ask for its
+        # streams
         logs.make(folder / "logs", job.hosts, now)
         if not self.store.add(record):
             raise _in_use(name)
@@ -111,16 +117,20 @@ class Service:
             ApiError: it asks for something that can't be done here.
         """
         name = request["TrainingJobName"]
-        # the service's model says so too, but not every request comes through it, and the name will be a folder's
+        # the service's model says so too, but not every request comes through it, and the name will
+        # be a folder's
         if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", name):
             raise ApiError(
-                "ValidationException", f"A job's name has letters, digits and hyphens, up to 63. Received: {name!r}."
+                "ValidationException",
+                f"A job's name has letters, digits and hyphens, up to 63. Received: {name!r}.",
             )
         try:
             self._check_uris(request)
             job = read(request, drivers_of(request, self.places), self.placement.gpus)
             # made only to find out whether the regular expressions can be read
-            metrics.Metrics((request.get("AlgorithmSpecification") or {}).get("MetricDefinitions") or ())
+            metrics.Metrics(
+                (request.get("AlgorithmSpecification") or {}).get("MetricDefinitions") or ()
+            )
             self._check_folders(job.channels)
             _check_network(job)
             if self.placement.engine:
@@ -130,8 +140,9 @@ class Service:
         if job.slots > self.capacity:
             raise ApiError(
                 "ResourceLimitExceeded",
-                f"The job needs {job.slots} workers ({len(job.hosts)} instances with {job.distribution.per_host}), and this service has "
-                f"{self.capacity}. Ask for fewer, or start it with `syrtos serve --capacity {job.slots}`.",
+                f"The job needs {job.slots} workers ({len(job.hosts)} instances with"
+                f" {job.distribution.per_host}), and this service has {self.capacity}. Ask for"
+                f" fewer, or start it with `syrtos serve --capacity {job.slots}`.",
             )
         return job
 
@@ -141,9 +152,14 @@ class Service:
 
     def list_training_jobs(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a page of jobs."""
-        order = {"Name": columns.name, "Status": columns.status}.get(request.get("SortBy", ""), columns.created)
+        order = {"Name": columns.name, "Status": columns.status}.get(
+            request.get("SortBy", ""), columns.created
+        )
         descending = request.get("SortOrder") == "Descending"
-        sorting = [order.desc() if descending else order, columns.name.desc() if descending else columns.name]
+        sorting = [
+            order.desc() if descending else order,
+            columns.name.desc() if descending else columns.name,
+        ]
         limit, after = request.get("MaxResults") or 10, page_of(request.get("NextToken"))
         found, following = self.store.find(conditions(request), sorting, after, limit)
         answer: dict[str, object] = {"TrainingJobSummaries": [_summary(record) for record in found]}
@@ -155,7 +171,8 @@ class Service:
         if record.state.final:
             raise ApiError(
                 "ValidationException",
-                f"The request was rejected because the training job is in status {record.state.status}.",
+                "The request was rejected because the training job is in status"
+                f" {record.state.status}.",
             )
         self.store.change(record.name, _mark_stopping)
         return {}
@@ -163,25 +180,36 @@ class Service:
     def update_training_job(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Records the settings that may change while a job runs; on one's own machine they have no effect."""
         record = self._find_record(request["TrainingJobName"])
-        wanted = {name: request[name] for name in ("ProfilerConfig", "RemoteDebugConfig") if name in request}
+        wanted = {
+            name: request[name]
+            for name in ("ProfilerConfig", "RemoteDebugConfig")
+            if name in request
+        }
         kept = request.get("ResourceConfig", {})
         resources = {**record.request["ResourceConfig"], **kept}
         new = {**record.request, **wanted, "ResourceConfig": resources}
-        self.store.change(record.name, lambda r: dataclasses.replace(r, request=new, modified=time.time()))
+        self.store.change(
+            record.name, lambda r: dataclasses.replace(r, request=new, modified=time.time())
+        )
         return {"TrainingJobArn": arn(record.name)}
 
     def delete_training_job(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Deletes a job that has ended, with its logs; uploaded objects stay."""
         record = self._find_record(request["TrainingJobName"])
         if not record.state.final:
-            raise ApiError("ResourceInUse", f"Training job {record.name} is {record.state.status}: stop it first.")
+            raise ApiError(
+                "ResourceInUse",
+                f"Training job {record.name} is {record.state.status}: stop it first.",
+            )
         tuning = self.tunings.get(record.request.get("TuningJobArn", "").rpartition("/")[2])
         if tuning and not tuning.final:
             raise ApiError(
                 "ResourceInUse",
-                f"Training job {record.name} belongs to tuning job {tuning.name}, which goes on: stop that first.",
+                f"Training job {record.name} belongs to tuning job {tuning.name}, which goes on:"
+                " stop that first.",
             )
-        # renamed first: a new job may have the name at once, while the files of this one are still being removed
+        # renamed first: a new job may have the name at once, while the files of this one are still
+        # being removed
         gone = self.home.jobs / f".{record.name}-{secrets.token_hex(4)}"
         with contextlib.suppress(FileNotFoundError):
             self.home.job(record.name).rename(gone)
@@ -208,7 +236,10 @@ class Service:
     def delete_tags(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Removes tags from a job."""
         gone = {*request["TagKeys"]}
-        self._tag(self._of_arn(request["ResourceArn"]), lambda tags: {k: v for k, v in tags.items() if k not in gone})
+        self._tag(
+            self._of_arn(request["ResourceArn"]),
+            lambda tags: {k: v for k, v in tags.items() if k not in gone},
+        )
         return {}
 
     # -- helpers -------------------------------------------------------------------------------
@@ -227,7 +258,9 @@ class Service:
             raise ApiError("ValidationException", f"Resource {text} does not exist.")
         return record
 
-    def _tag(self, record: Record | TuningRecord, how: Callable[[dict[str, str]], dict[str, str]]) -> None:
+    def _tag(
+        self, record: Record | TuningRecord, how: Callable[[dict[str, str]], dict[str, str]]
+    ) -> None:
         if isinstance(record, TuningRecord):
             self.tunings.change(record.name, lambda r: dataclasses.replace(r, tags=how(r.tags)))
         else:
@@ -239,13 +272,18 @@ class Service:
         for channel in channels:
             if channel.uri.startswith("file://") and not self.places.exists(channel.uri):
                 raise DataError(
-                    f"Channel {channel.name}: there is no file or folder {channel.uri.removeprefix('file://')} with data."
+                    f"Channel {channel.name}: there is no file or folder"
+                    f" {channel.uri.removeprefix('file://')} with data."
                 )
 
     def _check_uris(self, request: Mapping[str, Any]) -> None:
         sources = [channel["DataSource"] for channel in request.get("InputDataConfig") or ()]
         uris = [source["S3DataSource"]["S3Uri"] for source in sources if "S3DataSource" in source]
-        uris += ["file://" + s["FileSystemDataSource"]["DirectoryPath"] for s in sources if "FileSystemDataSource" in s]
+        uris += [
+            "file://" + s["FileSystemDataSource"]["DirectoryPath"]
+            for s in sources
+            if "FileSystemDataSource" in s
+        ]
         uris += [
             (request.get("OutputDataConfig") or {}).get("S3OutputPath"),
             (request.get("CheckpointConfig") or {}).get("S3Uri"),
@@ -261,8 +299,9 @@ def _check_network(job: Job) -> None:
     """Raises ConfigurationError for a job that is to have no network, where the kernel can't take it away."""
     if job.is_offline and not enter.can_leave_network():
         raise ConfigurationError(
-            "EnableNetworkIsolation can't be enforced here: the kernel lets this user make no network namespaces (user_namespaces(7)). "
-            "Allow them, run the service as root, or leave it out."
+            "EnableNetworkIsolation can't be enforced here: the kernel lets this user make no"
+            " network namespaces (user_namespaces(7)). Allow them, run the service as root, or"
+            " leave it out."
         )
 
 
@@ -274,12 +313,14 @@ def _check_for_nodes(job: Job, engine: str) -> None:
     """
     if piped := [channel.name for channel in job.channels if channel.mode == "Pipe"]:
         raise ConfigurationError(
-            f"Channel {piped[0]} asks for Pipe mode, and jobs of this service run on nodes of {engine}, to which no pipe leads. Use FastFile or File."
+            f"Channel {piped[0]} asks for Pipe mode, and jobs of this service run on nodes of"
+            f" {engine}, to which no pipe leads. Use FastFile or File."
         )
     if job.is_offline and len(job.hosts) > 1:
         raise ConfigurationError(
-            f"EnableNetworkIsolation would take from the {len(job.hosts)} instances, which are on nodes of {engine}, the network by which they train "
-            "together. Use one instance, or leave it out."
+            f"EnableNetworkIsolation would take from the {len(job.hosts)} instances, which are on"
+            f" nodes of {engine}, the network by which they train together. Use one instance, or"
+            " leave it out."
         )
 
 
@@ -317,7 +358,8 @@ def describe_job(record: Record) -> dict[str, object]:
         answer["FailureReason"] = record.failure
     if record.metrics:
         answer["FinalMetricDataList"] = [
-            {"MetricName": name, "Value": value, "Timestamp": when} for name, (value, when) in record.metrics.items()
+            {"MetricName": name, "Value": value, "Timestamp": when}
+            for name, (value, when) in record.metrics.items()
         ]
     if record.progress:
         answer["ProgressInfo"] = record.progress
@@ -330,7 +372,9 @@ def model_uri(record: Record) -> str:
     """Returns the URI of a job's model, also before the model exists."""
     output = record.request["OutputDataConfig"]
     folder = f"{output['S3OutputPath'].rstrip('/')}/{record.name}/output"
-    return f"{folder}/model" if output.get("CompressionType") == "NONE" else f"{folder}/model.tar.gz"
+    return (
+        f"{folder}/model" if output.get("CompressionType") == "NONE" else f"{folder}/model.tar.gz"
+    )
 
 
 def _times(record: Record) -> dict[str, object]:
@@ -338,8 +382,12 @@ def _times(record: Record) -> dict[str, object]:
     if not began:
         return {}
     now = time.time()
-    worked = states.seconds_in(record.state.transitions, ("Downloading", "Training", "Stopping", "Uploading"), now)
-    ended = {"TrainingEndTime": record.state.transitions[-1]["StartTime"]} if record.state.final else {}
+    worked = states.seconds_in(
+        record.state.transitions, ("Downloading", "Training", "Stopping", "Uploading"), now
+    )
+    ended = (
+        {"TrainingEndTime": record.state.transitions[-1]["StartTime"]} if record.state.final else {}
+    )
     return {
         "TrainingStartTime": began[0],
         **ended,
@@ -349,7 +397,9 @@ def _times(record: Record) -> dict[str, object]:
 
 
 def _summary(record: Record) -> dict[str, object]:
-    ended = {"TrainingEndTime": record.state.transitions[-1]["StartTime"]} if record.state.final else {}
+    ended = (
+        {"TrainingEndTime": record.state.transitions[-1]["StartTime"]} if record.state.final else {}
+    )
     return {
         "TrainingJobName": record.name,
         "TrainingJobArn": arn(record.name),
@@ -399,11 +449,14 @@ def page_of(token: str | None) -> int:
     if token is None:
         return 0
     if not token.isdecimal() or len(token) > 15:
-        raise ApiError("ValidationException", "The NextToken is not one that this service has given.")
+        raise ApiError(
+            "ValidationException", "The NextToken is not one that this service has given."
+        )
     return int(token)
 
 
 def _in_use(name: str) -> ApiError:
     return ApiError(
-        "ResourceInUse", f"Training job names must be unique: there is a job {name} already. Choose another name."
+        "ResourceInUse",
+        f"Training job names must be unique: there is a job {name} already. Choose another name.",
     )

@@ -24,25 +24,26 @@ class Estimator:
     """A script, and the settings of the training job that runs it.
 
     Args:
-        entry_point: the script: a path, or with ``source_dir`` or ``git_config`` a path inside that.
+        entry_point: the script: a path, or with ``source_dir`` or ``git_config`` a path inside
+            that.
         source_dir: a folder that is sent along; the script starts in it.
         dependencies: more folders or files that the script imports.
         git_config: ``repo``, and ``branch`` or ``commit``: the source is cloned from there.
         instance_count: number of the job's hosts.
         hyperparameters: the script's options; any JSON.
         environment: environment variables of the script.
-        distribution: in SDK v2's form, e.g. ``{"mpi": {"enabled": True, "processes_per_host": 2}}``. Without one the
-            instances train together.
+        distribution: in SDK v2's form, e.g. ``{"mpi": {"enabled": True, "processes_per_host":
+            2}}``. Without one the instances train together.
         output_path: the place of ``model.tar.gz``: ``s3://``, ``file://`` or a folder.
         metric_definitions: ``[{"Name": ..., "Regex": ...}]``, searched for in the script's output.
-        checkpoint_s3_uri: the place to which checkpoints are copied while the job runs, and from which they are
-            restored when it starts.
+        checkpoint_s3_uri: the place to which checkpoints are copied while the job runs, and from
+            which they are restored when it starts.
         checkpoint_local_path: the folder in which the script writes them.
         use_spot_instances: whether the job gives way to other jobs.
         max_wait: the seconds that a job with spot instances may wait and run in all.
         max_run: the seconds that the job may train.
-        max_retry_attempts: how often workers that die are started again, 1 to 30; training goes on from its last
-            committed step.
+        max_retry_attempts: how often workers that die are started again, 1 to 30; training goes on
+            from its last committed step.
         input_mode: ``File``, ``FastFile`` or ``Pipe``.
         instance_type: recorded only; the job runs on this machine.
         role: recorded only.
@@ -89,9 +90,14 @@ class Estimator:
         )
         # the arguments under their own names, which are those of SDK v2
         self._facts = cast(
-            creation.EstimatorFacts, {name: value for name, value in locals().items() if name in creation.FACTS}
+            creation.EstimatorFacts,
+            {name: value for name, value in locals().items() if name in creation.FACTS},
         )
-        self._base = base_job_name or re.sub(r"[^A-Za-z0-9]+", "-", Path(entry_point).stem).strip("-") or "job"
+        self._base = (
+            base_job_name
+            or re.sub(r"[^A-Za-z0-9]+", "-", Path(entry_point).stem).strip("-")
+            or "job"
+        )
         self._output = output_path or f"s3://{BUCKET}/"
         self._home = Home(home)
         self.latest_training_job: str | None = None
@@ -106,29 +112,37 @@ class Estimator:
         """Creates the job, and prints its output until it has ended.
 
         Args:
-            inputs: URIs or paths by channel, or a single one, which becomes the channel ``training``. A value may be a
-                mapping with ``uri`` and the settings of a channel of the API (``ShardedByS3Key``: ``distribution``,
-                ``input_mode``, ``shuffle_seed``).
+            inputs: URIs or paths by channel, or a single one, which becomes the channel
+                ``training``. A value may be a mapping with ``uri`` and the settings of a channel of
+                the API (``ShardedByS3Key``: ``distribution``, ``input_mode``, ``shuffle_seed``).
 
         Raises:
             LaunchError: the job failed.
-            ConfigurationError: the request can't be carried out; without a running service also if ``wait`` is False.
+            ConfigurationError: the request can't be carried out; without a running service also if
+                ``wait`` is False.
         """
         with local.running(self._home) as (service, own):
             if own and not wait:
                 raise ConfigurationError(
-                    "No service runs that could continue the job after this process has ended: start `syrtos serve`, or wait."
+                    "No service runs that could continue the job after this process has ended:"
+                    " start `syrtos serve`, or wait."
                 )
             name = self.create(service, inputs, job_name)
             if wait:
                 self._attend(service, name, own, logs)
 
     def create(
-        self, service: Service, inputs: Mapping[str, object] | str | None = None, job_name: str | None = None
+        self,
+        service: Service,
+        inputs: Mapping[str, object] | str | None = None,
+        job_name: str | None = None,
     ) -> str:
         """Uploads the source, creates the job, and returns its name."""
         # milliseconds, so that jobs of a loop have names of their own
-        name = job_name or f"{self._base[:40]}-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() // 1_000_000 % 1000:03}"
+        name = (
+            job_name
+            or f"{self._base[:40]}-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() // 1_000_000 % 1000:03}"
+        )
         request = self.request(service, inputs, name)
         try:
             service.create_training_job(request)
@@ -137,7 +151,9 @@ class Estimator:
         self.latest_training_job = name
         return name
 
-    def request(self, service: Service, inputs: Mapping[str, object] | str | None, name: str) -> dict[str, object]:
+    def request(
+        self, service: Service, inputs: Mapping[str, object] | str | None, name: str
+    ) -> dict[str, object]:
         """Uploads the source, and returns the request for the job."""
         code = f"s3://{BUCKET}/{name}/source/sourcedir.tar.gz"
         with tempfile.TemporaryDirectory() as scratch:
@@ -176,7 +192,8 @@ class Estimator:
                 local.stop(service, name)
             else:
                 print(
-                    f"syrtos: {name} goes on; `syrtos logs -f {name}` shows it, `syrtos stop {name}` ends it.",
+                    f"syrtos: {name} goes on; `syrtos logs -f {name}` shows it, `syrtos stop"
+                    f" {name}` ends it.",
                     file=sys.stderr,
                 )
             raise
@@ -191,11 +208,14 @@ class Estimator:
         source = _clone_repository(self._git, scratch / "clone") if self._git else None
         folder = Path(source or ".") / (self._source or "") if source or self._source else None
         if folder is not None and not folder.is_dir():
-            raise ConfigurationError(f"There is no source folder {folder} (looked in {Path.cwd()}).")
+            raise ConfigurationError(
+                f"There is no source folder {folder} (looked in {Path.cwd()})."
+            )
         script = (folder or Path()) / self._entry
         if not script.is_file():
             raise ConfigurationError(
-                f"There is no script {script} (looked in {Path.cwd()}). Check `entry_point` and `source_dir`."
+                f"There is no script {script} (looked in {Path.cwd()}). Check `entry_point` and"
+                " `source_dir`."
             )
         with tarfile.open(archive, "w:gz") as tar:
             if folder is None:
@@ -218,7 +238,9 @@ def _clone_repository(config: Mapping[str, str], folder: Path) -> Path:
     repo = config.get("repo", "")
     # git would take such a text as an option, or run the program that it names (`ext::...`)
     if not repo or repo.startswith("-") or "::" in repo:
-        raise ConfigurationError(f"`git_config` needs a `repo` that git can clone. Received: {repo!r}.")
+        raise ConfigurationError(
+            f"`git_config` needs a `repo` that git can clone. Received: {repo!r}."
+        )
     wanted = config.get("commit") or config.get("branch")
     for command in (
         ["git", "clone", "--quiet", repo, str(folder)],

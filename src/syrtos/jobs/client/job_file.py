@@ -37,13 +37,21 @@ def read(path: Path, also: Collection[str] = ()) -> dict[str, Any]:
     if not isinstance(facts, dict) or "entry_point" not in facts or set(facts) - known:
         unknown = sorted(map(str, set(facts) - known)) if isinstance(facts, dict) else []
         raise ConfigurationError(
-            (f"Unknown: {', '.join(_with_suggestion(name, known) for name in unknown)}. " if unknown else "")
-            + f"{path} must be a mapping with `entry_point`, and may have {', '.join(sorted(known))}."
+            (
+                f"Unknown: {', '.join(_with_suggestion(name, known) for name in unknown)}. "
+                if unknown
+                else ""
+            )
+            + f"{path} must be a mapping with `entry_point`, and may have"
+            f" {', '.join(sorted(known))}."
         )
     facts = {name: value for name, value in facts.items() if value is not None}
-    # relative to the file that names them; the entry point, only if it is not inside a source folder
+    # relative to the file that names them; the entry point, only if it is not inside a source
+    # folder
     for name in ("source_dir", "entry_point"):
-        if name in facts and (name == "source_dir" or not {"source_dir", "git_config"} & set(facts)):
+        if name in facts and (
+            name == "source_dir" or not {"source_dir", "git_config"} & set(facts)
+        ):
             facts[name] = str(path.parent / facts[name])
     return facts
 

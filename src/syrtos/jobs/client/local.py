@@ -26,7 +26,9 @@ _PATIENCE = 10.0  # seconds that scripts have to end after Ctrl-C
 def service_of(home: Home, capacity: int | None = None) -> Service:
     """Returns the service of a folder, whether or not a process serves it."""
     places = Places(store_of(home))
-    return Service(home, Store(home.database, home.place), places, capacity or cores(), home.placement())
+    return Service(
+        home, Store(home.database, home.place), places, capacity or cores(), home.placement()
+    )
 
 
 @contextlib.contextmanager
@@ -54,7 +56,9 @@ def find_record(service: Service, name: str) -> Record:
     """
     record = service.store.get(name)
     if record is None:
-        raise ConfigurationError(f"There is no job {name} in {service.home.path}. `syrtos jobs` lists those there are.")
+        raise ConfigurationError(
+            f"There is no job {name} in {service.home.path}. `syrtos jobs` lists those there are."
+        )
     return record
 
 
@@ -108,7 +112,9 @@ def _ask_search_to_stop(service: Service, name: str) -> None:
         for trial in trials(service, name):
             with contextlib.suppress(ConfigurationError):
                 ask_to_stop(service, trial.name)
-        service.tunings.change(name, lambda record: dataclasses.replace(record, status="Stopped", ended=time.time()))
+        service.tunings.change(
+            name, lambda record: dataclasses.replace(record, status="Stopped", ended=time.time())
+        )
 
 
 def trials(service: Service, name: str) -> list[SearchTrial]:

@@ -20,7 +20,11 @@ def files_beside(script: Path, without: Collection[Path]) -> list[Path] | None:
     Args:
         without: resolved paths that are not sent, such as those of channels and outputs.
     """
-    found = [path for path in sorted(script.parent.iterdir()) if path.name != script.name and _travels(path, without)]
+    found = [
+        path
+        for path in sorted(script.parent.iterdir())
+        if path.name != script.name and _travels(path, without)
+    ]
     count = size = 0
     for file in _files(found, without):
         count, size = count + 1, size + file.stat().st_size
@@ -38,8 +42,14 @@ def digest(paths: Sequence[Path], without: Collection[Path]) -> str:
         facts = file.stat()
         room -= facts.st_size
         # beyond 2000 files or 64 MiB, the times of change stand for the contents
-        known = file.read_bytes() if room >= 0 and number < _MOST_FILES else str(facts.st_mtime_ns).encode()
-        found.update(f"\0{os.path.relpath(file, paths[0].parent)}\0{facts.st_size}\0".encode() + known)
+        known = (
+            file.read_bytes()
+            if room >= 0 and number < _MOST_FILES
+            else str(facts.st_mtime_ns).encode()
+        )
+        found.update(
+            f"\0{os.path.relpath(file, paths[0].parent)}\0{facts.st_size}\0".encode() + known
+        )
     return found.hexdigest()
 
 
@@ -49,7 +59,9 @@ def staying(file: Path, facts: Mapping[str, object]) -> set[Path]:
     channels = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
     uris = [one.get("uri") if isinstance(one, Mapping) else one for one in channels]
     uris += [facts.get("output_path"), facts.get("checkpoint_s3_uri")]
-    local = [str(uri).removeprefix("file://") for uri in uris if uri and not str(uri).startswith("s3://")]
+    local = [
+        str(uri).removeprefix("file://") for uri in uris if uri and not str(uri).startswith("s3://")
+    ]
     return {path.resolve() for path in (file, Home().path, *map(Path, local))}
 
 
@@ -64,6 +76,8 @@ def _travels(path: Path, without: Collection[Path]) -> bool:
 def _files(paths: Sequence[Path], without: Collection[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
-            yield from _files([one for one in sorted(path.iterdir()) if _travels(one, without)], without)
+            yield from _files(
+                [one for one in sorted(path.iterdir()) if _travels(one, without)], without
+            )
         else:
             yield path

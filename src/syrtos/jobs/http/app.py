@@ -81,14 +81,19 @@ class App:
         url = request.scope["raw_path"].decode("latin1").partition("?")[0]
         if request.scope["query_string"]:
             url += "?" + request.scope["query_string"].decode("latin1")
-        headers = {name.decode("latin1"): value.decode("latin1") for name, value in request.scope["headers"]}
+        headers = {
+            name.decode("latin1"): value.decode("latin1")
+            for name, value in request.scope["headers"]
+        }
         names = [name for name, _ in request.scope["headers"]]
         # one of the two may not be the one that was signed
         if len(set(names)) < len(names):
             return _error(request, "", "InvalidRequest", "A header was sent twice.", 400)
         service = signing.service_of(url, headers)
         try:
-            if not service and (unsigned := next((one for one in self._unsigned if one.serves(request)), None)):
+            if not service and (
+                unsigned := next((one for one in self._unsigned if one.serves(request)), None)
+            ):
                 return await unsigned.answer(request)
             return await self._answer_signed(request, url, headers, service)
         except TooLarge:
@@ -98,7 +103,9 @@ class App:
             return _error(request, service, "InvalidURI", "Couldn't parse the specified URI.", 400)
         except UnsignedRequest as error:
             code = _NAMES.get(service, {}).get(error.code, error.code)
-            return _last(_error(request, service, code, str(error), 400 if error.code in _MALFORMED else 403))
+            return _last(
+                _error(request, service, code, str(error), 400 if error.code in _MALFORMED else 403)
+            )
         except Changed:
             text = "At least one of the pre-conditions you specified did not hold."
             return _error(request, service, "PreconditionFailed", text, 412)
@@ -112,13 +119,23 @@ class App:
             # its details are for the service's own log: they may name files and keys
             traceback.print_exc(file=sys.stderr)
             text = "We encountered an internal error. Please try again."
-            return _error(request, service, "InternalFailure" if service != "s3" else "InternalError", text, 500)
+            return _error(
+                request,
+                service,
+                "InternalFailure" if service != "s3" else "InternalError",
+                text,
+                500,
+            )
 
-    async def _answer_signed(self, request: Request, url: str, headers: dict[str, str], service: str) -> Response:
+    async def _answer_signed(
+        self, request: Request, url: str, headers: dict[str, str], service: str
+    ) -> Response:
         who = functools.partial(caller_of, self._service.home, self._service.store)
         # before the body is read: strangers must not make the service hold megabytes
         if service != "s3" and who(signing.claimed_key(headers)) is None:
-            raise UnsignedRequest("InvalidClientTokenId", "The security token included in the request is invalid.")
+            raise UnsignedRequest(
+                "InvalidClientTokenId", "The security token included in the request is invalid."
+            )
         body = b"" if service == "s3" else await bodies.read_short(request)
         payload = headers.get("x-amz-content-sha256", signing.UNSIGNED)
         if service != "s3":
@@ -127,7 +144,9 @@ class App:
         signed = signing.check(request.method, url, headers, payload, who, now)
         # by the signature itself, and not by what the request claims to be
         if signed.service != service:
-            raise UnsignedRequest("SignatureDoesNotMatch", "The request was signed for another service.")
+            raise UnsignedRequest(
+                "SignatureDoesNotMatch", "The request was signed for another service."
+            )
         if service == "s3":
             return await self._s3.answer(request, signed)
         if service in ("sts", "iam"):
@@ -138,7 +157,11 @@ class App:
         target = headers.get("x-amz-target", "")
         if service not in self._operations or request.method != "POST" or not target:
             # requests to endpoints, which SageMaker has too, name a path instead of a target
-            path = "" if service not in self._operations else f" ({request.method} {url.partition('?')[0]})"
+            path = (
+                ""
+                if service not in self._operations
+                else f" ({request.method} {url.partition('?')[0]})"
+            )
             raise ApiError(unserved.CODE, unserved.explain(service + path))
         # such an answer takes a fifth of a millisecond: handing it to a thread would cost more
         if _QUICK.fullmatch(target):
@@ -182,15 +205,24 @@ _JSON_NAMES = {
 _NAMES = {
     "sagemaker": _JSON_NAMES,
     "logs": _JSON_NAMES,
-    "s3": {"InvalidClientTokenId": "InvalidAccessKeyId", "MissingAuthenticationToken": "AccessDenied"},
+    "s3": {
+        "InvalidClientTokenId": "InvalidAccessKeyId",
+        "MissingAuthenticationToken": "AccessDenied",
+    },
 }
 
 
 def _check_allowed(caller: Caller, name: str, request: Mapping[str, object]) -> None:
     """Raises ApiError if the caller may not do this: a script may only describe its own job."""
-    own = name == "DescribeTrainingJob" and caller.job and request.get("TrainingJobName") == caller.job.name
+    own = (
+        name == "DescribeTrainingJob"
+        and caller.job
+        and request.get("TrainingJobName") == caller.job.name
+    )
     if caller.job is not None and not own:
-        raise ApiError("AccessDeniedException", f"User: {caller.arn} is not authorized to perform: {name}")
+        raise ApiError(
+            "AccessDeniedException", f"User: {caller.arn} is not authorized to perform: {name}"
+        )
 
 
 def _error(request: Request, service: str, code: str, message: str, status: int) -> Response:

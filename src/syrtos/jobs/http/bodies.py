@@ -47,7 +47,9 @@ async def pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
         except StopAsyncIteration:
             return
         except TimeoutError as error:
-            raise UnsignedRequest("RequestTimeout", "The body did not go on for 30 seconds.") from error
+            raise UnsignedRequest(
+                "RequestTimeout", "The body did not go on for 30 seconds."
+            ) from error
         size += len(piece)
         if size > limit:
             raise TooLarge
@@ -78,7 +80,8 @@ async def read_checked(request: Request, signed: Signed) -> bytes:
     body = await read_short(request)
     if signed.payload not in (signing.UNSIGNED, hashlib.sha256(body).hexdigest()):
         raise UnsignedRequest(
-            "XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' header does not match what was computed."
+            "XAmzContentSHA256Mismatch",
+            "The provided 'x-amz-content-sha256' header does not match what was computed.",
         )
     _compare(dict(request.headers), "content-md5", hashlib.md5(body, usedforsecurity=False))
     return body
@@ -122,11 +125,20 @@ async def save(request: Request, signed: Signed, path: Path) -> tuple[str, dict[
     trailers: dict[str, str] = {}
     plain = pieces(request, _LARGEST_OBJECT)
     streamed = signed.payload in signing.STREAMS
-    if not streamed and signed.payload != signing.UNSIGNED and not _SHA256.fullmatch(signed.payload):
+    if (
+        not streamed
+        and signed.payload != signing.UNSIGNED
+        and not _SHA256.fullmatch(signed.payload)
+    ):
         raise UnsignedRequest(
-            "InvalidRequest", "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, a stream's name or a SHA-256."
+            "InvalidRequest",
+            "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, a stream's name or a SHA-256.",
         )
-    announced = [name.strip() for name in headers.get("x-amz-trailer", "").lower().split(",")] if streamed else []
+    announced = (
+        [name.strip() for name in headers.get("x-amz-trailer", "").lower().split(",")]
+        if streamed
+        else []
+    )
     checksums: dict[str, _Digest] = {
         name: _CHECKSUMS[name]() for name in _CHECKSUMS if name in announced or name in headers
     }
@@ -141,20 +153,25 @@ async def save(request: Request, signed: Signed, path: Path) -> tuple[str, dict[
             file.write(piece)
     if not streamed and signed.payload not in (signing.UNSIGNED, sha256.hexdigest()):
         raise UnsignedRequest(
-            "XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' header does not match what was computed."
+            "XAmzContentSHA256Mismatch",
+            "The provided 'x-amz-content-sha256' header does not match what was computed.",
         )
     sent = {**headers, **trailers}
     _compare(sent, "content-md5", md5)
     for name, checksum in checksums.items():
         if name not in sent:
-            raise UnsignedRequest("MalformedTrailerError", f"The trailer {name} was announced, and did not come.")
+            raise UnsignedRequest(
+                "MalformedTrailerError", f"The trailer {name} was announced, and did not come."
+            )
         _compare(sent, name, checksum)
     return md5.hexdigest(), {name: sent[name] for name in checksums}
 
 
 def _compare(headers: Mapping[str, str], name: str, computed: _Digest) -> None:
     if name in headers and headers[name] != base64.b64encode(computed.digest()).decode():
-        raise UnsignedRequest("BadDigest", f"The {name} that was sent does not match what was received.")
+        raise UnsignedRequest(
+            "BadDigest", f"The {name} that was sent does not match what was received."
+        )
 
 
 async def _remove_chunks(

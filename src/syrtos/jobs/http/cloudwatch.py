@@ -46,8 +46,13 @@ class LogsService:
     def get_log_events(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Returns a page of one stream."""
         _check_group(request)
-        stream, limit = self._stream(request["logStreamName"]), min(request.get("limit") or _MOST, _MOST)
-        token = request.get("nextToken") or ("f/0" if request.get("startFromHead") else f"b/{stream.size}")
+        stream, limit = (
+            self._stream(request["logStreamName"]),
+            min(request.get("limit") or _MOST, _MOST),
+        )
+        token = request.get("nextToken") or (
+            "f/0" if request.get("startFromHead") else f"b/{stream.size}"
+        )
         direction, offset = token[:2], _number(token[2:])
         if direction not in ("f/", "b/") or offset > stream.size:
             raise ApiError("InvalidParameterException", "The specified nextToken is invalid.")
@@ -56,7 +61,8 @@ class LogsService:
         else:
             events = stream.before(offset, limit)
             begin = _begin_of(stream, events) if events else 0
-        # at the stream's end it is the token that was given: a client that waits for more asks with it again
+        # at the stream's end it is the token that was given: a client that waits for more asks with
+        # it again
         end = events[-1].end if events else offset
         return {
             "events": [_describe_event(event) for event in events if _in_time(event, request)],
@@ -78,17 +84,26 @@ class LogsService:
                 if _in_time(event, request) and all(term in event.text for term in wanted):
                     yield event, stream
 
-        # of each stream only what a page needs is read: one may be longer than memory. One event more than the page has
-        # shows whether another page follows
-        merged = heapq.merge(*map(choose_events, streams), key=lambda pair: (pair[0].time, pair[1].name, pair[0].end))
+        # of each stream only what a page needs is read: one may be longer than memory. One event
+        # more than the page has shows whether another page follows
+        merged = heapq.merge(
+            *map(choose_events, streams), key=lambda pair: (pair[0].time, pair[1].name, pair[0].end)
+        )
         found = list(itertools.islice(merged, limit + 1))
         page = found[:limit]
         offsets |= {stream.name: event.end for event, stream in page}
         events = [
-            {**_describe_event(event), "logStreamName": stream.name, "eventId": f"{stream.name}:{event.end}"}
+            {
+                **_describe_event(event),
+                "logStreamName": stream.name,
+                "eventId": f"{stream.name}:{event.end}",
+            }
             for event, stream in page
         ]
-        return {"events": events, **({"nextToken": json.dumps(offsets)} if len(found) > limit else {})}
+        return {
+            "events": events,
+            **({"nextToken": json.dumps(offsets)} if len(found) > limit else {}),
+        }
 
     def _streams(self, prefix: str) -> Iterator[LogStream]:
         job, slash, _ = prefix.partition("/")
@@ -99,7 +114,9 @@ class LogsService:
             # names have no other letters, which could mean something in a pattern
             folders = sorted(self._service.home.jobs.glob(re.sub(r"[^A-Za-z0-9-]", "?", job) + "*"))
         for folder in folders:
-            yield from (stream for stream in logs.of(folder / "logs") if stream.name.startswith(prefix))
+            yield from (
+                stream for stream in logs.of(folder / "logs") if stream.name.startswith(prefix)
+            )
 
     def _stream(self, name: str) -> LogStream:
         found = next((stream for stream in self._streams(name) if stream.name == name), None)
@@ -113,7 +130,9 @@ def _offsets(token: str | None) -> dict[str, int]:
     try:
         return {str(name): int(offset) for name, offset in json.loads(token or "{}").items()}
     except (ValueError, TypeError, AttributeError) as error:
-        raise ApiError("InvalidParameterException", "The specified nextToken is invalid.") from error
+        raise ApiError(
+            "InvalidParameterException", "The specified nextToken is invalid."
+        ) from error
 
 
 def _check_group(request: Mapping[str, Any]) -> None:
@@ -128,11 +147,19 @@ def _arn() -> str:
 
 def _describe_stream(stream: LogStream) -> dict[str, object]:
     began = int(stream.name.rpartition("-")[2]) * 1000
-    facts = {"logStreamName": stream.name, "creationTime": began, "arn": f"{_arn()}:log-stream:{stream.name}"}
+    facts = {
+        "logStreamName": stream.name,
+        "creationTime": began,
+        "arn": f"{_arn()}:log-stream:{stream.name}",
+    }
     first = stream.read(0, 1)
     if first:
         changed = int(stream.path.stat().st_mtime * 1000)
-        facts |= {"firstEventTimestamp": first[0].time, "lastEventTimestamp": changed, "lastIngestionTime": changed}
+        facts |= {
+            "firstEventTimestamp": first[0].time,
+            "lastEventTimestamp": changed,
+            "lastIngestionTime": changed,
+        }
     return facts | {"uploadSequenceToken": "0", "storedBytes": 0}
 
 
@@ -142,7 +169,9 @@ def _describe_event(event: LogEvent) -> dict[str, object]:
 
 
 def _in_time(event: LogEvent, request: Mapping[str, Any]) -> bool:
-    return request.get("startTime", 0) <= event.time and event.time < request.get("endTime", 1 << 60)
+    return request.get("startTime", 0) <= event.time and event.time < request.get(
+        "endTime", 1 << 60
+    )
 
 
 def _begin_of(stream: LogStream, events: list[LogEvent]) -> int:
@@ -154,11 +183,16 @@ def _begin_of(stream: LogStream, events: list[LogEvent]) -> int:
 
 def _terms(pattern: str) -> list[str]:
     if pattern.lstrip().startswith(("{", "[", "%")):
-        raise ApiError("InvalidParameterException", "A filterPattern is words here, all of which an event must have.")
+        raise ApiError(
+            "InvalidParameterException",
+            "A filterPattern is words here, all of which an event must have.",
+        )
     try:
         return shlex.split(pattern)
     except ValueError as error:
-        raise ApiError("InvalidParameterException", f"The filterPattern can't be read: {error}.") from error
+        raise ApiError(
+            "InvalidParameterException", f"The filterPattern can't be read: {error}."
+        ) from error
 
 
 def _number(token: str | None) -> int:

@@ -25,7 +25,8 @@ _LISTED = 14 * 86400.0  # seconds: CloudWatch lists metrics that had values in t
 _JOBS = 50
 
 
-# Returns the samples of all metrics of a job or an instance, given the name and the value of its dimension.
+# Returns the samples of all metrics of a job or an instance, given the name and the value of its
+# dimension.
 ReadSeries = Callable[[str, str], Mapping[str, Sequence[Sample]]]
 
 
@@ -55,12 +56,17 @@ class MetricsService:
             "ListMetrics": self.list_metrics,
         }
 
-    def answer(self, path: str, headers: Mapping[str, str], body: bytes, caller: Caller) -> Response:
+    def answer(
+        self, path: str, headers: Mapping[str, str], body: bytes, caller: Caller
+    ) -> Response:
         """Answers a request whose signature has been checked."""
         wire = protocols.wire_of(headers)
         name = wire.name(path, headers, body)
         if caller.job is not None:
-            raise UnsignedRequest("AccessDenied", f"User: {caller.arn} is not authorized to perform: cloudwatch:{name}")
+            raise UnsignedRequest(
+                "AccessDenied",
+                f"User: {caller.arn} is not authorized to perform: cloudwatch:{name}",
+            )
         if name not in self._operations:
             raise ApiError(unserved.CODE, unserved.explain_operation("cloudwatch", name))
         operation = model.service_model("cloudwatch").operation_model(name)
@@ -74,7 +80,8 @@ class MetricsService:
         start, end, period = request["StartTime"], request["EndTime"], request["Period"]
         if request.get("ExtendedStatistics"):
             raise ApiError(
-                "InvalidParameterValue", f"ExtendedStatistics are not something that syrtos does. {_THERE_ARE}"
+                "InvalidParameterValue",
+                f"ExtendedStatistics are not something that syrtos does. {_THERE_ARE}",
             )
         if not request.get("Statistics"):
             raise ApiError("MissingParameter", "The parameter Statistics is required.")
@@ -83,13 +90,18 @@ class MetricsService:
         points = [
             {"Timestamp": sample.time, "Unit": _unit(request)}
             | {name: STATISTICS[name](sample) for name in request["Statistics"]}
-            for sample in series.over_periods(self._samples(request, request, self._series), start, end, period)
+            for sample in series.over_periods(
+                self._samples(request, request, self._series), start, end, period
+            )
         ]
         return {"Label": request["MetricName"], "Datapoints": points}
 
     def get_metric_data(self, request: dict[str, Any]) -> dict[str, object]:
         """Returns a page of the points of several metrics, metric by metric."""
-        queries, left = request["MetricDataQueries"], min(request.get("MaxDatapoints", _MOST_DATA), _MOST_DATA)
+        queries, left = (
+            request["MetricDataQueries"],
+            min(request.get("MaxDatapoints", _MOST_DATA), _MOST_DATA),
+        )
         _check_queries(queries, request)
         first, after = _parse_token(request.get("NextToken"))
         # several queries ask for metrics of one job, whose files are read once for all of them
@@ -98,14 +110,21 @@ class MetricsService:
         for number, query in enumerate(queries[first:], first):
             points = self._points(query, request, read)
             if number == first and after is not None:
-                points = [point for point in points if (point[0] > after if _ascends(request) else point[0] < after)]
+                points = [
+                    point
+                    for point in points
+                    if (point[0] > after if _ascends(request) else point[0] < after)
+                ]
             page = points[:left]
             left -= len(page)
             results.append(_result(query, page, len(page) == len(points)))
             if len(page) < len(points):
                 # a time, and not a number of points: a job that trains adds points in the meantime
                 last = page[-1][0] if page else after if number == first else None
-                return {"MetricDataResults": results, "NextToken": f"{number}:{'' if last is None else last}"}
+                return {
+                    "MetricDataResults": results,
+                    "NextToken": f"{number}:{'' if last is None else last}",
+                }
         return {"MetricDataResults": results}
 
     def list_metrics(self, request: dict[str, Any]) -> dict[str, object]:
@@ -117,7 +136,11 @@ class MetricsService:
         for number, record in self._jobs(wanted, request, _number(request.get("NextToken"))):
             if len(found) >= _MOST_METRICS:
                 return {"Metrics": found, "NextToken": str(number)}
-            found += [metric for metric in self._metrics(record, wanted) if _is_wanted(metric, wanted, request)]
+            found += [
+                metric
+                for metric in self._metrics(record, wanted)
+                if _is_wanted(metric, wanted, request)
+            ]
         return {"Metrics": found}
 
     # -- values --------------------------------------------------------------------------------
@@ -127,17 +150,28 @@ class MetricsService:
     ) -> list[tuple[float, float]]:
         stat = query["MetricStat"]
         samples = self._samples(stat["Metric"], stat, read)
-        found = series.over_periods(samples, request["StartTime"], request["EndTime"], stat["Period"])
+        found = series.over_periods(
+            samples, request["StartTime"], request["EndTime"], stat["Period"]
+        )
         return [
-            (sample.time, STATISTICS[stat["Stat"]](sample)) for sample in (found if _ascends(request) else found[::-1])
+            (sample.time, STATISTICS[stat["Stat"]](sample))
+            for sample in (found if _ascends(request) else found[::-1])
         ]
 
-    def _samples(self, metric: Mapping[str, Any], asked: Mapping[str, Any], read: ReadSeries) -> Sequence[Sample]:
+    def _samples(
+        self, metric: Mapping[str, Any], asked: Mapping[str, Any], read: ReadSeries
+    ) -> Sequence[Sample]:
         """Returns the samples of a metric; none if there is no such metric, or none with the unit that is asked for."""
         dimensions, unit = metric.get("Dimensions") or (), _unit(metric)
-        if metric.get("Namespace") != logs.GROUP or len(dimensions) != 1 or asked.get("Unit", unit) != unit:
+        if (
+            metric.get("Namespace") != logs.GROUP
+            or len(dimensions) != 1
+            or asked.get("Unit", unit) != unit
+        ):
             return []
-        return read(dimensions[0]["Name"], dimensions[0]["Value"]).get(metric.get("MetricName", ""), [])
+        return read(dimensions[0]["Name"], dimensions[0]["Value"]).get(
+            metric.get("MetricName", ""), []
+        )
 
     def _series(self, dimension: str, value: str) -> Mapping[str, Sequence[Sample]]:
         """Returns the samples of all metrics of a job or an instance, by the metric's name."""
@@ -147,7 +181,9 @@ class MetricsService:
             return {}
         folder = self._service.home.job(record.name)
         if dimension == _HOST:
-            return series.of_hosts(folder).get(int(host) if re.fullmatch(r"[1-9]\d{0,5}", host) else 0, {})
+            return series.of_hosts(folder).get(
+                int(host) if re.fullmatch(r"[1-9]\d{0,5}", host) else 0, {}
+            )
         return series.of_job(folder, _has_definitions(record))
 
     # -- names ---------------------------------------------------------------------------------
@@ -163,7 +199,9 @@ class MetricsService:
         after: int | None = first
         while after is not None:
             begin = after
-            page, after = self._service.store.find(conditions, [columns.created.desc(), columns.name], begin, _JOBS)
+            page, after = self._service.store.find(
+                conditions, [columns.created.desc(), columns.name], begin, _JOBS
+            )
             yield from enumerate(page, begin)
 
     def _metrics(self, record: Record, wanted: Mapping[str, str | None]) -> Iterator[MetricName]:
@@ -181,14 +219,22 @@ def _has_definitions(record: Record) -> bool:
 
 
 def _metric(name: str, dimension: str, value: str) -> MetricName:
-    return {"Namespace": logs.GROUP, "MetricName": name, "Dimensions": [{"Name": dimension, "Value": value}]}
+    return {
+        "Namespace": logs.GROUP,
+        "MetricName": name,
+        "Dimensions": [{"Name": dimension, "Value": value}],
+    }
 
 
-def _is_wanted(metric: MetricName, wanted: Mapping[str, str | None], request: Mapping[str, object]) -> bool:
+def _is_wanted(
+    metric: MetricName, wanted: Mapping[str, str | None], request: Mapping[str, object]
+) -> bool:
     """Returns whether a metric has the name and the dimensions that a request asks for."""
     values = {one["Name"]: one["Value"] for one in metric["Dimensions"]}
     named = request.get("MetricName", metric["MetricName"]) == metric["MetricName"]
-    return named and all(name in values and value in (None, values[name]) for name, value in wanted.items())
+    return named and all(
+        name in values and value in (None, values[name]) for name, value in wanted.items()
+    )
 
 
 def _unit(metric: Mapping[str, Any]) -> str:
@@ -205,15 +251,20 @@ def _check_times(start: float, end: float, period: int, code: str) -> None:
     if start >= end:
         raise ApiError(code, "The parameter StartTime must be less than the parameter EndTime.")
     if period not in (1, 5, 10, 20, 30) and (period < 60 or period % 60):
-        raise ApiError(code, f"The parameter Period must be 1, 5, 10, 20, 30 or a multiple of 60. Received: {period}.")
+        raise ApiError(
+            code,
+            "The parameter Period must be 1, 5, 10, 20, 30 or a multiple of 60. Received:"
+            f" {period}.",
+        )
 
 
 def _check_count(points: float) -> None:
     if points > _MOST_STATISTICS:
         raise ApiError(
             "InvalidParameterCombination",
-            f"You have requested up to {int(points):,} datapoints, which exceeds the limit of {_MOST_STATISTICS:,}. You may reduce the "
-            "datapoints requested by increasing Period, or decreasing the time range.",
+            f"You have requested up to {int(points):,} datapoints, which exceeds the limit of"
+            f" {_MOST_STATISTICS:,}. You may reduce the datapoints requested by increasing Period,"
+            " or decreasing the time range.",
         )
 
 
@@ -222,10 +273,16 @@ def _check_queries(queries: Sequence[Mapping[str, Any]], request: Mapping[str, A
     if request.get("MaxDatapoints", 1) < 1:
         raise ApiError("ValidationError", "The parameter MaxDatapoints must be 1 or more.")
     if not names or len({*names}) < len(names):
-        raise ApiError("ValidationError", "The parameter MetricDataQueries needs queries, each with another Id.")
+        raise ApiError(
+            "ValidationError",
+            "The parameter MetricDataQueries needs queries, each with another Id.",
+        )
     for query in queries:
         if "Expression" in query:
-            text = f"Metric math is not something that syrtos does: the query {query['Id']} has an Expression. Ask by MetricStat."
+            text = (
+                f"Metric math is not something that syrtos does: the query {query['Id']} has an"
+                " Expression. Ask by MetricStat."
+            )
             raise ApiError("ValidationError", text)
         if "MetricStat" not in query:
             raise ApiError("ValidationError", f"The query {query['Id']} needs a MetricStat.")
@@ -233,7 +290,8 @@ def _check_queries(queries: Sequence[Mapping[str, Any]], request: Mapping[str, A
         _check_times(request["StartTime"], request["EndTime"], stat["Period"], "ValidationError")
         if stat["Stat"] not in STATISTICS:
             raise ApiError(
-                "ValidationError", f"The Stat {stat['Stat']} is not something that syrtos does. {_THERE_ARE}"
+                "ValidationError",
+                f"The Stat {stat['Stat']} is not something that syrtos does. {_THERE_ARE}",
             )
 
 
@@ -241,10 +299,14 @@ def _ascends(request: Mapping[str, object]) -> bool:
     return request.get("ScanBy") == "TimestampAscending"
 
 
-def _result(query: Mapping[str, Any], points: Sequence[tuple[float, float]], complete: bool) -> dict[str, object]:
+def _result(
+    query: Mapping[str, Any], points: Sequence[tuple[float, float]], complete: bool
+) -> dict[str, object]:
     return {
         "Id": query["Id"],
-        "Label": query.get("Label") or query["MetricStat"]["Metric"].get("MetricName") or query["Id"],
+        "Label": (
+            query.get("Label") or query["MetricStat"]["Metric"].get("MetricName") or query["Id"]
+        ),
         "Timestamps": [when for when, _ in points],
         "Values": [value for _, value in points],
         "StatusCode": "Complete" if complete else "PartialData",
@@ -254,7 +316,8 @@ def _result(query: Mapping[str, Any], points: Sequence[tuple[float, float]], com
 def _parse_token(token: str | None) -> tuple[int, float | None]:
     """Returns the place at which a page of GetMetricData begins.
 
-    It is the number of a query, and the time of the last of this query's points that were given, or None.
+    It is the number of a query, and the time of the last of this query's points that were given, or
+    None.
     """
     found = re.fullmatch(r"(\d{1,4}):(-?\d{1,12}\.\d{1,9})?", token or "0:")
     if not found:

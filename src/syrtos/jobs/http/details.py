@@ -71,7 +71,9 @@ class Details:
         request = redact(record.request)
         try:
             return runs.describe_program(
-                read(request, drivers_of(request, self._service.places), self._service.placement.gpus)
+                read(
+                    request, drivers_of(request, self._service.places), self._service.placement.gpus
+                )
             )
         except SyrtosError:
             # files that the request names, such as SDK v3's drivers, are gone

@@ -26,8 +26,8 @@ _STATUSES = ("InProgress", "Completed", "Failed", "Stopping", "Stopped")
 _WAITING_AGAIN = ("Pending", "Interrupted", "Restarting")
 _WAITING = frozenset({"Starting", *_WAITING_AGAIN})
 _HOW = (
-    "Prometheus needs the key of this service: under `authorization`, `credentials` is the token in the address that "
-    "`syrtos serve` prints (as curl: `-H 'Authorization: Bearer TOKEN'`).\n"
+    "Prometheus needs the key of this service: under `authorization`, `credentials` is the token in"
+    " the address that `syrtos serve` prints (as curl: `-H 'Authorization: Bearer TOKEN'`).\n"
 )
 
 
@@ -47,12 +47,16 @@ class Exposition:
 
     async def answer(self, request: Request) -> Response:
         """Answers a scrape, whose key is checked."""
-        if not hmac.compare_digest(request.headers.get("authorization", "").encode(), self._expected):
+        if not hmac.compare_digest(
+            request.headers.get("authorization", "").encode(), self._expected
+        ):
             return PlainTextResponse(_HOW, 403)
         if request.method != "GET":
             return PlainTextResponse("Metrics are read by GET.\n", 405)
         text = await run_in_threadpool(generate_latest, self)
-        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST, "Cache-Control": "no-store"})
+        return Response(
+            text, headers={"Content-Type": CONTENT_TYPE_LATEST, "Cache-Control": "no-store"}
+        )
 
     def collect(self) -> list[Metric]:
         """Returns the families of metrics; prometheus_client calls it for each scrape."""
@@ -75,7 +79,9 @@ class Exposition:
         yield GaugeMetricFamily("syrtos_slots_used", "Workers that jobs occupy.", used)
         yield GaugeMetricFamily("syrtos_queue_length", "Jobs that wait for workers.", len(waiting))
         oldest = max((self._seconds_waited(job.name) for job in waiting), default=0.0)
-        yield GaugeMetricFamily("syrtos_queue_oldest_seconds", "How long the first of them has waited.", oldest)
+        yield GaugeMetricFamily(
+            "syrtos_queue_oldest_seconds", "How long the first of them has waited.", oldest
+        )
 
     def _seconds_waited(self, name: str) -> float:
         """Returns the seconds since a job was created, or since its last attempt ended."""
@@ -89,10 +95,20 @@ class Exposition:
 
     def _of_jobs(self, active: list[Brief]) -> dict[str, Figures]:
         """Returns the figures of the jobs that train now, by name; those of other jobs are dropped from memory."""
-        folders = {job.name: runs.attempts(self._service.home.job(job.name)) for job in active if _trains(job)}
+        folders = {
+            job.name: runs.attempts(self._service.home.job(job.name))
+            for job in active
+            if _trains(job)
+        }
         run_dirs = {name: found[-1] for name, found in folders.items() if found}
-        self._figures = {path: self._figures.get(path) or Figures(path) for path in run_dirs.values()}
-        return {name: self._figures[path] for name, path in run_dirs.items() if _is_read(self._figures[path])}
+        self._figures = {
+            path: self._figures.get(path) or Figures(path) for path in run_dirs.values()
+        }
+        return {
+            name: self._figures[path]
+            for name, path in run_dirs.items()
+            if _is_read(self._figures[path])
+        }
 
 
 def _occupies(job: Brief) -> bool:

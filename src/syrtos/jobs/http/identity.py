@@ -15,10 +15,19 @@ from syrtos.jobs.credentials import Caller
 from syrtos.jobs.http import unserved
 from syrtos.jobs.store.home import ACCOUNT
 
-_STS, _IAM = "https://sts.amazonaws.com/doc/2011-06-15/", "https://iam.amazonaws.com/doc/2010-05-08/"
+_STS, _IAM = (
+    "https://sts.amazonaws.com/doc/2011-06-15/",
+    "https://iam.amazonaws.com/doc/2010-05-08/",
+)
 _TRUST = {
     "Version": "2012-10-17",
-    "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
+    "Statement": [
+        {
+            "Effect": "Allow",
+            "Principal": {"Service": "sagemaker.amazonaws.com"},
+            "Action": "sts:AssumeRole",
+        }
+    ],
 }
 
 
@@ -38,7 +47,9 @@ def answer(service: str, body: bytes, caller: Caller) -> Response:
 
 def _role(name: str) -> str:
     trust = escape(urllib.parse.quote(json.dumps(_TRUST)))
-    facts = f"<Path>/</Path><RoleName>{escape(name)}</RoleName><RoleId>AROASYRTOS0000000000</RoleId>"
+    facts = (
+        f"<Path>/</Path><RoleName>{escape(name)}</RoleName><RoleId>AROASYRTOS0000000000</RoleId>"
+    )
     arn = f"<Arn>arn:aws:iam::{ACCOUNT}:role/{escape(name)}</Arn><CreateDate>2026-01-01T00:00:00Z</CreateDate>"
     return f"<Role>{facts}{arn}<AssumeRolePolicyDocument>{trust}</AssumeRolePolicyDocument></Role>"
 
@@ -56,8 +67,14 @@ def _allow_all(asked: dict[str, str]) -> str:
 
 def error(code: str, message: str, status: int) -> Response:
     """Returns an error in the form of AWS's query protocol."""
-    inside = f"<Error><Type>Sender</Type><Code>{code}</Code><Message>{escape(message)}</Message></Error>"
-    return Response(f"<ErrorResponse>{inside}<RequestId>0</RequestId></ErrorResponse>", status, media_type="text/xml")
+    inside = (
+        f"<Error><Type>Sender</Type><Code>{code}</Code><Message>{escape(message)}</Message></Error>"
+    )
+    return Response(
+        f"<ErrorResponse>{inside}<RequestId>0</RequestId></ErrorResponse>",
+        status,
+        media_type="text/xml",
+    )
 
 
 def query_answer(action: str, inside: str, namespace: str) -> Response:
@@ -69,5 +86,8 @@ def query_answer(action: str, inside: str, namespace: str) -> Response:
         namespace: the namespace of the XML.
     """
     meta = "<ResponseMetadata><RequestId>0</RequestId></ResponseMetadata>"
-    text = f'<{action}Response xmlns="{namespace}"><{action}Result>{inside}</{action}Result>{meta}</{action}Response>'
+    text = (
+        f"<{action}Response"
+        f' xmlns="{namespace}"><{action}Result>{inside}</{action}Result>{meta}</{action}Response>'
+    )
     return Response(text, media_type="text/xml")

@@ -1,6 +1,7 @@
 """The list of jobs on the page.
 
-It has the newest jobs that a search finds, the number of jobs of each kind, and the number of workers in use.
+It has the newest jobs that a search finds, the number of jobs of each kind, and the number of
+workers in use.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ class Listing:
             "used": self._workers_in_use(),
         }
 
-    def _find_jobs(self, words: list[str], conditions: tuple[ColumnElement[bool], ...]) -> tuple[list[Record], bool]:
+    def _find_jobs(
+        self, words: list[str], conditions: tuple[ColumnElement[bool], ...]
+    ) -> tuple[list[Record], bool]:
         """Returns jobs, newest first, and whether there may be more."""
         # page by page, until there are enough: words can't be searched for in the database
         found: list[Record] = []
@@ -90,7 +93,14 @@ class Listing:
         request, state = redact(record.request), record.state
         given = {**record.tags, **(request.get("HyperParameters") or {})}
         pairs = [f"{name}={decode(value)}" for name, value in given.items()]
-        texts = [record.name, script_of(record), self._of_run(record)["script"], state.status, state.secondary, *pairs]
+        texts = [
+            record.name,
+            script_of(record),
+            self._of_run(record)["script"],
+            state.status,
+            state.secondary,
+            *pairs,
+        ]
         text = "\n".join(texts).lower()
         return all(word in text for word in words)
 
@@ -104,7 +114,9 @@ class Listing:
     def _workers_in_use(self) -> int:
         """Returns the number of workers in use: by jobs that were started and do not wait to be started again."""
         active = self._service.store.active()
-        return sum(job.slots for job in active if job.attempts and job.secondary not in _WAITING[1:])
+        return sum(
+            job.slots for job in active if job.attempts and job.secondary not in _WAITING[1:]
+        )
 
     def _row(self, record: Record) -> dict[str, object]:
         job = describe_job(record)
@@ -113,7 +125,8 @@ class Listing:
 
     def _of_run(self, record: Record) -> RunGlimpse:
         """Returns the facts from the job's folder."""
-        # an ended job's folder does not change, and is read only once; the time tells jobs of one name apart
+        # an ended job's folder does not change, and is read only once; the time tells jobs of one
+        # name apart
         key = (record.name, record.created)
         if key in self._ended:
             return self._ended[key]
@@ -135,7 +148,9 @@ def glimpse(record: Record, epochs: Sequence[Sequence[EpochFacts]]) -> Glimpse:
         record: the job.
         epochs: the epochs of each of its run directories.
     """
-    metric = metrics.headline(next((found for found in reversed(epochs) if found), []), record.metrics)
+    metric = metrics.headline(
+        next((found for found in reversed(epochs) if found), []), record.metrics
+    )
     left = None
     if record.state.secondary == "Training" and epochs:
         began = record.state.transitions[-1]["StartTime"]
@@ -148,7 +163,10 @@ def script_of(record: Record) -> str:
     named = decode((record.request.get("HyperParameters") or {}).get("sagemaker_program", ""))
     algorithm = record.request.get("AlgorithmSpecification") or {}
     command = [*algorithm.get("ContainerEntrypoint", ()), *algorithm.get("ContainerArguments", ())]
-    return str(named) or next((word for word in command if word.endswith((".py", ".sh"))), "").rpartition("/")[2]
+    return (
+        str(named)
+        or next((word for word in command if word.endswith((".py", ".sh"))), "").rpartition("/")[2]
+    )
 
 
 def gist(reason: str) -> str:

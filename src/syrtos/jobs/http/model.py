@@ -34,7 +34,10 @@ def operation(model: ServiceModel, target: str) -> OperationModel:
     """
     prefix, _, name = target.rpartition(".")
     # botocore has no types, and its lazy properties look like objects of another class
-    names, facts = cast("list[str]", model.operation_names), cast("Mapping[str, str]", model.metadata)
+    names, facts = (
+        cast("list[str]", model.operation_names),
+        cast("Mapping[str, str]", model.metadata),
+    )
     if prefix != facts.get("targetPrefix") or name not in names:
         raise ApiError("UnknownOperationException", f"Unknown operation {target!r}.")
     return model.operation_model(name)
@@ -62,7 +65,9 @@ def parse_request(shape: Shape | None, body: bytes) -> dict[str, object]:
     return check_params({name: value for name, value in params.items() if value is not None}, shape)
 
 
-def check_params(params: dict[str, Any], shape: Shape, code: str = "ValidationException") -> dict[str, object]:
+def check_params(
+    params: dict[str, Any], shape: Shape, code: str = "ValidationException"
+) -> dict[str, object]:
     """Returns a request's parameters after a check by the service's model.
 
     Args:
@@ -89,14 +94,19 @@ def answer(operation: OperationModel, result: Mapping[str, object]) -> bytes:
     report = _Answers().validate(result, shape)
     # a mistake of this service, which a client would report as its own
     if report.has_errors():
-        raise AssertionError(f"{operation.name} would answer what its model does not allow: {report.generate_report()}")
+        raise AssertionError(
+            f"{operation.name} would answer what its model does not allow:"
+            f" {report.generate_report()}"
+        )
     return json.dumps(result).encode()
 
 
 class _Answers(ParamValidator):
     """Checks answers, whose times are seconds, as in JSON 1.1."""
 
-    def _validate_timestamp(self, param: object, shape: Shape, errors: validate.ValidationErrors, name: str) -> None:
+    def _validate_timestamp(
+        self, param: object, shape: Shape, errors: validate.ValidationErrors, name: str
+    ) -> None:
         if isinstance(param, bool) or not isinstance(param, (int, float)):
             errors.report(name, "invalid type", param=param, valid_types=["seconds since 1970"])
 
@@ -106,8 +116,9 @@ class _Errors(validate.ValidationErrors):
         reason, name, additional = error
         if reason == "constraint":
             return (
-                f"1 validation error detected: Value '{additional['param']}' at '{self._get_name(name)}' failed to satisfy constraint: "
-                f"Member must {additional['constraint']}"
+                f"1 validation error detected: Value '{additional['param']}' at"
+                f" '{self._get_name(name)}' failed to satisfy constraint: Member must"
+                f" {additional['constraint']}"
             )
         return str(super()._format_error(error))
 
@@ -124,7 +135,9 @@ class _Strict(_Answers):
         """Returns True, so that botocore looks at more than the types of the texts and numbers in a list."""
         return True
 
-    def _validate(self, params: object, shape: Shape, errors: validate.ValidationErrors, name: str) -> None:
+    def _validate(
+        self, params: object, shape: Shape, errors: validate.ValidationErrors, name: str
+    ) -> None:
         # for Python True is a number too
         if isinstance(params, bool) and shape.type_name != "boolean":
             errors.report(name, "invalid type", param=params, valid_types=[shape.type_name])
@@ -141,12 +154,20 @@ class _Strict(_Answers):
                 constraint=f"have length or value less than or equal to {most}",
             )
 
-    def _check_string(self, text: str, shape: Shape, errors: validate.ValidationErrors, name: str) -> None:
+    def _check_string(
+        self, text: str, shape: Shape, errors: validate.ValidationErrors, name: str
+    ) -> None:
         facts = _metadata(shape)
         allowed, pattern = facts.get("enum"), facts.get("pattern")
-        # jobs run here whatever their instances are called, also on types that are younger than this botocore
+        # jobs run here whatever their instances are called, also on types that are younger than
+        # this botocore
         if allowed and text not in allowed and shape.name != "TrainingInstanceType":
-            errors.report(name, "constraint", param=_short(text), constraint=f"satisfy enum value set: {allowed}")
+            errors.report(
+                name,
+                "constraint",
+                param=_short(text),
+                constraint=f"satisfy enum value set: {allowed}",
+            )
         if pattern and not (text.startswith("file://") and shape.name in _ALSO_FILES):
             compiled = _pattern(pattern)
             if compiled and not compiled.fullmatch(text):
@@ -164,7 +185,9 @@ def _pattern(text: str) -> re.Pattern[str] | None:
     """Returns a compiled pattern; None for the few that Python does not read."""
     # AWS writes patterns in Java's syntax
     try:
-        return re.compile(text.replace(r"\p{L}", r"\w").replace(r"\p{Z}", r"\s").replace(r"\p{N}", r"\d"))
+        return re.compile(
+            text.replace(r"\p{L}", r"\w").replace(r"\p{Z}", r"\s").replace(r"\p{N}", r"\d")
+        )
     except re.error:
         return None
 
@@ -182,4 +205,7 @@ def _short(value: object) -> str:
 
 def iso(seconds: float) -> str:
     """Returns a time in the form of XML answers."""
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+    return (
+        datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
+        + "Z"
+    )

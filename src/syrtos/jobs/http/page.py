@@ -32,7 +32,16 @@ from syrtos.jobs.store.job_store import Record
 from syrtos.jobs.tuning.operations import Operations
 from syrtos.report.page import finite
 
-_STATIC = ("page.css", "page.js", "base.js", "list.js", "about.js", "clone.js", "search.js", "icon.svg")
+_STATIC = (
+    "page.css",
+    "page.js",
+    "base.js",
+    "list.js",
+    "about.js",
+    "clone.js",
+    "search.js",
+    "icon.svg",
+)
 _REPORT = ("report.js", "report.css", "echarts.min.js")
 _FILES = {"/": "page.html"} | {f"/ui/{name}": name for name in (*_STATIC, *_REPORT)}
 _TYPES = {
@@ -42,7 +51,10 @@ _TYPES = {
     "svg": "image/svg+xml",
 }
 _SAFE = {
-    "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Content-Security-Policy": (
+        "default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'; base-uri"
+        " 'none'; form-action 'none'"
+    ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -89,11 +101,20 @@ class Page:
             response = RedirectResponse("/", 303, _SAFE)
             secure = request.url.scheme == "https"
             response.set_cookie(
-                _cookie(request), self._token, httponly=True, samesite="strict", secure=secure, max_age=30 * 86400
+                _cookie(request),
+                self._token,
+                httponly=True,
+                samesite="strict",
+                secure=secure,
+                max_age=30 * 86400,
             )
             return response
-        if not hmac.compare_digest(request.cookies.get(_cookie(request), "").encode(), self._token.encode()):
-            text = "Open the address that `syrtos serve` has printed: it holds the key to this page.\n"
+        if not hmac.compare_digest(
+            request.cookies.get(_cookie(request), "").encode(), self._token.encode()
+        ):
+            text = (
+                "Open the address that `syrtos serve` has printed: it holds the key to this page.\n"
+            )
             return Response(text, 403, _SAFE, "text/plain; charset=utf-8")
         if request.method == "POST":
             return await self._post(request)
@@ -129,7 +150,8 @@ class Page:
         found = re.fullmatch(_JOB + "/(stop|clone)", request.url.path) or re.fullmatch(
             _SEARCH + "/(end)", request.url.path
         )
-        # another site's form can't send a header: without it, such a form could act with this browser's cookie
+        # another site's form can't send a header: without it, such a form could act with this
+        # browser's cookie
         if not found or request.headers.get("x-syrtos") != "page":
             return _json({"error": "There is nothing to be done here."}, 404)
         body = await bodies.read_short(request)
@@ -145,14 +167,18 @@ class Page:
         return self._service.stop_training_job({"TrainingJobName": name})
 
     def _end_search(self, name: str, body: bytes) -> dict[str, object]:
-        return Operations(self._service).stop_hyper_parameter_tuning_job({"HyperParameterTuningJobName": name})
+        return Operations(self._service).stop_hyper_parameter_tuning_job(
+            {"HyperParameterTuningJobName": name}
+        )
 
     def _clone(self, name: str, body: bytes) -> dict[str, object]:
         """Creates a job like this one, by a request that is checked like one from outside."""
         asked = _clone_asked(body)
         request = cloning.request_of(self._find_record(name), **asked)
         operation = model.service_model("sagemaker").operation_model("CreateTrainingJob")
-        self._service.create_training_job(model.parse_request(model.input_of(operation), json.dumps(request).encode()))
+        self._service.create_training_job(
+            model.parse_request(model.input_of(operation), json.dumps(request).encode())
+        )
         return {"name": asked["name"]}
 
     def _jobs(self, request: Request) -> Response:
@@ -179,7 +205,9 @@ class Page:
         text = self._reports.page(record) if record else None
         if text is None:
             return _json({"error": f"The job {name} has left no report."}, 404)
-        return Response(text, 200, _attachment_headers(f"{name}-report.html"), "text/html; charset=utf-8")
+        return Response(
+            text, 200, _attachment_headers(f"{name}-report.html"), "text/html; charset=utf-8"
+        )
 
     def _logs(self, request: Request, name: str, number: str) -> Response:
         stream = self._stream(name, number)
@@ -196,7 +224,9 @@ class Page:
         if stream is None:
             return _no_stream()
         file = f"{name}-{stream.path.stem.rpartition('-')[0]}.log"
-        return StreamingResponse(stream.text(), 200, _attachment_headers(file), "text/plain; charset=utf-8")
+        return StreamingResponse(
+            stream.text(), 200, _attachment_headers(file), "text/plain; charset=utf-8"
+        )
 
     def _stream(self, name: str, number: str) -> logs.LogStream | None:
         streams = logs.of(self._service.home.job(name) / "logs")
@@ -207,7 +237,9 @@ class Page:
         source = self._details.artifact(describe_job(record), kind) if record else None
         if source is None:
             return _json({"error": f"The job {name} has left no {kind}."}, 404)
-        return StreamingResponse(source.read(), 200, _attachment_headers(f"{name}-{kind}.tar.gz"), "application/gzip")
+        return StreamingResponse(
+            source.read(), 200, _attachment_headers(f"{name}-{kind}.tar.gz"), "application/gzip"
+        )
 
     def _find_record(self, name: str) -> Record:
         record = self._service.store.get(name)
@@ -227,9 +259,14 @@ def _clone_asked(body: bytes) -> CloneAsked:
     except (ValueError, RecursionError) as error:
         raise ApiError("SerializationException", f"The body is no JSON: {error}.") from error
     kinds = {"name": str, "hyperparameters": str, "secrets": dict}
-    typed = isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items())
+    typed = isinstance(found, dict) and all(
+        isinstance(found.get(key), kind) for key, kind in kinds.items()
+    )
     if not typed or not all(isinstance(value, str) for value in found["secrets"].values()):
-        raise ApiError("SerializationException", "A clone has a name, hyperparameters as a text, and secrets as texts.")
+        raise ApiError(
+            "SerializationException",
+            "A clone has a name, hyperparameters as a text, and secrets as texts.",
+        )
     return cast(CloneAsked, {key: found[key] for key in kinds})
 
 
@@ -247,7 +284,8 @@ def _no_stream() -> Response:
 
 def _cookie(request: Request) -> str:
     """Returns the name of the cookie."""
-    # with the port: browsers don't tell ports apart, and another service of this machine needs a cookie of its own
+    # with the port: browsers don't tell ports apart, and another service of this machine needs a
+    # cookie of its own
     return f"syrtos-{request.url.port or 443}"
 
 

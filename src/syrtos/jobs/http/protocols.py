@@ -23,7 +23,10 @@ from syrtos.jobs.http import identity, model
 
 _SERVICE = "GraniteServiceVersion20100801"  # CloudWatch's name in requests
 _NAMESPACE = "http://monitoring.amazonaws.com/doc/2010-08-01/"
-_TEXTS = {"Texts": {"type": "map", "key": {"shape": "Text"}, "value": {"shape": "Text"}}, "Text": {"type": "string"}}
+_TEXTS = {
+    "Texts": {"type": "map", "key": {"shape": "Text"}, "value": {"shape": "Text"}},
+    "Text": {"type": "string"},
+}
 
 
 class TypedShape(Protocol):
@@ -90,11 +93,20 @@ def _convert_types(shape: TypedShape, value: Any) -> Any:
     kind = shape.type_name
     if kind == "structure" and isinstance(value, dict):
         members = shape.members.items()
-        return {name: _convert_types(member, value[name]) for name, member in members if value.get(name) is not None}
+        return {
+            name: _convert_types(member, value[name])
+            for name, member in members
+            if value.get(name) is not None
+        }
     if kind == "list":
         # a form names the members of a list `Name.member.1`, `Name.member.2` ...
         if isinstance(value, dict):
-            value = [one for _, one in sorted((value.get("member") or {}).items(), key=lambda pair: int(pair[0]))]
+            value = [
+                one
+                for _, one in sorted(
+                    (value.get("member") or {}).items(), key=lambda pair: int(pair[0])
+                )
+            ]
         return [_convert_types(shape.member, one) for one in value or ()]
     if kind == "timestamp":
         return parse_to_aware_datetime(value).timestamp()
@@ -118,7 +130,9 @@ class _Json:
 
     def error(self, code: str, message: str, status: int) -> Response:
         text = json.dumps({"__type": _type_of(code), "message": message})
-        return Response(text, status, _old_name(code, status), media_type="application/x-amz-json-1.0")
+        return Response(
+            text, status, _old_name(code, status), media_type="application/x-amz-json-1.0"
+        )
 
 
 class _Cbor:
@@ -133,16 +147,23 @@ class _Cbor:
         return parser.parse_data_item(parser.get_peekable_stream_from_bytes(body)) if body else {}
 
     def answer(self, operation: OperationModel, result: Mapping[str, object]) -> Response:
-        return Response(_cbor(result, operation.output_shape), headers=self._HEADERS, media_type="application/cbor")
+        return Response(
+            _cbor(result, operation.output_shape),
+            headers=self._HEADERS,
+            media_type="application/cbor",
+        )
 
     def error(self, code: str, message: str, status: int) -> Response:
         texts = {"__type": _type_of(code), "message": message}
         body = _cbor(texts, ShapeResolver(_TEXTS).get_shape_by_name("Texts"))
-        return Response(body, status, self._HEADERS | _old_name(code, status), media_type="application/cbor")
+        return Response(
+            body, status, self._HEADERS | _old_name(code, status), media_type="application/cbor"
+        )
 
 
 def _cbor(value: Mapping[str, object], shape: object) -> bytes:
-    # botocore's clients have a serializer for requests alone, whose step for the body serves answers as well
+    # botocore's clients have a serializer for requests alone, whose step for the body serves
+    # answers as well
     return RpcV2CBORSerializer()._serialize_body_params(value, shape)
 
 
@@ -176,7 +197,9 @@ def _form(body: bytes) -> list[tuple[str, str]]:
 
 def _xml(shape: TypedShape, value: Any) -> str:
     if shape.type_name == "structure":
-        return "".join(f"<{name}>{_xml(shape.members[name], one)}</{name}>" for name, one in value.items())
+        return "".join(
+            f"<{name}>{_xml(shape.members[name], one)}</{name}>" for name, one in value.items()
+        )
     if shape.type_name == "list":
         return "".join(f"<member>{_xml(shape.member, one)}</member>" for one in value)
     if shape.type_name == "timestamp":

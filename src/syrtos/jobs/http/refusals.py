@@ -13,14 +13,18 @@ from syrtos.jobs.http import identity, protocols
 _IN_XML = ("route53", "cloudfront")  # and S3: the protocol rest-xml
 
 
-def error(service: str, headers: Mapping[str, str], code: str, message: str, status: int) -> Response:
+def error(
+    service: str, headers: Mapping[str, str], code: str, message: str, status: int
+) -> Response:
     """Returns an error in the protocol of a request for a service that is not here."""
     # the request tells the protocols apart, and its service where two look alike: EC2's, rest-xml
     if service == "ec2":
         inside = f"<Error><Code>{code}</Code><Message>{escape(message)}</Message></Error>"
         text = f"<Response><Errors>{inside}</Errors><RequestID>0</RequestID></Response>"
         return Response(text, status, media_type="text/xml")
-    if service in _IN_XML or headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+    if service in _IN_XML or headers.get("content-type", "").startswith(
+        "application/x-www-form-urlencoded"
+    ):
         return identity.error(code, message, status)
     if headers.get("smithy-protocol") == "rpc-v2-cbor":
         return protocols.wire_of(headers).error(code, message, status)
@@ -30,4 +34,6 @@ def error(service: str, headers: Mapping[str, str], code: str, message: str, sta
 def json_error(code: str, message: str, status: int) -> Response:
     """Returns an error in the form of AWS's JSON protocols."""
     text = json.dumps({"__type": code, "message": message})
-    return Response(text, status, {"x-amzn-errortype": code}, media_type="application/x-amz-json-1.1")
+    return Response(
+        text, status, {"x-amzn-errortype": code}, media_type="application/x-amz-json-1.1"
+    )

@@ -14,7 +14,8 @@ from syrtos.jobs.store.job_store import Record
 from syrtos.report import facts, page
 from syrtos.report.read import load
 
-# Seconds between two reports about a running job: at least _EVERY, and _TIMES the seconds that a report takes.
+# Seconds between two reports about a running job: at least _EVERY, and _TIMES the seconds that a
+# report takes.
 _EVERY, _TIMES = 2.0, 20
 _KEPT = 32
 
@@ -39,7 +40,8 @@ class Reports:
         attempts = runs.attempts(self._service.home.job(record.name))
         if not attempts:
             return None
-        # a report of a long run takes seconds: others who ask for it at the same time wait for this one
+        # a report of a long run takes seconds: others who ask for it at the same time wait for this
+        # one
         with self._making.setdefault(attempts[-1], threading.Lock()):
             made = self._made.get(attempts[-1])
             if made is None or (not made.final and time.monotonic() > made.until):

@@ -63,7 +63,9 @@ class S3:
         Raises:
             S3Error: it can't be done, or not by this caller.
         """
-        path = urllib.parse.unquote(request.scope["raw_path"].decode("ascii").partition("?")[0], errors="strict")
+        path = urllib.parse.unquote(
+            request.scope["raw_path"].decode("ascii").partition("?")[0], errors="strict"
+        )
         bucket, _, key = path.lstrip("/").partition("/")
         if len(key.encode()) > _LONGEST_KEY or "\0" in path:
             raise S3Error(400, "KeyTooLongError", "Your key is too long.")
@@ -86,7 +88,9 @@ class S3:
             f"<Bucket><Name>{name}</Name><CreationDate>{iso(created)}</CreationDate></Bucket>"
             for name, created in found
         )
-        return xml_response("ListAllMyBucketsResult", f"<Owner><ID>syrtos</ID></Owner><Buckets>{entries}</Buckets>")
+        return xml_response(
+            "ListAllMyBucketsResult", f"<Owner><ID>syrtos</ID></Owner><Buckets>{entries}</Buckets>"
+        )
 
     async def _on_bucket(self, request: Request, signed: Signed, bucket: str) -> Response:
         query, method, caller = request.query_params, request.method, signed.caller
@@ -108,7 +112,9 @@ class S3:
         if method == "GET" and not query_parameters(request) - LISTING:
             check_allowed(caller.may_read(bucket, query.get("prefix", "")))
             return await run_in_threadpool(self._list, bucket, dict(query))
-        raise S3Error(501, "NotImplemented", f"A bucket's {', '.join(query) or method} is not implemented.")
+        raise S3Error(
+            501, "NotImplemented", f"A bucket's {', '.join(query) or method} is not implemented."
+        )
 
     async def _make_bucket(self, bucket: str) -> Response:
         try:
@@ -116,7 +122,11 @@ class S3:
         except ConfigurationError as error:
             raise S3Error(400, "InvalidBucketName", str(error)) from error
         if not made:
-            raise S3Error(409, "BucketAlreadyOwnedByYou", "Your previous request to create the named bucket succeeded.")
+            raise S3Error(
+                409,
+                "BucketAlreadyOwnedByYou",
+                "Your previous request to create the named bucket succeeded.",
+            )
         return Response(headers={"Location": f"/{bucket}"})
 
     async def _remove_bucket(self, bucket: str) -> Response:
@@ -131,22 +141,38 @@ class S3:
         most = query.get("max-keys", "1000")
         limit = min(int(most) if most.isdecimal() and len(most) < 10 else 1000, 1000)
         token = query.get("continuation-token")
-        after = urllib.parse.unquote(token) if token else query.get("start-after" if second else "marker", "")
-        quote: Callable[[str], str] = urllib.parse.quote if query.get("encoding-type") == "url" else xml_text
+        after = (
+            urllib.parse.unquote(token)
+            if token
+            else query.get("start-after" if second else "marker", "")
+        )
+        quote: Callable[[str], str] = (
+            urllib.parse.quote if query.get("encoding-type") == "url" else xml_text
+        )
         if delimiter and after.endswith(delimiter) and (token or not second):
             # a page ended with this group: the next begins after all of its keys
             after += chr(0x10FFFF)
-        found = list(group_keys(self._store, bucket, prefix, delimiter, after, limit + 1)) if limit else []
+        found = (
+            list(group_keys(self._store, bucket, prefix, delimiter, after, limit + 1))
+            if limit
+            else []
+        )
         page, more = found[:limit], len(found) > limit
-        contents = "".join(contents_entry(entry, quote) for entry in page if isinstance(entry, ObjectFacts))
+        contents = "".join(
+            contents_entry(entry, quote) for entry in page if isinstance(entry, ObjectFacts)
+        )
         groups = "".join(
-            f"<CommonPrefixes><Prefix>{quote(name)}</Prefix></CommonPrefixes>" for name in page if isinstance(name, str)
+            f"<CommonPrefixes><Prefix>{quote(name)}</Prefix></CommonPrefixes>"
+            for name in page
+            if isinstance(name, str)
         )
         parts = f"<Name>{bucket}</Name><Prefix>{quote(prefix)}</Prefix><MaxKeys>{limit}</MaxKeys>"
         parts += f"<Delimiter>{quote(delimiter)}</Delimiter>" if delimiter else ""
         parts += "<EncodingType>url</EncodingType>" if "encoding-type" in query else ""
         parts += f"<IsTruncated>{str(more).lower()}</IsTruncated>"
-        parts += f"<KeyCount>{len(page)}</KeyCount>" if second else f"<Marker>{quote(after)}</Marker>"
+        parts += (
+            f"<KeyCount>{len(page)}</KeyCount>" if second else f"<Marker>{quote(after)}</Marker>"
+        )
         if more:
             last = page[-1] if isinstance(page[-1], str) else page[-1].key
             tag = "NextContinuationToken" if second else "NextMarker"
@@ -163,19 +189,26 @@ class S3:
             await run_in_threadpool(self._store.delete, bucket, key)
         quiet = (asked.findtext("{*}Quiet") or "").lower() == "true"
         return xml_response(
-            "DeleteResult", "".join(f"<Deleted><Key>{xml_text(key)}</Key></Deleted>" for key in keys if not quiet)
+            "DeleteResult",
+            "".join(f"<Deleted><Key>{xml_text(key)}</Key></Deleted>" for key in keys if not quiet),
         )
 
     # -- objects -------------------------------------------------------------------------------
 
     async def _on_object(self, request: Request, signed: Signed, bucket: str, key: str) -> Response:
         query, method, caller = request.query_params, request.method, signed.caller
-        check_allowed(caller.may_read(bucket, key) if method in ("GET", "HEAD") else caller.may_write(bucket, key))
+        check_allowed(
+            caller.may_read(bucket, key)
+            if method in ("GET", "HEAD")
+            else caller.may_write(bucket, key)
+        )
         if "uploadId" in query or "uploads" in query:
             return await self._multipart(request, signed, bucket, key)
         unknown = query_parameters(request) - HARMLESS
         if unknown or ("partNumber" in query and method not in ("GET", "HEAD")):
-            raise S3Error(501, "NotImplemented", f"An object's {', '.join(query)} is not implemented.")
+            raise S3Error(
+                501, "NotImplemented", f"An object's {', '.join(query)} is not implemented."
+            )
         if method in ("GET", "HEAD"):
             return await self._get(request, bucket, key)
         if method == "PUT":
@@ -183,7 +216,9 @@ class S3:
         if method == "DELETE":
             await run_in_threadpool(self._store.delete, bucket, key)
             return Response(status_code=204)
-        raise S3Error(405, "MethodNotAllowed", "The specified method is not allowed against this resource.")
+        raise S3Error(
+            405, "MethodNotAllowed", "The specified method is not allowed against this resource."
+        )
 
     async def _get(self, request: Request, bucket: str, key: str) -> Response:
         for _ in range(_TRIES):
@@ -193,7 +228,11 @@ class S3:
             check_conditions(request, entry)
             start, stop = byte_range(request.headers.get("range"), entry.size)
             try:
-                body = iter(()) if request.method == "HEAD" else self._store.read(bucket, entry, start, stop)
+                body = (
+                    iter(())
+                    if request.method == "HEAD"
+                    else self._store.read(bucket, entry, start, stop)
+                )
             except DataError:
                 # replaced between the two questions
                 continue
@@ -213,7 +252,9 @@ class S3:
             path.unlink(missing_ok=True)
         return Response(headers={"ETag": f'"{etag}"', **checksum})
 
-    async def _copy(self, request: Request, signed: Signed, source: str, bucket: str, key: str) -> Response:
+    async def _copy(
+        self, request: Request, signed: Signed, source: str, bucket: str, key: str
+    ) -> Response:
         path, entry = await self._source(request, signed, source)
         replaced = request.headers.get("x-amz-metadata-directive") == "REPLACE"
         headers = object_headers(request) if replaced else entry.headers
@@ -222,7 +263,9 @@ class S3:
         when = f"<LastModified>{iso(time.time())}</LastModified>"
         return xml_response("CopyObjectResult", f"{when}<ETag>&quot;{digest}&quot;</ETag>")
 
-    async def _source(self, request: Request, signed: Signed, source: str) -> tuple[Path, ObjectFacts]:
+    async def _source(
+        self, request: Request, signed: Signed, source: str
+    ) -> tuple[Path, ObjectFacts]:
         """Copies the object or part that ``x-amz-copy-source`` names to a new file; returns its path and the object."""
         name = urllib.parse.unquote(source.partition("?versionId=")[0]).lstrip("/")
         bucket, _, key = name.partition("/")
@@ -240,14 +283,20 @@ class S3:
     async def _multipart(self, request: Request, signed: Signed, bucket: str, key: str) -> Response:
         if "uploads" in request.query_params:
             if request.method != "POST":
-                raise S3Error(405, "MethodNotAllowed", "The specified method is not allowed against this resource.")
+                raise S3Error(
+                    405,
+                    "MethodNotAllowed",
+                    "The specified method is not allowed against this resource.",
+                )
             return self._begin_upload(request, bucket, key)
         folder = self._upload(request.query_params["uploadId"], bucket, key)
         if request.method == "PUT":
             return await self._put_part(request, signed, folder)
         if request.method == "POST":
             asked = parse_xml(await bodies.read_checked(request, signed))
-            return await run_in_threadpool(self._complete, folder, asked, bucket, key, replaced_etag(request))
+            return await run_in_threadpool(
+                self._complete, folder, asked, bucket, key, replaced_etag(request)
+            )
         if request.method == "DELETE":
             await run_in_threadpool(shutil.rmtree, folder, True)
             return Response(status_code=204)
@@ -261,7 +310,9 @@ class S3:
             json.dumps({"bucket": bucket, "key": key, "headers": object_headers(request)})
         )
         where = f"<Bucket>{bucket}</Bucket><Key>{xml_text(key)}</Key>"
-        return xml_response("InitiateMultipartUploadResult", f"{where}<UploadId>{number}</UploadId>")
+        return xml_response(
+            "InitiateMultipartUploadResult", f"{where}<UploadId>{number}</UploadId>"
+        )
 
     def _upload(self, number: str, bucket: str, key: str) -> Path:
         folder = self._uploads / number
@@ -275,7 +326,11 @@ class S3:
     async def _put_part(self, request: Request, signed: Signed, folder: Path) -> Response:
         number = request.query_params.get("partNumber", "")
         if not number.isdecimal() or len(number) > 5 or not 1 <= int(number) <= 10_000:
-            raise S3Error(400, "InvalidArgument", "Part number must be an integer between 1 and 10000, inclusive")
+            raise S3Error(
+                400,
+                "InvalidArgument",
+                "Part number must be an integer between 1 and 10000, inclusive",
+            )
         source = request.headers.get("x-amz-copy-source")
         if source is not None:
             path, _ = await self._source(request, signed, source)
@@ -296,7 +351,9 @@ class S3:
             return xml_response("CopyPartResult", f"{when}<ETag>&quot;{etag}&quot;</ETag>")
         return Response(headers={"ETag": f'"{etag}"'})
 
-    def _complete(self, folder: Path, asked: ET.Element, bucket: str, key: str, replaces: str | None) -> Response:
+    def _complete(
+        self, folder: Path, asked: ET.Element, bucket: str, key: str, replaces: str | None
+    ) -> Response:
         """Joins the parts."""
         with contextlib.closing(try_lock(folder / "joining") or raise_busy()):
             # a client that has lost the answer may repeat the request, and gets the same answer
@@ -308,15 +365,24 @@ class S3:
                     part.unlink()
             etag = json.loads(done.read_text())
         where = f"<Location>/{bucket}/{xml_text(key)}</Location><Bucket>{bucket}</Bucket><Key>{xml_text(key)}</Key>"
-        return xml_response("CompleteMultipartUploadResult", f"{where}<ETag>&quot;{etag}&quot;</ETag>")
+        return xml_response(
+            "CompleteMultipartUploadResult", f"{where}<ETag>&quot;{etag}&quot;</ETag>"
+        )
 
-    def _join(self, folder: Path, asked: ET.Element, bucket: str, key: str, replaces: str | None) -> str:
+    def _join(
+        self, folder: Path, asked: ET.Element, bucket: str, key: str, replaces: str | None
+    ) -> str:
         wanted = []
         for part in asked.iterfind("{*}Part"):
-            number, etag = part.findtext("{*}PartNumber") or "", (part.findtext("{*}ETag") or "").strip('"')
+            number, etag = (
+                part.findtext("{*}PartNumber") or "",
+                (part.findtext("{*}ETag") or "").strip('"'),
+            )
             path = folder / f"{int(number) if number.isdecimal() else 0:05}-{etag}"
             if not re.fullmatch("[0-9a-f]{32}", etag) or not path.is_file():
-                raise S3Error(400, "InvalidPart", "One or more of the specified parts could not be found.")
+                raise S3Error(
+                    400, "InvalidPart", "One or more of the specified parts could not be found."
+                )
             wanted.append(path)
         if not wanted or wanted != sorted(set(wanted)):
             raise S3Error(400, "InvalidPartOrder", "The list of parts was not in ascending order.")
@@ -336,5 +402,7 @@ class S3:
             f"<Part><PartNumber>{int(path.name[:5])}</PartNumber><ETag>&quot;{path.name[6:]}&quot;</ETag><Size>{path.stat().st_size}</Size></Part>"
             for path in sorted(folder.glob("?????-*"))
         )
-        where = f"<Bucket>{bucket}</Bucket><Key>{xml_text(key)}</Key><UploadId>{folder.name}</UploadId>"
+        where = (
+            f"<Bucket>{bucket}</Bucket><Key>{xml_text(key)}</Key><UploadId>{folder.name}</UploadId>"
+        )
         return xml_response("ListPartsResult", f"{where}<IsTruncated>false</IsTruncated>{parts}")

@@ -18,7 +18,13 @@ from syrtos.jobs.http.model import iso
 from syrtos.jobs.storage.objects import ObjectFacts, ObjectStore
 
 _XMLNS = "http://s3.amazonaws.com/doc/2006-03-01/"
-_KEPT = ("content-type", "content-encoding", "content-disposition", "cache-control", "content-language")
+_KEPT = (
+    "content-type",
+    "content-encoding",
+    "content-disposition",
+    "cache-control",
+    "content-language",
+)
 
 
 class S3Error(Exception):
@@ -34,7 +40,9 @@ class S3Error(Exception):
         self.status, self.code = status, code
 
 
-def object_response(request: Request, entry: ObjectFacts, start: int, stop: int, body: Iterator[bytes]) -> Response:
+def object_response(
+    request: Request, entry: ObjectFacts, start: int, stop: int, body: Iterator[bytes]
+) -> Response:
     """Returns the response to GET or HEAD of an object, with bytes ``start`` to before ``stop``."""
     # a range may be the whole object, and its answer is still one of a part
     partial = (start, stop) != (0, entry.size) or request.headers.get("range", "").startswith(
@@ -49,17 +57,25 @@ def object_response(request: Request, entry: ObjectFacts, start: int, stop: int,
     }
     # a checksum of the whole object would not match a part
     if partial or request.headers.get("x-amz-checksum-mode", "").upper() != "ENABLED":
-        headers = {name: value for name, value in headers.items() if not name.startswith("x-amz-checksum-")}
+        headers = {
+            name: value for name, value in headers.items() if not name.startswith("x-amz-checksum-")
+        }
     headers.setdefault("content-type", "binary/octet-stream")
-    # the page has the same origin: an object that a script has stored must not be able to act as the page
-    headers |= {"Content-Security-Policy": "sandbox; default-src 'none'", "X-Content-Type-Options": "nosniff"}
+    # the page has the same origin: an object that a script has stored must not be able to act as
+    # the page
+    headers |= {
+        "Content-Security-Policy": "sandbox; default-src 'none'",
+        "X-Content-Type-Options": "nosniff",
+    }
     if partial:
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{entry.size}"
     for name in ("content-type", "content-disposition"):
         if f"response-{name}" in request.query_params:
             value = request.query_params[f"response-{name}"]
             if not value.isascii() or not value.isprintable():
-                raise S3Error(400, "InvalidArgument", f"response-{name} has letters that a header can't have.")
+                raise S3Error(
+                    400, "InvalidArgument", f"response-{name} has letters that a header can't have."
+                )
             headers[name] = value
     code = 206 if partial else 200
     if request.method == "HEAD":
@@ -126,7 +142,9 @@ def object_headers(request: Request) -> dict[str, str]:
     # `aws-chunked` is how the body travels, and no property of the object
     found = {k: v for k, v in request.headers.items() if k in _KEPT or k.startswith("x-amz-meta-")}
     encoding = [
-        part for part in found.pop("content-encoding", "").split(",") if part.strip() not in ("", "aws-chunked")
+        part
+        for part in found.pop("content-encoding", "").split(",")
+        if part.strip() not in ("", "aws-chunked")
     ]
     return found | ({"content-encoding": ",".join(encoding)} if encoding else {})
 
@@ -152,7 +170,11 @@ def check_conditions(request: Request, entry: ObjectFacts) -> None:
     """Raises S3Error if the conditions of a request are not met by the object."""
     headers, etag = request.headers, f'"{entry.etag}"'
     if headers.get("if-match", etag) not in (etag, entry.etag, "*"):
-        raise S3Error(412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold.")
+        raise S3Error(
+            412,
+            "PreconditionFailed",
+            "At least one of the pre-conditions you specified did not hold.",
+        )
     if headers.get("if-none-match") in (etag, entry.etag, "*"):
         raise S3Error(304, "NotModified")
     since = parsedate_tz(headers.get("if-modified-since", ""))

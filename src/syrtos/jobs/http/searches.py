@@ -22,7 +22,9 @@ class Searches:
 
     def rows(self) -> list[dict[str, object]]:
         """Returns the rows of the newest tuning jobs."""
-        found, _ = self._service.tunings.find([], [columns.created.desc(), columns.name.desc()], 0, _MOST)
+        found, _ = self._service.tunings.find(
+            [], [columns.created.desc(), columns.name.desc()], 0, _MOST
+        )
         return [self._row(record) for record in found]
 
     def answer(self, record: TuningRecord) -> dict[str, object]:
@@ -42,7 +44,8 @@ class Searches:
 
     def _row(self, record: TuningRecord) -> dict[str, object]:
         """Returns a tuning job's row."""
-        # made only once after its end; the time tells one that was continued from what it was before
+        # made only once after its end; the time tells one that was continued from what it was
+        # before
         key = (record.name, record.ended)
         if key in self._ended:
             return self._ended[key]
@@ -67,9 +70,15 @@ class Searches:
 
 def _parameter(search: Search, k: int) -> dict[str, object]:
     parameter = search.space[k]
-    facts: dict[str, object] = {"name": parameter.name, "kind": parameter.kind, "scale": parameter.scale}
+    facts: dict[str, object] = {
+        "name": parameter.name,
+        "kind": parameter.kind,
+        "scale": parameter.scale,
+    }
     return facts | (
-        {"values": list(parameter.values)} if parameter.values else {"low": parameter.low, "high": parameter.high}
+        {"values": list(parameter.values)}
+        if parameter.values
+        else {"low": parameter.low, "high": parameter.high}
     )
 
 

@@ -32,7 +32,8 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class _Patient(HttpToolsProtocol):
     """Closes connections whose headers don't come or don't end; with TLS it is called only after the handshake."""
 
-    # connections whose request has not come whole, in the order in which they have sent something last
+    # connections whose request has not come whole, in the order in which they have sent something
+    # last
     _silent: ClassVar[dict[_Patient, None]] = {}
     # ends the connection if the headers are late
     _late: asyncio.TimerHandle | None = None
@@ -55,7 +56,8 @@ class _Patient(HttpToolsProtocol):
     def _hears(self) -> None:
         self._silent.pop(self, None)
         self._silent[self] = None
-        # thousands of them would hold the service up: the one that has been silent for longest makes room
+        # thousands of them would hold the service up: the one that has been silent for longest
+        # makes room
         if len(self._silent) > _MOST_SILENT:
             longest = next(iter(self._silent))
             del self._silent[longest]
@@ -106,8 +108,8 @@ class Server:
         placement: where the jobs run; None: on this machine.
 
     Raises:
-        ConfigurationError: another service has the folder or the port, the address needs TLS, or the database is
-            damaged.
+        ConfigurationError: another service has the folder or the port, the address needs TLS, or
+            the database is damaged.
     """
 
     def __init__(
@@ -122,13 +124,15 @@ class Server:
     ) -> None:
         if host not in _LOOPBACK and tls is None:
             raise ConfigurationError(
-                f"{host} can be reached from other machines: give a certificate (`--tls-cert FILE --tls-key FILE`), or stay on 127.0.0.1."
+                f"{host} can be reached from other machines: give a certificate (`--tls-cert FILE"
+                " --tls-key FILE`), or stay on 127.0.0.1."
             )
         # before anything is changed in the folder
         self._lock = try_lock(home.path / "serving")
         if self._lock is None:
             raise ConfigurationError(
-                f"A service already runs in {home.path}, at {home.endpoint()}. Stop it, or set SYRTOS_HOME."
+                f"A service already runs in {home.path}, at {home.endpoint()}. Stop it, or set"
+                " SYRTOS_HOME."
             )
         if home.backups:
             home.backups.check()
@@ -138,13 +142,19 @@ class Server:
         if isinstance(objects, FolderStore):
             objects.sweep()
         allowed = files if files is not None else (None if host in _LOOPBACK else [])
-        self.service = Service(home, Store(home.database, home.place), Places(objects, allowed), capacity, placement)
+        self.service = Service(
+            home, Store(home.database, home.place), Places(objects, allowed), capacity, placement
+        )
         self.queue = Queue(self.service)
         self.tuning = Driver(self.service, self.queue.wake)
         self._socket = _listening(host, port)
         scheme = "https" if tls else "http"
-        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}"
-        home.announce(self.url, str(tls[0].resolve()) if tls else None, allowed, capacity, placement)
+        self.url = (
+            f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}"
+        )
+        home.announce(
+            self.url, str(tls[0].resolve()) if tls else None, allowed, capacity, placement
+        )
         self._server = uvicorn.Server(_configuration(App(self.service, self._wake), tls))
         self._thread: threading.Thread | None = None
 

@@ -1,8 +1,8 @@
 """The check of Signature Version 4 with botocore's own signer.
 
-The signature proves the sender of a request, and that the request was not changed. The protocol is that of AWS's
-reference "Authenticating Requests (AWS Signature Version 4)"; chunked bodies follow "Signature calculations for the
-authorization header: transferring payload in multiple chunks".
+The signature proves the sender of a request, and that the request was not changed. The protocol is
+that of AWS's reference "Authenticating Requests (AWS Signature Version 4)"; chunked bodies follow
+"Signature calculations for the authorization header: transferring payload in multiple chunks".
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from syrtos.jobs.credentials import Caller
 from syrtos.jobs.store.home import REGION
 
 _AUTHORIZATION = re.compile(
-    r"AWS4-HMAC-SHA256 Credential=(?P<credential>[^,\s]+),\s*SignedHeaders=(?P<headers>[^,\s]+),\s*Signature=(?P<signature>[0-9a-f]{64})"
+    r"AWS4-HMAC-SHA256"
+    r" Credential=(?P<credential>[^,\s]+),\s*SignedHeaders=(?P<headers>[^,\s]+),\s*Signature=(?P<signature>[0-9a-f]{64})"
 )
 _SKEW = 15 * 60
 _LONGEST_LIFE = 7 * 24 * 3600
@@ -53,7 +54,8 @@ class Signed:
     Attributes:
         caller: the signer.
         service: the service that it was signed for.
-        payload: its statement about the body: a SHA-256 in hex, or one of the constants of this module.
+        payload: its statement about the body: a SHA-256 in hex, or one of the constants of this
+            module.
         chunks: checks the signatures of a body that comes in signed pieces.
     """
 
@@ -86,7 +88,9 @@ class Chunks:
         )  # fmt: skip
         expected = str(self.signer.signature(text, request))
         if not hmac.compare_digest(expected.encode(), signature.encode()):
-            raise UnsignedRequest("SignatureDoesNotMatch", "The signature of a part of the body does not match.")
+            raise UnsignedRequest(
+                "SignatureDoesNotMatch", "The signature of a part of the body does not match."
+            )
         self.previous = signature
 
 
@@ -128,49 +132,72 @@ def check(
     path, _, query = url.partition("?")
     asked = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
     if headers.get("authorization") and ("X-Amz-Signature" in asked or set(asked) >= _VERSION_2):
-        raise UnsignedRequest("InvalidRequest", "Only one way of signing is allowed: by a header, or in the query.")
+        raise UnsignedRequest(
+            "InvalidRequest", "Only one way of signing is allowed: by a header, or in the query."
+        )
     if set(asked) >= _VERSION_2:
         return _check_version_2(method, path, asked, who, now)
     if "X-Amz-Signature" in asked:
         return _check_query(method, path, query, asked, headers, who, now)
     given = headers.get("authorization", "")
     if not given:
-        raise UnsignedRequest("MissingAuthenticationToken", "Request is missing Authentication Token.")
+        raise UnsignedRequest(
+            "MissingAuthenticationToken", "Request is missing Authentication Token."
+        )
     found = _AUTHORIZATION.fullmatch(given.strip())
     if found is None:
-        raise UnsignedRequest("IncompleteSignature", "The Authorization header is not one of Signature Version 4.")
+        raise UnsignedRequest(
+            "IncompleteSignature", "The Authorization header is not one of Signature Version 4."
+        )
     timestamp = headers.get("x-amz-date", "")
     moment = _moment(timestamp)
     # a request that someone has recorded is of use for as long only
     if abs((now - moment).total_seconds()) > _SKEW:
         raise UnsignedRequest(
             "RequestTimeTooSkewed",
-            f"Signature not yet current or expired: it is of {timestamp}, and now is {now:%Y%m%dT%H%M%SZ}.",
+            f"Signature not yet current or expired: it is of {timestamp}, and now is"
+            f" {now:%Y%m%dT%H%M%SZ}.",
         )
     return _verify(
-        method, url, headers, who, found["credential"], found["headers"], found["signature"], timestamp, payload
+        method,
+        url,
+        headers,
+        who,
+        found["credential"],
+        found["headers"],
+        found["signature"],
+        timestamp,
+        payload,
     )
 
 
 def _check_version_2(
-    method: str, path: str, asked: Mapping[str, str], who: Callable[[str], Caller | None], now: datetime.datetime
+    method: str,
+    path: str,
+    asked: Mapping[str, str],
+    who: Callable[[str], Caller | None],
+    now: datetime.datetime,
 ) -> Signed:
     """Checks a link to read an object."""
     # boto3 signs links by version 2 unless it is told otherwise: an HMAC over verb, time and path
     life = asked["Expires"]
     left = int(life) - now.timestamp() if life.isdecimal() and len(life) < 12 else -1
     if method not in ("GET", "HEAD") or not 0 < left <= _LONGEST_LIFE or set(asked) != _VERSION_2:
-        raise UnsignedRequest("AccessDenied", "Request has expired, or is not one that a link may make.")
+        raise UnsignedRequest(
+            "AccessDenied", "Request has expired, or is not one that a link may make."
+        )
     caller = who(asked["AWSAccessKeyId"])
     if caller is None:
         raise UnsignedRequest(
-            "InvalidClientTokenId", "The AWS Access Key Id you provided does not exist in our records."
+            "InvalidClientTokenId",
+            "The AWS Access Key Id you provided does not exist in our records.",
         )
     credentials = Credentials(asked["AWSAccessKeyId"], caller.secret)
     expected = HmacV1Auth(credentials).sign_string(f"{method}\n\n\n{life}\n{path}")
     if not hmac.compare_digest(expected.encode(), asked["Signature"].encode()):
         raise UnsignedRequest(
-            "SignatureDoesNotMatch", "The request signature we calculated does not match the signature you provided."
+            "SignatureDoesNotMatch",
+            "The request signature we calculated does not match the signature you provided.",
         )
     return Signed(caller, "s3", UNSIGNED, Chunks(S3SigV4Auth(credentials, "s3", REGION), "", ""))
 
@@ -192,7 +219,11 @@ def _check_query(
         raise UnsignedRequest("AccessDenied", "Request has expired.")
     # the signature covers the query as it was sent, without itself
     rest = "&".join(part for part in query.split("&") if not part.startswith("X-Amz-Signature="))
-    needed = (asked.get("X-Amz-Credential", ""), asked.get("X-Amz-SignedHeaders", ""), asked["X-Amz-Signature"])
+    needed = (
+        asked.get("X-Amz-Credential", ""),
+        asked.get("X-Amz-SignedHeaders", ""),
+        asked["X-Amz-Signature"],
+    )
     return _verify(method, f"{path}?{rest}", headers, who, *needed, timestamp, UNSIGNED)
 
 
@@ -207,19 +238,28 @@ def _verify(
     timestamp: str,
     payload: str,
 ) -> Signed:
-    loose = [n for n in headers if n.startswith("x-amz-") and n not in names.split(";") and n != "x-amz-content-sha256"]
+    loose = [
+        n
+        for n in headers
+        if n.startswith("x-amz-") and n not in names.split(";") and n != "x-amz-content-sha256"
+    ]
     # else the holder of a link could request other things with it, e.g. copy another object
     if loose:
         raise UnsignedRequest(
-            "AccessDenied", f"There were headers present in the request which were not signed: {', '.join(loose)}."
+            "AccessDenied",
+            f"There were headers present in the request which were not signed: {', '.join(loose)}.",
         )
     access_key, _, scope = credential.partition("/")
     parts = scope.split("/")
     if len(parts) != 4 or parts[3] != "aws4_request" or parts[0] != timestamp[:8]:
-        raise UnsignedRequest("IncompleteSignature", "The credential scope must be date/region/service/aws4_request.")
+        raise UnsignedRequest(
+            "IncompleteSignature", "The credential scope must be date/region/service/aws4_request."
+        )
     caller = who(access_key)
     if caller is None:
-        raise UnsignedRequest("InvalidClientTokenId", "The security token included in the request is invalid.")
+        raise UnsignedRequest(
+            "InvalidClientTokenId", "The security token included in the request is invalid."
+        )
     _, region, service, _ = parts
     signed = names.split(";")
     if "host" not in signed:
@@ -236,7 +276,8 @@ def _verify(
     if not hmac.compare_digest(expected.encode(), signature.encode()):
         raise UnsignedRequest(
             "SignatureDoesNotMatch",
-            "The request signature we calculated does not match the signature you provided. Check your AWS Secret Access Key and signing method.",
+            "The request signature we calculated does not match the signature you provided. Check"
+            " your AWS Secret Access Key and signing method.",
         )
     return Signed(caller, service, payload, Chunks(signer, timestamp, signature))
 

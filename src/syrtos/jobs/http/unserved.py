@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 CODE = "UnknownOperationException"
-_SERVED = "SageMaker's training and tuning jobs, S3, CloudWatch's logs and metrics of jobs, and the identity of the caller (STS)"
+_SERVED = (
+    "SageMaker's training and tuning jobs, S3, CloudWatch's logs and metrics of jobs, and the"
+    " identity of the caller (STS)"
+)
 
 
 def explain(name: str) -> str:
     """Returns the sentence that says what is served here, and that ``name``, a service or an operation, is not."""
     return (
-        f"{name} is not served here: this is `syrtos serve`, which has {_SERVED}. To reach AWS itself, leave out "
-        "AWS_ENDPOINT_URL (endpoint_url) and use keys of AWS."
+        f"{name} is not served here: this is `syrtos serve`, which has {_SERVED}. To reach AWS"
+        " itself, leave out AWS_ENDPOINT_URL (endpoint_url) and use keys of AWS."
     )
 
 
@@ -18,6 +21,7 @@ def explain_operation(service: str, name: str) -> str:
     """Returns what is said about an operation that is not served, of a service that is."""
     if name == "StartLiveTail":
         return (
-            f"{service}:{name} is not served here. Use `aws logs tail --follow`, or filter_log_events again and again."
+            f"{service}:{name} is not served here. Use `aws logs tail --follow`, or"
+            " filter_log_events again and again."
         )
     return explain(f"{service}:{name}")

@@ -17,7 +17,9 @@ from pathlib import Path
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 _LONGEST = 32_000  # characters of one event
-_CONTROL = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+_CONTROL = re.compile(
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]"
+)
 _PAGE = 1 << 20
 _LONGEST_OF_FULL = 8 << 20
 
@@ -93,7 +95,11 @@ class LogStream:
         with self.path.open("rb") as file:
             file.seek(start)
             skipped = len(file.readline()) if start else 0
-        return [event for event in self.read(start + skipped) if event.end <= end][-limit:] if limit else []
+        return (
+            [event for event in self.read(start + skipped) if event.end <= end][-limit:]
+            if limit
+            else []
+        )
 
     def all(self, offset: int = 0) -> Iterator[LogEvent]:
         """Yields the events from byte ``offset`` on, to the end of the file."""
@@ -103,7 +109,8 @@ class LogStream:
 
     def text(self) -> Iterator[bytes]:
         """Yields the present lines as plain text, in pieces of about a megabyte."""
-        # in pieces, since a log may be longer than memory; and only to its present end, which a running job moves
+        # in pieces, since a log may be longer than memory; and only to its present end, which a
+        # running job moves
         offset, until = 0, self.size
         while offset < until and (page := self.read(offset)):
             yield "".join(f"{event.text}\n" for event in page).encode(errors="replace")
@@ -120,8 +127,8 @@ def make(folder: Path, hosts: Sequence[str], now: float) -> None:
     # now, since SDK v3 shows nothing until all streams are there
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for host in hosts:
-        # streams that are there are kept, or an instance would have two: a service that was killed before it had written
-        # down the job left them, and the job is created again
+        # streams that are there are kept, or an instance would have two: a service that was killed
+        # before it had written down the job left them, and the job is created again
         if not any(folder.glob(f"{host}-*.jsonl")):
             (folder / f"{host}-{int(now)}.jsonl").touch(mode=0o600)
 
@@ -181,7 +188,10 @@ class LogTail:
             if not whole:
                 break
             self._read[k] += whole
-            yield [terminal_line(line) for line in data[:whole].decode(errors="replace").removesuffix("\n").split("\n")]
+            yield [
+                terminal_line(line)
+                for line in data[:whole].decode(errors="replace").removesuffix("\n").split("\n")
+            ]
 
 
 def _from(path: Path, offset: int) -> bytes:

@@ -37,7 +37,8 @@ class Metrics:
     """The last value of each metric that a request defines by a regular expression with one group.
 
     Attributes:
-        values: the value and its time, by name. A metric whose last value is NaN or infinite has none.
+        values: the value and its time, by name. A metric whose last value is NaN or infinite has
+            none.
         diverged: the names of the metrics whose last value is NaN or infinite.
 
     Raises:
@@ -47,7 +48,9 @@ class Metrics:
     def __init__(self, definitions: Sequence[Mapping[str, str]]) -> None:
         self.values: dict[str, list[float]] = {}
         self.diverged: set[str] = set()
-        self._patterns = [(definition["Name"], _compile_metric(definition)) for definition in definitions]
+        self._patterns = [
+            (definition["Name"], _compile_metric(definition)) for definition in definitions
+        ]
 
     def take(self, lines: Sequence[str]) -> list[tuple[str, float]]:
         """Looks for metrics in lines of output, and returns the names and finite values found."""
@@ -61,7 +64,8 @@ class Metrics:
         return taken
 
     def _keep(self, name: str, value: float) -> bool:
-        # neither JSON nor SageMaker's API has such numbers, and the last finite one would look like the present one
+        # neither JSON nor SageMaker's API has such numbers, and the last finite one would look like
+        # the present one
         if not math.isfinite(value):
             self.diverged.add(name)
             self.values.pop(name, None)
@@ -76,7 +80,8 @@ def _compile_metric(definition: Mapping[str, str]) -> re.Pattern[str]:
         return re.compile(definition["Regex"])
     except re.error as error:
         raise ConfigurationError(
-            f"The metric {definition['Name']} has the regular expression {definition['Regex']!r}, which can't be read: {error}."
+            f"The metric {definition['Name']} has the regular expression {definition['Regex']!r},"
+            f" which can't be read: {error}."
         ) from error
 
 
@@ -120,7 +125,9 @@ def seconds_left(found: Sequence[Mapping[str, Any]], began: float, now: float) -
     return max(0.0, pace * (epochs - epoch) - min(now - times[0], pace))
 
 
-def headline(found: Sequence[Mapping[str, Any]], final: Mapping[str, Sequence[float]]) -> tuple[str, float] | None:
+def headline(
+    found: Sequence[Mapping[str, Any]], final: Mapping[str, Sequence[float]]
+) -> tuple[str, float] | None:
     """Returns the name and value that say most about a job: its last loss, or else the first of its metrics.
 
     Args:
@@ -147,7 +154,9 @@ def progress(found: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {name: int(value) for name, value in facts.items() if value is not None}
 
 
-def logged_objective(epochs: Sequence[EpochFacts], name: str, diverged: Collection[str]) -> dict[str, list[float]]:
+def logged_objective(
+    epochs: Sequence[EpochFacts], name: str, diverged: Collection[str]
+) -> dict[str, list[float]]:
     """Returns the last value and its time of a tuning job's objective from Keras's logs, for scripts that do not print it.
 
     Args:

@@ -45,19 +45,29 @@ STATISTICS: Mapping[str, Callable[[Sample], float]] = {
 
 def over_periods(samples: Sequence[Sample], start: float, end: float, period: int) -> list[Sample]:
     """Joins the samples from ``start`` until ``end`` into one for each period that has some; its time is the period's start."""
-    # as in CloudWatch, the first period begins at a whole minute, or at a multiple of a period that is shorter
+    # as in CloudWatch, the first period begins at a whole minute, or at a multiple of a period that
+    # is shorter
     grain = min(period, 60)
     begin = math.floor(start / grain) * grain
     found: dict[int, list[Sample]] = {}
     for sample in samples:
         if begin <= sample.time < end:
             found.setdefault(int((sample.time - begin) // period), []).append(sample)
-    return [_join_samples(float(begin + number * period), some) for number, some in sorted(found.items())]
+    return [
+        _join_samples(float(begin + number * period), some)
+        for number, some in sorted(found.items())
+    ]
 
 
 def _join_samples(when: float, samples: Sequence[Sample]) -> Sample:
     total, count = sum(sample.sum for sample in samples), sum(sample.count for sample in samples)
-    return Sample(when, count, total, min(sample.min for sample in samples), max(sample.max for sample in samples))
+    return Sample(
+        when,
+        count,
+        total,
+        min(sample.min for sample in samples),
+        max(sample.max for sample in samples),
+    )
 
 
 def _one(when: float, value: float) -> Sample:
@@ -83,7 +93,8 @@ class SeriesRecorder:
         text = _text({name: [_join_samples(now, samples)] for name, samples in found.items()})
         with contextlib.suppress(OSError):
             with self._path.open("a", encoding="utf-8") as file:
-                # a process that was killed may have left half a line, which must not take the first new one with it
+                # a process that was killed may have left half a line, which must not take the first
+                # new one with it
                 file.write(text if self._begun else "\n" + text)
                 size = file.tell()
             self._begun = True
@@ -91,7 +102,8 @@ class SeriesRecorder:
                 self._thin()
 
     def _thin(self) -> None:
-        # samples of 1, 2, 4, ... seconds become one, until half of the room is free; sums and counts stay the same
+        # samples of 1, 2, 4, ... seconds become one, until half of the room is free; sums and
+        # counts stay the same
         samples, width, text = _read(self._path), 1, ""
         while width == 1 or len(text.encode()) > _LIMIT // 2:
             samples = {name: _merge_samples(some, width) for name, some in samples.items()}
@@ -107,7 +119,11 @@ def _merge_samples(samples: Sequence[Sample], width: int) -> list[Sample]:
 
 
 def _text(samples: Mapping[str, Sequence[Sample]]) -> str:
-    lines = ({"name": name, **dataclasses.asdict(sample)} for name, some in samples.items() for sample in some)
+    lines = (
+        {"name": name, **dataclasses.asdict(sample)}
+        for name, some in samples.items()
+        for sample in some
+    )
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
@@ -115,8 +131,8 @@ def of_job(job_folder: Path, defined: bool) -> dict[str, list[Sample]]:
     """Returns the samples of each metric by its name.
 
     Args:
-        defined: whether the job has definitions of metrics. The metrics of a job without any are the logs of Keras at
-            the ends of epochs.
+        defined: whether the job has definitions of metrics. The metrics of a job without any are
+            the logs of Keras at the ends of epochs.
     """
     return _read(_path(job_folder)) if defined else _of_epochs(job_folder)
 
@@ -124,13 +140,21 @@ def of_job(job_folder: Path, defined: bool) -> dict[str, list[Sample]]:
 def of_hosts(job_folder: Path) -> dict[int, dict[str, list[Sample]]]:
     """Returns the use of a job's instances, by their number (1: ``algo-1``) and by SageMaker's names of metrics."""
     found: dict[int, dict[str, list[Sample]]] = {}
-    for path in (path for run in runs.folders(job_folder) for path in sorted(run.glob("ledger/usage-*.jsonl"))):
+    for path in (
+        path
+        for run in runs.folders(job_folder)
+        for path in sorted(run.glob("ledger/usage-*.jsonl"))
+    ):
         for line in _lines(path):
             # a script can write to its run directory: lines may have other fields than ours
             with contextlib.suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
                 # one worker of each machine notes its use
                 if machine := line.get("machine"):
-                    _add(found.setdefault(int(machine["number"]) + 1, {}), line["time"], _percent(machine))
+                    _add(
+                        found.setdefault(int(machine["number"]) + 1, {}),
+                        line["time"],
+                        _percent(machine),
+                    )
     return dict(sorted(found.items()))
 
 
@@ -145,7 +169,9 @@ def _percent(machine: Mapping[str, Any]) -> dict[str, float]:
     if gpus and all(gpu["busy"] is not None for gpu in gpus):
         shares["GPUUtilization"] = sum(gpu["busy"] for gpu in gpus)
     if gpus and all(gpu["memory"] is not None and gpu["memory_total"] for gpu in gpus):
-        shares["GPUMemoryUtilization"] = sum(100 * gpu["memory"] / gpu["memory_total"] for gpu in gpus)
+        shares["GPUMemoryUtilization"] = sum(
+            100 * gpu["memory"] / gpu["memory_total"] for gpu in gpus
+        )
     return shares
 
 

@@ -27,7 +27,11 @@ def decode(text: str) -> Any:
 
 def of_script(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
     """Returns the script's own hyperparameters, decoded: those that are not for a toolkit."""
-    own = {k: v for k, v in hyperparameters.items() if not k.startswith("sagemaker_") and k not in _RESERVED}
+    own = {
+        k: v
+        for k, v in hyperparameters.items()
+        if not k.startswith("sagemaker_") and k not in _RESERVED
+    }
     return {name: decode(value) for name, value in own.items()}
 
 
@@ -39,13 +43,19 @@ def source_of(hyperparameters: Mapping[str, str]) -> str:
     """
     found = decode(hyperparameters.get("sagemaker_submit_directory", ""))
     if not isinstance(found, str):
-        raise ConfigurationError(f"sagemaker_submit_directory must be a URI or a path. Received: {found!r}.")
+        raise ConfigurationError(
+            f"sagemaker_submit_directory must be a URI or a path. Received: {found!r}."
+        )
     return found
 
 
 def of_framework(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
     """Returns the hyperparameters that are for a framework's container, decoded."""
-    found = {k: v for k, v in hyperparameters.items() if k.startswith("sagemaker_") and k not in _OF_TOOLKIT}
+    found = {
+        k: v
+        for k, v in hyperparameters.items()
+        if k.startswith("sagemaker_") and k not in _OF_TOOLKIT
+    }
     return {name: decode(value) for name, value in found.items()}
 
 

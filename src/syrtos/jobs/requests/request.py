@@ -15,7 +15,9 @@ from syrtos.jobs.requests.hyperparameters import arguments_v2, decode, of_script
 from syrtos.jobs.requests.shapes import ChannelFacts, Drivers, Resources, TrainingRequest
 from syrtos.settings import BatchMode
 
-Kind = Literal["none", "mpi", "smdataparallel", "parameter_server", "multi_worker_mirrored_strategy", "copies"]
+Kind = Literal[
+    "none", "mpi", "smdataparallel", "parameter_server", "multi_worker_mirrored_strategy", "copies"
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +32,8 @@ class InputChannel:
         sharded: whether each instance gets its part of the objects instead of all.
         record_io: in Pipe mode, whether each object becomes one RecordIO record.
         gzip: in Pipe mode, whether objects are unpacked.
-        seed: seed of the order of objects, which is a new one each epoch in Pipe mode; None: by name.
+        seed: seed of the order of objects, which is a new one each epoch in Pipe mode; None: by
+            name.
         attributes: the attributes to read from an augmented manifest's lines, in this order.
         config: the channel's entry in ``inputdataconfig.json``.
     """
@@ -52,9 +55,10 @@ class Distribution:
     """The way in which the instances of a job train together.
 
     Attributes:
-        kind: the name of SageMaker's setting; ``copies``: unconnected processes of a command that syrtos does not know.
-        per_host: workers on each instance. A job's own driver starts them; else of a command each instance runs one
-            copy.
+        kind: the name of SageMaker's setting; ``copies``: unconnected processes of a command that
+            syrtos does not know.
+        per_host: workers on each instance. A job's own driver starts them; else of a command each
+            instance runs one copy.
         variables: environment variables that the job's MPI options ask for (``-x NAME=VALUE``).
     """
 
@@ -76,9 +80,10 @@ class JobProgram:
         entry: the file, relative to its source folder.
         source: the place of ``sourcedir.tar.gz``; empty: the source is the channel ``code``.
         arguments: the arguments of its command line.
-        requirements: a pip requirements file in the source folder, installed if it exists; empty: none.
-        driven: whether the job brings the driver that starts the script: `syrtos.sagemaker.Syrtos`. The job's command
-            then runs on each instance, as on SageMaker.
+        requirements: a pip requirements file in the source folder, installed if it exists; empty:
+            none.
+        driven: whether the job brings the driver that starts the script: `syrtos.sagemaker.Syrtos`.
+            The job's command then runs on each instance, as on SageMaker.
     """
 
     entry: str
@@ -153,7 +158,8 @@ class Job:
     @property
     def unconnected(self) -> str:
         """The command of which several instances run copies that know nothing of each other; empty if there is none."""
-        # not copies that were asked for by SYRTOS_DISTRIBUTION, nor those of a driver, which connects them
+        # not copies that were asked for by SYRTOS_DISTRIBUTION, nor those of a driver, which
+        # connects them
         wanted = (self.request.get("Environment") or {}).get("SYRTOS_DISTRIBUTION") == "none"
         driven = self.program is not None and self.program.driven
         if self.distribution.kind != "copies" or len(self.hosts) < 2 or wanted or driven:
@@ -169,7 +175,11 @@ class Job:
     def checkpoints(self) -> tuple[str, str] | None:
         """The URI at which checkpoints are kept, and the folder to which the script writes them; None without any."""
         config = self.request.get("CheckpointConfig")
-        return (config["S3Uri"].rstrip("/"), config.get("LocalPath") or "/opt/ml/checkpoints") if config else None
+        return (
+            (config["S3Uri"].rstrip("/"), config.get("LocalPath") or "/opt/ml/checkpoints")
+            if config
+            else None
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,8 +196,8 @@ def read(request: Mapping[str, Any], drivers: Mapping[str, object], gpus: int = 
 
     Args:
         request: CreateTrainingJob's parameters.
-        drivers: the JSON files of channel ``sm_drivers`` by name, with which SDK v3 describes the script; empty without
-            them.
+        drivers: the JSON files of channel ``sm_drivers`` by name, with which SDK v3 describes the
+            script; empty without them.
         gpus: the number of GPUs of each instance.
 
     Raises:
@@ -205,8 +215,9 @@ def _read_checked(request: TrainingRequest, drivers: Drivers, gpus: int) -> Job:
     program = _program(request, drivers, command)
     if program is None and not command:
         raise ConfigurationError(
-            "The request names no script: set the hyperparameters sagemaker_program and sagemaker_submit_directory (as `TensorFlow(entry_point=...)` "
-            "does), or AlgorithmSpecification.ContainerEntrypoint. syrtos runs no container images."
+            "The request names no script: set the hyperparameters sagemaker_program and"
+            " sagemaker_submit_directory (as `TensorFlow(entry_point=...)` does), or"
+            " AlgorithmSpecification.ContainerEntrypoint. syrtos runs no container images."
         )
     # commands that syrtos does not start as workers, or is told to leave alone
     copies = (
@@ -215,7 +226,9 @@ def _read_checked(request: TrainingRequest, drivers: Drivers, gpus: int) -> Job:
         or program.driven
         or (request.get("Environment") or {}).get("SYRTOS_DISTRIBUTION") == "none"
     )
-    distribution = _distribution_v3(drivers, gpus) if drivers else _distribution_v2(hyperparameters, gpus)
+    distribution = (
+        _distribution_v3(drivers, gpus) if drivers else _distribution_v2(hyperparameters, gpus)
+    )
     mode = algorithm["TrainingInputMode"]
     stop = request.get("StoppingCondition") or {}
     return Job(
@@ -236,14 +249,18 @@ def _read_checked(request: TrainingRequest, drivers: Drivers, gpus: int) -> Job:
     )
 
 
-def _program(request: TrainingRequest, drivers: Drivers, command: Sequence[str]) -> JobProgram | None:
+def _program(
+    request: TrainingRequest, drivers: Drivers, command: Sequence[str]
+) -> JobProgram | None:
     """Returns the script that syrtos starts itself; None if the request's command runs instead."""
     hyperparameters = request.get("HyperParameters") or {}
-    # SDK v3's tuner sends its drivers without a command that would start them, and names the script as SDK v2 does
+    # SDK v3's tuner sends its drivers without a command that would start them, and names the script
+    # as SDK v2 does
     of_tuner = not command and "_tuning_objective_metric" in hyperparameters
     if drivers and not of_tuner:
         return _program_v3(request, drivers)
-    # an entry point in the request replaces that of an image, also where hyperparameters name a script
+    # an entry point in the request replaces that of an image, also where hyperparameters name a
+    # script
     return None if command else _program_v2(hyperparameters)
 
 
@@ -253,22 +270,33 @@ def _copies(program: JobProgram | None, distribution: Distribution) -> Distribut
 
 def _check(request: Mapping[str, Any], drivers: Mapping[str, object]) -> None:
     """Checks the conditions that SageMaker's service model leaves open and that every job needs."""
-    missing = [name for name in ("AlgorithmSpecification", "ResourceConfig", "OutputDataConfig") if name not in request]
+    missing = [
+        name
+        for name in ("AlgorithmSpecification", "ResourceConfig", "OutputDataConfig")
+        if name not in request
+    ]
     if missing:
         raise ConfigurationError(f"A training job needs {', '.join(missing)}.")
     if not all(isinstance(part, Mapping) for part in drivers.values()):
         raise ConfigurationError(
-            "The files of the channel sm_drivers must be JSON objects, as SageMaker's SDK writes them."
+            "The files of the channel sm_drivers must be JSON objects, as SageMaker's SDK writes"
+            " them."
         )
     # a name becomes a folder under /opt/ml/input/data
     names = [channel["ChannelName"] for channel in request.get("InputDataConfig") or ()]
     if len(set(names)) < len(names) or {".", ".."} & set(names):
-        raise ConfigurationError(f"Each channel needs a name of its own. Received: {', '.join(names)}.")
+        raise ConfigurationError(
+            f"Each channel needs a name of its own. Received: {', '.join(names)}."
+        )
 
 
 def _instances(resources: Resources) -> int:
     groups = resources.get("InstanceGroups")
-    count = sum(group["InstanceCount"] for group in groups) if groups else resources.get("InstanceCount") or 0
+    count = (
+        sum(group["InstanceCount"] for group in groups)
+        if groups
+        else resources.get("InstanceCount") or 0
+    )
     if not 1 <= count <= 64:
         raise ConfigurationError(f"A job has 1 to 64 instances. Received: {count}.")
     return count
@@ -283,15 +311,19 @@ def _channel(channel: ChannelFacts, mode: str) -> InputChannel:
         uri, kind = "file://" + files["DirectoryPath"], "FileSystem"
     else:
         raise ConfigurationError(
-            f"Channel {channel['ChannelName']} has neither an S3DataSource nor a FileSystemDataSource."
+            f"Channel {channel['ChannelName']} has neither an S3DataSource nor a"
+            " FileSystemDataSource."
         )
     if not uri.startswith(("s3://", "file://")) or kind == "Converse":
         raise ConfigurationError(
-            f"Channel {channel['ChannelName']} reads {uri} ({kind}): syrtos reads s3:// and file://."
+            f"Channel {channel['ChannelName']} reads {uri} ({kind}): syrtos reads s3:// and"
+            " file://."
         )
     mode = channel.get("InputMode") or mode
     if kind == "AugmentedManifestFile" and mode != "Pipe":
-        raise ConfigurationError(f"Channel {channel['ChannelName']}: an AugmentedManifestFile needs InputMode Pipe.")
+        raise ConfigurationError(
+            f"Channel {channel['ChannelName']}: an AugmentedManifestFile needs InputMode Pipe."
+        )
     sharded = s3 is not None and s3.get("S3DataDistributionType") == "ShardedByS3Key"
     wrapper = channel.get("RecordWrapperType") or "None"
     config = {
@@ -335,11 +367,15 @@ def _program_v2(hyperparameters: Mapping[str, str]) -> JobProgram | None:
 
 
 def _distribution_v2(hyperparameters: Mapping[str, str], gpus: int) -> Distribution:
-    found = {name.removeprefix("sagemaker_"): decode(text) for name, text in hyperparameters.items()}
+    found = {
+        name.removeprefix("sagemaker_"): decode(text) for name, text in hyperparameters.items()
+    }
     per_host = max(gpus, 1)
     if found.get("mpi_enabled"):
         asked = found.get("mpi_num_of_processes_per_host") or per_host
-        return Distribution("mpi", _count(asked), _exported_variables(found.get("mpi_custom_mpi_options")))
+        return Distribution(
+            "mpi", _count(asked), _exported_variables(found.get("mpi_custom_mpi_options"))
+        )
     if found.get("distributed_dataparallel_enabled"):
         options = found.get("distributed_dataparallel_custom_mpi_options")
         return Distribution("smdataparallel", per_host, _exported_variables(options))
@@ -354,7 +390,9 @@ def _count(asked: object) -> int:
     if isinstance(asked, str) and asked.isdecimal():
         asked = int(asked)
     if not isinstance(asked, int) or isinstance(asked, bool) or not 1 <= asked <= 1024:
-        raise ConfigurationError(f"Processes per host are a number from 1 to 1024. Received: {asked!r}.")
+        raise ConfigurationError(
+            f"Processes per host are a number from 1 to 1024. Received: {asked!r}."
+        )
     return asked
 
 
@@ -379,7 +417,9 @@ def _program_v3(request: TrainingRequest, drivers: Drivers) -> JobProgram | None
         # a command, or a shell script: the SDK's own driver runs it
         return None
     values = of_script(request.get("HyperParameters") or {})
-    arguments = tuple(word for name, value in values.items() for word in ("--" + name, _as_json(value)))
+    arguments = tuple(
+        word for name, value in values.items() for word in ("--" + name, _as_json(value))
+    )
     return JobProgram(
         entry=_entry(entry),
         source="",

@@ -16,14 +16,22 @@ _HIDDEN = "******"
 def secrets_of(request: Mapping[str, Any]) -> list[str]:
     """Returns the values in a request whose names say that they are secret."""
     # a script may print a value as it was given or as it was parsed from JSON
-    pairs = [*(request.get("Environment") or {}).items(), *(request.get("HyperParameters") or {}).items()]
-    return [str(form) for name, value in pairs if is_secret(name) for form in (value, decode(value))]
+    pairs = [
+        *(request.get("Environment") or {}).items(),
+        *(request.get("HyperParameters") or {}).items(),
+    ]
+    return [
+        str(form) for name, value in pairs if is_secret(name) for form in (value, decode(value))
+    ]
 
 
 def redact(request: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a request without secret values; also works on a tuning job's definition of training jobs."""
     hidden = {
-        part: {name: _placeholder(value) if is_secret(name) else value for name, value in request[part].items()}
+        part: {
+            name: _placeholder(value) if is_secret(name) else value
+            for name, value in request[part].items()
+        }
         for part in ("Environment", "HyperParameters", "StaticHyperParameters")
         if request.get(part)
     }
@@ -40,9 +48,15 @@ class Redactor:
     """Hides secret values wherever a script prints them."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
-        # each line alone, since output is looked at line by line; and as Python's `repr` and JSON show the value
-        shown = {form for text in secrets for form in (*text.splitlines(), repr(text)[1:-1], json.dumps(text)[1:-1])}
-        # shorter values would hide parts of ordinary words; the longest first, or a part of it would be hidden in its place
+        # each line alone, since output is looked at line by line; and as Python's `repr` and JSON
+        # show the value
+        shown = {
+            form
+            for text in secrets
+            for form in (*text.splitlines(), repr(text)[1:-1], json.dumps(text)[1:-1])
+        }
+        # shorter values would hide parts of ordinary words; the longest first, or a part of it
+        # would be hidden in its place
         wanted = sorted((text for text in shown if len(text) >= 6), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, wanted))) if wanted else None
 

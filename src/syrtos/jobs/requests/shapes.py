@@ -1,6 +1,7 @@
 """The parts of CreateTrainingJob's parameters that syrtos reads; AWS calls them shapes.
 
-Requests have these types once SageMaker's service model has been checked. Names and meanings are of its API reference.
+Requests have these types once SageMaker's service model has been checked. Names and meanings are of
+its API reference.
 """
 
 from __future__ import annotations

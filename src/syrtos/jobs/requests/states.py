@@ -75,8 +75,8 @@ class JobState:
     Attributes:
         status: ``InProgress``, ``Stopping``, ``Completed``, ``Failed`` or ``Stopped``.
         secondary: the finer status.
-        transitions: ``Status``, ``StartTime``, ``EndTime`` (seconds since 1970) and ``StatusMessage`` of every
-            secondary status so far.
+        transitions: ``Status``, ``StartTime``, ``EndTime`` (seconds since 1970) and
+            ``StatusMessage`` of every secondary status so far.
     """
 
     status: str
@@ -95,9 +95,15 @@ class JobState:
             ConfigurationError: this state can't be followed by ``secondary``.
         """
         if secondary not in NEXT.get(self.secondary, frozenset()):
-            raise ConfigurationError(f"A training job that is {self.secondary} can't become {secondary}.")
+            raise ConfigurationError(
+                f"A training job that is {self.secondary} can't become {secondary}."
+            )
         *before, last = self.transitions
-        entry: Transition = {"Status": secondary, "StartTime": now, "StatusMessage": message or MESSAGES[secondary]}
+        entry: Transition = {
+            "Status": secondary,
+            "StartTime": now,
+            "StatusMessage": message or MESSAGES[secondary],
+        }
         if secondary in FINAL:
             entry["EndTime"] = now
         status = FINAL.get(secondary) or ("Stopping" if self._stops(secondary) else "InProgress")
@@ -111,7 +117,11 @@ class JobState:
 
 def initial_state(now: float) -> JobState:
     """Returns the state of a new job."""
-    first: Transition = {"Status": "Starting", "StartTime": now, "StatusMessage": "Starting the training job"}
+    first: Transition = {
+        "Status": "Starting",
+        "StartTime": now,
+        "StatusMessage": "Starting the training job",
+    }
     return JobState("InProgress", "Starting", (first,))
 
 
@@ -122,4 +132,6 @@ def restarts(transitions: Sequence[Transition]) -> int:
 
 def seconds_in(transitions: Sequence[Transition], statuses: Sequence[str], now: float) -> float:
     """Returns the seconds that a job has been in any of ``statuses``, over all attempts."""
-    return sum((t.get("EndTime") or now) - t["StartTime"] for t in transitions if t["Status"] in statuses)
+    return sum(
+        (t.get("EndTime") or now) - t["StartTime"] for t in transitions if t["Status"] in statuses
+    )

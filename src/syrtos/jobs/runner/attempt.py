@@ -1,8 +1,7 @@
 """The runner of a job: one attempt at it, in a process that goes on when the service that started it is killed.
 
-`python -m syrtos.jobs.runner.attempt JOB`. It holds a lock in the job's folder for as long as it lives; a process
-that finds a
-running job without the lock knows that its runner is gone.
+`python -m syrtos.jobs.runner.attempt JOB`. It holds a lock in the job's folder for as long as it
+lives; a process that finds a running job without the lock knows that its runner is gone.
 """
 
 from __future__ import annotations
@@ -28,7 +27,16 @@ from syrtos.jobs.credentials import job_secret, variables
 from syrtos.jobs.observation import logs, metrics, series
 from syrtos.jobs.requests import secrecy, states
 from syrtos.jobs.requests.request import read
-from syrtos.jobs.runner import enter, job_command, notices, preparation, processes, programs, versions
+from syrtos.jobs.runner import (
+    enter,
+    job_command,
+    notices,
+    preparation,
+    processes,
+    programs,
+    versions,
+)
+from syrtos.jobs.runner.attempt_record import AttemptRecord, Ended, Superseded, fail
 from syrtos.jobs.runner.failure_reason import failure_reason, unlogged_failures
 from syrtos.jobs.runner.reserved_nodes import JobRequester, ReservedNodes, reserved_nodes
 from syrtos.jobs.runner.workers import Workers
@@ -47,19 +55,6 @@ from syrtos.launch.terminal.noise import is_noise
 
 LOCK = "runner.lock"
 _LOOK = 0.2
-_LONGEST_REASON = 1024
-_OF_ANOTHER_ATTEMPT = ("Restarting", "Pending")
-
-
-class _Superseded(Exception):
-    """Another attempt at the job will be started.
-
-    A service that was started again did not see this runner, which had not taken its lock yet.
-    """
-
-
-class _Ended(Exception):
-    """The job is over before it has trained."""
 
 
 def main() -> None:
@@ -79,7 +74,8 @@ def main() -> None:
         runner = Runner(home, store, name)
     except Exception as error:
         traceback.print_exc()
-        _fail(store, name, f"{'ClientError' if isinstance(error, SyrtosError) else 'InternalServerError'}: {error}")
+        kind = "ClientError" if isinstance(error, SyrtosError) else "InternalServerError"
+        fail(store, name, f"{kind}: {error}")
         return
     # no process of the job shall inherit it
     settings.forget_secret()
@@ -101,24 +97,32 @@ class Runner:
         record = store.get(name)
         assert record is not None
         self._placement = home.placement()
-        self._job = read(record.request, programs.drivers_of(record.request, self._places), self._placement.gpus)
+        self._job = read(
+            record.request, programs.drivers_of(record.request, self._places), self._placement.gpus
+        )
         self._run_dir = self._folders.run_dir(record.attempts)
         self._restarts_before = states.restarts(record.state.transitions)
         self._streams = logs.of(home.job(name) / "logs")
         secret = job_secret(home, record.access_key)
-        self._redact = secrecy.Redactor([secret, *secrecy.secrets_of(record.request)])
+        self._record = AttemptRecord(
+            store,
+            record,
+            secrecy.Redactor([secret, *secrecy.secrets_of(record.request)]),
+            self._streams[0],
+            self._job.hyperparameters.get("_tuning_objective_metric", ""),
+            self._epochs,
+        )
         # a job without a network gets none on SageMaker either
-        self._credentials = {} if self._job.is_offline else variables(home, record.access_key, secret)
-        self._metrics = metrics.Metrics(record.request["AlgorithmSpecification"].get("MetricDefinitions") or ())
-        self._metrics.values.update(record.metrics)
+        self._credentials = (
+            {} if self._job.is_offline else variables(home, record.access_key, secret)
+        )
         self._series = series.SeriesRecorder(home.job(name))
         self._over = threading.Event()
-        # the secondary status in which the job is to end, and a sentence where it is started again; empty: nothing has
-        # asked for its end
-        self._why = self._why_again = ""
         self._trained = self._told = self._failed_inside = self._finished = False
         self._workers: Workers | None = None
-        self._requester = JobRequester(store, name, lambda: bool(self._why), self._lose_nodes)
+        self._requester = JobRequester(
+            store, name, lambda: bool(self._record.why), self._lose_nodes
+        )
 
     def run(self) -> None:
         """Downloads, trains and uploads; every outcome is written down."""
@@ -126,86 +130,100 @@ class Runner:
         watch.start()
         try:
             self._attempt()
-        except _Superseded:
-            self._say("Another attempt at this job has been asked for, while this one was starting.")
-        except _Ended:
-            self._finish(self._why)
+        except Superseded:
+            self._record.say(
+                "Another attempt at this job has been asked for, while this one was starting."
+            )
+        except Ended:
+            self._record.finish(self._record.why)
         except SyrtosError as error:
             if self._home.reserve.is_needed():
                 self._fail_for_room(str(error))
             else:
-                self._fail(f"{'InternalServerError' if isinstance(error, NodesLostError) else 'ClientError'}: {error}")
+                self._record.fail(
+                    f"{'InternalServerError' if isinstance(error, NodesLostError) else 'ClientError'}:"
+                    f" {error}"
+                )
         except Exception as error:
-            # a mistake of ours: the attempt's files may help to find it, and stay. On a full disk they don't, since there
-            # is not even room for the traceback
+            # a mistake of ours: the attempt's files may help to find it, and stay. On a full disk
+            # they don't, since there is not even room for the traceback
             if self._home.reserve.is_needed() and not self._finished:
                 self._fail_for_room(f"{type(error).__name__}: {error}")
                 return
             self._home.reserve.release()
             traceback.print_exc()
-            self._fail(f"InternalServerError: {type(error).__name__}: {error}")
+            self._record.fail(f"InternalServerError: {type(error).__name__}: {error}")
             self._failed_inside = True
         finally:
             self._over.set()
             # what scripts have left behind, before their files are removed
             processes.end(mark(self._home, self._name))
             watch.join(timeout=5)
-            self._save()
+            self._record.save()
             if not self._failed_inside:
                 leave_nothing(self._home, self._name)
 
     def _attempt(self) -> None:
         try:
-            with reserved_nodes(self._job, self._placement, self._home.job(self._name), self._requester) as nodes:
+            with reserved_nodes(
+                self._job, self._placement, self._home.job(self._name), self._requester
+            ) as nodes:
                 outcome = self._train_on(nodes)
-        except (_Ended, _Superseded):
+        except (Ended, Superseded):
             raise
         except Exception as error:
             if isinstance(error, NodesLostError):
                 self._move_to_other_nodes(str(error))
             # what fails after the engine has taken the nodes back does so because of that
-            if self._why in states.AGAIN or (self._why and isinstance(error, LaunchError)):
-                raise _Ended from error
+            if self._record.why in states.AGAIN or (
+                self._record.why and isinstance(error, LaunchError)
+            ):
+                raise Ended from error
             if not self._requester.is_late:
                 raise
-            self._fail(f"CapacityError: {self._placement.engine} had no nodes for the job for MaxPendingTimeInSeconds.")
+            self._record.fail(
+                f"CapacityError: {self._placement.engine} had no nodes for the job for"
+                " MaxPendingTimeInSeconds."
+            )
             return
         self._conclude(outcome)
 
     def _train_on(self, nodes: ReservedNodes | None) -> Outcome:
-        self._move("Downloading")
+        self._record.move("Downloading")
         # files of an attempt whose process died
         leave_nothing(self._home, self._name)
         if nodes:
             self._folders = nodes.await_nodes(self._job, self._folders)
         self._folders.make(self._job)
         preparation.write_contract(self._job, self._folders, self._placement.gpus)
-        preparation.fill_channels(self._job, self._folders, self._places, lambda: bool(self._why))
-        if self._why:
-            raise _Ended
+        preparation.fill_channels(
+            self._job, self._folders, self._places, lambda: bool(self._record.why)
+        )
+        if self._record.why:
+            raise Ended
         python = preparation.fetch_program(
             self._job, self._folders, self._places, self._streams[0].write, self._environment()
         )
         kept = self._kept_folders()
-        if self._why:
-            raise _Ended
+        if self._record.why:
+            raise Ended
         self._say_notices()
         self._describe(python)
-        self._move("Training")
+        self._record.move("Training")
         return self._train(python, kept, nodes)
 
     def _conclude(self, outcome: Outcome) -> None:
         """Uploads what there is, and writes down how the job has ended."""
         self._finished = outcome.end is End.FINISHED
-        if self._home.reserve.is_needed() and not self._finished and not self._why:
+        if self._home.reserve.is_needed() and not self._finished and not self._record.why:
             self._fail_for_room(self._reason(outcome))
             return
-        if self._why in states.AGAIN and self._finished:
+        if self._record.why in states.AGAIN and self._finished:
             # its nodes were taken back when it had just come to its end
-            self._why = ""
+            self._record.why = ""
         # nothing is uploaded: it goes on later from its checkpoints
-        if self._why in states.AGAIN:
-            self._finish(self._why)
+        if self._record.why in states.AGAIN:
+            self._record.finish(self._record.why)
             return
         self._upload(outcome)
 
@@ -217,7 +235,7 @@ class Runner:
 
     def _say_notices(self) -> None:
         for text in notices.of(self._job):
-            self._say(text)
+            self._record.say(text)
 
     def _describe(self, python: Path) -> None:
         """Leaves the attempt's command and versions in its run directory, without secrets."""
@@ -227,10 +245,16 @@ class Runner:
 
     def _kept_folders(self) -> list[Checkpoints]:
         """Returns what copies folders of the instances to their URIs, also while the job runs."""
-        kept = [] if self._job.checkpoints is None else [self._restored_checkpoints(self._job.checkpoints[0])]
+        kept = (
+            []
+            if self._job.checkpoints is None
+            else [self._restored_checkpoints(self._job.checkpoints[0])]
+        )
         if self._job.tensorboard:
             uri, path = self._job.tensorboard
-            folders = {self._folders.seen(self._job, host, path) for host in range(len(self._job.hosts))}
+            folders = {
+                self._folders.seen(self._job, host, path) for host in range(len(self._job.hosts))
+            }
             for folder in folders:
                 folder.mkdir(parents=True, exist_ok=True)
             kept.append(Checkpoints(self._places, uri, sorted(folders)))
@@ -241,12 +265,14 @@ class Runner:
         checkpoints = Checkpoints(self._places, uri, folders)
         found = checkpoints.restore()
         if found:
-            self._say(f"{found} files of checkpoints restored from {uri}")
+            self._record.say(f"{found} files of checkpoints restored from {uri}")
         return checkpoints
 
     # -- training ------------------------------------------------------------------------------
 
-    def _train(self, python: Path, kept: Sequence[Checkpoints], nodes: ReservedNodes | None) -> Outcome:
+    def _train(
+        self, python: Path, kept: Sequence[Checkpoints], nodes: ReservedNodes | None
+    ) -> Outcome:
         variables = self._environment()
         takers = [self._taker(stream) for stream in self._streams]
         self._workers = Workers(
@@ -264,15 +290,21 @@ class Runner:
             each.start()
         try:
             outcome = self._generations(self._workers, nodes)
-            if nodes and not self._why and outcome.end is not End.FINISHED and nodes.confirm_loss(outcome):
+            if (
+                nodes
+                and not self._record.why
+                and outcome.end is not End.FINISHED
+                and nodes.confirm_loss(outcome)
+            ):
                 self._move_to_other_nodes(str(outcome))
         finally:
-            # what is asked for from now on does not change how the job ends: its results are uploaded
+            # what is asked for from now on does not change how the job ends: its results are
+            # uploaded
             self._trained = True
             self._keep_record()
             for each in kept:
                 each.finish()
-        if self._workers.channel_error and not self._why:
+        if self._workers.channel_error and not self._record.why:
             raise DataError(
                 f"A channel could not be streamed to its end: {self._workers.channel_error}"
             ) from self._workers.channel_error
@@ -285,7 +317,10 @@ class Runner:
             # without such a folder, the driver has not come so far as to train
             with contextlib.suppress(OSError):
                 shutil.copytree(
-                    self._folders.driven_run_dir(self._job), self._run_dir, ignore=left_out, dirs_exist_ok=True
+                    self._folders.driven_run_dir(self._job),
+                    self._run_dir,
+                    ignore=left_out,
+                    dirs_exist_ok=True,
                 )
 
     def _generations(self, workers: Workers, nodes: ReservedNodes | None) -> Outcome:
@@ -303,83 +338,89 @@ class Runner:
             return ends[-1]
 
         seed = random.SystemRandom().randrange(2**31)
-        snapshots = OnHosts(nodes.agents) if nodes else Here(self._home.new_snapshot_memory(self._name))
+        snapshots = (
+            OnHosts(nodes.agents) if nodes else Here(self._home.new_snapshot_memory(self._name))
+        )
         ended = generations.run(
             start, snapshots, self._run_dir, RestartPolicy(restarts), seed, durable=False,
-            say=lambda text: self._say(f"syrtos: {text}"),
+            say=lambda text: self._record.say(f"syrtos: {text}"),
         )  # fmt: skip
         if ended.reason:
-            self._say(f"syrtos: no restart: {ended.reason}.")
+            self._record.say(f"syrtos: no restart: {ended.reason}.")
         return ended.outcome
 
     def _move_to_other_nodes(self, why: str) -> None:
         """Has the job started again on other nodes, from its checkpoints, unless that was done too often already."""
-        asked = (self._job.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", states.RESTARTS)
+        asked = (self._job.request.get("RetryStrategy") or {}).get(
+            "MaximumRetryAttempts", states.RESTARTS
+        )
         record = self._store.get(self._name)
-        if self._why or record is None or states.restarts(record.state.transitions) >= asked:
+        if self._record.why or record is None or states.restarts(record.state.transitions) >= asked:
             return
-        self._why, self._why_again = "Restarting", why
-        self._say(f"syrtos: {why} The job is started again on other nodes, from its checkpoints.")
+        self._record.why, self._record.why_again = "Restarting", why
+        self._record.say(
+            f"syrtos: {why} The job is started again on other nodes, from its checkpoints."
+        )
 
     def _lose_nodes(self, why: str, again: bool) -> None:
         """Has the job started again, once the engine that has taken its nodes back gives it others."""
         # what it has trained is uploaded without them
-        if self._trained or self._why:
+        if self._trained or self._record.why:
             return
         if again and self._workers is None:
             # it has not trained: were that not counted, it might go on for ever
             self._move_to_other_nodes(f"{why}.")
             return
-        self._why, self._why_again = ("Interrupted", why) if again else ("Stopped", "")
+        self._record.why, self._record.why_again = (
+            ("Interrupted", why) if again else ("Stopped", "")
+        )
         # a full disk takes no line
         with contextlib.suppress(OSError):
-            self._say(f"syrtos: {why}." + " The job waits for others, and then goes on from its checkpoints." * again)
+            self._record.say(
+                f"syrtos: {why}."
+                + " The job waits for others, and then goes on from its checkpoints." * again
+            )
 
     def _may_restart(self, last: Outcome) -> bool:
         """Records that workers are started again after ``last``; False if the job is to end."""
         # the generation before has written why it failed; that must not count for the next
         for host in range(len(self._job.hosts)):
             self._folders.failure(host).unlink(missing_ok=True)
-
-        def mark_restarted(record: Record) -> Record | None:
-            if self._why or record.state.secondary != "Training":
-                return None
-            # SageMaker's states know no restart of workers alone: the job goes through those of a new attempt
-            record = record.with_transition("Restarting", f"{last} The job's workers are started again.")
-            for status in ("Starting", "Downloading", "Training"):
-                record = record.with_transition(status)
-            return record
-
-        after = self._store.change(self._name, mark_restarted)
-        if after is None or after.state.secondary != "Training":
-            self._why = self._why or "Stopped"
-        return not self._why
+        return self._record.restart_workers(last)
 
     def _taker(self, stream: logs.LogStream) -> Callable[[list[str]], None]:
         def take(lines: list[str]) -> None:
-            stream.write([self._redact(line) for line in lines if not is_noise(line.encode())])
-            self._series.add(self._metrics.take(lines))
+            stream.write(
+                [self._record.redact(line) for line in lines if not is_noise(line.encode())]
+            )
+            self._series.add(self._record.metrics.take(lines))
 
         return take
 
     # -- after training ------------------------------------------------------------------------
 
     def _upload(self, outcome: Outcome) -> None:
-        if self._job.distribution.kind != "copies" and not self._why:
+        if self._job.distribution.kind != "copies" and not self._record.why:
             for text in unlogged_failures(outcome, self._run_dir):
-                self._say(text)
-        self._move("Uploading")
+                self._record.say(text)
+        self._record.move("Uploading")
         compressed = self._job.request["OutputDataConfig"].get("CompressionType") != "NONE"
         for name, archive in (("model", "model.tar.gz"), ("output/data", "output.tar.gz")):
             folders = self._folders.outputs(self._job, name)
-            uri = self._job.artifacts if compressed else f"{self._job.artifacts}/{Path(archive).stem.split('.')[0]}"
-            artifacts.upload(self._places, folders, uri, archive if compressed else None, self._folders.job)
-        if self._why:
-            self._finish(self._why)
+            uri = (
+                self._job.artifacts
+                if compressed
+                else f"{self._job.artifacts}/{Path(archive).stem.split('.')[0]}"
+            )
+            artifacts.upload(
+                self._places, folders, uri, archive if compressed else None, self._folders.job
+            )
+        if self._record.why:
+            self._record.finish(self._record.why)
         elif outcome.end is not End.FINISHED:
-            self._fail(self._reason(outcome))
+            self._record.fail(self._reason(outcome))
         else:
-            self._finish("Completed")
+            self._record.finish("Completed")
 
     def _reason(self, outcome: Outcome) -> str:
         return failure_reason(self._job, self._folders, outcome, self._streams[0])
@@ -393,7 +434,7 @@ class Runner:
             try:
                 self._look()
                 if time.monotonic() - saved > 1.0:
-                    self._save()
+                    self._record.save()
                     saved = time.monotonic()
             except Exception:
                 # a database that is away for a moment must not make the job deaf
@@ -403,12 +444,12 @@ class Runner:
         record = self._store.get(self._name)
         why = self._wanted_end(record) if record else "Stopped"
         if why and not self._trained:
-            self._why = self._why or why
+            self._record.why = self._record.why or why
         workers = self._workers
         if (
             workers
             and workers.running
-            and (self._why or workers.channel_error)
+            and (self._record.why or workers.channel_error)
             and not self._told
             and signal.getsignal(signal.SIGTERM) is not _too_early
         ):
@@ -428,43 +469,6 @@ class Runner:
 
     # -- the record ----------------------------------------------------------------------------
 
-    def _move(self, secondary: str) -> None:
-        """Moves the job to its next secondary status, unless a stop was requested just now.
-
-        Raises:
-            _Ended: a stop was requested, so only the upload is left.
-            _Superseded: another attempt at the job was asked for.
-        """
-        after = self._store.change(
-            self._name,
-            lambda record: (
-                record.with_transition(secondary) if secondary in states.NEXT.get(record.state.secondary, ()) else None
-            ),
-        )
-        if after is not None and after.state.secondary in _OF_ANOTHER_ATTEMPT:
-            raise _Superseded
-        if after is None or after.state.secondary != secondary:
-            self._why = self._why or "Stopped"
-            raise _Ended
-
-    def _finish(self, secondary: str) -> None:
-        self._save()
-
-        def mark_finished(record: Record) -> Record | None:
-            stopped = record.state.status == "Stopping" and secondary in states.AGAIN
-            message = self._why_again if secondary in states.AGAIN else None
-            return record.with_end("Stopped" if stopped else secondary, message or None, yields=False)
-
-        self._store.change(self._name, mark_finished)
-
-    def _fail(self, reason: str) -> None:
-        text = self._redact(reason)
-        # a full disk takes no line, but may take the record
-        with contextlib.suppress(OSError):
-            self._say(text[:_LONGEST_REASON])
-        self._save()
-        _fail(self._store, self._name, text)
-
     def _fail_for_room(self, reason: str) -> None:
         """Fails a job that has filled the disk, after removing its files so that there is room for its record."""
         # first of all room, then the record
@@ -473,35 +477,15 @@ class Runner:
         for stream in self._streams:
             stream.cut()
         self._home.reserve.release()
-        self._fail(
-            f"ClientError: the disk of {self._home.path} is full (ENOSPC, {os.strerror(errno.ENOSPC)}). {reason}"
+        self._record.fail(
+            f"ClientError: the disk of {self._home.path} is full (ENOSPC,"
+            f" {os.strerror(errno.ENOSPC)}). {reason}"
         )
 
-    def _save(self) -> None:
+    def _epochs(self) -> list[metrics.EpochFacts]:
+        """Returns the facts about the epochs that the attempt has trained so far."""
         driven = self._job.program is not None and self._job.program.driven and not self._trained
-        epochs = metrics.epochs(self._folders.driven_run_dir(self._job) if driven else self._run_dir)
-        found, values = metrics.progress(epochs), {**self._objective_in(epochs), **self._metrics.values}
-
-        def change_record(record: Record) -> Record | None:
-            after = dataclasses.replace(record, metrics=values, progress=found or record.progress, modified=time.time())
-            same = (after.metrics, after.progress) == (record.metrics, record.progress)
-            return None if same else after
-
-        self._store.change(self._name, change_record)
-
-    def _objective_in(self, epochs: Sequence[metrics.EpochFacts]) -> dict[str, list[float]]:
-        return metrics.logged_objective(
-            epochs, self._job.hyperparameters.get("_tuning_objective_metric", ""), self._metrics.diverged
-        )
-
-    def _say(self, text: str) -> None:
-        self._streams[0].write([self._redact(line) for line in text.splitlines()])
-
-
-def _fail(store: Store, name: str, reason: str) -> None:
-    # no database takes a NUL in a text
-    text = reason.replace("\0", "")[:_LONGEST_REASON]
-    store.change(name, lambda record: record.with_failure(text))
+        return metrics.epochs(self._folders.driven_run_dir(self._job) if driven else self._run_dir)
 
 
 def mark(home: Home, name: str) -> str:

@@ -1,7 +1,8 @@
 """The environment of a script on a SageMaker instance: variables, configuration files, paths.
 
-The functions are pure functions of a job and an instance. The variables are the union of those of sagemaker-training
-5.1 (SDK v2; environment.py) and of SDK v3's container drivers, so that scripts of either find theirs.
+The functions are pure functions of a job and an instance. The variables are the union of those of
+sagemaker-training 5.1 (SDK v2; environment.py) and of SDK v3's container drivers, so that scripts
+of either find theirs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class InstanceFacts:
 
     Attributes:
         root: the path that ``/opt/ml`` has on the instances.
-        names: the names by which instances reach each other, or their addresses where names can't be given.
+        names: the names by which instances reach each other, or their addresses where names can't
+            be given.
         cpus, gpus: the numbers of processors and GPUs of each instance.
         interface: the network interface by which instances reach each other.
     """
@@ -39,7 +41,9 @@ class InstanceFacts:
 
     def instance_path(self, path: str) -> str:
         """Returns the path that a path below ``/opt/ml`` has on the instance; other paths are unchanged."""
-        return self.root + path.removeprefix(ML) if path == ML or path.startswith(ML + "/") else path
+        return (
+            self.root + path.removeprefix(ML) if path == ML or path.startswith(ML + "/") else path
+        )
 
 
 class GroupFacts(TypedDict):
@@ -137,21 +141,32 @@ def environment(job: Job, host: int, place: InstanceFacts) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
     }
     if job.program:
-        names |= {"SM_SOURCE_DIR": place.instance_path(job.program.folder), "SM_ENTRY_SCRIPT": job.program.entry}
+        names |= {
+            "SM_SOURCE_DIR": place.instance_path(job.program.folder),
+            "SM_ENTRY_SCRIPT": job.program.entry,
+        }
     if root != ML:
         names["SAGEMAKER_BASE_DIR"] = root
     names |= {f"SM_{name.upper()}": _text(facts[name]) for name in _OF_TOOLKIT if name in facts}
-    spelled = [("SM_CHANNEL_" + channel.name, f"{root}/input/data/{channel.name}") for channel in job.channels]
+    spelled = [
+        ("SM_CHANNEL_" + channel.name, f"{root}/input/data/{channel.name}")
+        for channel in job.channels
+    ]
     for name, value in own.items():
         # SDK v3's drivers write None as JSON, the toolkit of SDK v2 as nothing
         null = value is None and job.program and not job.program.source
         spelled.append(("SM_HP_" + name, "null" if null else _text(value)))
-    # two spellings: one that a shell can read, and the toolkit's own, with all letters that a variable's name may have
+    # two spellings: one that a shell can read, and the toolkit's own, with all letters that a
+    # variable's name may have
     names |= {re.sub(r"\W", "_", name.upper()): value for name, value in spelled}
-    names |= {name.upper(): value for name, value in spelled if "=" not in name and "\0" not in name}
+    names |= {
+        name.upper(): value for name, value in spelled if "=" not in name and "\0" not in name
+    }
     names |= _tf_config(job, host, place)
     # what the request asks for comes last: it may replace any of them
-    return names | _requested_variables({**job.distribution.variables, **(job.request.get("Environment") or {})})
+    return names | _requested_variables(
+        {**job.distribution.variables, **(job.request.get("Environment") or {})}
+    )
 
 
 _OF_TOOLKIT = (
@@ -190,7 +205,9 @@ def _facts(job: Job, host: int, place: InstanceFacts) -> dict[str, object]:
         "hyperparameters": of_script(job.hyperparameters),
         "input_data_config": {channel.name: dict(channel.config) for channel in job.channels},
         "resource_config": resources,
-        "channel_input_dirs": {channel.name: f"{root}/input/data/{channel.name}" for channel in job.channels},
+        "channel_input_dirs": {
+            channel.name: f"{root}/input/data/{channel.name}" for channel in job.channels
+        },
         "framework_module": None,
         "framework_params": of_framework(job.hyperparameters),
         "additional_framework_parameters": of_framework(job.hyperparameters),
@@ -215,7 +232,9 @@ def _distribution_groups(job: Job, mine: str) -> list[str]:
     asked = of_framework(job.hyperparameters)
     if "sagemaker_distribution_instance_groups" in asked:
         return asked["sagemaker_distribution_instance_groups"]
-    return [mine] if any(name.endswith("_enabled") and value for name, value in asked.items()) else []
+    return (
+        [mine] if any(name.endswith("_enabled") and value for name, value in asked.items()) else []
+    )
 
 
 def _of_program(program: JobProgram) -> dict[str, object]:
@@ -231,7 +250,11 @@ def _text(value: object) -> str:
     """Returns a value as the toolkit writes it into a variable (mapping.to_env_vars)."""
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return (
+        value
+        if isinstance(value, str)
+        else json.dumps(value, sort_keys=True, separators=(",", ":"))
+    )
 
 
 def _tf_config(job: Job, host: int, place: InstanceFacts) -> dict[str, str]:

@@ -1,12 +1,13 @@
 """Makes a process part of an instance, with its own ``/opt/ml``, host name and ``/etc/hosts``, and runs a command.
 
-`python -m syrtos.jobs.runner.enter SPEC COMMAND ...`, below `python -m syrtos.jobs.runner.enter --as-root AGENT ...`.
-The command
-replaces the process. With `--as-root --no-network` all below have a network in which there is nothing but themselves.
-`--try` prints whether this kernel and user can isolate an instance.
+`python -m syrtos.jobs.runner.enter SPEC COMMAND ...`, below `python -m syrtos.jobs.runner.enter
+--as-root AGENT ...`. The command replaces the process. With `--as-root --no-network` all below have
+a network in which there is nothing but themselves. `--try` prints whether this kernel and user can
+isolate an instance.
 
-If the kernel lets users make namespaces (user_namespaces(7)), paths and names are as on SageMaker, and each process of
-an instance mounts the same folders. If it does not, the command gets its folders by variables.
+If the kernel lets users make namespaces (user_namespaces(7)), paths and names are as on SageMaker,
+and each process of an instance mounts the same folders. If it does not, the command gets its
+folders by variables.
 """
 
 from __future__ import annotations
@@ -30,10 +31,21 @@ from syrtos.launch import events
 from syrtos.launch.processes.signalling import die_with_parent
 from syrtos.settings import FOR_WORKERS, environment
 
-_NEW_MOUNTS, _NEW_NAMES, _NEW_USER = 0x00020000, 0x04000000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER
+_NEW_MOUNTS, _NEW_NAMES, _NEW_USER = (
+    0x00020000,
+    0x04000000,
+    0x10000000,
+)  # CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _SET_FLAGS, _IS_UP = 0x8914, 1  # SIOCSIFFLAGS and IFF_UP of netdevice(7)
-_READ_ONLY, _REMOUNT, _BIND, _MOVE, _RECURSIVE, _PRIVATE = 1, 32, 4096, 8192, 16384, 1 << 18  # MS_* of mount(2)
+_READ_ONLY, _REMOUNT, _BIND, _MOVE, _RECURSIVE, _PRIVATE = (
+    1,
+    32,
+    4096,
+    8192,
+    16384,
+    1 << 18,
+)  # MS_* of mount(2)
 _RELATIVE_TIMES = 1 << 21
 # The two answers of --try.
 ISOLATED, NOT_ISOLATED = "instances are isolated here", "instances can't be isolated here"
@@ -52,7 +64,8 @@ class InstanceSpec:
         mounts: more folders of the host, by the paths that they are to have.
         fixed: paths that must not be written to.
         variables: environment variables to add.
-        rank: the rank of a command that, unlike workers, does not report that it has started; None for workers.
+        rank: the rank of a command that, unlike workers, does not report that it has started; None
+            for workers.
         output: a file for the output of such a command.
     """
 
@@ -91,7 +104,11 @@ def main() -> NoReturn:
             # only workers speak to the process manager
             os.close(int(env["PMI_FD"]))
         mpi = ("PMI_", "MPI_LOCAL")
-        env = {name: value for name, value in env.items() if name not in FOR_WORKERS and not name.startswith(mpi)}
+        env = {
+            name: value
+            for name, value in env.items()
+            if name not in FOR_WORKERS and not name.startswith(mpi)
+        }
         events.report_start(2, spec.rank)
         _write_to(spec.output)
     os.chdir(spec.folder)
@@ -142,7 +159,8 @@ def _locked_flags(path: str) -> int:
 
 def _mount_ml(root: str) -> None:
     """Mounts ``root`` at ``/opt/ml``."""
-    # this user may not be allowed to make the folder in /opt itself: then in a copy of /opt that consists of mounts
+    # this user may not be allowed to make the folder in /opt itself: then in a copy of /opt that
+    # consists of mounts
     if not os.path.isdir("/opt/ml"):
         copy = tempfile.mkdtemp(dir=root)
         mount("tmpfs", copy, 0, "tmpfs")
@@ -214,7 +232,10 @@ def unshare(flags: int) -> None:
 def mount(source: str, target: str, flags: int, kind: str | None = None) -> None:
     """Calls mount(2)."""
     words = [text.encode() if text is not None else None for text in (source, target, kind)]
-    _check_result(ctypes.CDLL(None, use_errno=True).mount(*words, ctypes.c_ulong(flags), None), f"mount {target}")
+    _check_result(
+        ctypes.CDLL(None, use_errno=True).mount(*words, ctypes.c_ulong(flags), None),
+        f"mount {target}",
+    )
 
 
 def _check_result(result: int, what: str) -> None:

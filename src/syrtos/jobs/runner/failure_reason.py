@@ -30,8 +30,15 @@ def failure_reason(job: Job, folders: Folders, outcome: Outcome, stream: LogStre
     command = f'Command "{job.program.entry if job.program else " ".join(job.command)}"'
     words = outcome.failures[0]["text"].strip().splitlines() if outcome.failures else []
     text = words[-1] if words else str(outcome) if outcome.status == 0 else _last_words(stream)
-    extra = ', ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"' if outcome.code == 137 else ""
-    return f'AlgorithmError: ExecuteUserScriptError:\nExitCode {outcome.code}\nErrorMessage "{text}"{where}{extra}\n{command}'
+    extra = (
+        ', ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"'
+        if outcome.code == 137
+        else ""
+    )
+    return (
+        f"AlgorithmError: ExecuteUserScriptError:\nExitCode {outcome.code}\nErrorMessage"
+        f' "{text}"{where}{extra}\n{command}'
+    )
 
 
 def unlogged_failures(outcome: Outcome, run_dir: Path) -> Iterator[str]:

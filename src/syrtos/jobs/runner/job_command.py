@@ -37,9 +37,10 @@ class Folders:
 
     Attributes:
         job: the job's folder.
-        isolated: whether instances have mounts of their own, as tried on this machine, or on the first of the nodes.
-        nodes: the nodes on which the instances are, which see the folders at the same paths; empty: they are on this
-            machine.
+        isolated: whether instances have mounts of their own, as tried on this machine, or on the
+            first of the nodes.
+        nodes: the nodes on which the instances are, which see the folders at the same paths; empty:
+            they are on this machine.
     """
 
     job: Path
@@ -109,7 +110,11 @@ class Folders:
     def instance_facts(self, job: Job, host: int, gpus: int) -> InstanceFacts:
         """Returns the facts about an instance from its script's point of view."""
         root = ML if self.isolated else str(self.ml(host))
-        names = job.hosts if self.isolated else tuple(self.address(job, k) for k in range(len(job.hosts)))
+        names = (
+            job.hosts
+            if self.isolated
+            else tuple(self.address(job, k) for k in range(len(job.hosts)))
+        )
         if self.nodes:
             return InstanceFacts(root, names, self.nodes[host].cpus, gpus, _INTERFACE_OF_NODES)
         return InstanceFacts(root, names, cores(), gpus)
@@ -117,7 +122,8 @@ class Folders:
 
 def local_address(job: str, host: int) -> str:
     """Returns an instance's address on this machine."""
-    # All of 127/8 is this machine: each job has addresses of its own, so that two jobs may use the same port.
+    # All of 127/8 is this machine: each job has addresses of its own, so that two jobs may use the
+    # same port.
     number = zlib.crc32(job.encode())
     return f"127.{64 + number % 64}.{number // 64 % 256}.{host + 1}"
 
@@ -159,7 +165,8 @@ def make_plan(
         env: this process's environment.
         credentials: environment variables with which a script reaches the service.
         gpus: GPUs of each instance.
-        reach: a prefix of commands: `REACH NODE WORDS` runs WORDS on NODE; empty: the instances are on this machine.
+        reach: a prefix of commands: `REACH NODE WORDS` runs WORDS on NODE; empty: the instances are
+            on this machine.
     """
     if not folders.isolated:
         _check_without_namespaces(job)
@@ -173,7 +180,9 @@ def make_plan(
         count = job.distribution.processes if len(groups) < len(job.hosts) else 1
         spec = _spec(job, folders, host, {"PATH": path, **credentials}, run_dir, gpus)
         node = folders.nodes[host].name if folders.nodes else ""
-        groups.append(Group(_command(job, folders, host, python, spec), range(first, first + count), node))
+        groups.append(
+            Group(_command(job, folders, host, python, spec), range(first, first + count), node)
+        )
     environment = {OPTIONS_VARIABLE: options.to_json(), "PATH": path}
     if not folders.nodes:
         environment["UCX_NET_DEVICES"] = "lo"
@@ -182,18 +191,24 @@ def make_plan(
         environment["MPI4PY_LIBMPI"] = str(Path(sys.prefix) / "lib" / "libmpi.so.12")
     spared = frozenset(range(1, job.slots)) if options.asynchronous else frozenset[int]()
     agents = _agents(job, folders, here, reach)
-    return Plan(tuple(groups), environment, spared, agents, reports=job.distribution.kind != "copies")
+    return Plan(
+        tuple(groups), environment, spared, agents, reports=job.distribution.kind != "copies"
+    )
 
 
 def _agents(job: Job, folders: Folders, python: Path, reach: str) -> dict[str, tuple[str, ...]]:
     """Returns the commands that start agents, by node; without isolation none is needed on this machine."""
     agent = (str(python), "-P", "-m", "syrtos.launch.remote.agent")
     if folders.isolated:
-        # All instances of a machine are in one user namespace, so that their processes may share memory.
+        # All instances of a machine are in one user namespace, so that their processes may share
+        # memory.
         network = ("--no-network",) if job.is_offline else ()
         agent = (str(python), "-P", "-m", "syrtos.jobs.runner.enter", "--as-root", *network, *agent)
     if folders.nodes:
-        return {node.name: (*shlex.split(reach), node.name, *map(shlex.quote, agent)) for node in folders.nodes}
+        return {
+            node.name: (*shlex.split(reach), node.name, *map(shlex.quote, agent))
+            for node in folders.nodes
+        }
     return {"": agent} if folders.isolated else {}
 
 
@@ -206,21 +221,28 @@ def _check_without_namespaces(job: Job) -> None:
     why = "The kernel does not allow user namespaces:"
     if job.checkpoints and job.checkpoints[1].rstrip("/") != f"{ML}/checkpoints":
         raise ConfigurationError(
-            f"{why} checkpoints can't be at {job.checkpoints[1]}. Leave CheckpointConfig.LocalPath out."
+            f"{why} checkpoints can't be at {job.checkpoints[1]}. Leave CheckpointConfig.LocalPath"
+            " out."
         )
     if job.tensorboard and not job.tensorboard[1].startswith(f"{ML}/"):
         raise ConfigurationError(
-            f"{why} TensorBoard's files can't be at {job.tensorboard[1]}. Name a folder below {ML} as TensorBoardOutputConfig.LocalPath."
+            f"{why} TensorBoard's files can't be at {job.tensorboard[1]}. Name a folder below {ML}"
+            " as TensorBoardOutputConfig.LocalPath."
         )
     if job.is_offline:
-        raise ConfigurationError(f"{why} the network can't be taken from a job. Leave EnableNetworkIsolation out.")
+        raise ConfigurationError(
+            f"{why} the network can't be taken from a job. Leave EnableNetworkIsolation out."
+        )
     if job.program and job.program.driven:
         raise ConfigurationError(
-            f"{why} SageMaker's sm_train.sh, which starts the job's driver, finds no {ML}. Leave `distributed` out: the job trains on all instances as well."
+            f"{why} SageMaker's sm_train.sh, which starts the job's driver, finds no {ML}. Leave"
+            " `distributed` out: the job trains on all instances as well."
         )
 
 
-def _command(job: Job, folders: Folders, host: int, python: Path, spec: InstanceSpec) -> tuple[str, ...]:
+def _command(
+    job: Job, folders: Folders, host: int, python: Path, spec: InstanceSpec
+) -> tuple[str, ...]:
     """Writes an instance's file, and returns the command line of the instance's processes."""
     copies = job.distribution.kind == "copies"
     command = _copy(job, folders, host, python) if copies else _worker(job, folders, host, python)
@@ -245,7 +267,9 @@ def _spec(
         if job.tensorboard and not job.tensorboard[1].startswith(f"{ML}/"):
             mounts[job.tensorboard[1]] = str(folders.seen(job, host, job.tensorboard[1]))
     # files of a FastFile channel are links to the data itself
-    fixed = [f"{ML}/input/data/{channel.name}" for channel in job.channels if channel.mode == "FastFile"]
+    fixed = [
+        f"{ML}/input/data/{channel.name}" for channel in job.channels if channel.mode == "FastFile"
+    ]
     code = place.instance_path(job.program.folder) if job.program else ""
     own = {"PYTHONPATH": code} if code else {}
     return InstanceSpec(
@@ -277,7 +301,13 @@ def _copy(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
         return [word.replace(ML, place.root) for word in job.command]
     if program.is_python:
         return [str(python), program.entry, *arguments(job, place)]
-    return ["/bin/sh", "-c", 'chmod +x "$0" && exec "./$0" "$@"', program.entry, *arguments(job, place)]
+    return [
+        "/bin/sh",
+        "-c",
+        'chmod +x "$0" && exec "./$0" "$@"',
+        program.entry,
+        *arguments(job, place),
+    ]
 
 
 def arguments(job: Job, place: InstanceFacts) -> list[str]:
@@ -300,7 +330,8 @@ def restarts(job: Job, folders: Folders) -> int:
 
 def _wants_servers(job: Job, folders: Folders) -> bool:
     """Returns whether a job gets parameter servers: its script uses ParameterServerStrategy."""
-    # SageMaker starts them for all kinds of scripts, but the other kinds have no use for them and train together
+    # SageMaker starts them for all kinds of scripts, but the other kinds have no use for them and
+    # train together
     if job.distribution.kind != "parameter_server" or job.program is None:
         return False
     script = folders.code(job, 0) / job.program.entry

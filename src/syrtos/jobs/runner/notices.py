@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from syrtos.jobs.requests.request import Job
-from syrtos.launch.worker.main import version
+from syrtos.launch.worker.interpreters import version
 
 # Debugger, profiler and experiments are services of SageMaker's own.
 _WITHOUT_EFFECT = (
@@ -22,15 +22,19 @@ def of(job: Job) -> Iterator[str]:
     asked = re.search(r"/?([\w-]+):(\d+\.\d[\w.]*)", image)
     if asked:
         here = {name: version(name) for name in ("tensorflow", "jax", "torch", "keras", "tf_keras")}
-        found = ", ".join(f"{name} {number}" for name, number in here.items() if number != "not installed")
+        found = ", ".join(
+            f"{name} {number}" for name, number in here.items() if number != "not installed"
+        )
         yield (
-            f"syrtos: the job asks for the image {asked[1]}:{asked[2]}; it runs in this machine's environment: Python {platform.python_version()}, {found}"
+            f"syrtos: the job asks for the image {asked[1]}:{asked[2]}; it runs in this machine's"
+            f" environment: Python {platform.python_version()}, {found}"
         )
     if ignored := [name for name in _WITHOUT_EFFECT if job.request.get(name)]:
         yield f"syrtos: recorded, and without effect here: {', '.join(ignored)}"
     # instances that run copies of a command that syrtos does not know
     if job.unconnected:
         yield (
-            f"syrtos: each of the {len(job.hosts)} instances runs a copy of {job.unconnected!r}. Unless it starts `python -m syrtos "
-            "train.py`, the copies make no world, and each trains a model of its own. A Python script as the entry point trains on all."
+            f"syrtos: each of the {len(job.hosts)} instances runs a copy of {job.unconnected!r}."
+            " Unless it starts `python -m syrtos train.py`, the copies make no world, and each"
+            " trains a model of its own. A Python script as the entry point trains on all."
         )

@@ -45,7 +45,11 @@ def fill_channels(job: Job, folders: Folders, places: Places, is_over: Callable[
 
 
 def fetch_program(
-    job: Job, folders: Folders, places: Places, say: Callable[[list[str]], None], variables: Mapping[str, str]
+    job: Job,
+    folders: Folders,
+    places: Places,
+    say: Callable[[list[str]], None],
+    variables: Mapping[str, str],
 ) -> Path:
     """Unpacks the job's code on each instance, and returns the interpreter for it, with the packages that it requires.
 

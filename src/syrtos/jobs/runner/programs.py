@@ -24,7 +24,7 @@ def fetch(places: Places, program: JobProgram, folder: Path) -> None:
         LaunchError: it does not hold the script.
     """
     if program.source:
-        (archive, *_) = places.under(program.source)
+        archive, *_ = places.under(program.source)
         packed = folder.with_name("sourcedir.tar.gz")
         # beside the folder, so that the script does not find it among its files
         archive.fetch(packed)
@@ -33,7 +33,8 @@ def fetch(places: Places, program: JobProgram, folder: Path) -> None:
     if not (folder / program.entry).is_file():
         there = sorted(path.name for path in folder.iterdir())[:20]
         raise LaunchError(
-            f"There is no {program.entry} in the source folder; there are {', '.join(there) or 'no files'}."
+            f"There is no {program.entry} in the source folder; there are"
+            f" {', '.join(there) or 'no files'}."
         )
 
 
@@ -49,18 +50,27 @@ def drivers_of(request: Mapping[str, Any], places: Places) -> dict[str, object]:
     if source is None:
         return {}
     if "S3DataSource" not in source:
-        raise DataError("The channel sm_drivers must be an S3DataSource, as SageMaker's SDK sends it.")
+        raise DataError(
+            "The channel sm_drivers must be an S3DataSource, as SageMaker's SDK sends it."
+        )
     uri = source["S3DataSource"]["S3Uri"]
     base = uri.rstrip("/")
     try:
-        found = {name: json.loads(places.text(f"{base}/{name}.json")) for name in ("sourcecode", "distributed")}
+        found = {
+            name: json.loads(places.text(f"{base}/{name}.json"))
+            for name in ("sourcecode", "distributed")
+        }
     except (ValueError, RecursionError) as error:
         raise DataError(f"{base} does not hold the drivers of SageMaker's SDK: {error}") from error
     return found
 
 
 def python_for(
-    program: JobProgram | None, code: Path, folder: Path, say: Callable[[list[str]], None], env: Mapping[str, str]
+    program: JobProgram | None,
+    code: Path,
+    folder: Path,
+    say: Callable[[list[str]], None],
+    env: Mapping[str, str],
 ) -> Path:
     """Returns the interpreter for a job: ours, or that of a virtual environment with the job's required packages.
 
@@ -82,10 +92,24 @@ def python_for(
         return Path(sys.executable)
     say(["Installing " + " ".join(Path(word).name for word in wanted if word != "-r")])
     python = _environment(folder)
-    command = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *wanted]
+    command = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--no-input",
+        "--disable-pip-version-check",
+        *wanted,
+    ]
     done = subprocess.run(command, cwd=code, env=env, capture_output=True, text=True, check=False)
-    installed = [line for line in done.stdout.splitlines() if line.startswith("Successfully installed")]
-    say(installed or ["All of it is there already."] if not done.returncode else done.stderr.splitlines())
+    installed = [
+        line for line in done.stdout.splitlines() if line.startswith("Successfully installed")
+    ]
+    say(
+        installed or ["All of it is there already."]
+        if not done.returncode
+        else done.stderr.splitlines()
+    )
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["?"])[-1]
         raise LaunchError(f"pip could not install the job's requirements: {reason}")
@@ -97,7 +121,9 @@ def _environment(folder: Path) -> Path:
     # without a pip of its own, which takes seconds to install: that of this environment is found
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
-    below = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages" / "below.pth"
+    below = (
+        folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages" / "below.pth"
+    )
     # addsitedir: packages installed for development are found through .pth files of their own
     below.write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
     return python

@@ -17,7 +17,13 @@ from typing import cast
 
 from syrtos import settings
 from syrtos.engines.registry import engine_of
-from syrtos.engines.reservation import EngineAwayError, Node, NodeRequest, NodesLostError, Reservation
+from syrtos.engines.reservation import (
+    EngineAwayError,
+    Node,
+    NodeRequest,
+    NodesLostError,
+    Reservation,
+)
 from syrtos.errors import LaunchError
 from syrtos.jobs.placement import Placement
 from syrtos.jobs.requests import states
@@ -34,7 +40,8 @@ _LOOK = 1.0
 _ANSWERS_IN = 10.0
 # How long a node may take to try what its kernel allows, in seconds.
 _TRIED_IN = 60.0
-# How long to wait, once agents are gone, until the engine says that it has taken the nodes back, in seconds.
+# How long to wait, once agents are gone, until the engine says that it has taken the nodes back, in
+# seconds.
 _WORD_IN = 5.0
 
 
@@ -66,7 +73,8 @@ class ReservedNodes:
             LaunchError: the job is to end.
         """
         nodes = self._await_nodes(len(job.hosts))
-        # A container may not allow what this machine does. Nodes that follow are taken to be like the first ones.
+        # A container may not allow what this machine does. Nodes that follow are taken to be like
+        # the first ones.
         isolated = folders.isolated if folders.nodes else self._is_isolated(nodes[0])
         return dataclasses.replace(folders, nodes=nodes, isolated=isolated)
 
@@ -83,7 +91,8 @@ class ReservedNodes:
         if _is_answer(tried):
             return enter.ISOLATED in tried
         raise LaunchError(
-            f"No program can be run on {node.name}: {tried.strip() or 'it has not answered'}. Python and SYRTOS_HOME must be there at the same paths as here."
+            f"No program can be run on {node.name}: {tried.strip() or 'it has not answered'}."
+            " Python and SYRTOS_HOME must be there at the same paths as here."
         )
 
     def _try(self, node: Node) -> str:
@@ -91,8 +100,13 @@ class ReservedNodes:
         words = (sys.executable, "-P", "-m", "syrtos.jobs.runner.enter", "--try")
         command = [*shlex.split(self.command), node.name, *map(shlex.quote, words)]
         env = settings.environment()
-        # without the service's secrets, which some commands take along, and without the mark of the job's processes
-        variables = {**job_command.base_environment(env, ""), "PATH": env.get("PATH", os.defpath), **self.variables}
+        # without the service's secrets, which some commands take along, and without the mark of the
+        # job's processes
+        variables = {
+            **job_command.base_environment(env, ""),
+            "PATH": env.get("PATH", os.defpath),
+            **self.variables,
+        }
         variables.pop(processes.MARK, None)
         try:
             done = subprocess.run(
@@ -112,9 +126,12 @@ class ReservedNodes:
 
     def start_agents(self, commands: Mapping[str, tuple[str, ...]], env: Mapping[str, str]) -> None:
         """Starts agents on nodes that have none, or have lost theirs."""
-        # Agents must not have SYRTOS_JOB in their environment: `processes.end` kills every process that has it.
+        # Agents must not have SYRTOS_JOB in their environment: `processes.end` kills every process
+        # that has it.
         self.agents.start_lost(commands)
-        self.agents.for_hosts(commands, {name: value for name, value in env.items() if name != processes.MARK})
+        self.agents.for_hosts(
+            commands, {name: value for name, value in env.items() if name != processes.MARK}
+        )
 
     def _await_nodes(self, count: int) -> tuple[Node, ...]:
         deadline = time.monotonic() + _REPLACED_IN
@@ -123,7 +140,8 @@ class ReservedNodes:
                 raise LaunchError("Gave up waiting for a node: the job was stopped.")
             if time.monotonic() > deadline:
                 raise NodesLostError(
-                    f"A node was lost, and no other was found in {_REPLACED_IN:.0f} s: the job has {len(nodes)} of the {count} nodes that it needs."
+                    f"A node was lost, and no other was found in {_REPLACED_IN:.0f} s: the job has"
+                    f" {len(nodes)} of the {count} nodes that it needs."
                 )
             time.sleep(_LOOK)
         return nodes
@@ -137,10 +155,12 @@ class ReservedNodes:
     def confirm_loss(self, outcome: Outcome) -> bool:
         """Returns whether workers have ended because nodes were lost.
 
-        It waits some seconds until the engine says whether it has taken all nodes back, and passes that on.
+        It waits some seconds until the engine says whether it has taken all nodes back, and passes
+        that on.
         """
         is_lost = outcome.status is None and outcome.end in (End.LOST, End.NOT_STARTED, End.CRASHED)
-        # Workers and agents end before the engine's state shows that it takes their nodes back, often by its signals.
+        # Workers and agents end before the engine's state shows that it takes their nodes back,
+        # often by its signals.
         by_signal = outcome.code in (128 + signal.SIGTERM, 128 + signal.SIGKILL)
         deadline = time.monotonic() + (_WORD_IN if is_lost or by_signal else 0.0)
         while not self._requester.lost.is_set():
@@ -171,7 +191,11 @@ class JobRequester:
     """
 
     def __init__(
-        self, store: Store, name: str, is_ending: Callable[[], bool], on_loss: Callable[[str, bool], None]
+        self,
+        store: Store,
+        name: str,
+        is_ending: Callable[[], bool],
+        on_loss: Callable[[str, bool], None],
     ) -> None:
         self._store, self._name, self._is_ending, self._on_loss = store, name, is_ending, on_loss
         self.lost = threading.Event()
@@ -200,7 +224,8 @@ class JobRequester:
     def end_waiting(self) -> None:
         """Writes down that the job has its nodes."""
         self._store.change(
-            self._name, lambda r: r.with_transition("Starting") if r.state.secondary == "Pending" else None
+            self._name,
+            lambda r: r.with_transition("Starting") if r.state.secondary == "Pending" else None,
         )
 
 

@@ -1,9 +1,9 @@
 """Hyperparameters that a job's script has certainly not read.
 
-A script gets them as arguments ``--name value``, in the variables ``SM_HP_NAME``, ``SM_HPS`` and others, and in the
-file
-``hyperparameters.json``. Argparse refuses arguments it does not know, but for ``parse_known_args``, which returns them.
-Those that a script drops there are named if none of its files mentions another way to read them.
+A script gets them as arguments ``--name value``, in the variables ``SM_HP_NAME``, ``SM_HPS`` and
+others, and in the file ``hyperparameters.json``. Argparse refuses arguments it does not know, but
+for ``parse_known_args``, which returns them. Those that a script drops there are named if none of
+its files mentions another way to read them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ def watch(script: Path, variables: Mapping[str, str]) -> Callable[[], list[str]]
         variables: the environment of the job's worker.
 
     Returns:
-        A function that returns the names of hyperparameters that the script has not read, sorted; none that may have
-        been read.
+        A function that returns the names of hyperparameters that the script has not read, sorted;
+        none that may have been read.
     """
-    options = {("-" if len(name) == 1 else "--") + name: name for name in _names(variables["SM_HPS"])}
+    options = {
+        ("-" if len(name) == 1 else "--") + name: name for name in _names(variables["SM_HPS"])
+    }
     folder, parse = script.resolve().parent, argparse.ArgumentParser.parse_known_args
     dropped: set[str] = set()
     taken: set[str] = set()
@@ -55,12 +57,16 @@ def watch(script: Path, variables: Mapping[str, str]) -> Callable[[], list[str]]
         # a script may parse twice: what one parser leaves over, another may take
         taken.update(names_in(given) - names_in(left))
         # only the script's own call for its own command line: libraries parse arguments of theirs
-        if args is None and Path(sys._getframe(1).f_code.co_filename).resolve().is_relative_to(folder):
+        if args is None and Path(sys._getframe(1).f_code.co_filename).resolve().is_relative_to(
+            folder
+        ):
             dropped.update(names_in(left))
         return found, left
 
     argparse.ArgumentParser.parse_known_args = watched  # type: ignore[method-assign]
-    return lambda: sorted(dropped - taken) if dropped - taken and _are_dropped_for_good(folder) else []
+    return lambda: (
+        sorted(dropped - taken) if dropped - taken and _are_dropped_for_good(folder) else []
+    )
 
 
 def _names(text: str) -> list[str]:
@@ -91,15 +97,21 @@ def _are_dropped_for_good(folder: Path) -> bool:
 
 def _used_names(nodes: Sequence[ast.AST]) -> frozenset[str]:
     """Returns the names that are read, as variables or as attributes, or imported."""
-    variables = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    variables = {
+        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    return frozenset(variables | attributes | {node.name for node in nodes if isinstance(node, ast.alias)})
+    return frozenset(
+        variables | attributes | {node.name for node in nodes if isinstance(node, ast.alias)}
+    )
 
 
 def _drops_the_rest(node: ast.AST, used: frozenset[str]) -> bool:
     """Returns whether a node is ``parse_known_args()[0]``, or an assignment of its results whose second is never used."""
     if isinstance(node, ast.Subscript):
-        return _is_parse(node.value) and isinstance(node.slice, ast.Constant) and node.slice.value == 0
+        return (
+            _is_parse(node.value) and isinstance(node.slice, ast.Constant) and node.slice.value == 0
+        )
     if not isinstance(node, ast.Assign) or not _is_parse(node.value) or len(node.targets) != 1:
         return False
     target = node.targets[0]
@@ -108,4 +120,8 @@ def _drops_the_rest(node: ast.AST, used: frozenset[str]) -> bool:
 
 
 def _is_parse(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == _PARSE
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == _PARSE
+    )

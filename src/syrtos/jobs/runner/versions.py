@@ -41,7 +41,9 @@ def of(python: Path, env: Mapping[str, str]) -> dict[str, str]:
     # -P: the working folder may hold files that are named like packages
     command = [str(python), "-P", "-m", "syrtos.jobs.runner.versions"]
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=_PATIENCE)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, check=True, timeout=_PATIENCE
+        )
         return json.loads(done.stdout.strip().splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return {}

@@ -35,10 +35,12 @@ class Workers:
         folders: the folders of its instances.
         places: the places that its channels come from.
         python: the interpreter of its scripts.
-        variables: the environment of all its processes; the mark in it finds those that a script leaves behind.
+        variables: the environment of all its processes; the mark in it finds those that a script
+            leaves behind.
         credentials: environment variables with which a script reaches the service.
         gpus: GPUs of each instance.
-        reserved: the nodes of the instances, and their agents; None: the instances are on this machine.
+        reserved: the nodes of the instances, and their agents; None: the instances are on this
+            machine.
         takers: for each instance, the function that gets the lines of its output.
 
     Attributes:
@@ -74,13 +76,24 @@ class Workers:
         variables, reserved = {**self._variables, **variables}, self._reserved
         if reserved:
             # a node has its own
-            variables = {name: value for name, value in variables.items() if not name.startswith(_OF_MACHINES)}
+            variables = {
+                name: value
+                for name, value in variables.items()
+                if not name.startswith(_OF_MACHINES)
+            }
             self._folders = reserved.await_nodes(self._job, self._folders)
             # a node that takes another's place has another address
             preparation.write_contract(self._job, self._folders, self._gpus)
         reach = reserved.command if reserved else ""
         plan = job_command.make_plan(
-            self._job, self._folders, folder, self._python, settings.environment(), self._credentials, self._gpus, reach
+            self._job,
+            self._folders,
+            folder,
+            self._python,
+            settings.environment(),
+            self._credentials,
+            self._gpus,
+            reach,
         )
         if reserved:
             plan = dataclasses.replace(plan, forward=tuple(variables))
@@ -91,7 +104,10 @@ class Workers:
         tail = logs.LogTail(self._outputs(folder))
         self.running = True
         try:
-            with launching(folder, began=time.time()) as facts, self._agents(bool(plan.agents)) as agents:
+            with (
+                launching(folder, began=time.time()) as facts,
+                self._agents(bool(plan.agents)) as agents,
+            ):
                 outcome = supervise(plan, variables, _GRACE, agents=agents)
                 facts |= outcome.facts()
                 return outcome

@@ -37,7 +37,9 @@ def pack(folders: Sequence[Path], archive: Path) -> int:
 def _merge_folders(folders: Sequence[Path]) -> dict[str, Path]:
     found = {}
     for folder in folders:
-        paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        paths = sorted(
+            path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
+        )
         # of two files with one name that of the later folder is packed, as on SageMaker
         found |= {path.relative_to(folder).as_posix(): path for path in paths}
     return found
@@ -49,8 +51,8 @@ def unpack(archive: Path, folder: Path) -> None:
     Files, folders, and links that stay inside are extracted.
 
     Raises:
-        DataError: it is no archive, names a path outside the folder, holds links out of it or devices, or unpacks to
-            more than 8 GiB.
+        DataError: it is no archive, names a path outside the folder, holds links out of it or
+            devices, or unpacks to more than 8 GiB.
     """
     try:
         with tarfile.open(archive, "r:*") as tar:
@@ -67,12 +69,21 @@ def unpack(archive: Path, folder: Path) -> None:
 def _check(member: tarfile.TarInfo, archive: str) -> None:
     """Raises DataError unless a member is a file, a folder, or a link that can't lead out of the archive's folder."""
     # the filter of `tarfile` alone can be got round with chains of links (CVE-2025-4517)
-    inside = member.issym() and not member.linkname.startswith("/") and ".." not in Path(member.linkname).parts
+    inside = (
+        member.issym()
+        and not member.linkname.startswith("/")
+        and ".." not in Path(member.linkname).parts
+    )
     if not (member.isfile() or member.isdir() or inside) or member.size < 0:
-        raise DataError(f"{archive} holds {member.name}, which is no file, folder or link to one beside or below it.")
+        raise DataError(
+            f"{archive} holds {member.name}, which is no file, folder or link to one beside or"
+            " below it."
+        )
 
 
-def upload(places: Places, folders: Sequence[Path], uri: str, archive: str | None, scratch: Path) -> bool:
+def upload(
+    places: Places, folders: Sequence[Path], uri: str, archive: str | None, scratch: Path
+) -> bool:
     """Uploads the files of ``folders`` to ``uri``, as one ``archive`` or one by one.
 
     Returns:
@@ -98,7 +109,9 @@ _UNFINISHED = re.compile(r"\..+\.partial")
 class Checkpoints:
     """Keeps a URI equal to the contents of a job's checkpoint folders."""
 
-    def __init__(self, places: Places, uri: str, folders: Sequence[Path], every: float = 1.0) -> None:
+    def __init__(
+        self, places: Places, uri: str, folders: Sequence[Path], every: float = 1.0
+    ) -> None:
         self._places, self._uri, self._folders, self._every = places, uri, folders, every
         self._seen: dict[Path, tuple[int, int]] = {}
         self._sent: dict[Path, tuple[int, int]] = {}
@@ -162,7 +175,8 @@ class Checkpoints:
         try:
             version = _version(path)
             before, self._seen[path] = self._seen.get(path), version
-            # a file that has changed since the last look may be half written, and would replace a whole one
+            # a file that has changed since the last look may be half written, and would replace a
+            # whole one
             if self._sent.get(path) == version or (settled and before != version):
                 return
             # a copy is sent, since the file may begin to change meanwhile

@@ -22,7 +22,9 @@ from syrtos.jobs.storage.storage_uris import JobFile, Places, manifest, safe_nam
 _RECORD_IO = 0xCED7230A
 
 
-def sources(places: Places, channel: InputChannel, host: int, hosts: int, epoch: int = 0) -> list[JobFile]:
+def sources(
+    places: Places, channel: InputChannel, host: int, hosts: int, epoch: int = 0
+) -> list[JobFile]:
     """Returns the objects of a channel that instance ``host`` of ``hosts`` reads, in its order.
 
     Raises:
@@ -35,8 +37,9 @@ def sources(places: Places, channel: InputChannel, host: int, hosts: int, epoch:
     mine = found[host::hosts] if channel.sharded else found
     if not mine:
         raise DataError(
-            f"Channel {channel.name} has {len(found)} objects, and is sharded over {hosts} instances: algo-{host + 1} would get none. "
-            "Write the data to more objects, or use FullyReplicated."
+            f"Channel {channel.name} has {len(found)} objects, and is sharded over {hosts}"
+            f" instances: algo-{host + 1} would get none. Write the data to more objects, or use"
+            " FullyReplicated."
         )
     return mine
 
@@ -68,7 +71,9 @@ def provide(places: Places, channel: InputChannel, host: int, hosts: int, folder
             else:
                 source.fetch(path)
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            raise DataError(f"Channel {channel.name} has a file {source.name} and a folder of that name.") from error
+            raise DataError(
+                f"Channel {channel.name} has a file {source.name} and a folder of that name."
+            ) from error
     return len(found)
 
 
@@ -89,7 +94,9 @@ def _link(file: Path, path: Path) -> None:
 class Pipe:
     """Streams a channel into ``<folder>/<channel>_<epoch>``, epoch after epoch, as fast as the script reads."""
 
-    def __init__(self, places: Places, channel: InputChannel, host: int, hosts: int, folder: Path) -> None:
+    def __init__(
+        self, places: Places, channel: InputChannel, host: int, hosts: int, folder: Path
+    ) -> None:
         self._places, self._channel, self._host, self._hosts = places, channel, host, hosts
         self._base = folder / channel.name
         self._over = threading.Event()
@@ -121,13 +128,16 @@ class Pipe:
                 # there before the script can ask for it, at the end of this epoch
                 self._add_epoch()
                 # a script need not read an epoch to its end
-                with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb", buffering=1 << 20) as pipe:
+                with (
+                    contextlib.suppress(BrokenPipeError),
+                    os.fdopen(descriptor, "wb", buffering=1 << 20) as pipe,
+                ):
                     self._write(pipe, epoch)
                 epoch += 1
         except Exception as error:
             self.error = error
-            # without a pipe, the script gets an error instead of waiting for ever. After `close`, there may be
-            # another stream with these paths
+            # without a pipe, the script gets an error instead of waiting for ever. After `close`,
+            # there may be another stream with these paths
             if not self._over.is_set():
                 Path(f"{self._base}_{epoch + 1}").unlink(missing_ok=True)
 
@@ -152,7 +162,9 @@ class Pipe:
 
     def _records(self, epoch: int) -> Iterator[bytes]:
         if self._channel.kind == "AugmentedManifestFile":
-            yield from _augmented_records(self._places, self._channel, self._host, self._hosts, epoch)
+            yield from _augmented_records(
+                self._places, self._channel, self._host, self._hosts, epoch
+            )
             return
         for source in sources(self._places, self._channel, self._host, self._hosts, epoch):
             # in RecordIO an object is one record, whose length comes first
@@ -171,7 +183,9 @@ def frame_record(record: bytes) -> bytes:
     return struct.pack("<II", _RECORD_IO, len(record)) + record + b"\0" * (-len(record) % 4)
 
 
-def _augmented_records(places: Places, channel: InputChannel, host: int, hosts: int, epoch: int) -> Iterator[bytes]:
+def _augmented_records(
+    places: Places, channel: InputChannel, host: int, hosts: int, epoch: int
+) -> Iterator[bytes]:
     """Yields the attributes of each line of an augmented manifest, one after the other.
 
     An attribute named ``*-ref`` is a URI: the contents of its object are yielded.

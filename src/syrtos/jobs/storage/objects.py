@@ -40,9 +40,11 @@ class ObjectFacts:
 
     Attributes:
         size: bytes.
-        etag: MD5 of the object's bytes in hex; of one with parts, MD5 of the parts' MD5s, and the number of parts.
+        etag: MD5 of the object's bytes in hex; of one with parts, MD5 of the parts' MD5s, and the
+            number of parts.
         modified: seconds since 1970.
-        headers: headers of the writer that readers get: ``content-type``, ``x-amz-meta-*``, ``x-amz-checksum-*``.
+        headers: headers of the writer that readers get: ``content-type``, ``x-amz-meta-*``,
+            ``x-amz-checksum-*``.
         blob: the file that holds the object, in a folder's store.
     """
 
@@ -103,12 +105,19 @@ class ObjectStore(abc.ABC):
 
     @abc.abstractmethod
     def put(
-        self, bucket: str, key: str, file: Path, etag: str, headers: dict[str, str], replaces: str | None = None
+        self,
+        bucket: str,
+        key: str,
+        file: Path,
+        etag: str,
+        headers: dict[str, str],
+        replaces: str | None = None,
     ) -> None:
         """Makes ``file``, a path of `incoming`, an object; the path is gone afterwards.
 
         Args:
-            replaces: the ETag of the object that must be there before; empty: there must be none; None: no condition.
+            replaces: the ETag of the object that must be there before; empty: there must be none;
+                None: no condition.
 
         Raises:
             Changed: the condition is not met.
@@ -133,7 +142,9 @@ class ObjectStore(abc.ABC):
             yield from page
             after = page[-1].key
 
-    def fetch(self, bucket: str, entry: ObjectFacts, path: Path, start: int = 0, stop: int | None = None) -> None:
+    def fetch(
+        self, bucket: str, entry: ObjectFacts, path: Path, start: int = 0, stop: int | None = None
+    ) -> None:
         """Copies an object, or bytes ``start`` to ``stop`` of it, into a file."""
         with path.open("wb") as file:
             for piece in self.read(bucket, entry, start, entry.size if stop is None else stop):
@@ -152,7 +163,10 @@ class ObjectStore(abc.ABC):
 
 _metadata = sql.MetaData()
 _buckets = sql.Table(
-    "buckets", _metadata, sql.Column("name", sql.Text, primary_key=True), sql.Column("created", sql.Float)
+    "buckets",
+    _metadata,
+    sql.Column("name", sql.Text, primary_key=True),
+    sql.Column("created", sql.Float),
 )
 _objects = sql.Table(
     "objects",
@@ -180,7 +194,8 @@ class FolderStore(ObjectStore):
         """Reads the buckets from the index, by name."""
         with self._engine.connect() as connection:
             return [
-                (row.name, row.created) for row in connection.execute(sql.select(_buckets).order_by(_buckets.c.name))
+                (row.name, row.created)
+                for row in connection.execute(sql.select(_buckets).order_by(_buckets.c.name))
             ]
 
     def make_bucket(self, bucket: str) -> bool:
@@ -214,30 +229,47 @@ class FolderStore(ObjectStore):
         try:
             file = (self.folder / "blobs" / entry.blob).open("rb")
         except FileNotFoundError as error:
-            raise DataError(f"s3://{bucket}/{entry.key} was replaced or removed while it was read.") from error
+            raise DataError(
+                f"s3://{bucket}/{entry.key} was replaced or removed while it was read."
+            ) from error
         return _part(file, start, stop)
 
     def put(
-        self, bucket: str, key: str, file: Path, etag: str, headers: dict[str, str], replaces: str | None = None
+        self,
+        bucket: str,
+        key: str,
+        file: Path,
+        etag: str,
+        headers: dict[str, str],
+        replaces: str | None = None,
     ) -> None:
         """Moves ``file`` to the blobs, and then changes the object's row in the index."""
         blob = f"{file.name[:2]}/{file.name}"
         path = self.folder / "blobs" / blob
         path.parent.mkdir(parents=True, exist_ok=True)
         with file.open("rb+") as opened:
-            # the file, and the entries that name it, are on the disk before the row: a host that crashes has the old
-            # object or the new one
+            # the file, and the entries that name it, are on the disk before the row: a host that
+            # crashes has the old object or the new one
             os.fsync(opened.fileno())
             size = os.fstat(opened.fileno()).st_size
-        # jobs may have a link to it (`local_file`): whoever writes to that must not change the object
+        # jobs may have a link to it (`local_file`): whoever writes to that must not change the
+        # object
         file.chmod(0o444)
         file.rename(path)
         force(path.parent)
         force(path.parent.parent)
-        row = {"blob": blob, "size": size, "etag": etag, "modified": time.time(), "headers": headers}
+        row = {
+            "blob": blob,
+            "size": size,
+            "etag": etag,
+            "modified": time.time(),
+            "headers": headers,
+        }
         with self._engine.connect() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
-            found = connection.execute(sql.select(_objects.c.blob, _objects.c.etag).where(*_is(bucket, key))).first()
+            found = connection.execute(
+                sql.select(_objects.c.blob, _objects.c.etag).where(*_is(bucket, key))
+            ).first()
             old, before = found or (None, "")
             # in the transaction: of two writers with one condition only the first succeeds
             if replaces is not None and replaces != before:
@@ -256,10 +288,14 @@ class FolderStore(ObjectStore):
         key = _objects.c.key
         wanted = sql.select(_objects).where(_objects.c.bucket == bucket, key >= prefix, key > after)
         if prefix:
-            # a range, which an index answers: the largest letter comes after all keys with the prefix
+            # a range, which an index answers: the largest letter comes after all keys with the
+            # prefix
             wanted = wanted.where(key < prefix + chr(0x10FFFF))
         with self._engine.connect() as connection:
-            return [_entry(row) for row in connection.execute(wanted.order_by(key).limit(limit)).mappings()]
+            return [
+                _entry(row)
+                for row in connection.execute(wanted.order_by(key).limit(limit)).mappings()
+            ]
 
     def delete(self, bucket: str, key: str) -> None:
         """Removes an object's row and its file."""
@@ -275,8 +311,9 @@ class FolderStore(ObjectStore):
         """Removes orphaned files and abandoned uploads.
 
         Args:
-            older: files that no row names are removed if they are older than this, in seconds: killed processes left
-                them. Uploads that were not completed within a week are removed too.
+            older: files that no row names are removed if they are older than this, in seconds:
+                killed processes left them. Uploads that were not completed within a week are
+                removed too.
         """
         for folder in (self.folder / "uploads").glob("*"):
             if time.time() - folder.stat().st_mtime > _LONGEST_UPLOAD:
@@ -291,7 +328,9 @@ class FolderStore(ObjectStore):
 
     def _row(self, bucket: str, key: str) -> RowMapping | None:
         with self._engine.connect() as connection:
-            return connection.execute(sql.select(_objects).where(*_is(bucket, key))).mappings().first()
+            return (
+                connection.execute(sql.select(_objects).where(*_is(bucket, key))).mappings().first()
+            )
 
     def _write(self, statement: sql.Executable) -> None:
         with self._engine.connect() as connection:
@@ -319,7 +358,8 @@ class RemoteStore(ObjectStore):
     def buckets(self) -> list[tuple[str, float]]:
         """Asks S3 for its buckets."""
         return [
-            (bucket["Name"], bucket["CreationDate"].timestamp()) for bucket in self._client.list_buckets()["Buckets"]
+            (bucket["Name"], bucket["CreationDate"].timestamp())
+            for bucket in self._client.list_buckets()["Buckets"]
         ]
 
     def make_bucket(self, bucket: str) -> bool:
@@ -328,7 +368,11 @@ class RemoteStore(ObjectStore):
             return False
         # S3 refuses the default region where it is named
         region = self._client.meta.region_name
-        where = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        where = (
+            {}
+            if region == "us-east-1"
+            else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        )
         self._client.create_bucket(Bucket=bucket, **where)
         return True
 
@@ -348,7 +392,11 @@ class RemoteStore(ObjectStore):
         headers = {"content-type": found["ContentType"]} if "ContentType" in found else {}
         headers |= {f"x-amz-meta-{name}": value for name, value in found["Metadata"].items()}
         return ObjectFacts(
-            key, found["ContentLength"], found["ETag"].strip('"'), found["LastModified"].timestamp(), headers
+            key,
+            found["ContentLength"],
+            found["ETag"].strip('"'),
+            found["LastModified"].timestamp(),
+            headers,
         )
 
     def read(self, bucket: str, entry: ObjectFacts, start: int, stop: int) -> Iterator[bytes]:
@@ -356,14 +404,25 @@ class RemoteStore(ObjectStore):
         # S3 has no form for an empty range
         if start >= stop:
             return iter(())
-        asked = {"Bucket": bucket, "Key": entry.key, "Range": f"bytes={start}-{stop - 1}", "IfMatch": f'"{entry.etag}"'}
+        asked = {
+            "Bucket": bucket,
+            "Key": entry.key,
+            "Range": f"bytes={start}-{stop - 1}",
+            "IfMatch": f'"{entry.etag}"',
+        }
         found = self._if_found(lambda: self._client.get_object(**asked))
         if found is None:
             raise DataError(f"s3://{bucket}/{entry.key} was replaced or removed while it was read.")
         return found["Body"].iter_chunks(_READ)
 
     def put(
-        self, bucket: str, key: str, file: Path, etag: str, headers: dict[str, str], replaces: str | None = None
+        self,
+        bucket: str,
+        key: str,
+        file: Path,
+        etag: str,
+        headers: dict[str, str],
+        replaces: str | None = None,
     ) -> None:
         """Uploads ``file``, and removes it."""
         # the condition is checked before the upload, so that two uploads at once may both succeed
@@ -403,7 +462,9 @@ class RemoteStore(ObjectStore):
         try:
             import boto3
         except ImportError as error:
-            raise ConfigurationError("An S3 of your own needs boto3: `pip install boto3`.") from error
+            raise ConfigurationError(
+                "An S3 of your own needs boto3: `pip install boto3`."
+            ) from error
         return boto3.client("s3", endpoint_url=self._endpoint or None)
 
     def _if_found(self, ask: Callable[[], Answer]) -> Answer | None:
@@ -425,7 +486,8 @@ def check_bucket(name: str) -> None:
     """
     if not _BUCKET.fullmatch(name) or ".." in name:
         raise ConfigurationError(
-            f"{name!r} is no name for a bucket: 3 to 63 lower-case letters, digits, dots and hyphens."
+            f"{name!r} is no name for a bucket: 3 to 63 lower-case letters, digits, dots and"
+            " hyphens."
         )
 
 
@@ -450,4 +512,6 @@ def _is(bucket: str, key: str) -> Sequence[sql.ColumnElement[bool]]:
 
 
 def _entry(row: RowMapping) -> ObjectFacts:
-    return ObjectFacts(row["key"], row["size"], row["etag"], row["modified"], dict(row["headers"]), row["blob"])
+    return ObjectFacts(
+        row["key"], row["size"], row["etag"], row["modified"], dict(row["headers"]), row["blob"]
+    )

@@ -122,7 +122,9 @@ class Places:
     def _in_store(self, uri: str) -> list[JobFile]:
         bucket, prefix = split(uri)
         # keys that end with a slash are the folders that some tools make
-        entries = [entry for entry in self.objects.all(bucket, prefix) if not entry.key.endswith("/")]
+        entries = [
+            entry for entry in self.objects.all(bucket, prefix) if not entry.key.endswith("/")
+        ]
 
         def source(entry: ObjectFacts) -> JobFile:
             return JobFile(
@@ -137,7 +139,9 @@ class Places:
 
     def _in_folder(self, uri: str) -> list[JobFile]:
         root = self._path(uri)
-        paths = [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
+        paths = (
+            [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
+        )
 
         def source(path: Path) -> JobFile:
             return JobFile(
@@ -153,12 +157,17 @@ class Places:
     def _path(self, uri: str) -> Path:
         parts = urllib.parse.urlsplit(uri)
         if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-            raise ConfigurationError(f"{uri} can't be read or written: syrtos knows s3://bucket/key and file:///path.")
+            raise ConfigurationError(
+                f"{uri} can't be read or written: syrtos knows s3://bucket/key and file:///path."
+            )
         # resolved: a link must not lead out of the folders that are allowed
         path = Path(urllib.parse.unquote(parts.path)).resolve()
-        if self._files is not None and not any(path.is_relative_to(folder) for folder in self._files):
+        if self._files is not None and not any(
+            path.is_relative_to(folder) for folder in self._files
+        ):
             raise ConfigurationError(
-                f"{uri} is not in a folder that this service allows: start it with `syrtos serve --files {path.parent}`, or use s3://."
+                f"{uri} is not in a folder that this service allows: start it with `syrtos serve"
+                f" --files {path.parent}`, or use s3://."
             )
         return path
 
@@ -206,7 +215,8 @@ def manifest(text: str) -> tuple[str, list[str]]:
         return "" + first["prefix"], [str(name) for name in names]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DataError(
-            f'A manifest is a JSON list [{{"prefix": "s3://..."}}, "name", ...]. Received: {text[:100]!r}.'
+            'A manifest is a JSON list [{"prefix": "s3://..."}, "name", ...]. Received:'
+            f" {text[:100]!r}."
         ) from error
 
 

@@ -18,8 +18,9 @@ _KEPT = 3
 # `PRAGMA user_version` of a database whose last job was deleted by a request.
 ALL_DELETED = 1
 _END_ALL = (
-    "UPDATE jobs SET status = 'Failed', secondary = 'Failed', failure = 'InternalServerError: the database was restored from a copy that was made while this "
-    "job was going on.' WHERE status IN ('InProgress', 'Stopping')"
+    "UPDATE jobs SET status = 'Failed', secondary = 'Failed', failure = 'InternalServerError: the"
+    " database was restored from a copy that was made while this job was going on.' WHERE status IN"
+    " ('InProgress', 'Stopping')"
 )
 
 
@@ -42,17 +43,21 @@ class Backups:
         """Checks that the database can be used.
 
         Raises:
-            ConfigurationError: it can't be opened, is damaged, or has lost the jobs that the newest copy has.
+            ConfigurationError: it can't be opened, is damaged, or has lost the jobs that the newest
+                copy has.
         """
         copies = self.newest_first()
-        wrong = _fault_of(self._database) if self._database.exists() else "is gone" if copies else ""
+        wrong = (
+            _fault_of(self._database) if self._database.exists() else "is gone" if copies else ""
+        )
         if not wrong and copies and self._has_lost_jobs(self._database, copies[0]):
             wrong = "holds no job any more"
         if not wrong:
             return
         offer = (
-            f"`syrtos serve --restore` takes back the copy of {_time_of(copies[0])}, and keeps the file beside it; jobs begun since then are not in it. To "
-            f"begin without jobs remove {self._folder} and the database."
+            f"`syrtos serve --restore` takes back the copy of {_time_of(copies[0])}, and keeps the"
+            " file beside it; jobs begun since then are not in it. To begin without jobs remove"
+            f" {self._folder} and the database."
             if copies
             else "There is no copy of it. To begin without jobs, move it away."
         )
@@ -75,8 +80,12 @@ class Backups:
             # made beside it, and renamed when it is complete
             draft = self._database.with_name(".restored.sqlite")
             _copy(copy, draft)
-            with contextlib.closing(sqlite3.connect(draft)) as opened, contextlib.suppress(sqlite3.OperationalError):
-                # jobs that ran when the copy was made may have ended since: a person is to decide what begins again
+            with (
+                contextlib.closing(sqlite3.connect(draft)) as opened,
+                contextlib.suppress(sqlite3.OperationalError),
+            ):
+                # jobs that ran when the copy was made may have ended since: a person is to decide
+                # what begins again
                 opened.execute(_END_ALL)
                 opened.commit()
             aside = time.strftime("damaged-%Y%m%d-%H%M%S-")
@@ -95,7 +104,8 @@ class Backups:
         """Makes a copy if the newest is older than a day, and removes all but the last few.
 
         Raises:
-            ConfigurationError: the database is damaged by now, or has lost its jobs: the copies stay as they are.
+            ConfigurationError: the database is damaged by now, or has lost its jobs: the copies
+                stay as they are.
         """
         now = time.time() if now is None else now
         copies = self.newest_first()
@@ -104,7 +114,10 @@ class Backups:
         # a copy of a damaged database would push out a good one
         self.check()
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        _copy(self._database, self._folder / (time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + _SUFFIX))
+        _copy(
+            self._database,
+            self._folder / (time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + _SUFFIX),
+        )
         for old in self.newest_first()[_KEPT:]:
             old.unlink()
 
@@ -117,7 +130,10 @@ def _copy(source: Path, target: Path) -> None:
     try:
         # jobs' requests may hold secrets
         draft.touch(mode=0o600)
-        with contextlib.closing(sqlite3.connect(source)) as opened, contextlib.closing(sqlite3.connect(draft)) as copy:
+        with (
+            contextlib.closing(sqlite3.connect(source)) as opened,
+            contextlib.closing(sqlite3.connect(draft)) as copy,
+        ):
             opened.backup(copy)
         draft.replace(target)
     finally:
@@ -128,7 +144,8 @@ def _fault_of(database: Path) -> str:
     """Returns the fault of a database file as the end of a sentence about it; empty if there is none.
 
     Raises:
-        ConfigurationError: it can't be opened, which says nothing about the file: a full disk causes that too.
+        ConfigurationError: it can't be opened, which says nothing about the file: a full disk
+            causes that too.
     """
     if not database.stat().st_size:
         return "is empty"
@@ -136,7 +153,9 @@ def _fault_of(database: Path) -> str:
         with contextlib.closing(sqlite3.connect(database)) as opened:
             found = opened.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.OperationalError as error:
-        raise ConfigurationError(f"The database {database} can't be opened: {error}. Is the disk full?") from error
+        raise ConfigurationError(
+            f"The database {database} can't be opened: {error}. Is the disk full?"
+        ) from error
     except sqlite3.DatabaseError as error:
         return f"is damaged: {error}"
     return "" if found == "ok" else f"is damaged: {found.splitlines()[-1]}"

@@ -41,7 +41,8 @@ class Database:
         try:
             make()
         except exc.OperationalError as error:
-            # between the question whether it is there and its making, another process may have made it
+            # between the question whether it is there and its making, another process may have made
+            # it
             if "already exists" not in str(error):
                 raise _unreachable(url, error) from error
         except (exc.ProgrammingError, exc.IntegrityError) as error:
@@ -49,7 +50,9 @@ class Database:
             if "exist" not in str(error) and "pg_type" not in str(error):
                 raise _unreachable(url, error) from error
 
-    def rows(self, chosen: sql.Executable, parameters: Mapping[str, object] | None = None) -> list[RowMapping]:
+    def rows(
+        self, chosen: sql.Executable, parameters: Mapping[str, object] | None = None
+    ) -> list[RowMapping]:
         """Returns the rows that a query finds."""
         with self.engine.connect() as connection:
             return list(connection.execute(chosen, parameters or {}).mappings())
@@ -59,7 +62,8 @@ class Database:
         """Context manager: one transaction, which is rolled back if the block raises."""
         with self.engine.connect() as connection:
             if self.is_sqlite:
-                # as a writer from the first: two readers that want to become writers would wait for each other
+                # as a writer from the first: two readers that want to become writers would wait for
+                # each other
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -74,7 +78,8 @@ class Database:
 def _engine(url: str) -> Engine:
     try:
         engine = sql.create_engine(
-            url.replace("postgresql://", "postgresql+psycopg://", 1), pool_pre_ping=not url.startswith("sqlite")
+            url.replace("postgresql://", "postgresql+psycopg://", 1),
+            pool_pre_ping=not url.startswith("sqlite"),
         )
     except (exc.ArgumentError, ImportError) as error:
         raise _unreachable(url, error) from error
@@ -92,9 +97,12 @@ def prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
 
 
 def _unreachable(url: str, error: Exception) -> ConfigurationError:
-    shown = sql.engine.make_url(url).render_as_string(hide_password=True) if "://" in url else "the URL"
+    shown = (
+        sql.engine.make_url(url).render_as_string(hide_password=True) if "://" in url else "the URL"
+    )
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return ConfigurationError(
-        f"The database {shown} can't be used: {reason}. Write it as postgresql://user:password@host/name (`pip install "
-        "'psycopg[binary]'`), or unset SYRTOS_DATABASE_URL to use a file."
+        f"The database {shown} can't be used: {reason}. Write it as"
+        " postgresql://user:password@host/name (`pip install 'psycopg[binary]'`), or unset"
+        " SYRTOS_DATABASE_URL to use a file."
     )

@@ -31,7 +31,8 @@ class Home:
     """A service's folder.
 
     Args:
-        path: the folder, made when it is missing. Default: SYRTOS_HOME, or ``~/.local/share/syrtos``.
+        path: the folder, made when it is missing. Default: SYRTOS_HOME, or
+            ``~/.local/share/syrtos``.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -55,7 +56,10 @@ class Home:
     @property
     def database(self) -> str:
         """The URL of the database of jobs: SYRTOS_DATABASE_URL (Postgres), or SQLite in this folder."""
-        return settings.environment().get(settings.DATABASE_VARIABLE) or f"sqlite:///{self.path / 'jobs.sqlite'}"
+        return (
+            settings.environment().get(settings.DATABASE_VARIABLE)
+            or f"sqlite:///{self.path / 'jobs.sqlite'}"
+        )
 
     @property
     def backups(self) -> Backups | None:
@@ -82,12 +86,20 @@ class Home:
         """Makes a new folder in memory for the snapshots of a job's workers."""
         # by its name the folder of a runner that was killed is found again
         shared = Path("/dev/shm")
-        return Path(tempfile.mkdtemp(prefix=self._memory_of(name), dir=shared if shared.is_dir() else self.job(name)))
+        return Path(
+            tempfile.mkdtemp(
+                prefix=self._memory_of(name), dir=shared if shared.is_dir() else self.job(name)
+            )
+        )
 
     def forget_snapshots(self, name: str) -> None:
         """Removes the snapshots of a job whose workers have ended, even those of runners that were killed."""
         memory, job = self._memory_of(name) + "*", self.job(name)
-        for folder in (*Path("/dev/shm").glob(memory), *job.glob(memory), *job.glob("attempt-*/snapshots")):
+        for folder in (
+            *Path("/dev/shm").glob(memory),
+            *job.glob(memory),
+            *job.glob("attempt-*/snapshots"),
+        ):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _memory_of(self, name: str) -> str:
@@ -137,7 +149,12 @@ class Home:
     ) -> None:
         """Writes the service's address for other processes of this user, and its limits for its runners."""
         folders = None if files is None else [str(path) for path in files]
-        facts: dict[str, object] = {"url": url, "certificate": certificate, "files": folders, "capacity": capacity}
+        facts: dict[str, object] = {
+            "url": url,
+            "certificate": certificate,
+            "files": folders,
+            "capacity": capacity,
+        }
         facts["placement"] = dataclasses.asdict(placement or Placement())
         write(self.path / "endpoint.json", json.dumps(facts))
 
@@ -172,7 +189,8 @@ def try_lock(path: Path) -> IO[str] | None:
     """Returns an open file that is locked as long as this process holds it; None if another one holds the lock."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = path.open("a")
-    # a lock of the open file, and not of the process, which would lose it with any other descriptor of the file
+    # a lock of the open file, and not of the process, which would lose it with any other descriptor
+    # of the file
     try:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_WRLCK))
     except BlockingIOError:
@@ -201,7 +219,10 @@ def _whole_file(kind: int) -> bytes:
 @functools.cache
 def _keys(path: Path) -> tuple[str, str]:
     if not path.exists():
-        made = {"access_key": "SYRT" + secrets.token_hex(8).upper(), "secret_key": secrets.token_urlsafe(30)}
+        made = {
+            "access_key": "SYRT" + secrets.token_hex(8).upper(),
+            "secret_key": secrets.token_urlsafe(30),
+        }
         with contextlib.suppress(FileExistsError):
             write_new(path, json.dumps(made))
     found = json.loads(path.read_text())

@@ -39,7 +39,8 @@ _jobs = sql.Table(
     sql.Column("failure", sql.Text, nullable=False),
     sql.Column("metrics", sql.JSON, nullable=False),
     sql.Column("progress", sql.JSON, nullable=False),
-    # the orders of lists: a page's names are found in an index alone, and only its own rows are read
+    # the orders of lists: a page's names are found in an index alone, and only its own rows are
+    # read
     sql.Index("ix_jobs_listed", "created", "name"),
     sql.Index("ix_jobs_listed_by_status", "status", "created", "name"),
 )
@@ -54,8 +55,8 @@ class Brief:
         spot: whether it gives way to jobs that are no spot jobs.
         attempts: the number of times that it was started.
         yields: whether it has been asked to give way.
-        begin_until, wait_until: the times, in seconds since 1970, at which it will have waited for too long: to be
-            started at all, and over all attempts.
+        begin_until, wait_until: the times, in seconds since 1970, at which it will have waited for
+            too long: to be started at all, and over all attempts.
     """
 
     name: str
@@ -155,13 +156,19 @@ class Store:
     def by_key(self, access_key: str) -> Record | None:
         """Returns the job whose script has this access key; None if there is none."""
         with self._database.engine.connect() as connection:
-            row = connection.execute(sql.select(_jobs).where(_jobs.c.access_key == access_key)).mappings().first()
+            row = (
+                connection.execute(sql.select(_jobs).where(_jobs.c.access_key == access_key))
+                .mappings()
+                .first()
+            )
         return _record(row) if row else None
 
     def active(self) -> list[Brief]:
         """Returns the service's jobs that have not ended, oldest first."""
         with self._database.engine.connect() as connection:
-            return [Brief(**row._mapping) for row in connection.execute(_ACTIVE, {"here": self._place})]
+            return [
+                Brief(**row._mapping) for row in connection.execute(_ACTIVE, {"here": self._place})
+            ]
 
     def change(self, name: str, how: Callable[[Record], Record | None]) -> Record | None:
         """Replaces a job by the result of ``how``, in one transaction; None leaves it unchanged.
@@ -170,8 +177,11 @@ class Store:
             The job after the change; None if there is no job of this name.
         """
         with self._database.writing() as connection:
-            # locked: in Postgres a transaction alone would let another process change the row in between
-            row = connection.execute(_BY_NAME.with_for_update(), {"wanted": name}).mappings().first()
+            # locked: in Postgres a transaction alone would let another process change the row in
+            # between
+            row = (
+                connection.execute(_BY_NAME.with_for_update(), {"wanted": name}).mappings().first()
+            )
             if row is None:
                 return None
             before = _record(row)
@@ -201,8 +211,15 @@ class Store:
         limit: int,
     ) -> tuple[list[Record], int | None]:
         """Returns a page of the jobs that fulfil all ``conditions``, and the offset of the next page, if any."""
-        # names first: they are in an index, and a request is kilobytes. One more than the page has shows that another follows
-        names = sql.select(_jobs.c.name).where(*conditions).order_by(*order).offset(after).limit(limit + 1)
+        # names first: they are in an index, and a request is kilobytes. One more than the page has
+        # shows that another follows
+        names = (
+            sql.select(_jobs.c.name)
+            .where(*conditions)
+            .order_by(*order)
+            .offset(after)
+            .limit(limit + 1)
+        )
         found = self._all(sql.select(_jobs).where(_jobs.c.name.in_(names)).order_by(*order))
         return found[:limit], after + limit if len(found) > limit else None
 
@@ -211,7 +228,10 @@ class Store:
         kinds = (_jobs.c.status, _jobs.c.secondary)
         chosen = sql.select(*kinds, sql.func.count()).group_by(*kinds)
         with self._database.engine.connect() as connection:
-            return {(status, secondary): count for status, secondary, count in connection.execute(chosen)}
+            return {
+                (status, secondary): count
+                for status, secondary, count in connection.execute(chosen)
+            }
 
     def _all(self, chosen: sql.Executable) -> list[Record]:
         return [_record(row) for row in self._database.rows(chosen)]
@@ -228,12 +248,23 @@ _BY_NAME = sql.select(_jobs).where(_jobs.c.name == sql.bindparam("wanted"))
 
 
 def _row(record: Record) -> dict[str, object]:
-    facts = {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name != "state"}
+    facts = {
+        field.name: getattr(record, field.name)
+        for field in dataclasses.fields(record)
+        if field.name != "state"
+    }
     state = record.state
     # Postgres takes no NUL in a text, and JSON no NaN
     facts["failure"] = record.failure.replace("\0", "")
-    facts["metrics"] = {name: pair for name, pair in record.metrics.items() if all(map(math.isfinite, pair))}
-    return {**facts, "status": state.status, "secondary": state.secondary, "transitions": list(state.transitions)}
+    facts["metrics"] = {
+        name: pair for name, pair in record.metrics.items() if all(map(math.isfinite, pair))
+    }
+    return {
+        **facts,
+        "status": state.status,
+        "secondary": state.secondary,
+        "transitions": list(state.transitions),
+    }
 
 
 def _record(row: RowMapping) -> Record:

@@ -64,7 +64,11 @@ def describe_program(job: Job) -> RunFacts:
 def write(folder: Path, job: Job, versions: Mapping[str, str]) -> None:
     """Writes the facts about an attempt into its run directory, before it trains."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {**describe_program(job), "versions": dict(versions), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    facts = {
+        **describe_program(job),
+        "versions": dict(versions),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
     write_file(folder / _NAME, json.dumps(facts, indent=2) + "\n")
 
 

@@ -118,10 +118,14 @@ class Tunings:
         going_on = (_tunings.c.status.not_in(FINAL), _tunings.c.place == self._place)
         return [
             _record(row)
-            for row in self._database.rows(sql.select(_tunings).where(*going_on).order_by(_tunings.c.created))
+            for row in self._database.rows(
+                sql.select(_tunings).where(*going_on).order_by(_tunings.c.created)
+            )
         ]
 
-    def change(self, name: str, how: Callable[[TuningRecord], TuningRecord | None]) -> TuningRecord | None:
+    def change(
+        self, name: str, how: Callable[[TuningRecord], TuningRecord | None]
+    ) -> TuningRecord | None:
         """Replaces a tuning job by the result of ``how``, in one transaction; None leaves it unchanged.
 
         Returns:
@@ -133,7 +137,9 @@ class Tunings:
             before = _record(row) if row else None
             after = how(before) if before else None
             if after is not None:
-                connection.execute(sql.update(_tunings).where(_tunings.c.name == name).values(_row(after)))
+                connection.execute(
+                    sql.update(_tunings).where(_tunings.c.name == name).values(_row(after))
+                )
             return after or before
 
     def remove(self, name: str) -> None:
@@ -149,7 +155,9 @@ class Tunings:
         limit: int,
     ) -> tuple[list[TuningRecord], int | None]:
         """Returns a page of the tuning jobs that fulfil all ``conditions``, and the offset of the next page, if any."""
-        chosen = sql.select(_tunings).where(*conditions).order_by(*order).offset(after).limit(limit + 1)
+        chosen = (
+            sql.select(_tunings).where(*conditions).order_by(*order).offset(after).limit(limit + 1)
+        )
         found = [_record(row) for row in self._database.rows(chosen)]
         return found[:limit], after + limit if len(found) > limit else None
 
@@ -168,5 +176,7 @@ def _row(record: TuningRecord) -> dict[str, object]:
 def _record(row: RowMapping) -> TuningRecord:
     facts: dict[str, Any] = {str(name): value for name, value in row.items() if name != "place"}
     entries = [TrialEntry(**entry) for entry in facts.pop("trials")]
-    own, inherited = ([entry for entry in entries if bool(entry.parent) is theirs] for theirs in (False, True))
+    own, inherited = (
+        [entry for entry in entries if bool(entry.parent) is theirs] for theirs in (False, True)
+    )
     return TuningRecord(**facts, trials=tuple(own), inherited=tuple(inherited))

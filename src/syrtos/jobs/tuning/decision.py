@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from syrtos.jobs.tuning.search import Search
 from syrtos.jobs.tuning.trials import SearchTrial, best, not_improving
 
-_ATTEMPTS = 5  # trials without an objective after which SageMaker gives up, if there was none with one
+_ATTEMPTS = (
+    5  # trials without an objective after which SageMaker gives up, if there was none with one
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +31,11 @@ class SearchDecision:
 
 
 def decide(
-    search: Search, trials: Sequence[SearchTrial], stopping: bool, seconds: float, refused: bool = False
+    search: Search,
+    trials: Sequence[SearchTrial],
+    stopping: bool,
+    seconds: float,
+    refused: bool = False,
 ) -> SearchDecision:
     """Returns the actions to take now.
 
@@ -54,25 +60,33 @@ def _final_decision(trials: Sequence[SearchTrial]) -> SearchDecision:
     if any(trial.has_succeeded for trial in trials):
         return SearchDecision(status="Completed")
     if not trials:
-        return SearchDecision(status="Failed", reason="No training job was begun in MaxRuntimeInSeconds.")
+        return SearchDecision(
+            status="Failed", reason="No training job was begun in MaxRuntimeInSeconds."
+        )
     attempts = f"{len(trials)} attempt{'s' * (len(trials) > 1)}"
     why = [trial.failure for trial in trials if trial.failure]
     names = [trial.name for trial in trials if trial.failure]
     last = f" The last error: {why[-1]} `syrtos logs {names[-1]}` shows its output." if why else ""
     return SearchDecision(
         status="Failed",
-        reason=f"No training job succeeded after {attempts}. For additional details, list the training jobs of this tuning job.{last}",
+        reason=(
+            f"No training job succeeded after {attempts}. For additional details, list the training"
+            f" jobs of this tuning job.{last}"
+        ),
     )
 
 
 def _has_enough(search: Search, trials: Sequence[SearchTrial], seconds: float) -> bool:
     """Returns whether a completion criterion is met."""
-    # each stays met once it is, so nothing has to be remembered until the trials that run have ended
+    # each stays met once it is, so nothing has to be remembered until the trials that run have
+    # ended
     found = best(search, trials)
     return (
         (search.seconds is not None and seconds > search.seconds)
         or (
-            search.target is not None and found is not None and not search.better(search.target, found.objective or 0.0)
+            search.target is not None
+            and found is not None
+            and not search.better(search.target, found.objective or 0.0)
         )
         or (search.patience is not None and not_improving(search, trials) >= search.patience)
     )
@@ -81,4 +95,6 @@ def _has_enough(search: Search, trials: Sequence[SearchTrial], seconds: float) -
 def _is_hopeless(search: Search, trials: Sequence[SearchTrial]) -> bool:
     """Returns whether the first trials (5, if the search has that many) have all ended without an objective."""
     ended = [trial for trial in trials if not trial.active]
-    return len(ended) >= min(_ATTEMPTS, search.trials) and not any(trial.has_succeeded for trial in trials)
+    return len(ended) >= min(_ATTEMPTS, search.trials) and not any(
+        trial.has_succeeded for trial in trials
+    )

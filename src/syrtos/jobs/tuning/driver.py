@@ -1,7 +1,7 @@
 """The driver of tuning jobs.
 
-It creates their training jobs, ends those that are not worth continuing, and writes down how tuning jobs end. All that
-it knows is in the store.
+It creates their training jobs, ends those that are not worth continuing, and writes down how tuning
+jobs end. All that it knows is in the store.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ class Driver(Looking):
                 self._carry_on(record)
             except Exception as error:
                 # an error of one tuning job must not hold the others up
-                _tell(f"the tuning job {record.name} could not be carried on: {type(error).__name__}: {error}")
+                _tell(
+                    f"the tuning job {record.name} could not be carried on: {type(error).__name__}:"
+                    f" {error}"
+                )
         if not active:
             self._ended.clear()
 
@@ -75,7 +78,8 @@ class Driver(Looking):
     def _complete(self, record: TuningRecord) -> TuningRecord:
         """Creates the training jobs that were written down and do not exist.
 
-        If the tuning job is ending, or can't begin more trials, these trials are struck out instead.
+        If the tuning job is ending, or can't begin more trials, these trials are struck out
+        instead.
 
         Returns:
             The tuning job after that.
@@ -92,7 +96,9 @@ class Driver(Looking):
             return self._complete(self._service.tunings.get(record.name) or record)
         return self._strike_out(record, missing, record.failure)
 
-    def _strike_out(self, record: TuningRecord, names: Collection[str], failure: str) -> TuningRecord:
+    def _strike_out(
+        self, record: TuningRecord, names: Collection[str], failure: str
+    ) -> TuningRecord:
         """Removes trials whose training jobs were not created from the record, and notes the reason."""
 
         def remove_trials(now: TuningRecord) -> TuningRecord:
@@ -103,12 +109,16 @@ class Driver(Looking):
 
     def _trials(self, record: TuningRecord, search: Search) -> list[SearchTrial]:
         with_values = search.early_stopping or search.strategy == "Hyperband"
-        jobs = found.jobs_of(self._service.store, [entry for entry in record.trials if entry.name not in self._ended])
+        jobs = found.jobs_of(
+            self._service.store, [entry for entry in record.trials if entry.name not in self._ended]
+        )
         trials: list[SearchTrial] = []
         for entry in record.trials:
             trial = self._ended.get(entry.name) or found.trial_of(search, entry, jobs[entry.name])
             if entry.name not in self._ended and with_values:
-                trial = dataclasses.replace(trial, values=found.values_of(self._service.home, search, trial.name))
+                trial = dataclasses.replace(
+                    trial, values=found.values_of(self._service.home, search, trial.name)
+                )
             if not trial.active:
                 self._ended[entry.name] = trial
             trials.append(trial)
@@ -132,7 +142,9 @@ class Driver(Looking):
         if stopped:
             self._changed()
 
-    def _begin(self, record: TuningRecord, search: Search, trials: Sequence[SearchTrial]) -> SearchTrial | None:
+    def _begin(
+        self, record: TuningRecord, search: Search, trials: Sequence[SearchTrial]
+    ) -> SearchTrial | None:
         """Chooses values, writes them down, and creates the training job; None if it can't be created."""
         taken = {trial.number for trial in trials}
         # the least free one: trials that were struck out leave gaps
@@ -144,7 +156,8 @@ class Driver(Looking):
             after = dataclasses.replace(now, trials=(*now.trials, entry), modified=time.time())
             return after if now.status == "InProgress" else None
 
-        # before the training job is created: if the service dies in between, `_complete` creates it later
+        # before the training job is created: if the service dies in between, `_complete` creates it
+        # later
         after = self._service.tunings.change(record.name, add_trial)
         going_on = after is not None and after.status == "InProgress"
         if going_on and not self._create(record, search, entry):
@@ -159,7 +172,9 @@ class Driver(Looking):
         before = warm_start.known_trials(self._service, search, record.inherited)
         if not search.transfer:
             return suggest(search, trials, number, before)
-        first = warm_start.tried_first(search, before, {entry.name: entry.parent for entry in record.inherited})
+        first = warm_start.tried_first(
+            search, before, {entry.name: entry.parent for entry in record.inherited}
+        )
         return first[number - 1] if number <= len(first) else suggest(search, trials, number)
 
     def _create(self, record: TuningRecord, search: Search, entry: TrialEntry) -> bool:
@@ -168,8 +183,11 @@ class Driver(Looking):
         try:
             self._service.create_training_job(request)
         except ApiError as error:
-            # its data is gone, say, or the service has fewer workers than before: with this reason no more are tried
-            self._strike_out(record, {entry.name}, f"Trial {entry.number} could not be created: {error}")
+            # its data is gone, say, or the service has fewer workers than before: with this reason
+            # no more are tried
+            self._strike_out(
+                record, {entry.name}, f"Trial {entry.number} could not be created: {error}"
+            )
             return False
         self._changed()
         return True
@@ -180,15 +198,23 @@ class Driver(Looking):
         If trials have trained without the metric, it names the metrics that they have printed.
         """
         # they have trained, so the metric is misspelt or not printed
-        silent = [trial.name for trial in trials if trial.status == "Completed" and trial.objective is None]
-        return decision.reason + (printed.sentence(self._service.home, search.metric, silent) if silent else "")
+        silent = [
+            trial.name
+            for trial in trials
+            if trial.status == "Completed" and trial.objective is None
+        ]
+        return decision.reason + (
+            printed.sentence(self._service.home, search.metric, silent) if silent else ""
+        )
 
     def _end(self, name: str, status: str, reason: str) -> None:
         now = time.time()
 
         def mark_ended(record: TuningRecord) -> TuningRecord | None:
             text = reason[:_LONGEST_REASON]
-            after = dataclasses.replace(record, status=status, ended=now, modified=now, failure=text)
+            after = dataclasses.replace(
+                record, status=status, ended=now, modified=now, failure=text
+            )
             return None if record.final else after
 
         self._service.tunings.change(name, mark_ended)

@@ -19,14 +19,18 @@ def jobs_of(store: Store, entries: Sequence[TrialEntry]) -> dict[str, Record]:
     names = [entry.name for entry in entries]
     parts = [names[k : k + _AT_ONCE] for k in range(0, len(names), _AT_ONCE)]
     return {
-        record.name: record for part in parts for record in store.find([columns.name.in_(part)], [], 0, len(part))[0]
+        record.name: record
+        for part in parts
+        for record in store.find([columns.name.in_(part)], [], 0, len(part))[0]
     }
 
 
 def trials_of(store: Store, search: Search, record: TuningRecord) -> list[SearchTrial]:
     """Returns the trials whose training jobs exist, in the order in which they were begun."""
     jobs = jobs_of(store, record.trials)
-    return [trial_of(search, entry, jobs[entry.name]) for entry in record.trials if entry.name in jobs]
+    return [
+        trial_of(search, entry, jobs[entry.name]) for entry in record.trials if entry.name in jobs
+    ]
 
 
 def trial_of(search: Search, entry: TrialEntry, job: Record) -> SearchTrial:
@@ -48,9 +52,17 @@ def trial_of(search: Search, entry: TrialEntry, job: Record) -> SearchTrial:
 def values_of(home: Home, search: Search, name: str) -> tuple[tuple[float, float], ...]:
     """Returns the values of the metric that a training job has reported, with their times.
 
-    They are the values found in its output, or else the logs of Keras at the ends of epochs. Values that were found at
-    one time are all given as their mean.
+    They are the values found in its output, or else the logs of Keras at the ends of epochs. Values
+    that were found at one time are all given as their mean.
     """
     folder = home.job(name)
-    samples = series.of_job(folder, True).get(search.metric) or series.of_job(folder, False).get(search.metric) or []
-    return tuple((sample.time, sample.sum / sample.count) for sample in samples for _ in range(int(sample.count)))
+    samples = (
+        series.of_job(folder, True).get(search.metric)
+        or series.of_job(folder, False).get(search.metric)
+        or []
+    )
+    return tuple(
+        (sample.time, sample.sum / sample.count)
+        for sample in samples
+        for _ in range(int(sample.count))
+    )

@@ -1,7 +1,7 @@
 """The implementation of SageMaker's tuning operations.
 
-Each takes and returns the parameters of its operation as Python values. Requests have been validated by SageMaker's
-service model; times are seconds since 1970.
+Each takes and returns the parameters of its operation as Python values. Requests have been
+validated by SageMaker's service model; times are seconds since 1970.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Operations:
         if not self._service.tunings.add(record):
             raise ApiError(
                 "ResourceInUse",
-                f"Tuning job names must be unique: there is a tuning job {name} already. Choose another name.",
+                f"Tuning job names must be unique: there is a tuning job {name} already. Choose"
+                " another name.",
             )
         return {"HyperParameterTuningJobArn": requests.arn(name)}
 
@@ -55,21 +56,38 @@ class Operations:
         """Returns everything about a tuning job."""
         record = self._find_record(request)
         wanted = search_of(record)
-        answer = describe_tuning_job(record, wanted, found.trials_of(self._service.store, wanted, record))
-        if wanted.parents and not wanted.transfer and (overall := self._best_of_all(record, wanted)):
+        answer = describe_tuning_job(
+            record, wanted, found.trials_of(self._service.store, wanted, record)
+        )
+        if (
+            wanted.parents
+            and not wanted.transfer
+            and (overall := self._best_of_all(record, wanted))
+        ):
             answer["OverallBestTrainingJob"] = overall
         return answer
 
     def list_hyper_parameter_tuning_jobs(self, request: Mapping[str, Any]) -> dict[str, object]:
         """Returns a page of tuning jobs."""
-        by = {"CreationTime": columns.created, "Status": columns.status}.get(request.get("SortBy", ""), columns.name)
-        order = [column.desc() if request.get("SortOrder") == "Descending" else column for column in (by, columns.name)]
+        by = {"CreationTime": columns.created, "Status": columns.status}.get(
+            request.get("SortBy", ""), columns.name
+        )
+        order = [
+            column.desc() if request.get("SortOrder") == "Descending" else column
+            for column in (by, columns.name)
+        ]
         limit, after = request.get("MaxResults") or 10, page_of(request.get("NextToken"))
-        records, following = self._service.tunings.find(training.conditions(request, columns), order, after, limit)
-        answer: dict[str, object] = {"HyperParameterTuningJobSummaries": [self._summary(record) for record in records]}
+        records, following = self._service.tunings.find(
+            training.conditions(request, columns), order, after, limit
+        )
+        answer: dict[str, object] = {
+            "HyperParameterTuningJobSummaries": [self._summary(record) for record in records]
+        }
         return answer | ({"NextToken": str(following)} if following is not None else {})
 
-    def list_training_jobs_for_hyper_parameter_tuning_job(self, request: Mapping[str, Any]) -> dict[str, object]:
+    def list_training_jobs_for_hyper_parameter_tuning_job(
+        self, request: Mapping[str, Any]
+    ) -> dict[str, object]:
         """Returns a page of the training jobs of a tuning job."""
         record = self._find_record(request)
         wanted = search_of(record)
@@ -78,10 +96,14 @@ class Operations:
             for trial in found.trials_of(self._service.store, wanted, record)
             if request.get("StatusEquals", trial.status) == trial.status
         ]
-        some = _sorted(some, request.get("SortBy", "Name"), request.get("SortOrder") == "Descending")
+        some = _sorted(
+            some, request.get("SortBy", "Name"), request.get("SortOrder") == "Descending"
+        )
         limit, after = request.get("MaxResults") or 10, page_of(request.get("NextToken"))
         answer: dict[str, object] = {
-            "TrainingJobSummaries": [summary(wanted, trial) for trial in some[after : after + limit]]
+            "TrainingJobSummaries": [
+                summary(wanted, trial) for trial in some[after : after + limit]
+            ]
         }
         return answer | ({"NextToken": str(after + limit)} if len(some) > after + limit else {})
 
@@ -90,15 +112,21 @@ class Operations:
         record = self._find_record(request)
         if record.status != "InProgress":
             raise ApiError(
-                "ValidationException", f"The request was rejected because the tuning job is in status {record.status}."
+                "ValidationException",
+                f"The request was rejected because the tuning job is in status {record.status}.",
             )
         jobs = found.jobs_of(self._service.store, record.trials)
 
         def mark_stopping(now: TuningRecord) -> TuningRecord | None:
             over = {name for name, job in jobs.items() if job.state.final}
             # by this `go_on` tells trials that were cut off from those that had ended by themselves
-            entries = tuple(dataclasses.replace(entry, interrupted=entry.name not in over) for entry in now.trials)
-            after = dataclasses.replace(now, status="Stopping", modified=time.time(), trials=entries)
+            entries = tuple(
+                dataclasses.replace(entry, interrupted=entry.name not in over)
+                for entry in now.trials
+            )
+            after = dataclasses.replace(
+                now, status="Stopping", modified=time.time(), trials=entries
+            )
             return after if now.status == "InProgress" else None
 
         self._service.tunings.change(record.name, mark_stopping)
@@ -108,7 +136,9 @@ class Operations:
         """Deletes a tuning job that has ended; its training jobs stay."""
         record = self._find_record(request)
         if not record.final:
-            raise ApiError("ResourceInUse", f"Tuning job {record.name} is {record.status}: stop it first.")
+            raise ApiError(
+                "ResourceInUse", f"Tuning job {record.name} is {record.status}: stop it first."
+            )
         self._service.tunings.remove(record.name)
         return {}
 
@@ -118,18 +148,27 @@ class Operations:
         jobs = found.jobs_of(self._service.store, record.trials)
         done = {name for name, job in jobs.items() if job.state.status == "Completed"}
         wanted = search_of(record)
-        results = {trial.name for trial in found.trials_of(self._service.store, wanted, record) if trial.has_succeeded}
+        results = {
+            trial.name
+            for trial in found.trials_of(self._service.store, wanted, record)
+            if trial.has_succeeded
+        }
 
         def mark_going_on(now: TuningRecord) -> TuningRecord | None:
-            # one that was stopped goes on without the trials that were interrupted, one that has failed without those
-            # that have no result: both are begun anew
+            # one that was stopped goes on without the trials that were interrupted, one that has
+            # failed without those that have no result: both are begun anew
             stopped = now.status == "Stopped"
             kept = tuple(
                 dataclasses.replace(e, interrupted=False)
                 for e in now.trials
                 if (not e.interrupted or e.name in done if stopped else e.name in results)
             )
-            changed = {"status": "InProgress", "ended": None, "modified": time.time(), "failure": ""}
+            changed = {
+                "status": "InProgress",
+                "ended": None,
+                "modified": time.time(),
+                "failure": "",
+            }
             return dataclasses.replace(now, trials=kept, **changed) if now.final else None
 
         self._service.tunings.change(name, mark_going_on)
@@ -141,14 +180,17 @@ class Operations:
         if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,31}", name):
             raise ApiError(
                 "ValidationException",
-                f"A tuning job's name has letters, digits and hyphens, up to 32. Received: {name!r}.",
+                "A tuning job's name has letters, digits and hyphens, up to 32. Received:"
+                f" {name!r}.",
             )
         try:
             wanted = search.read(request, seed)
         except ConfigurationError as error:
             raise ApiError("ValidationException", str(error)) from error
         # what is wrong with every training job is said now, and not by the first that fails
-        example = requests.of_trial(request, wanted.metric, f"{name}-001-00000000", space.corner(wanted.space))
+        example = requests.of_trial(
+            request, wanted.metric, f"{name}-001-00000000", space.corner(wanted.space)
+        )
         self._service.check_request(example)
         return wanted
 
@@ -162,7 +204,9 @@ class Operations:
         """Returns the best training job of this tuning job and of those from which it has inherited trials."""
         entries = {entry.name: entry for entry in (*record.inherited, *record.trials)}
         jobs = found.jobs_of(self._service.store, list(entries.values()))
-        best = trials.best(wanted, [found.trial_of(wanted, entries[name], job) for name, job in jobs.items()])
+        best = trials.best(
+            wanted, [found.trial_of(wanted, entries[name], job) for name, job in jobs.items()]
+        )
         if best is None:
             return None
         return {**summary(wanted, best), "TuningJobName": entries[best.name].parent or record.name}
@@ -170,7 +214,9 @@ class Operations:
     def _find_record(self, request: Mapping[str, Any]) -> TuningRecord:
         record = self._service.tunings.get(request["HyperParameterTuningJobName"])
         if record is None:
-            raise ApiError("ResourceNotFound", "Amazon SageMaker can't find a tuning job with this name.")
+            raise ApiError(
+                "ResourceNotFound", "Amazon SageMaker can't find a tuning job with this name."
+            )
         return record
 
     def _summary(self, record: TuningRecord) -> dict[str, object]:
@@ -191,17 +237,26 @@ def search_of(record: TuningRecord) -> Search:
     return search.read(record.request, record.seed)
 
 
-def describe_tuning_job(record: TuningRecord, wanted: Search, some: Sequence[SearchTrial]) -> dict[str, object]:
+def describe_tuning_job(
+    record: TuningRecord, wanted: Search, some: Sequence[SearchTrial]
+) -> dict[str, object]:
     """Returns DescribeHyperParameterTuningJob's answer."""
-    config = {"TrainingJobEarlyStoppingType": "Off", **record.request["HyperParameterTuningJobConfig"]}
+    config = {
+        "TrainingJobEarlyStoppingType": "Off",
+        **record.request["HyperParameterTuningJobConfig"],
+    }
     answer: dict[str, object] = {
         **_common(record),
         "HyperParameterTuningJobConfig": config,
         "TrainingJobDefinition": redact(requests.definition_of(record.request, wanted.metric)),
         "TrainingJobStatusCounters": trials.status_counters(some),
         "ObjectiveStatusCounters": trials.objective_counters(some),
-        "TuningJobCompletionDetails": {"NumberOfTrainingJobsObjectiveNotImproving": trials.not_improving(wanted, some)},
-        "ConsumedResources": {"RuntimeInSeconds": int((record.ended or time.time()) - record.created)},
+        "TuningJobCompletionDetails": {
+            "NumberOfTrainingJobsObjectiveNotImproving": trials.not_improving(wanted, some)
+        },
+        "ConsumedResources": {
+            "RuntimeInSeconds": int((record.ended or time.time()) - record.created)
+        },
     }
     if "WarmStartConfig" in record.request:
         answer["WarmStartConfig"] = record.request["WarmStartConfig"]
@@ -246,7 +301,10 @@ def _sorted(some: Sequence[SearchTrial], by: str, descending: bool) -> list[Sear
     if by == "FinalObjectiveMetricValue":
         measured = [trial for trial in some if trial.objective is not None]
         without = [trial for trial in some if trial.objective is None]
-        return [*sorted(measured, key=lambda trial: trial.objective or 0.0, reverse=descending), *without]
+        return [
+            *sorted(measured, key=lambda trial: trial.objective or 0.0, reverse=descending),
+            *without,
+        ]
     # the name makes the order of equals the same for each page
     keys = {"CreationTime": lambda t: (t.created, t.name), "Status": lambda t: (t.status, t.name)}
     return sorted(some, key=keys.get(by, lambda t: t.name), reverse=descending)

@@ -39,17 +39,21 @@ def _is_beyond(search: Search, trial: SearchTrial) -> bool:
 
 def _numbers_to_prune(search: Search, trials: Sequence[SearchTrial]) -> set[int]:
     """Returns the numbers of the trials that Optuna's pruner has ended at some rung."""
-    most = search.resource[1] or max((len(t.values) for t in trials if t.status == "Completed"), default=0)
+    most = search.resource[1] or max(
+        (len(t.values) for t in trials if t.status == "Completed"), default=0
+    )
     least = search.resource[0]
     if most <= least:
         # until a trial has finished, nobody knows how long one is
         return set()
     study = studies.study(
-        search, pruner=HyperbandPruner(min_resource=least, max_resource=most, reduction_factor=_FACTOR)
+        search,
+        pruner=HyperbandPruner(min_resource=least, max_resource=most, reduction_factor=_FACTOR),
     )
     asked = {number: study.ask() for number in range(1, max(trial.number for trial in trials) + 1)}
     ended = set[int]()
-    # the pruner has no state of its own: it is told all reports once more, in the order in which they came
+    # the pruner has no state of its own: it is told all reports once more, in the order in which
+    # they came
     for _, number, step, value in sorted(_reports(trials, least, most)):
         asked[number].report(value, step)
         if asked[number].should_prune():
@@ -57,7 +61,9 @@ def _numbers_to_prune(search: Search, trials: Sequence[SearchTrial]) -> set[int]
     return ended
 
 
-def _reports(trials: Sequence[SearchTrial], least: int, most: int) -> Iterator[tuple[float, int, int, float]]:
+def _reports(
+    trials: Sequence[SearchTrial], least: int, most: int
+) -> Iterator[tuple[float, int, int, float]]:
     """Yields time, trial, step and value of the reports at the steps of rungs."""
     for trial in trials:
         # trials are judged at the rungs alone: least, 3 times least, 9 times ...
@@ -68,12 +74,16 @@ def _reports(trials: Sequence[SearchTrial], least: int, most: int) -> Iterator[t
             step *= _FACTOR
 
 
-def _below_median(search: Search, trials: Sequence[SearchTrial], running: Sequence[SearchTrial]) -> list[SearchTrial]:
+def _below_median(
+    search: Search, trials: Sequence[SearchTrial], running: Sequence[SearchTrial]
+) -> list[SearchTrial]:
     """Returns the trials whose best value so far is worse than the median of finished trials at the same step."""
     study = studies.study(search, pruner=MedianPruner(n_startup_trials=_BEFORE, n_warmup_steps=1))
     for trial in trials:
         if trial.status == "Completed" and trial.has_succeeded:
-            study.add_trial(optuna.create_trial(value=trial.objective, intermediate_values=_by_step(trial)))
+            study.add_trial(
+                optuna.create_trial(value=trial.objective, intermediate_values=_by_step(trial))
+            )
     return [trial for trial in running if _is_below(study, trial)]
 
 

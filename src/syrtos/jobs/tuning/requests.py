@@ -1,6 +1,7 @@
 """The requests for a tuning job's training jobs.
 
-CreateTrainingJob's parameters are made from the tuning job's definition and the values that were chosen.
+CreateTrainingJob's parameters are made from the tuning job's definition and the values that were
+chosen.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ SAME = (
     "RoleArn", "InputDataConfig", "VpcConfig", "OutputDataConfig", "ResourceConfig", "StoppingCondition", "EnableNetworkIsolation",
     "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining", "RetryStrategy", "Environment",
 )  # fmt: skip
-# A number, or NaN or infinity. It ends where the number does: no version (1.2.3), time (12:30) or date begins with one.
+# A number, or NaN or infinity. It ends where the number does: no version (1.2.3), time (12:30) or
+# date begins with one.
 NUMBER = r"[-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[nN][aA][nN]|[iI][nN][fF](?:inity|INITY)?)(?!\w|[.,:/-][0-9])"
 OBJECTIVE = "_tuning_objective_metric"  # the hyperparameter that names the metric
 
@@ -29,16 +31,25 @@ def arn(name: str) -> str:
 def definition_of(request: Mapping[str, Any], metric: str) -> dict[str, Any]:
     """Returns the definition of a tuning job's training jobs as Describe gives it."""
     definition = request["TrainingJobDefinition"]
-    # SDK v2's `attach` looks for the objective's name among the hyperparameters, and for its expression among the metrics
+    # SDK v2's `attach` looks for the objective's name among the hyperparameters, and for its
+    # expression among the metrics
     static = {**(definition.get("StaticHyperParameters") or {}), OBJECTIVE: metric}
     instances = definition.get("HyperParameterTuningResourceConfig")
-    # SDK v2 looks for instances in a ResourceConfig, although it sends them as a HyperParameterTuningResourceConfig
+    # SDK v2 looks for instances in a ResourceConfig, although it sends them as a
+    # HyperParameterTuningResourceConfig
     resources = {"ResourceConfig": _resources(instances)} if instances else {}
     algorithm = _algorithm(definition["AlgorithmSpecification"], metric)
-    return {**resources, **definition, "StaticHyperParameters": static, "AlgorithmSpecification": algorithm}
+    return {
+        **resources,
+        **definition,
+        "StaticHyperParameters": static,
+        "AlgorithmSpecification": algorithm,
+    }
 
 
-def of_trial(request: Mapping[str, Any], metric: str, name: str, tuned: Mapping[str, str]) -> dict[str, Any]:
+def of_trial(
+    request: Mapping[str, Any], metric: str, name: str, tuned: Mapping[str, str]
+) -> dict[str, Any]:
     """Returns the request for one training job.
 
     Args:
@@ -58,7 +69,10 @@ def of_trial(request: Mapping[str, Any], metric: str, name: str, tuned: Mapping[
     if "CheckpointConfig" in definition:
         # each training job has checkpoints of its own, or one would go on from another's
         checkpoints = definition["CheckpointConfig"]
-        found["CheckpointConfig"] = {**checkpoints, "S3Uri": f"{checkpoints['S3Uri'].rstrip('/')}/{name}"}
+        found["CheckpointConfig"] = {
+            **checkpoints,
+            "S3Uri": f"{checkpoints['S3Uri'].rstrip('/')}/{name}",
+        }
     return found | ({"Tags": request["Tags"]} if request.get("Tags") else {})
 
 

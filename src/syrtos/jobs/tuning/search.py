@@ -24,14 +24,15 @@ class Search:
         parallel: the most training jobs at a time.
         seconds: the time that the tuning job may take; None: no limit.
         target: the value of the metric at which the search ends.
-        patience: the search ends after this many trials that were not better than the best before them.
+        patience: the search ends after this many trials that were not better than the best before
+            them.
         early_stopping: whether a trial ends that is worse than the median of those before it.
-        resource: the least and the largest number of values of the metric that a Hyperband trial reports: it is not
-            ended before the least.
+        resource: the least and the largest number of values of the metric that a Hyperband trial
+            reports: it is not ended before the least.
         seed: the seed of all suggestions.
         parents: earlier tuning jobs from which it learns.
-        transfer: whether these had other data or another algorithm, so that only their points are useful, not their
-            objectives.
+        transfer: whether these had other data or another algorithm, so that only their points are
+            useful, not their objectives.
     """
 
     name: str
@@ -71,15 +72,22 @@ def read(request: Mapping[str, Any], seed: int) -> Search:
     objective = config.get("HyperParameterTuningJobObjective") or definition.get("TuningObjective")
     if not objective:
         raise ConfigurationError(
-            "A tuning job needs a HyperParameterTuningJobObjective: the metric, and whether to minimize or to maximize it."
+            "A tuning job needs a HyperParameterTuningJobObjective: the metric, and whether to"
+            " minimize or to maximize it."
         )
-    space = spaces.read(config.get("ParameterRanges") or definition.get("HyperParameterRanges") or {})
+    space = spaces.read(
+        config.get("ParameterRanges") or definition.get("HyperParameterRanges") or {}
+    )
     both = {*spaces.names(space)} & {*(definition.get("StaticHyperParameters") or {})}
     if both:
-        raise ConfigurationError(f"A hyperparameter is either tuned or static. Both: {', '.join(sorted(both))}.")
+        raise ConfigurationError(
+            f"A hyperparameter is either tuned or static. Both: {', '.join(sorted(both))}."
+        )
     early = config.get("TrainingJobEarlyStoppingType") == "Auto"
     if early and config["Strategy"] == "Hyperband":
-        raise ConfigurationError("Hyperband ends trials itself: leave TrainingJobEarlyStoppingType Off.")
+        raise ConfigurationError(
+            "Hyperband ends trials itself: leave TrainingJobEarlyStoppingType Off."
+        )
     return Search(
         name=request["HyperParameterTuningJobName"],
         strategy=config["Strategy"],
@@ -90,7 +98,9 @@ def read(request: Mapping[str, Any], seed: int) -> Search:
         parallel=limits["MaxParallelTrainingJobs"],
         seconds=limits.get("MaxRuntimeInSeconds"),
         target=criteria.get("TargetObjectiveMetricValue"),
-        patience=(criteria.get("BestObjectiveNotImproving") or {}).get("MaxNumberOfTrainingJobsNotImproving"),
+        patience=(criteria.get("BestObjectiveNotImproving") or {}).get(
+            "MaxNumberOfTrainingJobsNotImproving"
+        ),
         early_stopping=early,
         resource=_resource(config),
         seed=config.get("RandomSeed", seed),
@@ -106,12 +116,15 @@ def _check_supported(request: Mapping[str, Any]) -> None:
         "TrainingJobDefinitions": request.get("TrainingJobDefinitions"),
         "Autotune": request.get("Autotune"),
         "AutoParameters": (config.get("ParameterRanges") or {}).get("AutoParameters"),
-        "ConvergenceDetected": (criteria.get("ConvergenceDetected") or {}).get("CompleteOnConvergence") == "Enabled",
+        "ConvergenceDetected": (
+            (criteria.get("ConvergenceDetected") or {}).get("CompleteOnConvergence") == "Enabled"
+        ),
     }
     found = [name for name, given in refused.items() if given]
     if found:
         raise ConfigurationError(
-            f"syrtos does not support {', '.join(found)} of tuning jobs. Give one TrainingJobDefinition and ParameterRanges."
+            f"syrtos does not support {', '.join(found)} of tuning jobs. Give one"
+            " TrainingJobDefinition and ParameterRanges."
         )
     if "TrainingJobDefinition" not in request:
         raise ConfigurationError("A tuning job needs a TrainingJobDefinition.")
@@ -121,7 +134,9 @@ def _parents(request: Mapping[str, Any]) -> tuple[str, ...]:
     given = (request.get("WarmStartConfig") or {}).get("ParentHyperParameterTuningJobs") or ()
     strategy = request["HyperParameterTuningJobConfig"]["Strategy"]
     if given and strategy not in ("Bayesian", "Random"):
-        raise ConfigurationError(f"A warm start is for the strategies Bayesian and Random. Received: {strategy}.")
+        raise ConfigurationError(
+            f"A warm start is for the strategies Bayesian and Random. Received: {strategy}."
+        )
     return tuple(dict.fromkeys(parent["HyperParameterTuningJobName"] for parent in given))
 
 
@@ -131,7 +146,9 @@ def _trials(config: Mapping[str, Any], space: Space, criteria: Mapping[str, Any]
         return min(spaces.combinations(space), asked or _MOST_TRIALS)
     ends = asked or criteria or config["ResourceLimits"].get("MaxRuntimeInSeconds")
     if not ends:
-        raise ConfigurationError("The search would never end: give ResourceLimits.MaxNumberOfTrainingJobs.")
+        raise ConfigurationError(
+            "The search would never end: give ResourceLimits.MaxNumberOfTrainingJobs."
+        )
     return min(asked or _MOST_TRIALS, _MOST_TRIALS)
 
 
@@ -141,5 +158,7 @@ def _resource(config: Mapping[str, Any]) -> tuple[int, int | None]:
         raise ConfigurationError("A HyperbandStrategyConfig is for the strategy Hyperband.")
     least, most = given.get("MinResource", 1), given.get("MaxResource")
     if most is not None and least > most:
-        raise ConfigurationError(f"MinResource is at most MaxResource. Received: {least} and {most}.")
+        raise ConfigurationError(
+            f"MinResource is at most MaxResource. Received: {least} and {most}."
+        )
     return least, most

@@ -16,7 +16,11 @@ from syrtos.errors import ConfigurationError
 Kind = Literal["Continuous", "Integer", "Categorical"]
 Scale = Literal["linear", "log", "reverse"]
 
-_SCALES: Mapping[str, Scale] = {"Linear": "linear", "Logarithmic": "log", "ReverseLogarithmic": "reverse"}
+_SCALES: Mapping[str, Scale] = {
+    "Linear": "linear",
+    "Logarithmic": "log",
+    "ReverseLogarithmic": "reverse",
+}
 _WIDE = 100  # times the least value: the scale of such a range is chosen to be logarithmic
 _MOST_COMBINATIONS = 100_000
 
@@ -27,7 +31,8 @@ class Parameter:
 
     Attributes:
         low, high: the range of a number, both included.
-        scale: the scale on which numbers are chosen evenly; ``reverse``: logarithmic in the distance from 1.
+        scale: the scale on which numbers are chosen evenly; ``reverse``: logarithmic in the
+            distance from 1.
         values: the values of a categorical parameter, as the texts that a training job gets.
     """
 
@@ -41,7 +46,9 @@ class Parameter:
     @property
     def choices(self) -> tuple[str, ...]:
         """The values of a parameter that is not continuous."""
-        return self.values or tuple(str(number) for number in range(int(self.low), int(self.high) + 1))
+        return self.values or tuple(
+            str(number) for number in range(int(self.low), int(self.high) + 1)
+        )
 
 
 Space = tuple[Parameter, ...]
@@ -57,17 +64,22 @@ def read(ranges: Mapping[str, Any]) -> Space:
         *(_number(one, "Continuous") for one in ranges.get("ContinuousParameterRanges") or ()),
         *(_number(one, "Integer") for one in ranges.get("IntegerParameterRanges") or ()),
         *(
-            Parameter(name=one["Name"], kind="Categorical", values=tuple(dict.fromkeys(one["Values"])))
+            Parameter(
+                name=one["Name"], kind="Categorical", values=tuple(dict.fromkeys(one["Values"]))
+            )
             for one in ranges.get("CategoricalParameterRanges") or ()
         ),
     ]
     names = [parameter.name for parameter in found]
     if not found:
         raise ConfigurationError(
-            "There is nothing to tune: give at least one hyperparameter a range or a list of values."
+            "There is nothing to tune: give at least one hyperparameter a range or a list of"
+            " values."
         )
     if len(set(names)) < len(names):
-        raise ConfigurationError(f"Each hyperparameter has one range. Received: {', '.join(sorted(names))}.")
+        raise ConfigurationError(
+            f"Each hyperparameter has one range. Received: {', '.join(sorted(names))}."
+        )
     return tuple(sorted(found, key=lambda parameter: parameter.name))
 
 
@@ -75,16 +87,20 @@ def _number(given: Mapping[str, str], kind: Kind) -> Parameter:
     name = given["Name"]
     low, high = (_value(name, given[key], kind) for key in ("MinValue", "MaxValue"))
     if low > high:
-        raise ConfigurationError(f"The range of {name} ends before it begins: min is {low:g}, and max is {high:g}.")
+        raise ConfigurationError(
+            f"The range of {name} ends before it begins: min is {low:g}, and max is {high:g}."
+        )
     asked = given.get("ScalingType") or "Auto"
     scale = _SCALES.get(asked) or ("log" if low > 0 and high / low >= _WIDE else "linear")
     if scale == "log" and low <= 0:
         raise ConfigurationError(
-            f"A logarithmic scale needs a min above 0: {name} has {low:g}. Raise min, or use a linear scale."
+            f"A logarithmic scale needs a min above 0: {name} has {low:g}. Raise min, or use a"
+            " linear scale."
         )
     if scale == "reverse" and (kind == "Integer" or low < 0 or high >= 1):
         raise ConfigurationError(
-            f"A reverse logarithmic scale is for continuous ranges from 0 to less than 1. Received: {name} from {low:g} to {high:g}."
+            "A reverse logarithmic scale is for continuous ranges from 0 to less than 1. Received:"
+            f" {name} from {low:g} to {high:g}."
         )
     return Parameter(name=name, kind=kind, low=low, high=high, scale=scale)
 
@@ -93,10 +109,14 @@ def _value(name: str, text: str, kind: Kind) -> float:
     try:
         number = float(text)
     except ValueError:
-        number = math.nan  # which no range has, so the message below is that for all that is no number
+        number = (
+            math.nan
+        )  # which no range has, so the message below is that for all that is no number
     if not math.isfinite(number) or (kind == "Integer" and number != int(number)):
         what = "a whole number" if kind == "Integer" else "a number"
-        raise ConfigurationError(f"The range of {name} begins and ends with {what}. Received: {text!r}.")
+        raise ConfigurationError(
+            f"The range of {name} begins and ends with {what}. Received: {text!r}."
+        )
     return number
 
 
@@ -109,12 +129,14 @@ def combinations(space: Space) -> int:
     endless = [parameter.name for parameter in space if parameter.kind == "Continuous"]
     if endless:
         raise ConfigurationError(
-            f"A grid needs lists of values or ranges of whole numbers: {', '.join(endless)} is continuous. List its values, or choose another strategy."
+            f"A grid needs lists of values or ranges of whole numbers: {', '.join(endless)} is"
+            " continuous. List its values, or choose another strategy."
         )
     sizes = [len(p.values) or int(p.high - p.low) + 1 for p in space]
     if math.prod(sizes) > _MOST_COMBINATIONS:
         raise ConfigurationError(
-            f"The grid has {math.prod(sizes)} combinations, more than {_MOST_COMBINATIONS}. Give fewer values."
+            f"The grid has {math.prod(sizes)} combinations, more than {_MOST_COMBINATIONS}. Give"
+            " fewer values."
         )
     return math.prod(sizes)
 
@@ -149,7 +171,9 @@ def _has(parameter: Parameter, value: str) -> bool:
         number = float(value)
     except ValueError:
         return False
-    return parameter.low <= number <= parameter.high and (parameter.kind != "Integer" or value == str(int(number)))
+    return parameter.low <= number <= parameter.high and (
+        parameter.kind != "Integer" or value == str(int(number))
+    )
 
 
 def names(space: Sequence[Parameter]) -> list[str]:

@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
@@ -20,12 +25,16 @@ from syrtos.jobs.tuning.trials import SearchTrial
 _Value = str | float | int
 
 
-def study(search: Search, sampler: BaseSampler | None = None, pruner: BasePruner | None = None) -> optuna.Study:
+def study(
+    search: Search, sampler: BaseSampler | None = None, pruner: BasePruner | None = None
+) -> optuna.Study:
     """Makes a study without trials."""
     # Optuna would report each study that is made
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     direction = "maximize" if search.maximize else "minimize"
-    return optuna.create_study(study_name=search.name, direction=direction, sampler=sampler, pruner=pruner)
+    return optuna.create_study(
+        study_name=search.name, direction=direction, sampler=sampler, pruner=pruner
+    )
 
 
 def add(found: optuna.Study, search: Search, trials: Sequence[SearchTrial]) -> None:
@@ -34,7 +43,9 @@ def add(found: optuna.Study, search: Search, trials: Sequence[SearchTrial]) -> N
     known = {trial.number: trial for trial in trials}
     for number in range(1, max(known, default=0) + 1):
         found.add_trial(
-            _frozen_trial(search, known[number]) if number in known else optuna.create_trial(state=TrialState.FAIL)
+            _frozen_trial(search, known[number])
+            if number in known
+            else optuna.create_trial(state=TrialState.FAIL)
         )
 
 

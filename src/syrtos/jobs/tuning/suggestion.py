@@ -21,7 +21,8 @@ def suggest(
     """Returns values for a new trial.
 
     Args:
-        trials: trials that have ended or run; Bayesian search keeps away from points that are being tried.
+        trials: trials that have ended or run; Bayesian search keeps away from points that are being
+            tried.
         number: the new trial's number, which none of ``trials`` has.
         before: trials of earlier searches, whose objectives count like those of this one.
     """
@@ -43,12 +44,13 @@ def _sampler(search: Search, number: int, warm: bool) -> BaseSampler:
     """Returns a sampler that is seeded for this trial alone.
 
     Args:
-        number: the trial's number, counted from the first trial of earlier searches, so that their points are not drawn
-            again.
-        warm: whether there are earlier searches: then a model is used as soon as there are four results, instead of
-            ten.
+        number: the trial's number, counted from the first trial of earlier searches, so that their
+            points are not drawn again.
+        warm: whether there are earlier searches: then a model is used as soon as there are four
+            results, instead of ten.
     """
-    # so a sampler has no state that a process could take with it: the same trials lead to the same suggestion
+    # so a sampler has no state that a process could take with it: the same trials lead to the same
+    # suggestion
     seed = (search.seed * 1_000_003 + number) % 2**32
     if search.strategy == "Random":
         return RandomSampler(seed=seed)

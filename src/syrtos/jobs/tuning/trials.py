@@ -18,8 +18,8 @@ class SearchTrial:
         tuned: its values of the hyperparameters that are tuned.
         status: ``TrainingJobStatus``.
         objective: the last value of the metric; None without one.
-        values: times (seconds since 1970) and values of the metric, for trials that may be ended early; empty for
-            others.
+        values: times (seconds since 1970) and values of the metric, for trials that may be ended
+            early; empty for others.
         created, started, ended: seconds since 1970.
         failure: the reason why it failed.
     """
@@ -62,7 +62,11 @@ def rank_trials(search: Search, trials: Sequence[SearchTrial]) -> list[SearchTri
 def not_improving(search: Search, trials: Sequence[SearchTrial]) -> int:
     """Returns the number of successful trials that have ended since the best one."""
     found = best(search, trials)
-    return sum((t.ended or 0.0) > (found.ended or 0.0) for t in trials if t.has_succeeded) if found else 0
+    return (
+        sum((t.ended or 0.0) > (found.ended or 0.0) for t in trials if t.has_succeeded)
+        if found
+        else 0
+    )
 
 
 def status_counters(trials: Sequence[SearchTrial]) -> dict[str, int]:

@@ -53,10 +53,16 @@ def _sum_of(batch: object) -> int:
     """Returns a checksum of the first, the middle and the last row of each array."""
     checksum = 0
     for leaf in keras.tree.flatten(batch):
-        if not getattr(leaf, "shape", None) or getattr(leaf, "is_sparse", False) or hasattr(leaf, "todense"):
+        if (
+            not getattr(leaf, "shape", None)
+            or getattr(leaf, "is_sparse", False)
+            or hasattr(leaf, "todense")
+        ):
             continue
         # A tensor of torch may be on another device, where `np.asarray` can't read it.
         rows = leaf if hasattr(leaf, "detach") else np.asarray(leaf)
-        array = keras.ops.convert_to_numpy(rows[np.array([0, len(rows) // 2, -1])] if len(rows) else rows)
+        array = keras.ops.convert_to_numpy(
+            rows[np.array([0, len(rows) // 2, -1])] if len(rows) else rows
+        )
         checksum = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, checksum)
     return checksum

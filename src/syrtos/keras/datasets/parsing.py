@@ -26,8 +26,9 @@ Parse = Callable[[Any], object]
 def each(parse_fn: Callable[..., Any]) -> Parse:
     """Returns a function of a list of records, made of ``parse_fn``, which parses one record: bytes, or several values.
 
-    A ``parse_fn`` written with TensorFlow's operations becomes a graph that takes all records of a batch in parallel;
-    others get NumPy values and Python's bytes. What it returns for a first record shows which it is.
+    A ``parse_fn`` written with TensorFlow's operations becomes a graph that takes all records of a
+    batch in parallel; others get NumPy values and Python's bytes. What it returns for a first
+    record shows which it is.
     """
     chosen: list[Parse] = []
 
@@ -35,7 +36,11 @@ def each(parse_fn: Callable[..., Any]) -> Parse:
         if not chosen:
             first = records[0]
             returned = parse_fn(*first) if isinstance(first, tuple) else parse_fn(first)
-            chosen.append(_in_graph(parse_fn) if _are_tensors(returned) else functools.partial(_one_by_one, parse_fn))
+            chosen.append(
+                _in_graph(parse_fn)
+                if _are_tensors(returned)
+                else functools.partial(_one_by_one, parse_fn)
+            )
         return chosen[0](records)
 
     return parse
@@ -48,7 +53,9 @@ def _are_tensors(returned: Any) -> bool:
 
 
 def _one_by_one(parse_fn: Callable[..., Any], records: Sequence[object]) -> object:
-    return stack_records([parse_fn(*record) if isinstance(record, tuple) else parse_fn(record) for record in records])
+    return stack_records(
+        [parse_fn(*record) if isinstance(record, tuple) else parse_fn(record) for record in records]
+    )
 
 
 def _in_graph(parse_fn: Callable[..., Any]) -> Parse:
@@ -62,7 +69,11 @@ def _in_graph(parse_fn: Callable[..., Any]) -> Parse:
     def in_parallel(records: _Columns) -> object:
         count = tf.shape(tf.nest.flatten(records)[0], tf.int64)[0]
         dataset = tf.data.Dataset.from_tensor_slices(records)
-        return dataset.map(parse_fn, tf.data.AUTOTUNE, deterministic=True).batch(count).get_single_element()
+        return (
+            dataset.map(parse_fn, tf.data.AUTOTUNE, deterministic=True)
+            .batch(count)
+            .get_single_element()
+        )
 
     chosen: list[Callable[[_Columns], object]] = []
 
@@ -81,14 +92,18 @@ def _in_graph(parse_fn: Callable[..., Any]) -> Parse:
     return parse
 
 
-def _trace(function: Callable[[_Columns], object], columns: _Columns) -> Callable[[_Columns], object] | None:
+def _trace(
+    function: Callable[[_Columns], object], columns: _Columns
+) -> Callable[[_Columns], object] | None:
     """Returns a graph for any number of records.
 
     None where an operation has no form for many, e.g. one that decodes images.
     """
     import tensorflow as tf
 
-    specs = tf.nest.map_structure(lambda column: tf.TensorSpec([None, *column.shape[1:]], column.dtype), columns)
+    specs = tf.nest.map_structure(
+        lambda column: tf.TensorSpec([None, *column.shape[1:]], column.dtype), columns
+    )
     traced: Any = tf.function(function)  # the stub leaves out its methods
     try:
         return traced.get_concrete_function(specs)
@@ -108,5 +123,9 @@ def image(size: tuple[int, int], data: Any, label: Label) -> tuple[object, Label
         return tf.ensure_shape(tf.image.resize(decoded, list(size)), (*size, 3)), label
     from PIL import Image
 
-    picture = Image.open(io.BytesIO(data)).convert("RGB").resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    picture = (
+        Image.open(io.BytesIO(data))
+        .convert("RGB")
+        .resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    )
     return np.asarray(picture, np.float32), label

@@ -1,7 +1,7 @@
 """Planned data sets as `fit` takes them: each worker's own records.
 
-Their order does not depend on the number of workers. Keras knows such a data set as a `PyDataset`. With TensorFlow its
-batches come as a `tf.data` pipeline, with JAX and torch one by one.
+Their order does not depend on the number of workers. Keras knows such a data set as a `PyDataset`.
+With TensorFlow its batches come as a `tf.data` pipeline, with JAX and torch one by one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class PlannedDataset(keras.utils.PyDataset):
         loader.contiguous = backend.computes_global_batches()
 
     def __repr__(self) -> str:
-        return f"<{len(self.loader.source):,} records in batches of {self.loader.batch}, {self.name}>"
+        return (
+            f"<{len(self.loader.source):,} records in batches of {self.loader.batch}, {self.name}>"
+        )
 
     def __len__(self) -> int:
         """Returns the number of global batches in an epoch of `fit`."""
@@ -121,8 +123,8 @@ class Stream:
     def shares(self) -> Iterator[tuple[int, object]]:
         """Yields this worker's shares in memory: the number of rows, and the rows.
 
-        Where the worker has no row, it gets a record that does not count; a worker that is alone leaves such batches
-        out.
+        Where the worker has no row, it gets a record that does not count; a worker that is alone
+        leaves such batches out.
         """
         one = self.example()
         empty = self._flatten(one)
@@ -163,16 +165,21 @@ class Stream:
         samples, position, numbers = self._samples, self.position, itertools.count()
         while True:
             for chunk in self._load_chunks(position):
-                for share, rows, number in zip(chunk.shares, np.diff(chunk.splits), numbers, strict=False):
+                for share, rows, number in zip(
+                    chunk.shares, np.diff(chunk.splits), numbers, strict=False
+                ):
                     if not rows and alone():
                         self.leave_out(number)
-                    # Before any worker can have finished this step: a checkpoint of rank 0 must not be ahead of a
-                    # ledger.
+                    # Before any worker can have finished this step: a checkpoint of rank 0 must not
+                    # be ahead of a ledger.
                     if samples:
                         samples.add(share)
                     drawn.append(share)
                 leaves = self._flatten(self._standardized(chunk.data))
-                yield [chunk.splits, *(_array(leaf, dtype) for leaf, dtype in zip(leaves, self._types, strict=True))]
+                yield [
+                    chunk.splits,
+                    *(_array(leaf, dtype) for leaf, dtype in zip(leaves, self._types, strict=True)),
+                ]
             if not self._endless:
                 return
             position = Position(position.epoch + 1)
@@ -194,11 +201,14 @@ class Stream:
 
     # -- training -----------------------------------------------------------------------------------
 
-    def begin(self, position: Position | None, number: int | None, endless: bool, session: Session) -> None:
+    def begin(
+        self, position: Position | None, number: int | None, endless: bool, session: Session
+    ) -> None:
         """Begins training on the data set.
 
         Args:
-            position: where it goes on; None for a model that was not trained on this data set before.
+            position: where it goes on; None for a model that was not trained on this data set
+                before.
             number: the number of the model, if it was trained before.
             endless: whether epochs follow one another: the next is read while this one ends.
             session: this worker's.
@@ -215,7 +225,8 @@ class Stream:
         if self.position != Position() and session.world.rank == 0:
             place, records = self.position.place, len(self.dataset.loader.source)
             print(
-                f"syrtos: training goes on in epoch {self.position.epoch + 1} of the data, at record {place:,} of {records:,}",
+                f"syrtos: training goes on in epoch {self.position.epoch + 1} of the data, at"
+                f" record {place:,} of {records:,}",
                 file=sys.stderr,
             )
         run_dir, (rank, size) = session.options.run_dir, ranks()
@@ -223,7 +234,9 @@ class Stream:
             return
         name = f"{self.dataset.name}-{self.number}"
         everyone = world.current().comm
-        generation = everyone.broadcast_object(next_generation(run_dir, name) if rank == 0 else None)
+        generation = everyone.broadcast_object(
+            next_generation(run_dir, name) if rank == 0 else None
+        )
         self._samples = SampleLedger(run_dir, name, rank, size)
         self._samples.begin(self.dataset.plan(Position()), self.position, generation)
 
@@ -242,14 +255,18 @@ class Stream:
     def records(self, steps: int) -> list[tuple[int, str, int]]:
         """Returns the records of this worker's shares of the next batches to be trained (see `note_trained`), as far as they are drawn.
 
-        Each is its index, its file, and its place in the file. Where each worker computes with whole batches, their
-        records are returned.
+        Each is its index, its file, and its place in the file. Where each worker computes with
+        whole batches, their records are returned.
         """
         # A copy: the thread that reads ahead adds to it.
         drawn = enumerate(self._drawn.copy(), self._first)
         shares = [share for number, share in drawn if number not in self._left_out][:steps]
         whole = backend.computes_global_batches()
-        indices = [each for share in shares for each in (share.plan.share(share.step) if whole else share.indices)]
+        indices = [
+            each
+            for share in shares
+            for each in (share.plan.share(share.step) if whole else share.indices)
+        ]
         return [(int(each), *self.dataset.loader.source.place(int(each))) for each in indices]
 
     def leave_out(self, number: int) -> None:
@@ -284,7 +301,9 @@ class Stream:
         if session.options.asynchronous:
             policy.check(len(policy.left_out_records))
         elif any(everyone.agree("bad records", float(len(policy.left_out_records)))):
-            policy.check(len(set().union(*everyone.allgather_object(sorted(policy.left_out_records)))))
+            policy.check(
+                len(set().union(*everyone.allgather_object(sorted(policy.left_out_records))))
+            )
 
     def epoch_begins(self) -> int:
         """Begins an epoch, and returns the steps that are left of it."""
@@ -323,8 +342,9 @@ def _array(leaf: Any, dtype: npt.DTypeLike) -> Array:
         return array
     if not np.can_cast(array.dtype, dtype, "same_kind"):
         raise DataError(
-            f"Records differ in type: the first gave {np.dtype(dtype).name}, a later one {array.dtype.name}. Let `parse_fn` return the same for all, "
-            "e.g. numpy.float32(value)."
+            f"Records differ in type: the first gave {np.dtype(dtype).name}, a later one"
+            f" {array.dtype.name}. Let `parse_fn` return the same for all, e.g."
+            " numpy.float32(value)."
         )
     return array.astype(dtype)
 
@@ -336,6 +356,7 @@ def alone() -> bool:
 
 def ranks() -> tuple[int, int]:
     """Returns this worker's rank, and how many workers share the data: 0 and 1 where each trains at its own pace."""
-    # Over servers all workers read all batches, and each batch is trained on by the one that asks next.
+    # Over servers all workers read all batches, and each batch is trained on by the one that asks
+    # next.
     session = world.current()
     return (0, 1) if session.options.asynchronous else (session.world.rank, session.world.size)

@@ -1,8 +1,9 @@
 """Training at each worker's own pace, over parameter servers.
 
-Each batch of an epoch goes to the worker that asks next, so a slow worker takes fewer and delays no other. Between two
-meetings of the workers (a round: an epoch of `fit`, a `join` of a coordinator) each worker assigns its own metrics and
-moving statistics. At the meeting what the workers have added is summed, or averaged, and all take the servers' weights.
+Each batch of an epoch goes to the worker that asks next, so a slow worker takes fewer and delays no
+other. Between two meetings of the workers (a round: an epoch of `fit`, a `join` of a coordinator)
+each worker assigns its own metrics and moving statistics. At the meeting what the workers have
+added is summed, or averaged, and all take the servers' weights.
 """
 
 from __future__ import annotations
@@ -149,8 +150,18 @@ def average(logs: dict[str, object]) -> None:
     if asked is None:
         return
     numbers = dict[str, Any](logs)  # of a step of the script's own: any values
-    mine = {name: np.asarray(value, np.float64) for name, value in numbers.items() if np.ndim(value) == 0}
-    logs.update({name: float(total) / count for name, (total, count) in asked.end_round(mine).items() if name in logs})
+    mine = {
+        name: np.asarray(value, np.float64)
+        for name, value in numbers.items()
+        if np.ndim(value) == 0
+    }
+    logs.update(
+        {
+            name: float(total) / count
+            for name, (total, count) in asked.end_round(mine).items()
+            if name in logs
+        }
+    )
 
 
 def take_weights() -> None:
@@ -177,7 +188,9 @@ def begin_equal(model: Model) -> None:
     asked = asynchronous_servers()
     if asked is not None:
         found = state.of_model(model)
-        for variable, value in zip(found, asked.share([state.memory_of(v) for v in found]), strict=True):
+        for variable, value in zip(
+            found, asked.share([state.memory_of(v) for v in found]), strict=True
+        ):
             variable.assign(value)
     for one in held_optimizers():
         trained = {state.identity(v) for v in state.variables_in(model) if v.trainable}
@@ -193,23 +206,32 @@ def _pull() -> None:
 def _rule_of(variable: tf.Variable) -> Literal["sum", "mean"]:
     """Returns the rule by which the changes of a variable by all workers become one.
 
-    Moving statistics become a mean. Metrics, counters and what a script trains by hand become the sum of what all
-    workers have added.
+    Moving statistics become a mean. Metrics, counters and what a script trains by hand become the
+    sum of what all workers have added.
     """
     by_hand = variable.trainable and not hasattr(variable, KERAS)
-    return "mean" if variable.aggregation.name != "SUM" and variable.dtype.is_floating and not by_hand else "sum"
+    return (
+        "mean"
+        if variable.aggregation.name != "SUM" and variable.dtype.is_floating and not by_hand
+        else "sum"
+    )
 
 
 def _own_variables() -> dict[str, tf.Variable]:
     """Returns the variables that workers assign themselves, by name: all but those that held optimizers have."""
     theirs = set()
     for optimizer in held_optimizers():
-        theirs |= {state.identity(v) for v in (*optimizer.variables, *state.variables_of(optimizer.optimizer))}
+        theirs |= {
+            state.identity(v)
+            for v in (*optimizer.variables, *state.variables_of(optimizer.optimizer))
+        }
     found = {}
     for name, known in list(_variables.items()):
         variable = known()
         if variable is None:
             del _variables[name]
-        elif id(variable) not in theirs and (variable.dtype.is_floating or variable.dtype.is_integer):
+        elif id(variable) not in theirs and (
+            variable.dtype.is_floating or variable.dtype.is_integer
+        ):
             found[name] = variable
     return found

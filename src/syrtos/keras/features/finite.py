@@ -1,9 +1,9 @@
 """Checks for gradients and losses that are NaN or infinite.
 
-What becomes of gradients that are not finite is decided before they are applied; a loss that is not finite is reported
-once. An update that is left out leaves no trace, as a `LossScaleOptimizer` leaves out its own: weights, the optimizer's
-state and its number of updates stay as they were, and in `fit` so do metrics and moving statistics, into which the same
-batch has gone.
+What becomes of gradients that are not finite is decided before they are applied; a loss that is not
+finite is reported once. An update that is left out leaves no trace, as a `LossScaleOptimizer`
+leaves out its own: weights, the optimizer's state and its number of updates stay as they were, and
+in `fit` so do metrics and moving statistics, into which the same batch has gone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from syrtos.keras.replica import state
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Logs, Model, Variable
 
-# So many updates may be left out one after the other: more show that it is not one batch that is wrong.
+# So many updates may be left out one after the other: more show that it is not one batch that is
+# wrong.
 _MOST_IN_A_ROW = 10
 # So many are told, each in a line.
 _TOLD = 10
@@ -70,14 +71,17 @@ def begin() -> None:
     _left_out.begin()
 
 
-def batch_begins(epoch: int, batch: int, steps: int, records: Callable[[], Sequence[Record]] = list) -> None:
+def batch_begins(
+    epoch: int, batch: int, steps: int, records: Callable[[], Sequence[Record]] = list
+) -> None:
     """Notes the batches that a call of the training function begins to train on.
 
     Args:
         epoch: the number of the epoch, from 0.
         batch: the number of the first batch, from 0.
         steps: how many batches there are.
-        records: returns the records of this worker's shares of them, where they are known, once they have been drawn.
+        records: returns the records of this worker's shares of them, where they are known, once
+            they have been drawn.
     """
     batches = f"batch {batch + 1}" if steps == 1 else f"batches {batch + 1} to {batch + steps}"
     _left_out.batch, _left_out.records = f" ({batches} of epoch {epoch + 1})", records
@@ -107,15 +111,20 @@ def results_of_left_out_step(model: Model, logs: object) -> object:
 
 
 def look(
-    comm: Communicator | None, variables: Sequence[Variable], finite: Sequence[bool], own: Sequence[bool], update: int
+    comm: Communicator | None,
+    variables: Sequence[Variable],
+    finite: Sequence[bool],
+    own: Sequence[bool],
+    update: int,
 ) -> bool:
     """Decides whether an update is made; called before each.
 
     Args:
-        comm: the workers, which then all call it together; None where this worker's gradients are not reduced.
+        comm: the workers, which then all call it together; None where this worker's gradients are
+            not reduced.
         variables: those of the gradients.
-        finite: for each gradient of the global batch whether all its numbers are finite; equal on all workers of
-            ``comm``.
+        finite: for each gradient of the global batch whether all its numbers are finite; equal on
+            all workers of ``comm``.
         own: the same for this worker's share.
         update: number of the update, from 1.
 
@@ -123,8 +132,8 @@ def look(
         Whether the update is to be made.
 
     Raises:
-        NonFiniteError: it is not, and training must not go on; names the first gradient, and the workers whose share
-            made it so.
+        NonFiniteError: it is not, and training must not go on; names the first gradient, and the
+            workers whose share made it so.
     """
     which = id(variables[0]) if variables else 0
     compression.update_is_decided(state.held_objects(variables), is_made=all(finite))
@@ -134,14 +143,20 @@ def look(
     gradient = _describe_gradients(comm, variables, finite, all(own))
     if not leaves_out():
         raise NonFiniteError(
-            f"Update {update}{_left_out.batch} was stopped: {gradient}, and was not applied. {_ADVICE} Without `--on-nan stop` training goes on, as in "
-            "plain Keras; with `--on-nan skip` it goes on without this batch."
+            f"Update {update}{_left_out.batch} was stopped: {gradient}, and was not applied."
+            f" {_ADVICE} Without `--on-nan stop` training goes on, as in plain Keras; with"
+            " `--on-nan skip` it goes on without this batch."
         )
     _leave_out(which, f"update {update}{_left_out.batch} was left out: {gradient}")
     return False
 
 
-def stop(comm: Communicator | None, variables: Sequence[Variable], finite: Sequence[bool], own: Sequence[bool]) -> None:
+def stop(
+    comm: Communicator | None,
+    variables: Sequence[Variable],
+    finite: Sequence[bool],
+    own: Sequence[bool],
+) -> None:
     """Stops training where an update of accumulated gradients is not finite.
 
     Raises:
@@ -151,11 +166,15 @@ def stop(comm: Communicator | None, variables: Sequence[Variable], finite: Seque
     if not all(finite):
         gradient = _describe_gradients(comm, variables, finite, all(own))
         raise NonFiniteError(
-            f"An update of accumulated gradients{_left_out.batch} was stopped: {gradient}, and was not applied. {_ADVICE}"
+            f"An update of accumulated gradients{_left_out.batch} was stopped: {gradient}, and was"
+            f" not applied. {_ADVICE}"
         )
 
 
-_ADVICE = "Look at the batch, lower the learning rate, or keep what the loss divides by, or takes a logarithm of, away from 0."
+_ADVICE = (
+    "Look at the batch, lower the learning rate, or keep what the loss divides by, or takes a"
+    " logarithm of, away from 0."
+)
 
 
 def _leave_out(which: int, what: str) -> None:
@@ -168,7 +187,8 @@ def _leave_out(which: int, what: str) -> None:
         print(f"syrtos: {what}.{more}", file=sys.stderr)
     if in_a_row > _MOST_IN_A_ROW:
         raise NonFiniteError(
-            f"{in_a_row} updates in a row were left out, so it is not one batch that is wrong: {what}. {_ADVICE}"
+            f"{in_a_row} updates in a row were left out, so it is not one batch that is wrong:"
+            f" {what}. {_ADVICE}"
         )
 
 
@@ -213,7 +233,10 @@ def _from(records: Sequence[Record], rank: int, count: int | None = None) -> str
         return f" (made of record {named})"
     path = _list_of(rank)
     listed = f"; all are listed in {path}" if count > _NAMED and path else ""
-    return f" (made of {count} records, in one or more of which the cause may be: {named}{', ...' * (count > _NAMED)}{listed})"
+    return (
+        f" (made of {count} records, in one or more of which the cause may be:"
+        f" {named}{', ...' * (count > _NAMED)}{listed})"
+    )
 
 
 def _write(records: Sequence[Record]) -> None:
@@ -241,7 +264,8 @@ class Notice:
 
     def __init__(self) -> None:
         self._is_over = world.current().world.rank > 0
-        # Losses that a device computes, with their epoch and batch: to read each would hold up the steps after it.
+        # Losses that a device computes, with their epoch and batch: to read each would hold up the
+        # steps after it.
         self._unread: list[tuple[int, int, Any]] = []
         self._read_at = time.monotonic()
 
@@ -264,10 +288,18 @@ class Notice:
             (epoch, batch, float(loss) if isinstance(loss, numbers.Real) else next(read))
             for epoch, batch, loss in unread
         )
-        epoch, batch, loss = next((each for each in losses if not math.isfinite(each[2])), (0, 0, 0.0))
+        epoch, batch, loss = next(
+            (each for each in losses if not math.isfinite(each[2])), (0, 0, 0.0)
+        )
         if math.isfinite(loss):
             return
         self._is_over, advice = True, ""
         if not world.current().options.servers and not is_asked():
-            advice = " `--on-nan stop` ends a run before it applies such gradients, and names the variable and the rank; `--on-nan skip` leaves them out."
-        print(f"syrtos: the loss is {loss} since batch {batch + 1} of epoch {epoch + 1}.{advice}", file=sys.stderr)
+            advice = (
+                " `--on-nan stop` ends a run before it applies such gradients, and names the"
+                " variable and the rank; `--on-nan skip` leaves them out."
+            )
+        print(
+            f"syrtos: the loss is {loss} since batch {batch + 1} of epoch {epoch + 1}.{advice}",
+            file=sys.stderr,
+        )

@@ -52,8 +52,11 @@ def factor(scale: str, size: int) -> float:
 def rate_of(model: Model) -> float | None:
     """Returns the learning rate of a model's optimizer now; None where it has none, or where it can't be read."""
     optimizer: Optimizer | None = getattr(model, "optimizer", None)
-    # A schedule's rate can't be read on JAX between two steps: it follows a counter in the state of the compiled step.
-    if optimizer is None or (keras_internals.trains_outside(model) and keras_internals.has_schedule(optimizer)):
+    # A schedule's rate can't be read on JAX between two steps: it follows a counter in the state of
+    # the compiled step.
+    if optimizer is None or (
+        keras_internals.trains_outside(model) and keras_internals.has_schedule(optimizer)
+    ):
         return None
     try:
         return float(np.asarray(optimizer.learning_rate))
@@ -88,8 +91,8 @@ def put_back(optimizer: object, facts: ClimbFacts | None) -> None:
 class Scaling:
     """The learning rate of one `fit`: scaled when an optimizer makes its first step, and warmed up.
 
-    An optimizer that callbacks restore from a backup goes on where the interrupted run was, also in the middle of the
-    warm-up.
+    An optimizer that callbacks restore from a backup goes on where the interrupted run was, also in
+    the middle of the warm-up.
     """
 
     def __init__(self, session: Session) -> None:
@@ -131,8 +134,8 @@ class Scaling:
         Args:
             epoch: the epoch that is being trained, from 0.
             trained: batches of this `fit` before this one.
-            batches: batches of an epoch. While they are unknown (the first epoch over a generator) the rate climbs from
-                epoch to epoch.
+            batches: batches of an epoch. While they are unknown (the first epoch over a generator)
+                the rate climbs from epoch to epoch.
         """
         epochs, model, optimizer = self._options.warmup_epochs, self._model, self._optimizer
         climb = _climb_of(optimizer)
@@ -141,7 +144,8 @@ class Scaling:
         batches = batches or climb.batches
         done = (self._before + trained) / (epochs * batches) if batches else epoch / epochs
         if done <= 1.0 or climb.going_on:
-            # Else what is assigned to the optimizer is lost on JAX: the state of its compiled step is ahead of it.
+            # Else what is assigned to the optimizer is lost on JAX: the state of its compiled step
+            # is ahead of it.
             backend.active().settle(model)
             optimizer.learning_rate = climb.base * (1.0 + (self._factor - 1.0) * min(done, 1.0))
         climb.going_on = done < 1.0
@@ -171,7 +175,7 @@ def _rate_of(optimizer: Optimizer) -> float:
         optimizer.learning_rate = rate
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            "`--scale-lr` scales a learning rate that is a number; this optimizer has a schedule. Scale the schedule's own rates in the script, "
-            "or give the optimizer a number."
+            "`--scale-lr` scales a learning rate that is a number; this optimizer has a schedule."
+            " Scale the schedule's own rates in the script, or give the optimizer a number."
         ) from error
     return rate

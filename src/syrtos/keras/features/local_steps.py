@@ -1,12 +1,12 @@
 """`--sync-every H`: in `fit` each worker trains alone for H steps between two meetings (local SGD).
 
-At a meeting the workers exchange by how much their weights have changed. The mean of the changes, by samples, is the
-gradient of an outer optimizer, SGD with Nesterov momentum: DiLoCo (Douillard et al. 2023, arXiv:2311.08105, algorithm
-1). With an outer rate of 1 and no momentum, the default, all take the mean of the weights; with plain SGD inside and an
-H of 1 that is synchronous training.
+At a meeting the workers exchange by how much their weights have changed. The mean of the changes,
+by samples, is the gradient of an outer optimizer, SGD with Nesterov momentum: DiLoCo (Douillard et
+al. 2023, arXiv:2311.08105, algorithm 1). With an outer rate of 1 and no momentum, the default, all
+take the mean of the weights; with plain SGD inside and an H of 1 that is synchronous training.
 
-The workers also meet at the end of each epoch: what is evaluated, saved and decided there is equal on all of them, and
-the epoch's metrics count all samples.
+The workers also meet at the end of each epoch: what is evaluated, saved and decided there is equal
+on all of them, and the epoch's metrics count all samples.
 """
 
 from __future__ import annotations
@@ -87,8 +87,12 @@ def begin(model: Model | None) -> Rounds | None:
     """
     if not is_asked() or model is None:
         return None
-    if backend.computes_global_batches() or keras_internals.keras_of(model) is not sys.modules.get("keras"):
-        raise ConfigurationError("`--sync-every` trains models of Keras 3 on TensorFlow and torch. Leave it out.")
+    if backend.computes_global_batches() or keras_internals.keras_of(model) is not sys.modules.get(
+        "keras"
+    ):
+        raise ConfigurationError(
+            "`--sync-every` trains models of Keras 3 on TensorFlow and torch. Leave it out."
+        )
     _Process.rounds = Rounds(model)
     return _Process.rounds
 
@@ -100,8 +104,8 @@ def refuse_single_steps() -> None:
     """
     if is_asked():
         raise ConfigurationError(
-            "`--sync-every` was given, and the script calls `train_on_batch`: workers would never meet, for only `fit` counts their steps. Train by `fit`, "
-            "or leave out --sync-every."
+            "`--sync-every` was given, and the script calls `train_on_batch`: workers would never"
+            " meet, for only `fit` counts their steps. Train by `fit`, or leave out --sync-every."
         )
 
 
@@ -114,14 +118,19 @@ class Rounds:
 
     def __init__(self, model: Model) -> None:
         self._model, self._session = model, world.current()
-        self._weights: list[Variable] = list(model.trainable_variables) if state.variables_in(model) else []
+        self._weights: list[Variable] = (
+            list(model.trainable_variables) if state.variables_in(model) else []
+        )
         if not self._weights:
             raise ConfigurationError(
-                "`--sync-every` needs a model that has its weights before its first step: give it a `keras.Input`, or call `model.build(shape)` before `fit`."
+                "`--sync-every` needs a model that has its weights before its first step: give it a"
+                " `keras.Input`, or call `model.build(shape)` before `fit`."
             )
         self._velocities = [np.zeros_like(state.memory_of(v)) for v in self._weights]
         self._anchors: list[Array] = []
-        self._checksums: list[int] = []  # of what no optimizer trains, at the beginning of the round
+        self._checksums: list[
+            int
+        ] = []  # of what no optimizer trains, at the beginning of the round
         self._metrics_before: list[Array] = []  # at the beginning of the epoch
         self._since = self._since_epoch = 0
         # of this worker: in this round, in this epoch, and in its last step
@@ -129,7 +138,8 @@ class Rounds:
         self._asked_to_stop = self._evaluates = False
         self.met = True
         for optimizer in self._optimizers():
-            # Each worker's own state differs from now on: a loop of the script's own makes the optimizers equal again.
+            # Each worker's own state differs from now on: a loop of the script's own makes the
+            # optimizers equal again.
             object.__setattr__(optimizer, state.EQUAL, False)
             self._give_restored(optimizer)
         self._session.ledger.say(sync_every=self._session.options.sync_every)
@@ -139,7 +149,10 @@ class Rounds:
 
         A callback has then restored it on rank 0.
         """
-        comm, updates = self._session.comm, float(state.memory_of(keras_internals.updates_of(optimizer)))
+        comm, updates = (
+            self._session.comm,
+            float(state.memory_of(keras_internals.updates_of(optimizer))),
+        )
         if len(set(comm.agree("updates before `fit`", updates))) > 1:
             state.broadcast(comm, state.of_optimizer(optimizer))
 
@@ -152,8 +165,8 @@ class Rounds:
     def batch_begins(self) -> None:
         """Notes the values from which changes are counted, where a round or an epoch begins.
 
-        It is called before the training function and after the script's callbacks. At the beginning of a round all
-        workers hold the same weights.
+        It is called before the training function and after the script's callbacks. At the beginning
+        of a round all workers hold the same weights.
         """
         if not self._since_epoch:
             self._metrics_before = _copy_values(state.of_metrics(self._model))
@@ -208,7 +221,8 @@ class Rounds:
     def epoch_ends(self, logs: Logs) -> Logs:
         """Meets the other workers after the last batch of an epoch, and returns the epoch's logs.
 
-        Metrics count all samples; the logs of a script's own `train_step` are averaged over the workers.
+        Metrics count all samples; the logs of a script's own `train_step` are averaged over the
+        workers.
         """
         if self._evaluates or not self._since_epoch:
             return logs
@@ -234,10 +248,17 @@ class Rounds:
 
         ``since_epoch``: the steps of the epoch that have been made.
         """
-        for index, velocity in enumerate(self._velocities if self._session.options.outer_momentum else ()):
+        for index, velocity in enumerate(
+            self._velocities if self._session.options.outer_momentum else ()
+        ):
             velocity[...] = _like(arrays[f"outer {index}"], velocity)
-        before = [(f"metric {index}", state.memory_of(v)) for index, v in enumerate(state.of_metrics(self._model))]
-        self._metrics_before = [_like(arrays[name], value) for name, value in before if name in arrays]
+        before = [
+            (f"metric {index}", state.memory_of(v))
+            for index, v in enumerate(state.of_metrics(self._model))
+        ]
+        self._metrics_before = [
+            _like(arrays[name], value) for name, value in before if name in arrays
+        ]
         self._samples_of_epoch = float(_like(arrays["samples of the epoch"], np.array(0.0)))
         self._since, self._since_epoch = 0, since_epoch
 
@@ -252,16 +273,23 @@ class Rounds:
         They are moving statistics, frozen weights, seeds, counters, and moving averages of weights.
         """
         metrics = set(map(id, state.of_metrics(self._model)))
-        averages = [v for optimizer in self._optimizers() for v in keras_internals.averages_of(optimizer)]
-        held = [*self._model.non_trainable_variables, *backend.active().buffers_of(self._model), *averages]
+        averages = [
+            v for optimizer in self._optimizers() for v in keras_internals.averages_of(optimizer)
+        ]
+        held = [
+            *self._model.non_trainable_variables,
+            *backend.active().buffers_of(self._model),
+            *averages,
+        ]
         return [v for v in state.unique(held) if id(v) not in metrics]
 
     def _check_trains_the_same(self) -> None:
         """Raises ConfigurationError where a callback has frozen layers, or made them trainable."""
         if set(map(id, self._model.trainable_variables)) != set(map(id, self._weights)):
             raise ConfigurationError(
-                "Within a `fit` with `--sync-every` a model must train the same variables from its beginning to its end: other layers have become `trainable`, "
-                "or no longer are. Call `fit` again after such a change, as `compile` asks for."
+                "Within a `fit` with `--sync-every` a model must train the same variables from its"
+                " beginning to its end: other layers have become `trainable`, or no longer are."
+                " Call `fit` again after such a change, as `compile` asks for."
             )
 
     # -- a meeting -------------------------------------------------------------------------------
@@ -274,8 +302,9 @@ class Rounds:
             total = sum(self._session.comm.agree("samples of a round", self._samples))
             if not total:
                 raise ConfigurationError(
-                    "The workers have trained on no sample since they met last: a script or package calls its training function in a way that `--sync-every` "
-                    "does not know. Leave it out."
+                    "The workers have trained on no sample since they met last: a script or package"
+                    " calls its training function in a way that `--sync-every` does not know. Leave"
+                    " it out."
                 )
             self._exchange_weights()
             self._make_equal(self._samples / total)
@@ -285,7 +314,9 @@ class Rounds:
         """Makes the outer step with the mean changes of the weights."""
         weights, anchors = self._weights, self._anchors
         changes = [anchor - state.memory_of(v) for anchor, v in zip(anchors, weights, strict=True)]
-        means = compression.mean_in_buckets(self._session.comm, changes, self._samples, state.held_objects(weights))
+        means = compression.mean_in_buckets(
+            self._session.comm, changes, self._samples, state.held_objects(weights)
+        )
         for index, (variable, anchor, mean) in enumerate(zip(weights, anchors, means, strict=True)):
             backend.active().write(variable, self._outer_step(index, anchor, mean))
 
@@ -295,7 +326,10 @@ class Rounds:
         Sutskever et al. 2013, `keras.optimizers.SGD`. ``index``: the number of the variable.
         """
         options, velocity = self._session.options, self._velocities[index]
-        rate, momentum = weight.dtype.type(options.outer_lr), weight.dtype.type(options.outer_momentum)
+        rate, momentum = (
+            weight.dtype.type(options.outer_lr),
+            weight.dtype.type(options.outer_momentum),
+        )
         if not momentum:
             return weight - rate * gradient
         velocity *= momentum
@@ -305,15 +339,17 @@ class Rounds:
     def _make_equal(self, share: float) -> None:
         """Makes those variables equal that no gradient changes, and that have changed on some worker.
 
-        Floating numbers become their mean by samples, others are rank 0's. ``share``: this worker's part of the
-        samples.
+        Floating numbers become their mean by samples, others are rank 0's. ``share``: this worker's
+        part of the samples.
         """
         rest = self._rest()
         # The first step has made some of the variables: they may differ in any way.
         if len(rest) != len(self._checksums):
             mine = [True] * len(rest)
         else:
-            mine = [state.checksum(v) != before for v, before in zip(rest, self._checksums, strict=True)]
+            mine = [
+                state.checksum(v) != before for v, before in zip(rest, self._checksums, strict=True)
+            ]
         if not rest:
             return
         flags = self._session.comm.allreduce(np.array(mine, np.int32))
@@ -327,8 +363,8 @@ class Rounds:
     def _add_up_metrics(self) -> None:
         """Merges the metrics of all workers by the rules of a step (see `syrtos.keras.tensorflow.step`).
 
-        What each worker has added in this epoch is added up, other floating states become their mean by samples, and
-        whole numbers have changed alike.
+        What each worker has added in this epoch is added up, other floating states become their
+        mean by samples, and whole numbers have changed alike.
         """
         variables, before = state.of_metrics(self._model), self._metrics_before
         # The first step has made some of the metrics' variables, which count from zero.
@@ -341,7 +377,8 @@ class Rounds:
         for variable, base in zip(variables, before, strict=True):
             value = np.asarray(state.memory_of(variable), np.float64)
             if getattr(variable, "aggregation", None) == "sum":
-                # What all workers held alike before the epoch is to be counted once: rank 0 adds it.
+                # What all workers held alike before the epoch is to be counted once: rank 0 adds
+                # it.
                 parts.append(value - base + (base if rank == 0 else 0.0))
             elif _is_floating(variable):
                 # A worker without samples may hold an infinity, and 0 times that is NaN.
@@ -360,7 +397,10 @@ class Rounds:
         if not values:
             return []
         vector = np.concatenate([np.asarray(value, np.float64).reshape(-1) for value in values])
-        parts = np.split(self._session.comm.allreduce(vector), np.cumsum([np.size(value) for value in values])[:-1])
+        parts = np.split(
+            self._session.comm.allreduce(vector),
+            np.cumsum([np.size(value) for value in values])[:-1],
+        )
         return [part.reshape(np.shape(value)) for part, value in zip(parts, values, strict=True)]
 
     def _metric_of(self, logs: Logs) -> dict[str, int]:
@@ -384,8 +424,8 @@ class Rounds:
     def _average_logs(self, logs: Logs, metric_of: dict[str, int]) -> dict[str, object]:
         """Returns the logs of all workers.
 
-        Results of metrics count all samples now. Other logs are the means of what the last step of each worker has
-        logged, by its samples.
+        Results of metrics count all samples now. Other logs are the means of what the last step of
+        each worker has logged, by its samples.
         """
         everyone = self._session.comm.allgather_object([self._samples_of_step, _scalars(logs)])
         total = sum(samples for samples, _ in everyone)
@@ -393,7 +433,9 @@ class Rounds:
         for samples, theirs in everyone:
             for name, value in theirs.items() if samples else ():
                 means[name] = means.get(name, 0.0) + samples / total * value
-        results = {name: float(self._model.metrics[index].result()) for name, index in metric_of.items()}
+        results = {
+            name: float(self._model.metrics[index].result()) for name, index in metric_of.items()
+        }
         return {**dict(logs or {}), **means, **results}
 
 
@@ -403,7 +445,11 @@ def _copy_values(variables: Sequence[Variable]) -> list[Array]:
 
 def _scalars(logs: Logs) -> dict[str, float]:
     """Returns the logs that are numbers; a metric that gives several logs them as a dictionary."""
-    return {n: float(v) for n, v in dict[str, Any](logs or {}).items() if np.ndim(v) == 0 and not isinstance(v, dict)}
+    return {
+        n: float(v)
+        for n, v in dict[str, Any](logs or {}).items()
+        if np.ndim(v) == 0 and not isinstance(v, dict)
+    }
 
 
 def _is_scalar(metric: Metric) -> bool:

@@ -29,12 +29,12 @@ _FEWEST = 20
 def noise_moments(optimizer: Optimizer) -> list[float] | None:
     """Returns four numbers about the noise of gradients; None where nothing can be said.
 
-    They are the mean of the squared norms of gradients, the squared norm of their mean, the part of a single step's
-    variance that this mean keeps, and over how many steps the first is a mean.
+    They are the mean of the squared norms of gradients, the squared norm of their mean, the part of
+    a single step's variance that this mean keeps, and over how many steps the first is a mean.
 
-    With gradients of variance V the running mean of t steps, whose weights are those of Adam with its correction, has
-    the variance V times the sum of the squares of its weights. The sums are made on this worker's device, of its own
-    copy: one worker may ask alone.
+    With gradients of variance V the running mean of t steps, whose weights are those of Adam with
+    its correction, has the variance V times the sum of the squares of its weights. The sums are
+    made on this worker's device, of its own copy: one worker may ask alone.
     """
     found = keras_internals.moments_of(optimizer)
     if found is None or getattr(optimizer, "gradient_accumulation_steps", None):

@@ -58,7 +58,8 @@ class Recording:
         self._folder = tempfile.mkdtemp(prefix="profile-", dir=world.current().options.run_dir)
         try:
             self._stop = backend.active().start_profiler(Path(self._folder))
-        # Another profiler of the script's own may be running, or the framework may have been built without one.
+        # Another profiler of the script's own may be running, or the framework may have been built
+        # without one.
         except Exception as error:
             print(f"syrtos: the framework's own profiler did not start: {error}", file=sys.stderr)
 
@@ -77,13 +78,16 @@ class Recording:
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._recorder.left_out:
             print(
-                f"syrtos: the profile is full: {self._recorder.left_out:,} later spans are not in it.", file=sys.stderr
+                f"syrtos: the profile is full: {self._recorder.left_out:,} later spans are not"
+                " in it.",
+                file=sys.stderr,
             )
 
     def events(self, ahead: Callable[[float], float]) -> list[_TraceEvent]:
         """Returns all that was seen, as events on rank 0's clock.
 
-        ``ahead``: returns by how many seconds this worker's `time.perf_counter` was ahead of rank 0's at a moment.
+        ``ahead``: returns by how many seconds this worker's `time.perf_counter` was ahead of rank
+            0's at a moment.
         """
         rank, shift = world.current().world.rank, ahead(self._marked)
         marks = [event.start for event in self._seen if event.name == MARK]
@@ -111,13 +115,20 @@ class Profile:
         """
         now, recording = time.perf_counter(), state.recordings.get(PROFILE)
         if recording is None:
-            if made < self._last and made + coming > self._first and coming and _is_free("nothing is profiled"):
+            if (
+                made < self._last
+                and made + coming > self._first
+                and coming
+                and _is_free("nothing is profiled")
+            ):
                 with world.current().ledger.span("profile"):
                     state.recordings[PROFILE] = Recording(with_framework=True)
                 self._since, self._made = time.perf_counter(), made
             return
         if made > self._made:
-            several = f"steps {self._made + 1} to {made}" if made - self._made > 1 else f"step {made}"
+            several = (
+                f"steps {self._made + 1} to {made}" if made - self._made > 1 else f"step {made}"
+            )
             recording.add("steps", several, self._since, now)
             self._since, self._made = now, made
         if made >= self._last:
@@ -148,7 +159,9 @@ def _is_free(otherwise: str) -> bool:
     if trace.state.recorder is None:
         return True
     print(
-        f"syrtos: {otherwise}: Horovod's timeline and `--profile` can't be recorded at the same time.", file=sys.stderr
+        f"syrtos: {otherwise}: Horovod's timeline and `--profile` can't be recorded at the same"
+        " time.",
+        file=sys.stderr,
     )
     return False
 
@@ -180,8 +193,8 @@ def write_own(kind: str) -> None:
 def end_of_script(recorded: Sequence[float]) -> None:
     """Writes one trace of all workers, when all of them have come to the end of the script.
 
-    Only here they are sure to meet, for they may make different numbers of steps. ``recorded``: what `recordings` is on
-    each of them.
+    Only here they are sure to meet, for they may make different numbers of steps. ``recorded``:
+    what `recordings` is on each of them.
     """
     session = world.current()
     comm = session.comm
@@ -197,20 +210,38 @@ def _write_together(kind: str, comm: Communicator, ahead: Callable[[float], floa
     mine, path = b"", ""
     if recording := state.recordings.get(kind):
         recording.stop()
-        mine, path = gzip.compress(json.dumps(recording.events(ahead)).encode()), str(state.path(kind))
-    parts = [(rank, *each) for rank, each in enumerate(comm.allgather_object([mine, path])) if each[0]]
+        mine, path = (
+            gzip.compress(json.dumps(recording.events(ahead)).encode()),
+            str(state.path(kind)),
+        )
+    parts = [
+        (rank, *each) for rank, each in enumerate(comm.allgather_object([mine, path])) if each[0]
+    ]
     first, _, place = parts[0]
     if comm.rank == first:
-        write([event for _, part, _ in parts for event in json.loads(gzip.decompress(part))], Path(place))
-        print(f"syrtos: the {kind} is in {place}; open it in ui.perfetto.dev or chrome://tracing", file=sys.stderr)
+        write(
+            [event for _, part, _ in parts for event in json.loads(gzip.decompress(part))],
+            Path(place),
+        )
+        print(
+            f"syrtos: the {kind} is in {place}; open it in ui.perfetto.dev or chrome://tracing",
+            file=sys.stderr,
+        )
 
 
 def recordings() -> float:
     """Returns what this worker has recorded, as the bits of a number: 1 a profile, 2 a timeline."""
     asked, ledger = world.current().options.profiled_steps, world.current().ledger
-    if asked and PROFILE not in state.recordings and world.current().world.rank == 0 and ledger.steps_of_run < asked[1]:
+    if (
+        asked
+        and PROFILE not in state.recordings
+        and world.current().world.rank == 0
+        and ledger.steps_of_run < asked[1]
+    ):
         print(
-            f"syrtos: nothing was profiled: the script has made {ledger.steps_of_run} training steps.", file=sys.stderr
+            f"syrtos: nothing was profiled: the script has made {ledger.steps_of_run} training"
+            " steps.",
+            file=sys.stderr,
         )
     return float((PROFILE in state.recordings) + 2 * (TIMELINE in state.recordings))
 
@@ -218,7 +249,10 @@ def recordings() -> float:
 def write(events: list[_TraceEvent], path: Path) -> None:
     """Writes a trace whose time begins at 0; compressed if the file's name says so."""
     first = min((event["ts"] for event in events if "ts" in event), default=0.0)
-    shifted = [{**event, "ts": round(event["ts"] - first, 3)} if "ts" in event else event for event in events]
+    shifted = [
+        {**event, "ts": round(event["ts"] - first, 3)} if "ts" in event else event
+        for event in events
+    ]
     text = json.dumps({"traceEvents": shifted, "displayTimeUnit": "ms"}).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
@@ -231,13 +265,24 @@ _FRAMEWORK = 100
 
 def _ours(rank: int, spans: Sequence[Span], ahead: float) -> list[_TraceEvent]:
     host = world.current().ledger.host
-    process: _TraceEvent = {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank} on {host}"}}
-    slices = (_slice(rank, _TRACKS.index(s.track), s.name, s.start - ahead, s.end - s.start) for s in spans)
+    process: _TraceEvent = {
+        "ph": "M",
+        "pid": rank,
+        "name": "process_name",
+        "args": {"name": f"rank {rank} on {host}"},
+    }
+    slices = (
+        _slice(rank, _TRACKS.index(s.track), s.name, s.start - ahead, s.end - s.start)
+        for s in spans
+    )
     return [process, *(_line(rank, number, track) for number, track in enumerate(_TRACKS)), *slices]
 
 
 def _theirs(rank: int, events: Sequence[ProfiledEvent], shift: float) -> list[_TraceEvent]:
-    lines = {line: _FRAMEWORK + number for number, line in enumerate(dict.fromkeys(event.line for event in events))}
+    lines = {
+        line: _FRAMEWORK + number
+        for number, line in enumerate(dict.fromkeys(event.line for event in events))
+    }
     slices = (_slice(rank, lines[e.line], e.name, e.start + shift, e.seconds) for e in events)
     return [*(_line(rank, number, line) for line, number in lines.items()), *slices]
 
@@ -247,7 +292,14 @@ def _line(rank: int, number: int, name: str) -> _TraceEvent:
 
 
 def _slice(rank: int, line: int, name: str, start: float, seconds: float) -> _TraceEvent:
-    return {"ph": "X", "pid": rank, "tid": line, "name": name, "ts": start * 1e6, "dur": seconds * 1e6}
+    return {
+        "ph": "X",
+        "pid": rank,
+        "tid": line,
+        "name": name,
+        "ts": start * 1e6,
+        "dur": seconds * 1e6,
+    }
 
 
 def install() -> None:

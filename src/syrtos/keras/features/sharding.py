@@ -1,10 +1,12 @@
 """`--shard-update`: each worker updates its own part of each variable, and keeps the optimizer's state of that part.
 
-This is the first stage of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1): gradients are summed as
-without it, each worker updates its part of the weights alone, and the parts are gathered. Keras's optimizers that treat
-each number by itself are cut evenly, `Lamb` and `Muon` by whole variables; others make their update on every worker.
+This is the first stage of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1): gradients
+are summed as without it, each worker updates its part of the weights alone, and the parts are
+gathered. Keras's optimizers that treat each number by itself are cut evenly, `Lamb` and `Muon` by
+whole variables; others make their update on every worker.
 
-To a script the optimizer's variables are whole: reading one gathers it, so all workers must do it together.
+To a script the optimizer's variables are whole: reading one gathers it, so all workers must do it
+together.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ _SHARDING, _IN_PARTS = "_syrtos_sharding", "_syrtos_in_parts"
 OWNER = "_syrtos_owner"
 # Of these optimizers an update looks at a variable as a whole, but at no other.
 _BY_VARIABLE = frozenset({"Lamb", "Muon"})
-# Variables of more than two dimensions (kernels of convolutions) are cut by rows if each worker gets so many; else
-# anywhere. Others are cut by rows, as the gradients of embeddings come.
+# Variables of more than two dimensions (kernels of convolutions) are cut by rows if each worker
+# gets so many; else anywhere. Others are cut by rows, as the gradients of embeddings come.
 _ROWS = 16
 
 
@@ -48,7 +50,11 @@ class _Within:
 
 def is_asked() -> bool:
     """Returns whether optimizers are sharded in this run."""
-    return world.is_initialized() and world.current().options.shard_update and world.sharing().world.size > 1
+    return (
+        world.is_initialized()
+        and world.current().options.shard_update
+        and world.sharing().world.size > 1
+    )
 
 
 def divisible(optimizer: Optimizer | None) -> int:
@@ -70,18 +76,23 @@ class Sharding:
         has_state: whether the optimizer keeps variables for those of the model.
     """
 
-    def __init__(self, optimizer: Optimizer, variables: Sequence[Variable], comm: Communicator) -> None:
+    def __init__(
+        self, optimizer: Optimizer, variables: Sequence[Variable], comm: Communicator
+    ) -> None:
         self.comm = comm
         self.by_variable = type(optimizer).__name__ in _BY_VARIABLE
         if self.by_variable:
             parts = partition.by_variable(variables, comm.size)
         else:
             shapes = [tuple(variable.shape) for variable in variables]
-            tables = {i for i, s in enumerate(shapes) if len(s) == 2 or (s and s[0] >= _ROWS * comm.size)}
+            tables = {
+                i for i, s in enumerate(shapes) if len(s) == 2 or (s and s[0] >= _ROWS * comm.size)
+            }
             parts = partition.divide_evenly(variables, tables, comm.size)
         by_worker = [{part.variable: part for part in mine} for mine in parts]
         self._parts = {
-            state.identity(v): [mine.get(i, Part(i, 0, 0, (0,))) for mine in by_worker] for i, v in enumerate(variables)
+            state.identity(v): [mine.get(i, Part(i, 0, 0, (0,))) for mine in by_worker]
+            for i, v in enumerate(variables)
         }
         self.has_state = False
 
@@ -102,7 +113,9 @@ class Sharding:
         self.comm.gather_parts(wholes, [self.bounds_of(v) for v in variables])
 
 
-def bounds_between_hosts(optimizer: Optimizer, variables: Sequence[Variable], has_rows: bool = False) -> Bounds:
+def bounds_between_hosts(
+    optimizer: Optimizer, variables: Sequence[Variable], has_rows: bool = False
+) -> Bounds:
     """Returns the bounds of the parts of each variable, where a worker needs the sum of its part of the gradient alone.
 
     The result is empty where all is needed, or nothing saved.
@@ -114,10 +127,18 @@ def bounds_between_hosts(optimizer: Optimizer, variables: Sequence[Variable], ha
     """
     found, options = of(optimizer), world.current().options
     by_parts = found is not None and not found.by_variable and all(map(found.knows, variables))
-    is_plain = options.on_nan == "warn" and options.compress == "none" and not (has_rows and _has_norms(optimizer))
+    is_plain = (
+        options.on_nan == "warn"
+        and options.compress == "none"
+        and not (has_rows and _has_norms(optimizer))
+    )
     # To send the parts alone takes half the bytes between hosts, and saves nothing within one.
     several_hosts = world.current().world.node_count > 1
-    return [found.bounds_of(v) for v in variables] if found and by_parts and is_plain and several_hosts else []
+    return (
+        [found.bounds_of(v) for v in variables]
+        if found and by_parts and is_plain and several_hosts
+        else []
+    )
 
 
 def _has_norms(optimizer: Optimizer) -> bool:
@@ -135,7 +156,11 @@ def clips_parts(optimizer: Optimizer) -> Communicator | None:
     None where each has all, or norms don't matter.
     """
     found = of(optimizer)
-    return found.comm if found and getattr(optimizer, _IN_PARTS, False) and _has_norms(optimizer) else None
+    return (
+        found.comm
+        if found and getattr(optimizer, _IN_PARTS, False) and _has_norms(optimizer)
+        else None
+    )
 
 
 def of(optimizer: Optimizer) -> Sharding | None:
@@ -168,7 +193,9 @@ def count(optimizer: Optimizer, variable: Variable, kept: int) -> None:
     each = dtype_of(state.dtype_name(variable)).itemsize
     found.kept += each * kept
     found.total += each * math.prod(variable.shape)
-    kept, total = (sum(getattr(one, name) for one in _counted.values()) for name in ("kept", "total"))
+    kept, total = (
+        sum(getattr(one, name) for one in _counted.values()) for name in ("kept", "total")
+    )
     world.current().ledger.say(state_kept=kept, state_whole=total)
 
 
@@ -212,7 +239,9 @@ class _Cut:
     def value(self) -> object:
         if _Within.update:
             return super().value  # type: ignore[misc]
-        return backend.active().on_host(self._gather_from, state.held_objects([self])[0], self.whole_shape)
+        return backend.active().on_host(
+            self._gather_from, state.held_objects([self])[0], self.whole_shape
+        )
 
     def assign(self, value: object) -> object:
         """Assigns this worker's part of a whole value; within an update the value is the part."""
@@ -221,10 +250,12 @@ class _Cut:
         whole = np.asarray(value)
         if whole.shape != self.whole_shape:
             raise ValueError(
-                f"A variable of shape {self.whole_shape} can't be assigned a value of shape {whole.shape}."
+                f"A variable of shape {self.whole_shape} can't be assigned a value of shape"
+                f" {whole.shape}."
             )
         with updating():
-            return super().assign(whole.reshape(-1)[self.part.start : self.part.stop].reshape(self.part.shape))  # type: ignore[misc]
+            part = whole.reshape(-1)[self.part.start : self.part.stop].reshape(self.part.shape)
+            return super().assign(part)  # type: ignore[misc]
 
     def gather_whole(self) -> Array:
         """Returns the whole value; all workers call it together."""
@@ -237,21 +268,22 @@ class _Cut:
         result = np.empty(int(np.prod(self.whole_shape)), mine.dtype)
         result[self.part.start : self.part.stop] = mine.reshape(-1)
         self.sharding.comm.agree(
-            f"read or save `{state.name_of(self)}`, which --shard-update divides among the workers: all of them must do it together"
+            f"read or save `{state.name_of(self)}`, which --shard-update divides among the workers:"
+            " all of them must do it together"
         )
         self.sharding.gather([result], [self.owner])
         return result.reshape(self.whole_shape)
 
     def _serialize_to_tensors(self) -> NoReturn:
         raise ConfigurationError(
-            "`tf.train.Checkpoint` can't store an optimizer whose state is divided among the workers. Store the model with `model.save`, or leave out "
-            "--shard-update."
+            "`tf.train.Checkpoint` can't store an optimizer whose state is divided among the"
+            " workers. Store the model with `model.save`, or leave out --shard-update."
         )
 
     def _export_to_saved_model_graph(self, *args: object, **kwargs: object) -> NoReturn:
         raise ConfigurationError(
-            "`tf.saved_model.save` can't store an optimizer whose state is divided among the workers. Use `model.export`, which leaves it out, or leave out "
-            "--shard-update."
+            "`tf.saved_model.save` can't store an optimizer whose state is divided among the"
+            " workers. Use `model.export`, which leaves it out, or leave out --shard-update."
         )
 
 
@@ -305,17 +337,23 @@ def _building(original: Method) -> Method:
     def build(self: Optimizer, variables: Iterable[Variable]) -> None:
         known = type(self).__name__ in keras_internals.ELEMENTWISE | _BY_VARIABLE
         asked = is_asked() and known and type(self).__module__.startswith("keras.")
-        # Not yet divided: moving averages of weights and sums of gradients, which others than the update use.
+        # Not yet divided: moving averages of weights and sums of gradients, which others than the
+        # update use.
         original(self, variables)
         if asked:
-            object.__setattr__(self, _SHARDING, Sharding(self, list(variables), world.current().comm))
+            object.__setattr__(
+                self, _SHARDING, Sharding(self, list(variables), world.current().comm)
+            )
 
     return build
 
 
 def _adding(original: Method) -> Method:
     def add_variable_from_reference(
-        self: Optimizer, reference_variable: Variable, name: str | None = None, initializer: object = "zeros"
+        self: Optimizer,
+        reference_variable: Variable,
+        name: str | None = None,
+        initializer: object = "zeros",
     ) -> object:
         sharding: Sharding | None = getattr(self, _SHARDING, None)
         if sharding is None or not sharding.knows(reference_variable):
@@ -341,6 +379,16 @@ def of_owner(original: Method) -> Method:
 _OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
 
 PATCHES = [
-    Patch(_OPTIMIZER, "build", _building, "From here on an optimizer makes what its update alone uses."),
-    Patch(_OPTIMIZER, "add_variable_from_reference", _adding, "Made in the shape of this worker's part."),
+    Patch(
+        _OPTIMIZER,
+        "build",
+        _building,
+        "From here on an optimizer makes what its update alone uses.",
+    ),
+    Patch(
+        _OPTIMIZER,
+        "add_variable_from_reference",
+        _adding,
+        "Made in the shape of this worker's part.",
+    ),
 ]

@@ -1,9 +1,10 @@
 """Files appear complete or not at all: they are written into a folder beside their place, forced to disk, and renamed.
 
-A process that is killed meanwhile leaves the old files as they were, and a folder ``.NAME.BOOT-ID.partial`` that the
-next writer removes. A living writer holds a lock on its folder. The locks of another machine may not be seen here: its
-folders are removed when they are old. Several files that belong together (a checkpoint's data and index) can't be
-renamed at once: the folder is renamed to ``.NAME.complete`` first, and from then on `settle` finishes what a killed
+A process that is killed meanwhile leaves the old files as they were, and a folder
+``.NAME.BOOT-ID.partial`` that the next writer removes. A living writer holds a lock on its folder.
+The locks of another machine may not be seen here: its folders are removed when they are old.
+Several files that belong together (a checkpoint's data and index) can't be renamed at once: the
+folder is renamed to ``.NAME.complete`` first, and from then on `settle` finishes what a killed
 process has begun.
 """
 
@@ -32,7 +33,8 @@ _PARTIAL, _COMPLETE = ".partial", ".complete"
 # Through these a reader finds the other files: they come last.
 _FOUND_FIRST = (".index", ".json", "saved_model.pb")
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-# Seconds without a change after which a folder that another machine has made is no longer being written.
+# Seconds without a change after which a folder that another machine has made is no longer being
+# written.
 _OLD = 24 * 3600.0
 
 _writing = threading.local()
@@ -48,18 +50,22 @@ def local(path: object) -> str | None:
 def write(path: str, function: Callable[[str], Result]) -> Result:
     """Calls ``function`` with a path in another folder, and moves what it writes there to ``path``.
 
-    The name of the file stays the same. Where no folder can be made beside ``path``, and inside another `write`,
-    ``function`` gets ``path`` itself.
+    The name of the file stays the same. Where no folder can be made beside ``path``, and inside
+    another `write`, ``function`` gets ``path`` itself.
     """
     place = top = Path(os.path.realpath(path))
     # The function makes folders that are missing, or says that there is none.
     while not top.parent.exists():
         top = top.parent
-    with contextlib.nullcontext() if getattr(_writing, "now", False) else _folder_beside(top) as folder:
+    with (
+        contextlib.nullcontext() if getattr(_writing, "now", False) else _folder_beside(top)
+    ) as folder:
         return function(path) if folder is None else _write_in(folder, path, place, top, function)
 
 
-def _write_in(folder: Path, path: str, place: Path, top: Path, function: Callable[[str], Result]) -> Result:
+def _write_in(
+    folder: Path, path: str, place: Path, top: Path, function: Callable[[str], Result]
+) -> Result:
     beside = str(folder / place.relative_to(top.parent))
     _writing.now = True
     try:
@@ -96,8 +102,8 @@ def settle(path: str) -> None:
 def _folder_beside(place: Path) -> Iterator[Path | None]:
     """Context manager: makes a folder beside ``place`` that no other writer removes, and removes it in the end.
 
-    It is None where none can be made: there is no parent folder, or it may not be written to. The function that writes
-    says so, or can do without.
+    It is None where none can be made: there is no parent folder, or it may not be written to. The
+    function that writes says so, or can do without.
     """
     _remove_left(place)
     for folder in iter(lambda: _new_folder(place), None):
@@ -124,7 +130,9 @@ def _new_folder(place: Path) -> Path | None:
 
 def _remove_left(place: Path) -> None:
     """Removes the folders that earlier writers of this name have left behind."""
-    name = re.compile(rf"\.{re.escape(place.name)}\.([0-9a-f]{{8}})-[0-9a-f]{{8}}{re.escape(_PARTIAL)}")
+    name = re.compile(
+        rf"\.{re.escape(place.name)}\.([0-9a-f]{{8}})-[0-9a-f]{{8}}{re.escape(_PARTIAL)}"
+    )
     entries: list[str] = []
     # A folder may allow to write and not to read.
     with contextlib.suppress(OSError):
@@ -203,7 +211,8 @@ def _complete(folder: Path, place: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        # Else another process has put its folder there first: that is settled before the next attempt.
+        # Else another process has put its folder there first: that is settled before the next
+        # attempt.
         else:
             _force(place.parent)
             return settle(str(place))
@@ -219,7 +228,8 @@ def _move(new: Path, place: Path) -> None:
         try:
             _keep_others(place, new)
             _exchange(new, place)
-        # A place where a disk is mounted, or a file system or C library that can't exchange two folders.
+        # A place where a disk is mounted, or a file system or C library that can't exchange two
+        # folders.
         except (OSError, AttributeError):
             _move_each(new, place)
 
@@ -244,7 +254,9 @@ def _exchange(one: Path, other: Path) -> None:
         OSError: the file system can't do that.
     """
     library = ctypes.CDLL(None, use_errno=True)
-    if library.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+    if library.renameat2(
+        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
+    ):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(other))
 
 
@@ -258,7 +270,10 @@ def _move_each(new: Path, place: Path) -> None:
 
 def _in_order(folder: Path) -> list[Path]:
     """Returns the entries of a folder in the order to move them: the files that a reader looks for first come last."""
-    return sorted(folder.rglob("*"), key=lambda file: (file.name == "checkpoint", file.name.endswith(_FOUND_FIRST)))
+    return sorted(
+        folder.rglob("*"),
+        key=lambda file: (file.name == "checkpoint", file.name.endswith(_FOUND_FIRST)),
+    )
 
 
 def _force(path: Path) -> None:
@@ -277,7 +292,10 @@ def _name_place(error: Exception, names: Mapping[str, str]) -> None:
 
     error.args = tuple(replace_names(part) for part in error.args)
     if isinstance(error, OSError):
-        error.filename, error.strerror = replace_names(error.filename), replace_names(error.strerror)
+        error.filename, error.strerror = (
+            replace_names(error.filename),
+            replace_names(error.strerror),
+        )
         if error.filename2 is not None:
             # A second name would be shown, and is the same as the first.
             del error.filename2

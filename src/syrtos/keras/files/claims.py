@@ -1,6 +1,7 @@
 """Files of the run directory in which workers tell each other about the files that one of them writes.
 
-A claim is the lock on one file, and the record of what has become of it. A turn is how far the first worker has come.
+A claim is the lock on one file, and the record of what has become of it. A turn is how far the
+first worker has come.
 """
 
 from __future__ import annotations
@@ -157,7 +158,11 @@ def await_holder(key: str) -> None:
     Raises:
         StalledError: it has held it for longer than the watchdog's time.
     """
-    with contextlib.suppress(FileNotFoundError), open(_path(key), "rb") as file, _file_lock(file, fcntl.LOCK_SH, key):
+    with (
+        contextlib.suppress(FileNotFoundError),
+        open(_path(key), "rb") as file,
+        _file_lock(file, fcntl.LOCK_SH, key),
+    ):
         pass
 
 
@@ -185,11 +190,13 @@ def now_and_then(done: Callable[[], bool]) -> Callable[[], bool]:
 
 
 @contextlib.contextmanager
-def _file_lock(file: IO[str] | IO[bytes], kind: int, name: str, marker: Path | None = None) -> Iterator[None]:
+def _file_lock(
+    file: IO[str] | IO[bytes], kind: int, name: str, marker: Path | None = None
+) -> Iterator[None]:
     """Context manager: waits for the lock on an open file, and holds it.
 
-    Where the file system has no locks, the existence of ``marker`` is the lock; without a marker workers write at once,
-    each a file of its own.
+    Where the file system has no locks, the existence of ``marker`` is the lock; without a marker
+    workers write at once, each a file of its own.
     """
     marked: list[Path] = []
 
@@ -208,7 +215,9 @@ def _file_lock(file: IO[str] | IO[bytes], kind: int, name: str, marker: Path | N
         return True
 
     session = world.current()
-    session.watchdog.another("files").wait(now_and_then(locks), f"wait for the writer of {name}", session.world.rank)
+    session.watchdog.another("files").wait(
+        now_and_then(locks), f"wait for the writer of {name}", session.world.rank
+    )
     try:
         yield
     finally:

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, P, R
 
 
-def _gather_around(original: Callable[Concatenate[Model, P], R]) -> Callable[Concatenate[Model, P], R]:
+def _gather_around(
+    original: Callable[Concatenate[Model, P], R],
+) -> Callable[Concatenate[Model, P], R]:
     def save(model: Model, *args: P.args, **kwargs: P.kwargs) -> R:
         with backend.active().gathering_variables(model):
             return original(model, *args, **kwargs)

@@ -1,9 +1,9 @@
 """Files are written once, complete or not at all, and read when they are complete.
 
-A worker that writes a file takes its lock at once; one that comes to write the same file meanwhile waits for the lock,
-finds that the file has been written, and goes on. Locks end with the process that holds them, and a script may save on
-one rank or on all, in `fit` or outside. Calls belong together if they name the same path, and lie between the same two
-exchanges.
+A worker that writes a file takes its lock at once; one that comes to write the same file meanwhile
+waits for the lock, finds that the file has been written, and goes on. Locks end with the process
+that holds them, and a script may save on one rank or on all, in `fit` or outside. Calls belong
+together if they name the same path, and lie between the same two exchanges.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ if TYPE_CHECKING:
 # A wrapper of a function whose work one worker does: on the others it may return None.
 Wrapper = Callable[[Callable[P, R]], Callable[P, R | None]]
 
-# What tells one call of `get_file` from another: equal on all workers, unlike objects among the other arguments.
+# What tells one call of `get_file` from another: equal on all workers, unlike objects among the
+# other arguments.
 _OF_A_FETCH = ("origin", "fname", "cache_dir", "cache_subdir")
-# Seconds for which workers wait for each other before they write: the others may be waiting for this one's file in
-# their own way.
+# Seconds for which workers wait for each other before they write: the others may be waiting for
+# this one's file in their own way.
 _PATIENCE = 10.0
 
 
@@ -75,14 +76,16 @@ def writing(argument: str, complete: bool = True) -> Wrapper[P, R]:
     """Makes a function write its file or folder once for all workers.
 
     Args:
-        argument: the path's name among the function's arguments. Objects in memory and addresses of stores are left to
-            the function.
+        argument: the path's name among the function's arguments. Objects in memory and addresses of
+            stores are left to the function.
         complete: whether the file is to appear complete or not at all.
     """
 
     def wrapper(original: Callable[P, R]) -> Callable[P, R | None]:
         signature = inspect.signature(original)
-        original_bound: Callable[..., R] = original  # which is called with arguments of its signature
+        original_bound: Callable[..., R] = (
+            original  # which is called with arguments of its signature
+        )
 
         @functools.wraps(original)
         def write(*args: P.args, **kwargs: P.kwargs) -> R | None:
@@ -116,7 +119,9 @@ def reading(argument: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     def wrapper(original: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(original)
-        original_bound: Callable[..., R] = original  # which is called with arguments of its signature
+        original_bound: Callable[..., R] = (
+            original  # which is called with arguments of its signature
+        )
 
         @functools.wraps(original)
         def read(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -152,7 +157,9 @@ def fetching(original: Callable[P, R]) -> Callable[P, R | None]:
         # The original says what is wrong with the arguments.
         except TypeError:
             return original(*args, **kwargs)
-        digest = hashlib.sha256(repr([str(given.get(part)) for part in _OF_A_FETCH]).encode()).hexdigest()
+        digest = hashlib.sha256(
+            repr([str(given.get(part)) for part in _OF_A_FETCH]).encode()
+        ).hexdigest()
         # A hash, since an address can hold a password, and errors show the name.
         name = f"{given.get('fname') or 'file'} {digest[:12]}"
         return once(name, lambda: original(*args, **kwargs), fetched=True)
@@ -176,8 +183,8 @@ def _instead(path: str) -> str | None:
 class CompleteFiles:
     """Keras's `file_utils`, with files that appear complete when they are written as a whole.
 
-    Where each worker holds parts of variables, callbacks that save run on all workers, which gather them together: rank
-    0 alone changes files and folders then.
+    Where each worker holds parts of variables, callbacks that save run on all workers, which gather
+    them together: rank 0 alone changes files and folders then.
     """
 
     def __init__(self, original: ModuleType) -> None:
@@ -199,7 +206,9 @@ class CompleteFiles:
         yield text
         if _only_gathers(place):
             return
-        atomic.write(place, lambda beside: Path(beside).write_text(text.getvalue(), encoding="utf-8"))
+        atomic.write(
+            place, lambda beside: Path(beside).write_text(text.getvalue(), encoding="utf-8")
+        )
 
 
 # The functions of `file_utils` that change files and folders.
@@ -226,13 +235,20 @@ def as_saved_model(export: Callable[..., object]) -> Callable[[_Save[P]], _Save[
     def wrapper(original: _Save[P]) -> _Save[P]:
         # Keras 2 did so, and scripts for SageMaker expect it.
         @functools.wraps(original)
-        def save(self: Model, filepath: str | os.PathLike[str], *args: P.args, **kwargs: P.kwargs) -> object:
+        def save(
+            self: Model, filepath: str | os.PathLike[str], *args: P.args, **kwargs: P.kwargs
+        ) -> object:
             models = settings.environment().get("SM_MODEL_DIR")
-            inside = models and isinstance(filepath, (str, os.PathLike)) and Path(filepath).is_relative_to(models)
+            inside = (
+                models
+                and isinstance(filepath, (str, os.PathLike))
+                and Path(filepath).is_relative_to(models)
+            )
             if not inside or Path(filepath).suffix:
                 return original(self, filepath, *args, **kwargs)
             print(
-                f"syrtos: {filepath} is a folder: the model is exported there as a SavedModel (Keras 3 saves to .keras files)"
+                f"syrtos: {filepath} is a folder: the model is exported there as a SavedModel"
+                " (Keras 3 saves to .keras files)"
             )
             return export(self, os.fspath(filepath))
 
@@ -256,7 +272,8 @@ def once(name: str, work: Callable[[], R], fetched: bool = False) -> R | None:
         The result of the work; None on workers that did not do it, unless ``fetched``.
 
     Raises:
-        Exception: what the work raised, on all workers; SyrtosError where its type can't be made anew.
+        Exception: what the work raised, on all workers; SyrtosError where its type can't be made
+            anew.
     """
     if _thread.busy or not world.is_initialized():
         return work()
@@ -273,15 +290,17 @@ def once(name: str, work: Callable[[], R], fetched: bool = False) -> R | None:
 def _holding_claim(key: str, session: world.Session, fetched: bool) -> Iterator[claims.Claim]:
     """Context manager: takes the claim on a key, and holds it.
 
-    Rank 0 (of each host, for a fetch) takes it when it comes. Ranks that come earlier wait for that, but not for ever:
-    any worker may be the one that writes.
+    Rank 0 (of each host, for a fetch) takes it when it comes. Ranks that come earlier wait for
+    that, but not for ever: any worker may be the one that writes.
     """
     meetings, meets = _meetings(session), _meets(session)
     first = (session.world.local_rank if fetched else session.world.rank) == 0
     turn = claims.Turn(f"fetches {session.world.node_rank}" if fetched else "writes")
     mine = meetings, _thread.number(turn.name, meetings)
     claim = claims.Claim(
-        f"{key} {session.world.node_rank}" if fetched else key, f"{meetings} {_thread.number(key, meetings)}", fetched
+        f"{key} {session.world.node_rank}" if fetched else key,
+        f"{meetings} {_thread.number(key, meetings)}",
+        fetched,
     )
     if meets and not session.rank_aware:
         call = f"{'fetch' if fetched else 'write'} {key}, number {mine[1]}"
@@ -299,7 +318,9 @@ def _holding_claim(key: str, session: world.Session, fetched: bool) -> Iterator[
             _thread.busy = False
 
 
-def _let_the_first_begin(turn: claims.Turn, mine: tuple[int, int], call: str, session: world.Session) -> None:
+def _let_the_first_begin(
+    turn: claims.Turn, mine: tuple[int, int], call: str, session: world.Session
+) -> None:
     """Waits until the first worker has begun the same turn or is at its next exchange, or until it is late."""
     late = _late(session)
     over = claims.now_and_then(lambda: turn.begun(mine) or late())
@@ -310,7 +331,8 @@ def _let_the_first_begin(turn: claims.Turn, mine: tuple[int, int], call: str, se
 def _let_the_others_come(call: str, session: world.Session) -> None:
     """Waits until the other workers come to the same file or are past it, or until it is late.
 
-    They may still have to read what the first worker has written since the last exchange, before it writes again.
+    They may still have to read what the first worker has written since the last exchange, before it
+    writes again.
     """
     late, moving, again = _late(session), True, False
     while moving and not late():
@@ -329,7 +351,9 @@ def _meets(session: world.Session) -> bool:
     It may not in another thread than the main one, nor where each worker trains at its own pace.
     """
     return (
-        session is world.current() and session.comm.size > 1 and threading.current_thread() is threading.main_thread()
+        session is world.current()
+        and session.comm.size > 1
+        and threading.current_thread() is threading.main_thread()
     )
 
 
@@ -353,7 +377,9 @@ def await_complete(path: str) -> None:
     """Waits until a file is complete that another worker is writing, or is about to write."""
     if not _thread.busy:
         _await_writer(path)
-        for _ in _while_others_may_write(lambda: os.path.exists(claims.landmark(path)), f"read {path}"):
+        for _ in _while_others_may_write(
+            lambda: os.path.exists(claims.landmark(path)), f"read {path}"
+        ):
             _await_writer(path)
     atomic.settle(path)
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     # Keras's own layout, or the one that JAX makes of it.
     Layout = distribution_lib.TensorLayout | NamedSharding
 
-# Set on a distribution whose processes hold rows of their own, for the script has sharded the data set itself.
+# Set on a distribution whose processes hold rows of their own, for the script has sharded the data
+# set itself.
 _OWN_ROWS = "_syrtos_own_rows"
 
 
@@ -33,14 +34,16 @@ class AllDevices(distribution_lib.DataParallel):
     """A `DataParallel` over the devices of all processes."""
 
     def __init__(self) -> None:
-        # Not Keras's own `__init__`, which asks for the devices at once: a script can configure JAX until the first
-        # variable is made.
+        # Not Keras's own `__init__`, which asks for the devices at once: a script can configure JAX
+        # until the first variable is made.
         self._auto_shard_dataset = False
         self._batch_dim_name = distribution_lib.DEFAULT_BATCH_DIM_NAME
         self._is_multi_process = True
 
     @functools.cached_property
-    def device_mesh(self) -> distribution_lib.DeviceMesh:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def device_mesh(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+    ) -> distribution_lib.DeviceMesh:
         devices = distribution_lib.list_devices()
         if jax.local_devices()[0].platform == "gpu":
             _check_gpus()
@@ -58,7 +61,8 @@ class AllDevices(distribution_lib.DataParallel):
 def adopt(distribution: distribution_lib.Distribution | None) -> distribution_lib.Distribution:
     """Returns the distribution that Keras is to use: a script's own, or one over all devices where it has none.
 
-    Each process holds the whole batch, unless the script says that it has sharded the data set itself.
+    Each process holds the whole batch, unless the script says that it has sharded the data set
+    itself.
 
     Raises:
         ConfigurationError: the script's own is over the devices of some workers only.
@@ -88,12 +92,13 @@ def _check_devices(distribution: distribution_lib.Distribution) -> None:
 
 def _check_gpus() -> None:
     """Raises ConfigurationError where this worker shares a GPU with another, as the run was asked for."""
-    # NCCL refuses such workers in the first exchange, and JAX then waits without end (seen with JAX 0.11.2, NCCL 2.28).
+    # NCCL refuses such workers in the first exchange, and JAX then waits without end (seen with JAX
+    # 0.11.2, NCCL 2.28).
     if settings.SHARED_GPU_VARIABLE in settings.environment():
         raise ConfigurationError(
-            "Two workers of a host use one GPU. JAX's workers exchange by NCCL, which needs a GPU for each of them. "
-            "Start as many workers as GPUs; or use the CPU: CUDA_VISIBLE_DEVICES= JAX_PLATFORMS=cpu; or torch, whose "
-            "workers can share one."
+            "Two workers of a host use one GPU. JAX's workers exchange by NCCL, which needs a GPU"
+            " for each of them. Start as many workers as GPUs; or use the CPU:"
+            " CUDA_VISIBLE_DEVICES= JAX_PLATFORMS=cpu; or torch, whose workers can share one."
         )
 
 
@@ -112,7 +117,8 @@ def put_value(value: npt.ArrayLike, sharding: NamedSharding) -> jax.Array:
 def put_leaf(batch: npt.ArrayLike | None, layout: Layout, batch_dim_name: str) -> jax.Array | None:
     """Puts a leaf of a batch on the devices, split where its rows can be split evenly.
 
-    Else it is whole on each device. Where each process has rows of its own, these make up the array.
+    Else it is whole on each device. Where each process has rows of its own, these make up the
+    array.
 
     Raises:
         DataError: the leaf is no dense array.
@@ -120,7 +126,10 @@ def put_leaf(batch: npt.ArrayLike | None, layout: Layout, batch_dim_name: str) -
     if batch is None:
         return None
     if not hasattr(batch, "__array__"):
-        raise DataError(f"Batches on several workers must be dense arrays with JAX. Received: {type(batch).__name__}.")
+        raise DataError(
+            "Batches on several workers must be dense arrays with JAX. Received:"
+            f" {type(batch).__name__}."
+        )
     sharding = _sharding_of(layout)
     if has_own_rows():
         return jax.make_array_from_process_local_data(sharding, np.asarray(batch))
@@ -131,7 +140,9 @@ def _sharding_of(layout: Layout) -> NamedSharding:
     return layout.backend_layout if isinstance(layout, distribution_lib.TensorLayout) else layout
 
 
-def _put_whole_leaf(batch: npt.NDArray[np.generic], sharding: NamedSharding, batch_dim_name: Hashable) -> jax.Array:
+def _put_whole_leaf(
+    batch: npt.NDArray[np.generic], sharding: NamedSharding, batch_dim_name: Hashable
+) -> jax.Array:
     # JAX can't split rows unevenly outside of a program. Inside of the compiled step XLA pads them.
     even = np.ndim(batch) and len(batch) % sharding.mesh.shape[batch_dim_name] == 0
     return put_value(batch, sharding if even else sharding_replicated_on(sharding.mesh))
@@ -150,7 +161,8 @@ def join_shares(samples: int, share: object) -> object:
     def join_leaf(leaf: npt.NDArray[np.generic]) -> jax.Array:
         shape = (sum(counts), *leaf.shape[1:])
         sharding: NamedSharding = current.get_data_layout(shape).backend_layout
-        # A share stays local where the devices of its process take just its rows; else all shares are exchanged.
+        # A share stays local where the devices of its process take just its rows; else all shares
+        # are exchanged.
         if len(set(counts)) == 1 and _stay_local(sharding, shape, samples, current.batch_dim_name):
             return jax.make_array_from_process_local_data(sharding, leaf, shape)
         # A share without rows has one that does not count.
@@ -160,23 +172,29 @@ def join_shares(samples: int, share: object) -> object:
 
 
 @functools.lru_cache(maxsize=64)
-def _stay_local(sharding: NamedSharding, shape: tuple[int, ...], each: int, batch_dim_name: Hashable) -> bool:
+def _stay_local(
+    sharding: NamedSharding, shape: tuple[int, ...], each: int, batch_dim_name: Hashable
+) -> bool:
     """Returns whether the devices of every process take just its own rows, of which each process has ``each``."""
-    # The answer must be the same on all processes, for what follows is an exchange or none: the map has the devices of
-    # all of them.
+    # The answer must be the same on all processes, for what follows is an exchange or none: the map
+    # has the devices of all of them.
     if shape[0] % sharding.mesh.shape[batch_dim_name]:
         return False
-    bounds = {device: index[0].indices(shape[0]) for device, index in sharding.devices_indices_map(shape).items()}
+    bounds = {
+        device: index[0].indices(shape[0])
+        for device, index in sharding.devices_indices_map(shape).items()
+    }
     return all(
-        start // each == (stop - 1) // each == device.process_index for device, (start, stop, _) in bounds.items()
+        start // each == (stop - 1) // each == device.process_index
+        for device, (start, stop, _) in bounds.items()
     )
 
 
 def put_tensor(original: Method, value: jax.Array | npt.ArrayLike, layout: Layout) -> jax.Array:
     """Wraps Keras's `distribute_tensor`: a value that every process holds is put on devices without a collective."""
-    # JAX's `device_put` would compare it across processes: an exchange in each assignment, which ends the run where one
-    # worker alone assigns. `fit`, `evaluate`, `predict` and the methods for one batch compare the variables of all
-    # workers.
+    # JAX's `device_put` would compare it across processes: an exchange in each assignment, which
+    # ends the run where one worker alone assigns. `fit`, `evaluate`, `predict` and the methods for
+    # one batch compare the variables of all workers.
     sharding = _sharding_of(layout)
     is_global = isinstance(value, jax.Array) and not value.is_fully_addressable
     if isinstance(value, Tracer) or is_global or sharding.is_fully_addressable:
@@ -190,8 +208,12 @@ def split_rows(data: object) -> object:
     Rows are padded where they don't divide evenly.
     """
     distribution = _current()
-    sharding = NamedSharding(distribution.device_mesh.backend_mesh, PartitionSpec(distribution.batch_dim_name))
-    return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, sharding) if leaf.ndim else leaf, data)
+    sharding = NamedSharding(
+        distribution.device_mesh.backend_mesh, PartitionSpec(distribution.batch_dim_name)
+    )
+    return jax.tree.map(
+        lambda leaf: jax.lax.with_sharding_constraint(leaf, sharding) if leaf.ndim else leaf, data
+    )
 
 
 def rows_sharding() -> NamedSharding | None:
@@ -203,7 +225,11 @@ def rows_sharding() -> NamedSharding | None:
     if not isinstance(distribution, distribution_lib.DataParallel):
         return None
     mesh = distribution.device_mesh.backend_mesh
-    return NamedSharding(mesh, PartitionSpec(distribution.batch_dim_name)) if len(mesh.axis_names) == 1 else None
+    return (
+        NamedSharding(mesh, PartitionSpec(distribution.batch_dim_name))
+        if len(mesh.axis_names) == 1
+        else None
+    )
 
 
 def is_distributed() -> bool:
@@ -222,5 +248,6 @@ def sharding_replicated_on(mesh: Mesh | AbstractMesh) -> NamedSharding:
 
 
 def _current() -> distribution_lib.Distribution:
-    # There is one since `keras3.apply_all`, but for the time in which `verifying` computes in one process.
+    # There is one since `keras3.apply_all`, but for the time in which `verifying` computes in one
+    # process.
     return cast("distribution_lib.Distribution", distribution_lib.distribution())

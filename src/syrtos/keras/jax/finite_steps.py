@@ -1,6 +1,7 @@
 """`--on-nan` on JAX, where XLA applies gradients inside of its program.
 
-The program itself decides what becomes of gradients that are not finite, and tells the host what it has found.
+The program itself decides what becomes of gradients that are not finite, and tells the host what it
+has found.
 """
 
 from __future__ import annotations
@@ -61,14 +62,20 @@ def _noting(original: Method) -> Method:
         trainable_variables: Sequence[jax.Array],
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         if _Tracing.found is not None:
-            pairs = [(g, v) for g, v in zip(grads, keras_internals.trained_by(self), strict=True) if g is not None]
+            pairs = [
+                (g, v)
+                for g, v in zip(grads, keras_internals.trained_by(self), strict=True)
+                if g is not None
+            ]
             _Tracing.variables = [variable for _, variable in pairs]
             flags = jnp.stack([jnp.all(jnp.isfinite(gradient)) for gradient, _ in pairs])
             updates = dict(zip(map(id, self.variables), optimizer_variables, strict=True))[
                 id(keras_internals.updates_of(self))
             ]
             # Where gradients are accumulated, the variable counts the steps.
-            _Tracing.found.append(_Finding(flags, updates // (self.gradient_accumulation_steps or 1)))
+            _Tracing.found.append(
+                _Finding(flags, updates // (self.gradient_accumulation_steps or 1))
+            )
         return original(self, optimizer_variables, grads, trainable_variables)
 
     return stateless_apply
@@ -91,7 +98,9 @@ def _without_notes(original: Method) -> Method:
 def _making(original: Method) -> Method:
     def make_train_function(self: keras.Model, force: bool = False) -> None:
         before = self.__dict__.get("train_step")
-        object.__setattr__(self, "train_step", functools.partial(_make_or_undo, self, self.train_step))
+        object.__setattr__(
+            self, "train_step", functools.partial(_make_or_undo, self, self.train_step)
+        )
         try:
             original(self, force)
         finally:
@@ -102,7 +111,9 @@ def _making(original: Method) -> Method:
     return make_train_function
 
 
-def _make_or_undo(model: keras.Model, step: Step, state: State, data: object) -> tuple[_CheckedLogs, State]:
+def _make_or_undo(
+    model: keras.Model, step: Step, state: State, data: object
+) -> tuple[_CheckedLogs, State]:
     """Makes a training step whose state, and logs, are as before its batch where a gradient is not finite.
 
     Beside its logs it returns what was found of the gradients.
@@ -113,34 +124,47 @@ def _make_or_undo(model: keras.Model, step: Step, state: State, data: object) ->
         found = _Tracing.found
     finally:
         _Tracing.found = outer
-    good = functools.reduce(jnp.logical_and, [jnp.all(flags) for flags, _ in found], jnp.asarray(True))
+    good = functools.reduce(
+        jnp.logical_and, [jnp.all(flags) for flags, _ in found], jnp.asarray(True)
+    )
 
-    # Chosen in the program itself: the host learns of the gradients only once the step is over, and the state before it
-    # is gone by then (its memory is donated).
+    # Chosen in the program itself: the host learns of the gradients only once the step is over, and
+    # the state before it is gone by then (its memory is donated).
     def choose(new: _Tree, old: _Tree) -> _Tree:
         return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
 
-    return _CheckedLogs(choose(logs, _results_before(model, state, logs)), found), choose(changed, state)
+    return _CheckedLogs(choose(logs, _results_before(model, state, logs)), found), choose(
+        changed, state
+    )
 
 
 def _results_before(model: keras.Model, state: State, logs: object) -> object:
     """Returns the logs without this batch."""
-    with keras.StatelessScope(state_mapping=list(zip(model.metrics_variables, state[-1], strict=True))):
+    with keras.StatelessScope(
+        state_mapping=list(zip(model.metrics_variables, state[-1], strict=True))
+    ):
         return finite.results_of_left_out_step(model, logs)
 
 
 def _telling(original: Method) -> Method:
-    def make_function(self: keras.Model, step_function: Step, *args: object, **kwargs: object) -> Step:
-        return original(self, functools.partial(_step_and_tell, self, step_function), *args, **kwargs)
+    def make_function(
+        self: keras.Model, step_function: Step, *args: object, **kwargs: object
+    ) -> Step:
+        return original(
+            self, functools.partial(_step_and_tell, self, step_function), *args, **kwargs
+        )
 
     return make_function
 
 
-def _step_and_tell(model: keras.Model, step_function: Step, state: State, data: object) -> tuple[object, State]:
+def _step_and_tell(
+    model: keras.Model, step_function: Step, state: State, data: object
+) -> tuple[object, State]:
     """Makes a step and tells the host what was found of its gradients; evaluations have nothing to tell.
 
     Raises:
-        NonFiniteError: training must not go on. The model has its state again, which a step takes away from it.
+        NonFiniteError: training must not go on. The model has its state again, which a step takes
+            away from it.
     """
     outputs, state = step_function(state, data)
     if not isinstance(outputs, _CheckedLogs):

@@ -17,8 +17,8 @@ from syrtos.errors import ConfigurationError
 from syrtos.keras import rendezvous
 from syrtos.keras.jax import jax_internals
 
-# Seconds. The launcher sees a worker that dies or hangs: JAX, which would abort the others without a word of the
-# cause, is to wait for longer.
+# Seconds. The launcher sees a worker that dies or hangs: JAX, which would abort the others without
+# a word of the cause, is to wait for longer.
 _HEARTBEAT = 24 * 3600
 _SOCKET = "unix:"
 
@@ -34,14 +34,14 @@ def join() -> None:
     """Joins the workers of this world by `jax.distributed`; a world of one needs nothing.
 
     Raises:
-        ConfigurationError: JAX has computed before the script imported Keras, and Keras's backend was not known to be
-            JAX.
+        ConfigurationError: JAX has computed before the script imported Keras, and Keras's backend
+            was not known to be JAX.
     """
     session = world.current()
     if session.world.size == 1:
         return
-    # A worker that dies becomes an exception in the others' next exchange, instead of SIGABRT, and an exit waits for
-    # nobody.
+    # A worker that dies becomes an exception in the others' next exchange, instead of SIGABRT, and
+    # an exit waits for nobody.
     jax.config.update("jax_enable_recoverability", True)
     # SIGTERM is the launcher's, and the script's.
     jax.config.update("jax_enable_preemption_service", False)
@@ -59,9 +59,9 @@ def join() -> None:
         )
     except RuntimeError as error:
         raise ConfigurationError(
-            f"JAX could not join the workers: {error} Set KERAS_BACKEND=jax before the script imports JAX "
-            "(`KERAS_BACKEND=jax syrtos run ...`), or import keras first, and leave out a "
-            "`jax.distributed.initialize` of the script's own."
+            f"JAX could not join the workers: {error} Set KERAS_BACKEND=jax before the script"
+            " imports JAX (`KERAS_BACKEND=jax syrtos run ...`), or import keras first, and leave"
+            " out a `jax.distributed.initialize` of the script's own."
         ) from error
     finally:
         session.comm.agree("joined by JAX")
@@ -79,8 +79,12 @@ def _address(session: Session) -> str:
     jax_internals.listen_on(host)
     # The coordinator knows no authentication: its socket is in a folder of this user's alone.
     if host == rendezvous.LOOPBACK:
-        return session.comm.broadcast_object(f"{_SOCKET}{rendezvous.folder()}/jax" if rank == 0 else None)
-    return session.comm.broadcast_object(f"{host}:{rendezvous.free_port(host)}" if rank == 0 else None)
+        return session.comm.broadcast_object(
+            f"{_SOCKET}{rendezvous.folder()}/jax" if rank == 0 else None
+        )
+    return session.comm.broadcast_object(
+        f"{host}:{rendezvous.free_port(host)}" if rank == 0 else None
+    )
 
 
 def _leave(pid: int) -> None:
@@ -93,9 +97,9 @@ def _leave(pid: int) -> None:
     # A script that has failed may not have come so far.
     if not StepCount.made and comm.rank == 0 and not hasattr(sys, "last_value"):
         print(
-            "syrtos: the script has called no `fit`, `evaluate` or `predict` of Keras. In a loop of its own the "
-            "workers share what it splits over the devices of all of them (`jax.devices()`), and each computes the "
-            "rest alone.",
+            "syrtos: the script has called no `fit`, `evaluate` or `predict` of Keras. In a loop of"
+            " its own the workers share what it splits over the devices of all of them"
+            " (`jax.devices()`), and each computes the rest alone.",
             file=sys.stderr,
         )
     # Rank 0's coordinator goes last: JAX aborts a process that finds it gone.

@@ -18,7 +18,15 @@ from syrtos.keras.datasets import batches
 from syrtos.keras.datasets.planned import Stream
 from syrtos.keras.features import finite, sharding
 from syrtos.keras.files import saving
-from syrtos.keras.jax import distribution, finite_steps, joining, recurrent, sharded_update, step, verifying
+from syrtos.keras.jax import (
+    distribution,
+    finite_steps,
+    joining,
+    recurrent,
+    sharded_update,
+    step,
+    verifying,
+)
 from syrtos.keras.jax.variables import Jax, gather_array, is_split
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.trainer import methods
@@ -62,18 +70,20 @@ def _check_options(session: world.Session) -> None:
     check_servers({"KERAS_BACKEND": "jax"}, session.options.servers)
     if session.options.exchange == "mpi":
         raise ConfigurationError(
-            "`--exchange mpi` has no meaning with KERAS_BACKEND=jax: XLA exchanges inside of its program. Leave it out."
+            "`--exchange mpi` has no meaning with KERAS_BACKEND=jax: XLA exchanges inside of its"
+            " program. Leave it out."
         )
     if session.options.compress != "none":
         raise ConfigurationError(
-            "`--compress` has no meaning with KERAS_BACKEND=jax: XLA exchanges inside of its program. Leave it out, or "
-            "set KERAS_BACKEND to tensorflow or torch."
+            "`--compress` has no meaning with KERAS_BACKEND=jax: XLA exchanges inside of its"
+            " program. Leave it out, or set KERAS_BACKEND to tensorflow or torch."
         )
     if session.options.batch == "per-worker":
         raise ConfigurationError(
-            "`--batch per-worker` has no meaning with KERAS_BACKEND=jax: XLA computes the global batch as one program "
-            "over all workers. Leave it out, or set KERAS_BACKEND to tensorflow or torch. (In a job a sharded channel "
-            "asks for it: make it FullyReplicated.)"
+            "`--batch per-worker` has no meaning with KERAS_BACKEND=jax: XLA computes the global"
+            " batch as one program over all workers. Leave it out, or set KERAS_BACKEND to"
+            " tensorflow or torch. (In a job a sharded channel asks for it: make it"
+            " FullyReplicated.)"
         )
 
 
@@ -93,7 +103,9 @@ def _batches(original: Method) -> Method:
         stream = keras_internals.stream_of(self)
         if world.current().world.size == 1:
             if stream:
-                adapter: Any = self.data_adapter  # each class of adapters has a type of batches of its own
+                adapter: Any = (
+                    self.data_adapter
+                )  # each class of adapters has a type of batches of its own
                 adapter.get_jax_iterator = lambda: (data for _, data in stream.shares())
             return original(self)
         if stream:
@@ -115,10 +127,14 @@ def _planned_batches(stream: Stream) -> Iterator[object]:
 
 
 def _meeting_steps(original: Method) -> Method:
-    def make_function(self: keras.Model, step_function: Step, *args: object, **kwargs: object) -> Step:
+    def make_function(
+        self: keras.Model, step_function: Step, *args: object, **kwargs: object
+    ) -> Step:
         together = step.make_timed(step_function)
         if world.current().options.verify == "only":
-            return original(self, verifying.verify_first_call(self, together.raw, together), *args, **kwargs)
+            return original(
+                self, verifying.verify_first_call(self, together.raw, together), *args, **kwargs
+            )
         return original(self, together, *args, **kwargs)
 
     return make_function
@@ -174,7 +190,9 @@ def _shuffling_whole(original: Method) -> Method:
             return original(x, axis, seed)
         whole = distribution.replicated_sharding()
         # The result too: XLA would else split the sorting as what it is used for.
-        return jax.lax.with_sharding_constraint(original(jax.lax.with_sharding_constraint(x, whole), axis, seed), whole)
+        return jax.lax.with_sharding_constraint(
+            original(jax.lax.with_sharding_constraint(x, whole), axis, seed), whole
+        )
 
     return shuffle
 
@@ -241,9 +259,20 @@ PATCHES = [
     ),
     # GRU's and LSTM's have loops of their own.
     *(
-        Patch(layer, "inner_loop", recurrent.inner_loop, "XLA exchanges the weights' gradients in each time step.")
-        for layer in ("keras.src.layers.rnn.rnn:RNN", "keras.src.layers.rnn.gru:GRU", "keras.src.layers.rnn.lstm:LSTM")
+        Patch(
+            layer,
+            "inner_loop",
+            recurrent.inner_loop,
+            "XLA exchanges the weights' gradients in each time step.",
+        )
+        for layer in (
+            "keras.src.layers.rnn.rnn:RNN",
+            "keras.src.layers.rnn.gru:GRU",
+            "keras.src.layers.rnn.lstm:LSTM",
+        )
     ),
     Patch("keras.src.backend.jax.core:JaxVariable", "__array__", _gathering_array, _SAVED),
-    Patch("keras.src.backend.jax.core", "convert_to_numpy", _gathering_numpy, _SAVED, everywhere=True),
+    Patch(
+        "keras.src.backend.jax.core", "convert_to_numpy", _gathering_numpy, _SAVED, everywhere=True
+    ),
 ]

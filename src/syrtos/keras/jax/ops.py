@@ -32,7 +32,9 @@ def broadcast(comm: Communicator, value: npt.ArrayLike, root: int = 0) -> jax.Ar
     return jnp.asarray(comm.broadcast(_host(value), root))
 
 
-def reducescatter(comm: Communicator, value: npt.ArrayLike, op: ReduceOp = ReduceOp.SUM) -> jax.Array:
+def reducescatter(
+    comm: Communicator, value: npt.ArrayLike, op: ReduceOp = ReduceOp.SUM
+) -> jax.Array:
     """Reduces and scatters an array as `syrtos.reducescatter` does."""
     return jnp.asarray(comm.reducescatter(_host(value), op))
 
@@ -53,6 +55,7 @@ def _host(value: npt.ArrayLike) -> Array:
     """
     if isinstance(value, Tracer):
         raise ConfigurationError(
-            "syrtos can't exchange inside `jax.jit`: call it outside, or use `jax.lax.psum` over a mesh of all devices."
+            "syrtos can't exchange inside `jax.jit`: call it outside, or use `jax.lax.psum` over a"
+            " mesh of all devices."
         )
     return np.asarray(value)

@@ -32,7 +32,9 @@ def annotation(name: str) -> AbstractContextManager[object]:
 
 def _events(path: Path) -> Sequence[ProfiledEvent]:
     return [
-        ProfiledEvent(f"{plane.name} {line.name}", event.name, event.start_ns * 1e-9, event.duration_ns * 1e-9)
+        ProfiledEvent(
+            f"{plane.name} {line.name}", event.name, event.start_ns * 1e-9, event.duration_ns * 1e-9
+        )
         for plane in jax.profiler.ProfileData.from_file(str(path)).planes
         for line in plane.lines
         for event in line.events

@@ -1,8 +1,9 @@
 """Recurrent layers: each device scans its own rows, and their weights' gradients are summed once.
 
-XLA keeps a sum of gradients that a loop carries equal on all devices, so that it sums over the devices in each time
-step. Its passes for GPUs move these sums out of the loop, those for CPUs do not (JAX 0.10.2: a step of an LSTM of 30
-time steps took 26 ms with two workers on two cores, and takes 5 so; one process takes 2).
+XLA keeps a sum of gradients that a loop carries equal on all devices, so that it sums over the
+devices in each time step. Its passes for GPUs move these sums out of the loop, those for CPUs do
+not (JAX 0.10.2: a step of an LSTM of 30 time steps took 26 ms with two workers on two cores, and
+takes 5 so; one process takes 2).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
     from syrtos.keras.patching import Method
 
-# Cells that compute each row by itself (seen in Keras 3.15.1), and what they draw for all rows before the loop.
+# Cells that compute each row by itself (seen in Keras 3.15.1), and what they draw for all rows
+# before the loop.
 _CELLS = (conv_lstm.ConvLSTMCell, gru.GRUCell, lstm.LSTMCell, simple_rnn.SimpleRNNCell)
 _MASKS = ("_dropout_mask", "_recurrent_dropout_mask")
 
@@ -40,7 +42,8 @@ class _Step:
 def tracing_step() -> Iterator[None]:
     """Context manager around the trace of a step over the devices of all workers.
 
-    A function that the script compiles itself may be this worker's alone: outside of it no layer is split.
+    A function that the script compiles itself may be this worker's alone: outside of it no layer is
+    split.
     """
     before, _Step.is_traced = _Step.is_traced, True
     try:
@@ -52,8 +55,14 @@ def tracing_step() -> Iterator[None]:
 def inner_loop(original: Method) -> Method:
     """Wraps `RNN.inner_loop`, and those of its subclasses: the loop over the time steps."""
 
-    def loop(layer: Any, sequences: Any, initial_state: Any, mask: Any, training: bool = False) -> Any:
-        rows = distribution.rows_sharding() if _Step.is_traced and isinstance(sequences, Tracer) else None
+    def loop(
+        layer: Any, sequences: Any, initial_state: Any, mask: Any, training: bool = False
+    ) -> Any:
+        rows = (
+            distribution.rows_sharding()
+            if _Step.is_traced and isinstance(sequences, Tracer)
+            else None
+        )
         batched = (sequences, initial_state, mask)
         if rows is None or not _are_even(batched, rows.mesh.size):
             return original(layer, *batched, training)
@@ -95,7 +104,8 @@ def _cells(cell: Any) -> Iterator[Any]:
 def _can_be_split(layer: Any, cells: list[Any], weights: list[keras.Variable]) -> bool:
     """Returns whether a layer computes each row by itself, and keeps nothing but its outputs.
 
-    A stateful layer keeps the states of all rows in variables; a penalty of activities is kept apart from outputs.
+    A stateful layer keeps the states of all rows in variables; a penalty of activities is kept
+    apart from outputs.
     """
     return (
         not layer.stateful

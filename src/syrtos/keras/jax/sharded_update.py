@@ -32,11 +32,15 @@ def _adding(original: Method) -> Method:
         own = distribution.get_variable_layout(reference_variable)
         # The script has split the model's variable: the optimizer's is split as that is.
         if own is not None and any(own.axes):
-            sharding.count(self, reference_variable, size // _devices(distribution.device_mesh, own.axes))
+            sharding.count(
+                self, reference_variable, size // _devices(distribution.device_mesh, own.axes)
+            )
             return original(self, reference_variable, name, initializer)
         layout = _split(reference_variable, distribution)
         parts = (
-            1 if layout is None else min(_devices(distribution.device_mesh, layout.axes), world.current().world.size)
+            1
+            if layout is None
+            else min(_devices(distribution.device_mesh, layout.axes), world.current().world.size)
         )
         sharding.count(self, reference_variable, size // parts)
         reference = sharding.Reference(reference_variable, tuple(reference_variable.shape), layout)
@@ -50,12 +54,14 @@ def _split(
 ) -> distribution_lib.TensorLayout | None:
     """Returns the layout of an optimizer's variable for one of the model, split by one dimension over the devices.
 
-    The devices are those that have batches of their own. The dimension is the first that can be split evenly; None
-    where none can.
+    The devices are those that have batches of their own. The dimension is the first that can be
+    split evenly; None where none can.
     """
     count = _devices(distribution.device_mesh, [distribution.batch_dim_name])
     # JAX has no arrays whose parts are unequal.
-    axis = next((i for i, length in enumerate(variable.shape) if length and length % count == 0), None)
+    axis = next(
+        (i for i, length in enumerate(variable.shape) if length and length % count == 0), None
+    )
     if axis is None or count == 1:
         return None
     axes = [distribution.batch_dim_name if i == axis else None for i in range(len(variable.shape))]

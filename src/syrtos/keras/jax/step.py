@@ -37,7 +37,8 @@ def compile_step(
 ) -> Callable[..., object]:
     """Compiles a step of a trainer in place of `jax.jit`, the script's own steps too.
 
-    Uneven batches are split inside, and outputs (logs, predictions) are gathered: whole on each worker.
+    Uneven batches are split inside, and outputs (logs, predictions) are gathered: whole on each
+    worker.
     """
     # No step: a function of Keras's that concatenates the outputs of several.
     if out_shardings is None:
@@ -48,13 +49,16 @@ def compile_step(
             return step(state, distribution.split_rows(data))
 
     shardings = (distribution.replicated_sharding(), *out_shardings[1:])
-    return TimedStep(jax.jit(on_all_devices, donate_argnums=donate_argnums, out_shardings=shardings), step)
+    return TimedStep(
+        jax.jit(on_all_devices, donate_argnums=donate_argnums, out_shardings=shardings), step
+    )
 
 
 def make_timed(function: Step) -> TimedStep:
     """Returns a step as workers make it together, also one that is not compiled (`run_eagerly`, `jit_compile=False`).
 
-    Of a step that is not compiled each worker computes uneven batches whole; the outputs of even ones are gathered.
+    Of a step that is not compiled each worker computes uneven batches whole; the outputs of even
+    ones are gathered.
     """
     if isinstance(function, TimedStep):
         return function
@@ -63,7 +67,10 @@ def make_timed(function: Step) -> TimedStep:
 
     def gather_outputs(state: State, data: object) -> tuple[object, State]:
         outputs, state = function(state, data)
-        return jax.tree.map(lambda leaf: gather_array(leaf) if is_split(leaf) else leaf, outputs), state
+        return (
+            jax.tree.map(lambda leaf: gather_array(leaf) if is_split(leaf) else leaf, outputs),
+            state,
+        )
 
     return TimedStep(gather_outputs, function)
 
@@ -86,16 +93,20 @@ class TimedStep:
         session = world.sharing()
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(data))
         if session.world.size > 1:
-            # A worker that does something else, or is late, is named here: XLA's own exchange would wait for ever.
+            # A worker that does something else, or is late, is named here: XLA's own exchange would
+            # wait for ever.
             _agree_on_shapes(shapes)
         start, stop = share_of(
-            shapes[0][0][0] if shapes and shapes[0][0] else 1, session.world.rank, session.world.size
+            shapes[0][0][0] if shapes and shapes[0][0] else 1,
+            session.world.rank,
+            session.world.size,
         )
         session.ledger.count(stop - start)
         # XLA compiles a step for each kind of batch: that is no computation of the step.
         with session.ledger.span("compute" if shapes in self._traced else "trace"):
-            # An earlier step must have ended, so that its time counts as computation, and not as that of whatever waits
-            # for its results. One step may stay in flight, which a callback that needs the logs of each step waits for.
+            # An earlier step must have ended, so that its time counts as computation, and not as
+            # that of whatever waits for its results. One step may stay in flight, which a callback
+            # that needs the logs of each step waits for.
             if len(self._in_flight) >= _IN_FLIGHT:
                 await_arrays(self._in_flight.popleft())
             self._traced.add(shapes)
@@ -120,14 +131,15 @@ def check_sums(sums: list[float], number: int) -> None:
     """Compares the checksums of what workers read of a batch.
 
     Raises:
-        DataError: they differ; or they are equal, where the script has sharded the data itself and each worker should
-            read rows of its own.
+        DataError: they differ; or they are equal, where the script has sharded the data itself and
+            each worker should read rows of its own.
     """
     if not distribution.has_own_rows():
         fitting.check_same_data(sums, number)
     elif len(set(sums)) == 1:
         raise DataError(
-            f"All workers read the same rows in batch {number}, but the script's distribution says "
-            "`auto_shard_dataset=False`: that each reads rows of its own. They would be trained on several times. "
-            "Leave the argument out, or shard the data by `jax.process_index()`."
+            f"All workers read the same rows in batch {number}, but the script's distribution says"
+            " `auto_shard_dataset=False`: that each reads rows of its own. They would be trained"
+            " on several times. Leave the argument out, or shard the data by"
+            " `jax.process_index()`."
         )

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-# The values of a model's variables: those that are trained, the others, those of its optimizer and of its metrics. An
-# evaluation has none of the optimizer's.
+# The values of a model's variables: those that are trained, the others, those of its optimizer and
+# of its metrics. An evaluation has none of the optimizer's.
 State = tuple[Sequence[jax.Array], ...]
 # Takes a state and a batch; returns logs or outputs, and the state after it.
 Step = Callable[[State, object], tuple[object, State]]

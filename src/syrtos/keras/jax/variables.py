@@ -57,7 +57,9 @@ class Jax(Backend):
         return gather_array(variable.value)
 
     def splits_variables(self) -> bool:
-        split = not isinstance(distribution_lib.distribution(), distribution_lib.DataParallel | None)
+        split = not isinstance(
+            distribution_lib.distribution(), distribution_lib.DataParallel | None
+        )
         return split or sharding.is_asked()
 
     def gathering_variables(self, model: Model) -> contextlib.AbstractContextManager[None]:
@@ -71,9 +73,12 @@ class Jax(Backend):
         await_arrays(logs)
 
     def numbers(self, scalars: Sequence[jax.Array]) -> list[float]:
-        # Each copy from a GPU takes 0.1 ms (H200): many numbers become arrays there first. On the part of this process: other
-        # processes read none.
-        mine = [scalar.addressable_data(0) if isinstance(scalar, jax.Array) else scalar for scalar in scalars]
+        # Each copy from a GPU takes 0.1 ms (H200): many numbers become arrays there first. On the
+        # part of this process: other processes read none.
+        mine = [
+            scalar.addressable_data(0) if isinstance(scalar, jax.Array) else scalar
+            for scalar in scalars
+        ]
         whole = len(mine) // _AT_ONCE * _AT_ONCE
         arrays = [_stack(mine[first : first + _AT_ONCE]) for first in range(0, whole, _AT_ONCE)]
         found = jax.device_get([*arrays, *mine[whole:]])
@@ -99,7 +104,9 @@ _gathered: dict[int, npt.NDArray[np.generic]] = {}
 @contextlib.contextmanager
 def gathering_variables(model: Model) -> Iterator[None]:
     """Lets one worker alone read all variables of a model, to save it, within the context. All workers must enter."""
-    found = cast("list[keras.Variable]", state.unique([*state.of_model(model), *snapshot.slots_of(model)]))
+    found = cast(
+        "list[keras.Variable]", state.unique([*state.of_model(model), *snapshot.slots_of(model)])
+    )
     split = [v.value for v in found if is_split(v.value)]
     _gathered.update({id(value): gather_array(value) for value in split})
     try:
@@ -110,7 +117,9 @@ def gathering_variables(model: Model) -> Iterator[None]:
 
 def is_split(value: object) -> TypeGuard[jax.Array]:
     """Returns whether this process holds only a part of an array."""
-    return isinstance(value, jax.Array) and not (value.is_fully_replicated or value.is_fully_addressable)
+    return isinstance(value, jax.Array) and not (
+        value.is_fully_replicated or value.is_fully_addressable
+    )
 
 
 def gather_array(value: npt.ArrayLike) -> npt.NDArray[np.generic]:
@@ -126,4 +135,6 @@ def gather_array(value: npt.ArrayLike) -> npt.NDArray[np.generic]:
     world.current().comm.agree("read a variable that is split over the workers")
     # Keras makes no other kind of layout.
     assert isinstance(value.sharding, NamedSharding)
-    return np.asarray(jax.jit(lambda x: x, out_shardings=sharding_replicated_on(value.sharding.mesh))(value))
+    return np.asarray(
+        jax.jit(lambda x: x, out_shardings=sharding_replicated_on(value.sharding.mesh))(value)
+    )

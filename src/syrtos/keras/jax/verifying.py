@@ -1,7 +1,7 @@
 """`syrtos verify` on JAX: the first step of a function is computed by one process too, and both are compared.
 
-Both begin from the same state. All workers compute the whole batch as one program, so that no rule has to be found:
-what differs is rounding, or a defect.
+Both begin from the same state. All workers compute the whole batch as one program, so that no rule
+has to be found: what differs is rounding, or a defect.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def verify_first_call(model: keras.Model, raw: Step, step: Step) -> Step:
             # First, for the step takes the memory of its state away.
             _compare(model, raw, state_before, data)
         is_first = False
-        # After some calls the function's data counts as at its end: the run is to verify, not to train.
+        # After some calls the function's data counts as at its end: the run is to verify, not to
+        # train.
         verifying.count_call()
         return step(state_before, data)
 
@@ -71,7 +72,15 @@ def _compare(model: keras.Model, raw: Step, before: State, data: object) -> None
 
     together = jax.jit(on_all, out_shardings=distribution.replicated_sharding())(before, data)
     session = world.sharing()
-    rows = [*_rows(model, raw.__name__, local[0], jax.tree.map(np.asarray, one), jax.tree.map(np.asarray, together))]
+    rows = [
+        *_rows(
+            model,
+            raw.__name__,
+            local[0],
+            jax.tree.map(np.asarray, one),
+            jax.tree.map(np.asarray, together),
+        )
+    ]
     bound = comparison.bound_of(min(map(_precision, jax.tree.leaves(one))))
     Verifying.note(SplitPlan(rows=rows), session, model.name, raw.__name__, bound)
 
@@ -114,7 +123,8 @@ def _with_gradients(model: keras.Model, raw: Step) -> Callable[[State, object], 
 def _one_process() -> Iterator[None]:
     """Hides the distribution from Keras, within the context; new arrays are this process's own."""
     found = distribution_lib.distribution()
-    # Not `set_distribution`, in whose place syrtos sets one over all devices where it is given None.
+    # Not `set_distribution`, in whose place syrtos sets one over all devices where it is given
+    # None.
     global_state.set_global_attribute("distribution", None)
     try:
         with jax.default_device(jax.local_devices()[0]):

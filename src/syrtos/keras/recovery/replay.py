@@ -1,11 +1,11 @@
 """Continues a `fit` where it was when a worker died.
 
-Its state is committed between steps, and put back by the same script in the next generation, which runs the script from
-its beginning. A `fit` that has been trained, wholly or in part, draws its batches again and leaves out their steps,
-callbacks and evaluations: so data of any kind, shuffled by any generator, is where it was. Then the state is put back.
-The first step is computed all the same. Generators of random numbers are not
-put back: data is drawn ahead of the steps, by a number of batches that depends on chance, so only drawing again leaves
-them where they were.
+Its state is committed between steps, and put back by the same script in the next generation, which
+runs the script from its beginning. A `fit` that has been trained, wholly or in part, draws its
+batches again and leaves out their steps, callbacks and evaluations: so data of any kind, shuffled
+by any generator, is where it was. Then the state is put back. The first step is computed all the
+same. Generators of random numbers are not put back: data is drawn ahead of the steps, by a number
+of batches that depends on chance, so only drawing again leaves them where they were.
 """
 
 from __future__ import annotations
@@ -104,10 +104,20 @@ def protect(everyone: CallbackList, model: Model, training: CountedTraining) -> 
     """
     run = snapshot_store.of_run()
     together = world.sharing() is world.current() and asynchronous.asynchronous_servers() is None
-    if run is None or model is None or not together or fitting.depth() != 1 or run.fits >= snapshot_store.KEPT_FITS:
+    if (
+        run is None
+        or model is None
+        or not together
+        or fitting.depth() != 1
+        or run.fits >= snapshot_store.KEPT_FITS
+    ):
         return None
-    if getattr(model, "steps_per_execution", 1) > 1 and keras_internals.length_of(fitting.iterator_in_use()) is None:
-        # The last call of an epoch may have fewer steps than the others, by a number that is not known before.
+    if (
+        getattr(model, "steps_per_execution", 1) > 1
+        and keras_internals.length_of(fitting.iterator_in_use()) is None
+    ):
+        # The last call of an epoch may have fewer steps than the others, by a number that is not
+        # known before.
         return None
     run.fits += 1
     return Protection(run, everyone, model, training)
@@ -116,7 +126,9 @@ def protect(everyone: CallbackList, model: Model, training: CountedTraining) -> 
 class Protection:
     """The snapshots of one call of `fit`."""
 
-    def __init__(self, run: Kept, everyone: CallbackList, model: Model, training: CountedTraining) -> None:
+    def __init__(
+        self, run: Kept, everyone: CallbackList, model: Model, training: CountedTraining
+    ) -> None:
         """Finds what was committed of this `fit`, if anything, before the callbacks' `on_train_begin`."""
         self._run = run
         self._training = training
@@ -165,7 +177,9 @@ class Protection:
             return
         place = self._place = self._committed.place
         self._model._initial_epoch = place.first_epoch or None
-        _Replay(self._everyone, self._model, self._training, place, self._committed.facts["logs"], self)
+        _Replay(
+            self._everyone, self._model, self._training, place, self._committed.facts["logs"], self
+        )
 
     def put_back(self) -> None:
         """Restores the state as it was committed."""
@@ -189,7 +203,8 @@ class Protection:
     def batch_ended(self, epoch: int, steps: int, logs: Logs, have_met: bool = True) -> None:
         """Counts a call of the training function, after its callbacks, and commits a snapshot if it is time.
 
-        ``steps``: those that the call has made; ``have_met``: whether all workers are there, with equal weights.
+        ``steps``: those that the call has made; ``have_met``: whether all workers are there, with
+            equal weights.
         """
         cut = bool(getattr(self._model, "stop_training", False))
         calls, trained = self._place.calls + 1, self._place.trained + steps
@@ -235,14 +250,20 @@ class Protection:
     def _interval_after(self, took: float, step: float) -> float:
         """Returns the steps until the next snapshot, after one that took so many seconds, where a step takes ``step``."""
         run = self._run
-        # The first snapshot of a process takes longer than later ones, and any may meet a busy machine.
-        cost, most = (took, _MOST_AFTER_FIRST) if run.took is None else (min(run.took, took), math.inf)
-        return min(max(cost / (_COST * max(step, 1e-6)), 1.0) if self._since else run.interval, most)
+        # The first snapshot of a process takes longer than later ones, and any may meet a busy
+        # machine.
+        cost, most = (
+            (took, _MOST_AFTER_FIRST) if run.took is None else (min(run.took, took), math.inf)
+        )
+        return min(
+            max(cost / (_COST * max(step, 1e-6)), 1.0) if self._since else run.interval, most
+        )
 
     def _await_steps(self) -> None:
         """Waits for the steps that a device still computes, whose time is none of a snapshot's."""
         backend.active().settle(self._model)
-        # The first variable of an optimizer counts its steps. Without one, reading all of the state waits as well.
+        # The first variable of an optimizer counts its steps. Without one, reading all of the state
+        # waits as well.
         with self._session.ledger.span("compute"):
             for optimizer in state.optimizers_of(self._model):
                 for count in state.variables_of(optimizer)[:1]:
@@ -251,7 +272,9 @@ class Protection:
     def _check_equal(self) -> None:
         """Raises DivergenceError where the workers differ in what they are about to store."""
         with self._session.ledger.span("exchange"):
-            state.check_equal(self._session.comm, snapshot.equal_variables(self._model), self._place.trained)
+            state.check_equal(
+                self._session.comm, snapshot.equal_variables(self._model), self._place.trained
+            )
 
     def _write(self, logs: Logs) -> bool:
         run = self._run
@@ -277,7 +300,9 @@ class Protection:
         """Returns this worker's part of what all hold alike, and all that it has for itself."""
         place = self._session.world
         alike, mine, facts = snapshot.variables(self._model, place.local_rank, place.local_size)
-        mine |= self._training.arrays() | compression.memories(state.held_objects(snapshot.trainable(self._model)))
+        mine |= self._training.arrays() | compression.memories(
+            state.held_objects(snapshot.trainable(self._model))
+        )
         facts |= {
             "place": dataclasses.asdict(self._place),
             "callbacks": snapshot.callbacks(self._callbacks(), self._begun_with, mine),
@@ -285,20 +310,27 @@ class Protection:
             "stop": bool(getattr(self._model, "stop_training", False)),
             "climb": learning_rate.facts_of(getattr(self._model, "optimizer", None)),
             "counters": self._training.counters(),
-            "logs": {name: float(value) for name, value in dict[str, Any](logs or {}).items() if np.ndim(value) == 0},
+            "logs": {
+                name: float(value)
+                for name, value in dict[str, Any](logs or {}).items()
+                if np.ndim(value) == 0
+            },
         }
         return alike, encoding.pack(mine, facts)
 
     def _kept_here(self, piece: bytes) -> dict[int, bytes]:
         """Returns the pieces, by rank, that this worker keeps."""
-        # With those of its host's other workers they are all pieces: one host that is left has a whole snapshot.
+        # With those of its host's other workers they are all pieces: one host that is left has a
+        # whole snapshot.
         place, comm = self._session.world, self._session.comm
         if place.node_count == 1:
             return {place.rank: piece}
         ends = np.cumsum(comm.agree("length of a snapshot", len(piece))).astype(int)
         everyone = comm.allgather(np.frombuffer(piece, np.uint8))
         pieces = [part.tobytes() for part in np.split(everyone, ends[:-1])]
-        return {rank: pieces[rank] for rank in range(place.local_rank, place.size, place.local_size)}
+        return {
+            rank: pieces[rank] for rank in range(place.local_rank, place.size, place.local_size)
+        }
 
 
 def _complain(error: Exception) -> None:
@@ -359,7 +391,9 @@ class _Replay:
         return self._test(*given)
 
     def _skip(self, logs: dict[str, float], *given: Any) -> object:
-        backend.active().skip_batches(given[-1], int(getattr(self._model, "steps_per_execution", None) or 1))
+        backend.active().skip_batches(
+            given[-1], int(getattr(self._model, "steps_per_execution", None) or 1)
+        )
         return (logs, *given[:-1]) if len(given) > 1 else logs
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
@@ -368,8 +402,8 @@ class _Replay:
 
     def on_test_begin(self, logs: Logs = None) -> None:
         """Makes the function that evaluates, and puts `_skip_test` in its place again."""
-        # Keras has left out to make the function, for there was one. Later it can't be made: with JAX a step takes the
-        # variables' values away.
+        # Keras has left out to make the function, for there was one. Later it can't be made: with
+        # JAX a step takes the variables' values away.
         self._model.test_function = self._test
         self._model.make_test_function()
         self._test, self._model.test_function = self._model.test_function, self._skip_test
@@ -394,17 +428,19 @@ class _Replay:
     def on_train_end(self, logs: Logs = None) -> None:
         if self._calls != self._place.calls or not self._place.ended:
             raise SnapshotError(
-                f"The data of `fit` ended after {self._calls} batches, and {self._place.calls} had been trained on when the snapshot was made. A run is "
-                "continued with the data that it began with. Start it anew with another --run-dir."
+                f"The data of `fit` ended after {self._calls} batches, and {self._place.calls} had"
+                " been trained on when the snapshot was made. A run is continued with the data"
+                " that it began with. Start it anew with another --run-dir."
             )
         self._end()
 
     def _end(self) -> None:
         if self._calls and self._epoch != self._place.epoch:
             raise SnapshotError(
-                f"Step {self._calls} of `fit` is in epoch {self._epoch + 1}, and was in epoch {self._place.epoch + 1} when the snapshot was made: the script "
-                "makes other batches than before. Where they depend on the number of workers, continue with as many as before; else begin anew with another "
-                "--run-dir."
+                f"Step {self._calls} of `fit` is in epoch {self._epoch + 1}, and was in epoch"
+                f" {self._place.epoch + 1} when the snapshot was made: the script makes other"
+                " batches than before. Where they depend on the number of workers, continue with"
+                " as many as before; else begin anew with another --run-dir."
             )
         self._model.train_function, self._model.test_function = self._train, self._test
         self._everyone.callbacks = self._callbacks

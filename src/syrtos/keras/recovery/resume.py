@@ -1,7 +1,7 @@
 """The position in the data, saved with the model and found again; so is the script's own learning rate if it is scaled.
 
-They are stamped into the file that Keras has written, before that takes its place: a member of the ``.keras`` archive,
-an attribute of an HDF5 file.
+They are stamped into the file that Keras has written, before that takes its place: a member of the
+``.keras`` archive, an attribute of an HDF5 file.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def saved_of(model: Model) -> Saved | None:
     return found
 
 
-def saving_position(original: Callable[Concatenate[Model, object, P], R]) -> Callable[Concatenate[Model, object, P], R]:
+def saving_position(
+    original: Callable[Concatenate[Model, object, P], R],
+) -> Callable[Concatenate[Model, object, P], R]:
     """Wraps functions that save a model to a file: they save the position, too."""
 
     @functools.wraps(original)
@@ -111,7 +113,12 @@ def _facts(model: Model) -> dict[str, object]:
         stream = training.stream
         stream.mark()
         position = dataclasses.asdict(stream.position)
-        facts |= {"data": stream.dataset.name, **position, "offset": training.offset, "number": stream.number}
+        facts |= {
+            "data": stream.dataset.name,
+            **position,
+            "offset": training.offset,
+            "number": stream.number,
+        }
     rate = learning_rate.base_rate(getattr(model, "optimizer", None))
     return facts if rate is None else facts | {"base_rate": rate}
 

@@ -22,8 +22,8 @@ from syrtos.keras.replica import snapshot
 
 # At most this part of the memory that is free.
 _MEMORY = 0.8
-# The states of so many calls of `fit` that have ended are kept, and so many bytes of each worker; later ones are
-# trained again.
+# The states of so many calls of `fit` that have ended are kept, and so many bytes of each worker;
+# later ones are trained again.
 KEPT_FITS = 64
 _KEPT_BYTES = 2 << 30
 
@@ -41,9 +41,10 @@ class Progress:
         cut: whether a callback has stopped training within it.
         ended: whether the call of `fit` has ended.
         trained: steps of all calls of `fit` so far.
-        data: epoch and place in a planned data set at which it began, and the number of its training there; None for
-            other data.
-        commits: how often the script itself has committed a state, in the place of all other snapshots.
+        data: epoch and place in a planned data set at which it began, and the number of its
+            training there; None for other data.
+        commits: how often the script itself has committed a state, in the place of all other
+            snapshots.
     """
 
     fit: int = 0
@@ -96,7 +97,9 @@ class Kept:
         self.found = self.last.fit  # up to which there is something to put back
         self.interval = 1.0  # calls between two snapshots
         self.took: float | None = None  # seconds of the last snapshot of this process
-        self.trained_before = self.last.trained  # steps of the generations before, of a state that the script commits
+        self.trained_before = (
+            self.last.trained
+        )  # steps of the generations before, of a state that the script commits
 
     def _read_place(self) -> Progress:
         if not self.number:
@@ -108,16 +111,25 @@ class Kept:
         if number > self.found:
             return None
         if number == self.last.fit:
-            parts = [self.slots.read(part, self.number) for part in range(self.slots.parts(self.number))]
+            parts = [
+                self.slots.read(part, self.number) for part in range(self.slots.parts(self.number))
+            ]
         else:
             parts = self._parts_of_ended_fit(number)
             if not parts:
                 # All calls of `fit` that follow are trained again: they go on from this one.
                 self.found = 0
-                print(f"syrtos: the state of fit {number} is on no host any more: it is trained again", file=sys.stderr)
+                print(
+                    f"syrtos: the state of fit {number} is on no host any more: it is trained"
+                    " again",
+                    file=sys.stderr,
+                )
                 return None
         arrays = {name: array for part in parts for name, array in encoding.unpack(part).items()}
-        pieces = [arrays[_of_rank(rank)].tobytes() for rank in range(sum(name.startswith("rank ") for name in arrays))]
+        pieces = [
+            arrays[_of_rank(rank)].tobytes()
+            for rank in range(sum(name.startswith("rank ") for name in arrays))
+        ]
         facts, mine = snapshot.own_of(pieces, self.world.rank, self.world.size)
         return Committed(Progress(**facts["place"]), facts, arrays, mine)
 
@@ -160,7 +172,8 @@ class Kept:
         needed, free = 2 * size * self.world.local_size, memory.available()
         if needed > _MEMORY * free:
             raise MemoryError(
-                f"two snapshots would take {needed >> 20:,} MB of this machine's memory, of which {free >> 20:,} MB are free"
+                f"two snapshots would take {needed >> 20:,} MB of this machine's memory, of which"
+                f" {free >> 20:,} MB are free"
             )
         self._has_room = True
 
@@ -171,7 +184,10 @@ class Kept:
         try:
             self._keep(self._folder(self.last.fit))
         except OSError as error:
-            print(f"syrtos: fit {self.last.fit} would be trained again after a restart: {error}", file=sys.stderr)
+            print(
+                f"syrtos: fit {self.last.fit} would be trained again after a restart: {error}",
+                file=sys.stderr,
+            )
 
     def _keep(self, folder: Path) -> None:
         # As many parts as there were workers, who may have been more than now.
@@ -192,10 +208,16 @@ class Kept:
         """Keeps a state of the script, all of which is written by each host's first worker."""
         self.number += 1
         self.last = Progress(
-            commits=self.last.commits + 1, trained=self.trained_before + world.current().ledger.trained
+            commits=self.last.commits + 1,
+            trained=self.trained_before + world.current().ledger.trained,
         )
         if self.world.local_rank == 0:
-            self.slots.write(0, self.number, 1, *encoding.pieces(arrays, {"place": dataclasses.asdict(self.last)}))
+            self.slots.write(
+                0,
+                self.number,
+                1,
+                *encoding.pieces(arrays, {"place": dataclasses.asdict(self.last)}),
+            )
 
     def _files(self, fit: int) -> list[Path]:
         """Returns the files with the parts of a `fit` that has ended, if all of them are there; else none."""
@@ -208,8 +230,8 @@ class Kept:
 
     def _folder(self, fit: int) -> Path:
         """Returns the folder of a `fit` of this run."""
-        # With the run's seed in its name: a host that shares no folder with the launcher may still have the files of an
-        # earlier run.
+        # With the run's seed in its name: a host that shares no folder with the launcher may still
+        # have the files of an earlier run.
         return self.folder / f"fit-{fit}-{settings.common_seed():x}"
 
 

@@ -1,8 +1,8 @@
 """Gradients that optimizers accumulate over several steps until an update is due.
 
-Where a step reduces gradients only when they are applied, each worker accumulates those of its own shares, and the
-update adds them up over the workers. Where a step reduces gradients when they are made, or computes whole batches, all
-workers accumulate the same, and the update adds nothing up.
+Where a step reduces gradients only when they are applied, each worker accumulates those of its own
+shares, and the update adds them up over the workers. Where a step reduces gradients when they are
+made, or computes whole batches, all workers accumulate the same, and the update adds nothing up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def gather(comm: Communicator, model: Model) -> None:
     """Moves the workers' own accumulated gradients to rank 0, as their sum, and sets those of the others to zero."""
     if comm.size == 1:
         return
-    # Rank 0 may save the model before the update; the update adds them up over the workers again, so they count once.
+    # Rank 0 may save the model before the update; the update adds them up over the workers again,
+    # so they count once.
     for optimizer in _accumulating(model):
         for variable in _pending_gradients(optimizer) if are_added_up(optimizer) else ():
             total = comm.allreduce(state.memory_of(variable))
@@ -49,7 +50,9 @@ def begin(comm: Communicator, model: Model) -> None:
         variables = _pending_gradients(optimizer)
         if are_of_whole_batches(optimizer):
             state.broadcast(comm, variables)
-        elif variables and state.are_equal(comm, [state.checksum(variable) for variable in variables]):
+        elif variables and state.are_equal(
+            comm, [state.checksum(variable) for variable in variables]
+        ):
             _keep_on_rank_0(comm, variables)
 
 
@@ -61,7 +64,8 @@ def note_kind(comm: Communicator, model: Model, of_whole_batches: bool) -> None:
     Args:
         comm: the workers.
         model: whose optimizers they are.
-        of_whole_batches: whether the next steps accumulate gradients of whole batches, else each worker's own.
+        of_whole_batches: whether the next steps accumulate gradients of whole batches, else each
+            worker's own.
     """
     if comm.size == 1 or _is_alone() or backend.computes_global_batches():
         return
@@ -124,8 +128,12 @@ def _is_alone() -> bool:
 
 def _accumulating(model: Model) -> list[Optimizer]:
     """Returns a model's optimizers that accumulate gradients, out of those that scale a loss."""
-    found = [getattr(optimizer, "inner_optimizer", optimizer) for optimizer in state.optimizers_of(model)]
-    return [optimizer for optimizer in found if getattr(optimizer, "gradient_accumulation_steps", None)]
+    found = [
+        getattr(optimizer, "inner_optimizer", optimizer) for optimizer in state.optimizers_of(model)
+    ]
+    return [
+        optimizer for optimizer in found if getattr(optimizer, "gradient_accumulation_steps", None)
+    ]
 
 
 def _pending_gradients(optimizer: Optimizer) -> list[Variable]:

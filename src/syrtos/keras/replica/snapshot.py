@@ -1,7 +1,7 @@
 """The state of one `fit` on one worker, to be committed between two steps and put back: variables and callbacks.
 
-Weights and slots of optimizers, which every worker holds alike, are divided among the workers of each host; each worker
-also stores what may differ.
+Weights and slots of optimizers, which every worker holds alike, are divided among the workers of
+each host; each worker also stores what may differ.
 """
 
 from __future__ import annotations
@@ -33,14 +33,22 @@ if TYPE_CHECKING:
 # Attributes of callbacks that Keras sets, or that `fit` sets again.
 _KERAS_SETS = {"model", "_model", "params", "validation_data"}
 _PLAIN = (bool, int, float, str, type(None))
-# Bytes in the arrays of an attribute of a script's own callback: more may be its data, which the script makes again.
+# Bytes in the arrays of an attribute of a script's own callback: more may be its data, which the
+# script makes again.
 _LARGEST = 64 << 20
 # Keras sets these by what is in a CSV file when `fit` begins.
 _LOG_SETS = {"append", "append_header"}
-# Facts about a part of a snapshot, as JSON; `variables`, `callbacks` and `replay` say which there are.
+# Facts about a part of a snapshot, as JSON; `variables`, `callbacks` and `replay` say which there
+# are.
 Facts = dict[str, Any]
 CallbackFacts = TypedDict(
-    "CallbackFacts", {"class": str, "kept": dict[str, object], "left": list[str], "written": NotRequired[int | None]}
+    "CallbackFacts",
+    {
+        "class": str,
+        "kept": dict[str, object],
+        "left": list[str],
+        "written": NotRequired[int | None],
+    },
 )
 
 
@@ -52,16 +60,27 @@ def variables_of(model: Model) -> tuple[list[Variable], list[Variable]]:
     own = _gradients_in_the_making(model)
     slots = slots_of(model)
     found = state.unique(
-        [*state.variables_in(model), *backend.active().buffers_of(model), *state.of_metrics(model), *slots]
+        [
+            *state.variables_in(model),
+            *backend.active().buffers_of(model),
+            *state.of_metrics(model),
+            *slots,
+        ]
     )
     alike = [*trainable(model), *(slots if not state.optimizers_differ() else [])]
     own |= {id(v) for v in found} - {id(v) for v in alike}
     return [v for v in found if id(v) not in own], [v for v in found if id(v) in own]
 
 
-def _gradients_in_the_making(model: Model, of: Callable[[Optimizer], bool] = lambda _: True) -> set[int]:
+def _gradients_in_the_making(
+    model: Model, of: Callable[[Optimizer], bool] = lambda _: True
+) -> set[int]:
     """Returns the identities of the variables in which those of a model's optimizers accumulate that ``of`` chooses."""
-    return {id(v) for each in filter(of, state.optimizers_of(model)) for v in accumulation.accumulated_by(each)}
+    return {
+        id(v)
+        for each in filter(of, state.optimizers_of(model))
+        for v in accumulation.accumulated_by(each)
+    }
 
 
 def trainable(model: Model) -> list[Variable]:
@@ -96,23 +115,38 @@ def variables(model: Model, local_rank: int, local_size: int) -> tuple[Arrays, A
     The framework may have lent the values: they are to be used before the next step.
     """
     backend.active().settle(model)
-    (shared, own), sums = variables_of(model), _gradients_in_the_making(model, accumulation.are_added_up)
+    (shared, own), sums = (
+        variables_of(model),
+        _gradients_in_the_making(model, accumulation.are_added_up),
+    )
     # Where workers hold parts of variables, all must read each, also one that another stores.
     together = backend.active().splits_variables()
     arrays: Arrays = {}
-    for index, (variable, owner) in enumerate(zip(shared, _owners(shared, local_size), strict=True)):
+    for index, (variable, owner) in enumerate(
+        zip(shared, _owners(shared, local_size), strict=True)
+    ):
         if owner == local_rank or together:
             value = state.memory_of(variable)
             arrays |= {f"shared {index}": value} if owner == local_rank else {}
     mine = {f"own {index}": state.memory_of(variable) for index, variable in enumerate(own)}
     added_up = {f"own {index}": state.dtype_name(v) for index, v in enumerate(own) if id(v) in sums}
-    return arrays, mine, {"shared": _shapes_and_dtypes(shared), "own": _shapes_and_dtypes(own), "added up": added_up}
+    return (
+        arrays,
+        mine,
+        {
+            "shared": _shapes_and_dtypes(shared),
+            "own": _shapes_and_dtypes(own),
+            "added up": added_up,
+        },
+    )
 
 
 def equal_variables(model: Model) -> list[Variable]:
     """Returns the stored variables that are equal on all workers between two steps: all but each worker's own gradients in the making."""
     shared, own = variables_of(model)
-    each_workers = _gradients_in_the_making(model, lambda each: not accumulation.are_of_whole_batches(each))
+    each_workers = _gradients_in_the_making(
+        model, lambda each: not accumulation.are_of_whole_batches(each)
+    )
     return [*shared, *(v for v in own if id(v) not in each_workers)]
 
 
@@ -136,7 +170,8 @@ def own_of(pieces: Sequence[bytes], rank: int, size: int) -> tuple[Facts, Arrays
 def callbacks_kept(chosen: Sequence[object], facts: Facts) -> list[CallbackFacts]:
     """Returns what was kept of these callbacks.
 
-    If it was kept by another rank, those are left out which this one does not have: rank 0 alone writes logs.
+    If it was kept by another rank, those are left out which this one does not have: rank 0 alone
+    writes logs.
     """
     kept: list[CallbackFacts] = facts["callbacks"]
     if not facts.get("borrowed"):
@@ -162,15 +197,17 @@ def put_back_variables(model: Model, alike: Arrays, mine: Arrays, facts: Facts) 
     sums = _gradients_in_the_making(model, accumulation.are_added_up)
     if (_shapes_and_dtypes(shared), _shapes_and_dtypes(own)) != (facts["shared"], facts["own"]):
         raise SnapshotError(
-            "The script has built another model than before: its variables differ from those in the snapshot in number, shape or dtype. A run "
-            "is continued by the script that began it. Start it anew with another --run-dir."
+            "The script has built another model than before: its variables differ from those in the"
+            " snapshot in number, shape or dtype. A run is continued by the script that began it."
+            " Start it anew with another --run-dir."
         )
     for index, variable in enumerate(shared):
         _assign(variable, alike[f"shared {index}"])
     for index, variable in enumerate(own):
         _assign(variable, mine[f"own {index}"])
         if id(variable) in accumulated:
-            # The first batches of this process may have shown another kind than those before the snapshot.
+            # The first batches of this process may have shown another kind than those before the
+            # snapshot.
             accumulation.convert(
                 world.sharing().comm,
                 variable,
@@ -192,8 +229,8 @@ def callbacks(
 ) -> list[CallbackFacts]:
     """Returns the attributes of callbacks that hold numbers, texts, arrays or collections of them.
 
-    Single numbers and texts are those that training has changed: the script gives the others again, and may give others
-    than before (a path, a patience).
+    Single numbers and texts are those that training has changed: the script gives the others again,
+    and may give others than before (a path, a patience).
     """
     return [_callback(each, begun, arrays) for each, begun in zip(chosen, begun_with, strict=True)]
 
@@ -229,7 +266,9 @@ def _callback(callback: object, begun_with: Mapping[str, object], arrays: Arrays
     return facts
 
 
-def put_back_callbacks(chosen: Sequence[object], facts: Sequence[CallbackFacts], arrays: Arrays) -> None:
+def put_back_callbacks(
+    chosen: Sequence[object], facts: Sequence[CallbackFacts], arrays: Arrays
+) -> None:
     """Sets the attributes again, and reports those of a callback of the script's own that could not be stored.
 
     Raises:
@@ -237,8 +276,9 @@ def put_back_callbacks(chosen: Sequence[object], facts: Sequence[CallbackFacts],
     """
     if [type(each).__name__ for each in chosen] != [fact["class"] for fact in facts]:
         raise SnapshotError(
-            f"`fit` has other callbacks ({', '.join(type(each).__name__ for each in chosen)}) than before "
-            f"({', '.join(fact['class'] for fact in facts)}). A run is continued by the script that began it."
+            f"`fit` has other callbacks ({', '.join(type(each).__name__ for each in chosen)}) than"
+            f" before ({', '.join(fact['class'] for fact in facts)}). A run is continued by the"
+            " script that began it."
         )
     for callback, fact in zip(chosen, facts, strict=True):
         for name, value in fact["kept"].items():
@@ -246,8 +286,8 @@ def put_back_callbacks(chosen: Sequence[object], facts: Sequence[CallbackFacts],
         if fact["left"] and _is_own(callback):
             names = ", ".join(fact["left"])
             print(
-                f"syrtos: attributes of {fact['class']} that hold other objects than numbers, texts and arrays, or over 64 MiB, are as its __init__ left "
-                f"them: {names}",
+                f"syrtos: attributes of {fact['class']} that hold other objects than numbers, texts"
+                f" and arrays, or over 64 MiB, are as its __init__ left them: {names}",
                 file=sys.stderr,
             )
 

@@ -16,7 +16,15 @@ from syrtos.errors import DivergenceError, OutOfStepError
 from syrtos.keras import backend, keras_internals
 
 if TYPE_CHECKING:
-    from syrtos.keras.protocols import CutVariable, FrameworkVariable, Layer, Model, NamedVariable, Optimizer, Variable
+    from syrtos.keras.protocols import (
+        CutVariable,
+        FrameworkVariable,
+        Layer,
+        Model,
+        NamedVariable,
+        Optimizer,
+        Variable,
+    )
 
 # Set on an optimizer: its state and its variables were made equal on all workers.
 EQUAL = "_syrtos_equal"
@@ -29,8 +37,8 @@ def broadcast(comm: Communicator, variables: Iterable[FrameworkVariable], root: 
 
     Args:
         comm: the workers.
-        variables: of Keras or of its framework, the same on all workers. Those that have no value at ``root`` yet (they
-            were created while a function is traced) stay as they are.
+        variables: of Keras or of its framework, the same on all workers. Those that have no value
+            at ``root`` yet (they were created while a function is traced) stay as they are.
     """
     found = unique(variables)
     known = backend.active()
@@ -54,8 +62,8 @@ def broadcast(comm: Communicator, variables: Iterable[FrameworkVariable], root: 
 def of_model(model: Model) -> list[Variable]:
     """Returns the variables of a model that must be equal on all workers: weights, seeds, metrics, and its optimizer's.
 
-    Gradients that are being accumulated are each worker's own, unless all compute global batches; so are optimizers
-    that train alone for some steps.
+    Gradients that are being accumulated are each worker's own, unless all compute global batches;
+    so are optimizers that train alone for some steps.
     """
     found = [*variables_in(model), *backend.active().buffers_of(model)]
     optimizer: Optimizer | None = getattr(model, "optimizer", None)
@@ -66,27 +74,40 @@ def of_model(model: Model) -> list[Variable]:
 
 def optimizers_differ() -> bool:
     """Returns whether each worker has an optimizer of its own, and trains alone for some steps: `--sync-every`."""
-    return world.is_initialized() and world.current().options.sync_every > 0 and world.current().world.size > 1
+    return (
+        world.is_initialized()
+        and world.current().options.sync_every > 0
+        and world.current().world.size > 1
+    )
 
 
 def of_optimizer(optimizer: Optimizer) -> list[Variable]:
     """Returns the variables of an optimizer that must be equal on all workers; not those of which each keeps a part."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    own = set() if backend.computes_global_batches() else set(map(id, keras_internals.accumulated_by(inner)))
+    own = (
+        set()
+        if backend.computes_global_batches()
+        else set(map(id, keras_internals.accumulated_by(inner)))
+    )
     return [v for v in variables_of(optimizer) if id(v) not in own and not is_cut(v)]
 
 
 def optimizers_of(model: Model) -> list[Optimizer]:
     """Returns a model's optimizers.
 
-    They are that of `compile`, and others that it or its layers keep, also in lists and dictionaries, as GANs do.
+    They are that of `compile`, and others that it or its layers keep, also in lists and
+    dictionaries, as GANs do.
     """
     # Any attributes of layers: what is no optimizer falls out below.
     values: list[Any] = [getattr(model, "optimizer", None)]
     for layer in keras_internals.layers_of(model):
         for value in vars(layer).values():
             values += (
-                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+                value.values()
+                if isinstance(value, dict)
+                else value
+                if isinstance(value, list | tuple)
+                else [value]
             )
     return unique(v for v in values if hasattr(v, "apply_gradients") and hasattr(v, "variables"))
 
@@ -127,8 +148,8 @@ def check_structure(comm: Communicator, variables: Sequence[NamedVariable]) -> N
     raise OutOfStepError(
         "Workers built different models. The first difference:\n"
         + "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(different))
-        + "\nThe script must build the same model on every rank: look for code that depends on the rank, the host or "
-        "unseeded random numbers."
+        + "\nThe script must build the same model on every rank: look for code that depends on the"
+        " rank, the host or unseeded random numbers."
     )
 
 
@@ -154,11 +175,13 @@ def check_equal(comm: Communicator, variables: Sequence[NamedVariable], step: in
     values = table[:, first].tolist()
     groups = {v: [rank for rank, other in enumerate(values) if other == v] for v in values}
     raise DivergenceError(
-        f"The replicas have diverged by step {step}: `{name_of(variables[first])}` is the first variable that differs, between "
-        f"ranks {' / '.join(map(str, groups.values()))}. All replicas must hold equal weights after every step. Usually a "
-        "script or layer assigns variables from something that differs by rank (time, host, unseeded random numbers, its own "
-        "share of the data), or a `train_step` makes its updates without an optimizer of Keras (by one of `torch.optim`), which would exchange gradients. "
-        "`--check-every 1` finds the step."
+        f"The replicas have diverged by step {step}: `{name_of(variables[first])}` is the first"
+        f" variable that differs, between ranks {' / '.join(map(str, groups.values()))}. All"
+        " replicas must hold equal weights after every step. Usually a script or layer assigns"
+        " variables from something that differs by rank (time, host, unseeded random numbers, its"
+        " own share of the data), or a `train_step` makes its updates without an optimizer of"
+        " Keras (by one of `torch.optim`), which would exchange gradients. `--check-every 1` finds"
+        " the step."
     )
 
 

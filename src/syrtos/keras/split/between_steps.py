@@ -1,6 +1,7 @@
 """Numbers that a script changes between steps: a weight of a term that a callback raises, a temperature that falls.
 
-The term may have counted for nothing in all batches that were compared so far, so the next one is compared too.
+The term may have counted for nothing in all batches that were compared so far, so the next one is
+compared too.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from syrtos.keras.split.tensors import EagerTensor
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model
 
-# Changes that are looked into. A script may count its epochs in such a number, which would make comparisons due without
-# end, so there is a limit.
+# Changes that are looked into. A script may count its epochs in such a number, which would make
+# comparisons due without end, so there is a limit.
 _MOST_CHANGES = 8
 # Elements of a variable that is taken for a number: larger ones are states or data.
 _MOST_ELEMENTS = 16
@@ -74,12 +75,13 @@ class NumbersBetweenSteps:
 def zeros_raised(model: Model, reads_attributes: bool) -> Iterator[list[str]]:
     """Context manager: small variables that are 0 are 1 inside; yields their names.
 
-    Such a variable may weigh a term that counts for nothing now, and that a callback raises later. Trained variables
-    and states of metrics stay as they are.
+    Such a variable may weigh a term that counts for nothing now, and that a callback raises later.
+    Trained variables and states of metrics stay as they are.
 
     Args:
         model: whose variables, and those of its layers, its losses and the script, are looked at.
-        reads_attributes: whether each step reads attributes of objects anew, so that numbers of Python's count too.
+        reads_attributes: whether each step reads attributes of objects anew, so that numbers of
+            Python's count too.
     """
     found = {(id(zero.holder), zero.name): zero for zero in _zeros(model, reads_attributes)}
     try:
@@ -104,13 +106,22 @@ def _zeros(model: Model, reads_attributes: bool) -> Iterator[_Zero]:
     # Keras 2 refuses to list those of a model that is not built.
     with contextlib.suppress(ValueError):
         trained = {id(variable) for variable in model.trainable_variables}
-    parts = [part for part in _parts(model) if hasattr(part, "__dict__") and not hasattr(part, "update_state")]
+    parts = [
+        part
+        for part in _parts(model)
+        if hasattr(part, "__dict__") and not hasattr(part, "update_state")
+    ]
     for part in [*parts, main := sys.modules["__main__"]]:
         # Keras's own classes keep rates and the like in such attributes.
         has_own = reads_attributes and part is not main and not whole_batch.is_of_keras(type(part))
         for name, value in list(vars(part).items()):
             numbers = _small_number(value, variables_only=True)
-            if numbers and not any(numbers) and id(value) not in trained and "float" in str(value.dtype):
+            if (
+                numbers
+                and not any(numbers)
+                and id(value) not in trained
+                and "float" in str(value.dtype)
+            ):
                 yield _Zero(value, name, functools.partial(_assign, value))
             elif has_own and type(value) is float and value == 0.0 and not name.startswith("_"):
                 yield _Zero(part, name, functools.partial(setattr, part, name))

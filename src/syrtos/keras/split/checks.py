@@ -1,9 +1,9 @@
 """Chooses the steps of a function before which some rows are computed both ways: see `syrtos.keras.split.first_batch`.
 
-The first batch decides, but a term of a loss may begin to count later (a weight that is raised epoch by epoch, a
-penalty in each third step), and a first batch may have one row. So later steps are looked at too: ever more rarely, at
-the beginnings of epochs, and within a budget of time; and the step that ends an epoch once, whose batch may have fewer
-rows than the others.
+The first batch decides, but a term of a loss may begin to count later (a weight that is raised
+epoch by epoch, a penalty in each third step), and a first batch may have one row. So later steps
+are looked at too: ever more rarely, at the beginnings of epochs, and within a budget of time; and
+the step that ends an epoch once, whose batch may have fewer rows than the others.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _EPOCHS = 3
 class Checks:
     """The steps of one function that are checked; the same on all workers.
 
-    Between two checks lie 1, 2, 3, 5, 8 ... steps: Fibonacci's numbers share no divisor for long, so that what
-    happens in each n-th step is met.
+    Between two checks lie 1, 2, 3, 5, 8 ... steps: Fibonacci's numbers share no divisor for long,
+    so that what happens in each n-th step is met.
 
     Attributes:
         ends_epoch: whether the step that was asked for last is due because it ends an epoch.
@@ -55,7 +55,9 @@ class Checks:
         """Returns whether the next call, which makes so many steps, is to be checked."""
         if self._over:
             return False
-        self.ends_epoch = self._is_last(steps) and self._trains and not self._saw_end and self._steps > 0
+        self.ends_epoch = (
+            self._is_last(steps) and self._trains and not self._saw_end and self._steps > 0
+        )
         if self.ends_epoch:
             return True
         begins = Checks.epochs != self._epoch

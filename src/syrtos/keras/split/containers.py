@@ -8,11 +8,17 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-# What is put back element by element, so that all who hold such a container see the elements of before.
+# What is put back element by element, so that all who hold such a container see the elements of
+# before.
 KINDS = (list, dict, set, collections.deque, bytearray, np.ndarray)
 # One of `KINDS`, or of a class derived from one of them, such as Keras's own lists.
 Container = (
-    list[object] | dict[object, object] | set[object] | collections.deque[object] | bytearray | npt.NDArray[np.generic]
+    list[object]
+    | dict[object, object]
+    | set[object]
+    | collections.deque[object]
+    | bytearray
+    | npt.NDArray[np.generic]
 )
 
 
@@ -24,7 +30,8 @@ def plain_copy(container: Container) -> Container:
 def is_equal(container: Container, before: Container) -> bool:
     """Returns whether a container has the same elements as a copy of it.
 
-    Elements of lists, deques and dictionaries are compared by identity, those of sets and NumPy's arrays by value.
+    Elements of lists, deques and dictionaries are compared by identity, those of sets and NumPy's
+    arrays by value.
     """
     if isinstance(container, np.ndarray):
         return bool(np.array_equal(container, np.asarray(before)))
@@ -34,7 +41,9 @@ def is_equal(container: Container, before: Container) -> bool:
         return False
     # By identity, since `==` of two arrays or tensors is an array.
     if isinstance(container, dict):
-        return isinstance(before, dict) and all(k in before and before[k] is value for k, value in container.items())
+        return isinstance(before, dict) and all(
+            k in before and before[k] is value for k, value in container.items()
+        )
     return all(one is other for one, other in zip(container, before, strict=True))
 
 

@@ -1,10 +1,11 @@
 """Decides how a step is split over the workers, by computing some rows of its first batch both ways.
 
-What Keras itself computes is known to be right on a share of the rows: losses and metrics row by row, gradients as
-means. Of anything else (a `train_step`, a layer or an optimizer of the script's own) nothing is assumed: before the
-first batch counts, each worker computes some rows of all workers whole, as one process does, then they compute them
-split, and everything is put back. Where both agree, the step is split. Where a sum, a maximum or the like makes them
-agree, that becomes the rule. Where nothing does, the step is not split: each worker computes the whole batch, which is
+What Keras itself computes is known to be right on a share of the rows: losses and metrics row by
+row, gradients as means. Of anything else (a `train_step`, a layer or an optimizer of the script's
+own) nothing is assumed: before the first batch counts, each worker computes some rows of all
+workers whole, as one process does, then they compute them split, and everything is put back. Where
+both agree, the step is split. Where a sum, a maximum or the like makes them agree, that becomes the
+rule. Where nothing does, the step is not split: each worker computes the whole batch, which is
 right, and no faster than one worker.
 """
 
@@ -50,8 +51,14 @@ def _decide_outputs(plan: SplitPlan, trial: StepTrial, session: Session) -> None
     if failed := _any_failed(comm, split):
         plan.reason_not_split = _describe_failure(failed)
         return
-    differs, plan.difference = compare_outcomes(comm, whole, split, bound_of(trial.precision()), plan)
-    plan.rows = [dataclasses.replace(row, kind="output") for row in rows_of(whole, split) if row.kind == "log"]
+    differs, plan.difference = compare_outcomes(
+        comm, whole, split, bound_of(trial.precision()), plan
+    )
+    plan.rows = [
+        dataclasses.replace(row, kind="output")
+        for row in rows_of(whole, split)
+        if row.kind == "log"
+    ]
     if any(what == "log" for what, _ in differs):
         plan.reason_not_split = "predictions of a part of the rows are not those of the batch"
     else:
@@ -77,18 +84,26 @@ def _look_behind_zeros(plan: SplitPlan, trial: StepTrial, session: Session) -> N
     with trial.zeros_raised() as names:
         of_all = session.comm.allgather_object(names)
         # Of workers that hold different ones, some would compute another step than others.
-        if of_all[0] and all(other == of_all[0] for other in of_all) and not confirm(plan, trial, session):
+        if (
+            of_all[0]
+            and all(other == of_all[0] for other in of_all)
+            and not confirm(plan, trial, session)
+        ):
             plan.reason_not_split = (
-                f"`{names[0]}` is 0 now, and once it is not, parts of the rows give something else than the batch"
+                f"`{names[0]}` is 0 now, and once it is not, parts of the rows give something else"
+                " than the batch"
             )
 
 
 def _look_at_more_rows(
-    plan: SplitPlan, trial: StepTrial, session: Session, decide_by: Callable[[SplitPlan, StepTrial, Session], None]
+    plan: SplitPlan,
+    trial: StepTrial,
+    session: Session,
+    decide_by: Callable[[SplitPlan, StepTrial, Session], None],
 ) -> None:
     """Compares ever more rows, as long as nothing has shown that the step can't be split."""
-    # Few rows show best what means over parts have not in common with a mean, and many what takes the largest of a
-    # number. All of them show what a step does by how many there are.
+    # Few rows show best what means over parts have not in common with a mean, and many what takes
+    # the largest of a number. All of them show what a step does by how many there are.
     while plan.was_compared and not plan.reason_not_split:
         more = trial.with_more_rows()
         if more is None:
@@ -128,9 +143,14 @@ def _decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
         return
     rest = [place for place in differs if not _find_rule(plan, comm, whole, split, place, bound)]
     plan.reason_not_split = (
-        describe_difference(comm, whole, split, rest) if rest else _describe_unchanged(plan, comm, whole, split)
+        describe_difference(comm, whole, split, rest)
+        if rest
+        else _describe_unchanged(plan, comm, whole, split)
     )
-    if not plan.reason_not_split and {"max", "min"} & {*plan.variables.values(), *plan.logs.values()}:
+    if not plan.reason_not_split and {"max", "min"} & {
+        *plan.variables.values(),
+        *plan.logs.values(),
+    }:
         _check_backwards(plan, trial, comm, bound)
     if not plan.reason_not_split:
         _note_shown(plan, whole, split)
@@ -163,7 +183,9 @@ def confirm(plan: SplitPlan, trial: StepTrial, session: Session) -> bool:
     return False
 
 
-def _compute_as_one_process(plan: SplitPlan, trial: StepTrial, comm: Communicator) -> StepOutcome | None:
+def _compute_as_one_process(
+    plan: SplitPlan, trial: StepTrial, comm: Communicator
+) -> StepOutcome | None:
     """Returns what one process computes; None where it fails, which the plan says then."""
     whole = trial.compute_as_one_process(False)
     if _any_failed(comm, whole):  # a function may need as many rows as the script gives it
@@ -188,18 +210,24 @@ def _note_shown(plan: SplitPlan, whole: StepOutcome, split: StepOutcome) -> None
             plan.logs[index] = "max" if kind == "b" else "sum"
 
 
-def _describe_unchanged(plan: SplitPlan, comm: Communicator, whole: StepOutcome, split: StepOutcome) -> str:
+def _describe_unchanged(
+    plan: SplitPlan, comm: Communicator, whole: StepOutcome, split: StepOutcome
+) -> str:
     """Says which assigned variable has stayed as it was on all workers; empty where there is none."""
     # Any rule fits such a variable, so nothing is shown of it.
     names = [
         one.name
         for key, one in split.assigned.items()
-        if key in split.own and not plan.has_shown(key) and _is_same(one) and _is_same(whole.assigned.get(key, one))
+        if key in split.own
+        and not plan.has_shown(key)
+        and _is_same(one)
+        and _is_same(whole.assigned.get(key, one))
     ]
     of_all = comm.allgather_object(names)
     found = [name for name in of_all[0] if all(name in other for other in of_all)]
     return (
-        f"`{found[0]}`, which it assigns, does not change on the rows of the first batch, so they do not show what it becomes"
+        f"`{found[0]}`, which it assigns, does not change on the rows of the first batch, so they"
+        " do not show what it becomes"
         if found
         else ""
     )
@@ -211,8 +239,8 @@ def _is_same(one: Assigned) -> bool:
 
 def _check_backwards(plan: SplitPlan, trial: StepTrial, comm: Communicator, bound: float) -> None:
     """Tries the plan once more with the rows in another order, and gives up the split if both ways differ then."""
-    # A maximum or minimum may fit by chance: of two workers a value of the first row is always the largest or the
-    # least.
+    # A maximum or minimum may fit by chance: of two workers a value of the first row is always the
+    # largest or the least.
     other = trial.backwards()
     whole, split = other.compute_as_one_process(False), other.compute_split(plan)
     failed = _any_failed(comm, whole) or _any_failed(comm, split)
@@ -226,7 +254,8 @@ def _any_failed(comm: Communicator, outcome: StepOutcome) -> str:
 
     All workers call it together.
     """
-    # Workers that failed alone have left the others in an exchange, which fails then, and with it the first call here.
+    # Workers that failed alone have left the others in an exchange, which fails then, and with it
+    # the first call here.
     for _ in range(3):
         try:
             comm.agree("the first batch was computed")
@@ -241,12 +270,20 @@ def _any_failed(comm: Communicator, outcome: StepOutcome) -> str:
 
 def _describe_failure(error: str) -> str:
     if "OutOfStepError" in error:
-        return "the workers come to different exchanges: a branch or a length depends on the rows of a part"
+        return (
+            "the workers come to different exchanges: a branch or a length depends on the rows of a"
+            " part"
+        )
     return f"it fails on a part of the batch: {error}"
 
 
 def _find_rule(
-    plan: SplitPlan, comm: Communicator, whole: StepOutcome, split: StepOutcome, place: tuple[str, int], bound: float
+    plan: SplitPlan,
+    comm: Communicator,
+    whole: StepOutcome,
+    split: StepOutcome,
+    place: tuple[str, int],
+    bound: float,
 ) -> bool:
     """Finds a rule that makes the workers' values those of one process, and adds it to the plan.
 
@@ -267,7 +304,9 @@ def _find_rule(
         rules: dict[int, Rule] = plan.logs
         key = index
     else:
-        key = next((k for i, k in enumerate({**whole.assigned, **split.assigned}) if i == index), -1)
+        key = next(
+            (k for i, k in enumerate({**whole.assigned, **split.assigned}) if i == index), -1
+        )
         one, other = whole.assigned.get(key), split.assigned.get(key)
         if one is None or other is None or key not in split.own:
             return False
@@ -280,11 +319,16 @@ def _find_rule(
     made = {rule: combine(rows, np.asarray(before, np.float64)) for rule, combine in _RULES.items()}
 
     def far(value: Array) -> float:
-        return distance(wanted, value) if what == "log" else distance_of_changes(before, wanted, value)
+        return (
+            distance(wanted, value) if what == "log" else distance_of_changes(before, wanted, value)
+        )
 
-    # Each worker by its own rounding; the first rule, in the order of `_RULES`, that fits on all of them.
+    # Each worker by its own rounding; the first rule, in the order of `_RULES`, that fits on all of
+    # them.
     fits = comm.allgather_object([rule for rule, value in made.items() if far(value) <= bound])
-    chosen: Rule | None = next((rule for rule in fits[0] if all(rule in of_each for of_each in fits)), None)
+    chosen: Rule | None = next(
+        (rule for rule in fits[0] if all(rule in of_each for of_each in fits)), None
+    )
     if chosen is None:
         return False
     rules[key] = chosen
@@ -297,7 +341,9 @@ def _find_rule(
 
 
 _RULES: Mapping[Rule, Callable[[Array, Array], Array]] = {
-    "equal": lambda rows, before: rows[0] if (rows == rows[0]).all() else np.full_like(rows[0], np.nan),
+    "equal": lambda rows, before: (
+        rows[0] if (rows == rows[0]).all() else np.full_like(rows[0], np.nan)
+    ),
     "sum": lambda rows, before: before + (rows - before).sum(axis=0),
     "max": lambda rows, before: rows.max(axis=0),
     "min": lambda rows, before: rows.min(axis=0),

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from syrtos.keras.split.tensors import array_of, elements_of, is_tensor
 
-# Containers with more elements, and arrays with more numbers, are data of the script, which a step reads and does not
-# change.
+# Containers with more elements, and arrays with more numbers, are data of the script, which a step
+# reads and does not change.
 LARGEST, _LARGEST_ARRAY = 10_000, 1_000_000
 
 Numbers = npt.NDArray[np.float64] | None
@@ -21,8 +21,8 @@ Numbers = npt.NDArray[np.float64] | None
 def numbers_of(value: object) -> Numbers:
     """Returns a number, or the numbers of a tensor, an array, a list or a dictionary, as float64.
 
-    The numbers of containers come as a vector, those of arrays and tensors in their shapes. None for values that hold
-    no numbers, or too many, and for objects of an odd kind.
+    The numbers of containers come as a vector, those of arrays and tensors in their shapes. None
+    for values that hold no numbers, or too many, and for objects of an odd kind.
     """
     with contextlib.suppress(Exception):
         return _as_numbers(value)
@@ -67,5 +67,9 @@ def _as_numbers(value: object) -> Numbers:
         value = array_of(value)
     if isinstance(value, int | float | np.generic | np.ndarray):
         found = np.asarray(value)
-        return found.astype(np.float64) if found.dtype.kind in "fiub" and found.size <= _LARGEST_ARRAY else None
+        return (
+            found.astype(np.float64)
+            if found.dtype.kind in "fiub" and found.size <= _LARGEST_ARRAY
+            else None
+        )
     return None

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 def fixed_batch(model: Model) -> str:
     """Returns why a model's batches can't be split: it keeps a state for each row. Empty where they can."""
     for layer in keras_internals.layers_of(model):
-        if getattr(layer, "stateful", False) and hasattr(layer, "reset_state") | hasattr(layer, "reset_states"):
-            return f"the layer `{layer.name}` is stateful: it keeps a state for each row of the batch"
+        if getattr(layer, "stateful", False) and hasattr(layer, "reset_state") | hasattr(
+            layer, "reset_states"
+        ):
+            return (
+                f"the layer `{layer.name}` is stateful: it keeps a state for each row of the batch"
+            )
     return ""
 
 
@@ -31,27 +35,43 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
         name: ``train_step``, ``test_step`` or ``predict_step``.
     """
     parts = [] if stock else [f"{type(model).__name__}.{name}"]
-    own = (method for method in _METHODS if not whole_batch.is_of_keras(owner_of(type(model), method)))
+    own = (
+        method for method in _METHODS if not whole_batch.is_of_keras(owner_of(type(model), method))
+    )
     parts += [f"{type(model).__name__}.{method}" for method in own]
     # A model of a fixed number of rows may use that number, e.g. to reshape.
     inputs = () if model in _built_from_data else getattr(model, "inputs", None) or ()
     shapes = [getattr(tensor, "shape", (None,)) for tensor in inputs]
-    parts += [f"the input of {shape[0]} rows" for shape in shapes if len(shape) and shape[0] is not None]
+    parts += [
+        f"the input of {shape[0]} rows" for shape in shapes if len(shape) and shape[0] is not None
+    ]
     layers = [layer for layer in keras_internals.layers_of(model) if layer is not model]
     parts += [f"the layer `{x.name}`" for x in layers if not is_known_layer(x)]
-    # Those of a functional model of Keras 3, such as `keras.ops.sum`, among which its layers stand too.
+    # Those of a functional model of Keras 3, such as `keras.ops.sum`, among which its layers stand
+    # too.
     operations = getattr(model, "operations", None) or ()
     known = {id(layer) for layer in layers}
-    parts += [f"the operation `{x.name}`" for x in operations if id(x) not in known and not _is_known_operation(x)]
+    parts += [
+        f"the operation `{x.name}`"
+        for x in operations
+        if id(x) not in known and not _is_known_operation(x)
+    ]
     losses = keras_internals.compiled_parts(model) if name != "predict_step" else []
-    parts += [f"the loss {type(x).__name__} without a reduction" for x in losses if _has_no_reduction(x)]
+    parts += [
+        f"the loss {type(x).__name__} without a reduction" for x in losses if _has_no_reduction(x)
+    ]
     optimizer = getattr(model, "optimizer", None)
-    if name == "train_step" and optimizer is not None and not whole_batch.is_of_keras(type(optimizer)):
+    if (
+        name == "train_step"
+        and optimizer is not None
+        and not whole_batch.is_of_keras(type(optimizer))
+    ):
         parts.append(f"the optimizer {type(optimizer).__name__}")
     return parts
 
 
-# Models whose inputs have the number of rows of the first batch, because the script gave none: it means nothing.
+# Models whose inputs have the number of rows of the first batch, because the script gave none: it
+# means nothing.
 _built_from_data: weakref.WeakSet[Model] = weakref.WeakSet()
 
 
@@ -75,7 +95,8 @@ def owner_of(kind: type, name: str) -> type:
 
 def copies_of_weights(model: Model) -> list[Variable]:
     """Returns variables that nothing trains and that have the shape of weights, as averages of weights have."""
-    # That they stay as they are on the first batch shows nothing amiss: an average of weights of zeros is zero.
+    # That they stay as they are on the first batch shows nothing amiss: an average of weights of
+    # zeros is zero.
     shapes = {tuple(variable.shape) for variable in model.trainable_variables}
     return [v for v in model.non_trainable_variables if len(v.shape) and tuple(v.shape) in shapes]
 
@@ -85,16 +106,25 @@ def is_known_layer(layer: object) -> bool:
     kind = type(layer)
     if not whole_batch.is_of_keras(kind) or kind.__name__ in _OTHERS:
         return False
-    if kind.__name__ == "TextVectorization" and getattr(layer, "_output_sequence_length", None) is None:
+    if (
+        kind.__name__ == "TextVectorization"
+        and getattr(layer, "_output_sequence_length", None) is None
+    ):
         return False  # it pads to the longest text of the rows that it gets
     # E.g. a softmax over the rows.
     if whole_batch.may_be_rows(getattr(layer, "axis", None)):
         return False
     # Private attributes are Keras's own bookkeeping.
-    return all(map(_is_known_value, (value for name, value in vars(layer).items() if not name.startswith("_"))))
+    return all(
+        map(
+            _is_known_value,
+            (value for name, value in vars(layer).items() if not name.startswith("_")),
+        )
+    )
 
 
-# Layers of Keras's around what is not, and one that cuts decibels at the loudest of all rows (Keras 3.15.1).
+# Layers of Keras's around what is not, and one that cuts decibels at the loudest of all rows (Keras
+# 3.15.1).
 _OTHERS = frozenset({"Lambda", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "MelSpectrogram"})
 
 

@@ -17,7 +17,8 @@ class Row:
     Attributes:
         kind: ``gradient``, ``log``, ``output`` or ``variable``.
         name: a name for a person.
-        whole, split: its value, or its norm, computed from some rows together and from parts of them.
+        whole, split: its value, or its norm, computed from some rows together and from parts of
+            them.
         difference: the relative difference of the two, once the rule is applied.
         rule: the rule that makes both equal; empty for Keras's own way.
     """
@@ -37,23 +38,27 @@ class SplitPlan:
     Attributes:
         is_decided: whether the first batch has been looked at.
         reason_not_split: why every worker computes the whole batch; empty where the step is split.
-        gradients: what the workers' gradients become: their mean by samples, or their sum, where they are made;
-            ``late``: their mean where an optimizer gets them.
-        variables: how the workers' values of an assigned variable become one, by the variable's id; others have the
-            rule of their kind.
+        gradients: what the workers' gradients become: their mean by samples, or their sum, where
+            they are made; ``late``: their mean where an optimizer gets them.
+        variables: how the workers' values of an assigned variable become one, by the variable's id;
+            others have the rule of their kind.
         logs: how the workers' numbers that a step returns become one, by their place among them.
-        difference: the largest relative difference between both ways; None where all parts are Keras's own.
+        difference: the largest relative difference between both ways; None where all parts are
+            Keras's own.
         rows: everything that was compared.
-        was_compared: whether a comparison has made the plan, which then knows what becomes of every variable that the
-            step assigns.
-        compared_all_rows: whether whole batches are small enough to be compared, and the first one was.
-        left_out: the rows of the first batch that were compared, such as ``64 of its 512 rows``, where all of them
-            would have cost too much; empty elsewhere.
-        unproven: what `Unproven` said while the step was traced; autograph may raise it as another error.
-        known_variables: ids of variables of which no comparison is needed: of metrics, and of Keras's own layers.
+        was_compared: whether a comparison has made the plan, which then knows what becomes of every
+            variable that the step assigns.
+        compared_all_rows: whether whole batches are small enough to be compared, and the first one
+            was.
+        left_out: the rows of the first batch that were compared, such as ``64 of its 512 rows``,
+            where all of them would have cost too much; empty elsewhere.
+        unproven: what `Unproven` said while the step was traced; autograph may raise it as another
+            error.
+        known_variables: ids of variables of which no comparison is needed: of metrics, and of
+            Keras's own layers.
         compared_variables: ids of variables whose change was compared.
-        scale: the norm of all gradients in the first comparison, and the size of each log: later ones may be near
-            zero, where rounding is all that differs.
+        scale: the norm of all gradients in the first comparison, and the size of each log: later
+            ones may be near zero, where rounding is all that differs.
     """
 
     is_decided: bool = False
@@ -74,7 +79,8 @@ class SplitPlan:
 
     def reduces_where_made(self, script_sees_them: bool) -> bool:
         """Returns whether gradients are reduced where they are made; else where an optimizer of Keras's own takes them."""
-        # A sum over rows is added up where it is made: an optimizer of Keras's own would take the mean.
+        # A sum over rows is added up where it is made: an optimizer of Keras's own would take the
+        # mean.
         return self.gradients == "sum" or (script_sees_them and self.gradients != "late")
 
     def accumulates_whole_batches(self, script_sees_them: bool) -> bool:
@@ -84,13 +90,16 @@ class SplitPlan:
     def knows_rule(self, key: int) -> bool:
         """Returns whether it is known what the workers' values of a variable become.
 
-        ``key``: the variable's id, as in `variables`. Where no comparison was made, all is Keras's own, and known.
+        ``key``: the variable's id, as in `variables`. Where no comparison was made, all is Keras's
+            own, and known.
         """
         return not self.was_compared or self.has_shown(key)
 
     def has_shown(self, key: int) -> bool:
         """Returns the same while the comparison that makes the plan is going on."""
-        return key in self.known_variables or key in self.compared_variables or key in self.variables
+        return (
+            key in self.known_variables or key in self.compared_variables or key in self.variables
+        )
 
     def for_next_comparison(self) -> SplitPlan:
         """Returns an empty plan for a later comparison, with this one's known variables and scales."""

@@ -1,7 +1,7 @@
 """The state in Python that a step changes beside its variables.
 
-It is in numbers, lists and dictionaries of a model, of its parts and of the script, and in generators of random
-numbers.
+It is in numbers, lists and dictionaries of a model, of its parts and of the script, and in
+generators of random numbers.
 """
 
 from __future__ import annotations
@@ -34,30 +34,42 @@ _PLAIN = (int, float, str, bytes, type(None), np.generic)
 # What a step may give a name anew: `self.scores = self.scores + [score]` makes another list.
 _VALUES = (*_PLAIN, *containers.KINDS, tuple)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
-# Containers with more elements are data of the script, which is not copied; see `held_numbers.LARGEST` too.
+# Containers with more elements are data of the script, which is not copied; see
+# `held_numbers.LARGEST` too.
 _LARGEST_COPIED = 200_000
-# Bytes of arrays and tensors that are copied at most; what is larger, or comes later, is taken for data too.
+# Bytes of arrays and tensors that are copied at most; what is larger, or comes later, is taken for
+# data too.
 _ROOM = 128 << 20
 # Containers and objects inside of each other that are looked into.
 _DEPTH = 4
 # Iterators whose copies draw from nothing that they draw from.
-_WITH_COPIES = ("list_iterator", "tuple_iterator", "range_iterator", "longrange_iterator", "count", "repeat")
+_WITH_COPIES = (
+    "list_iterator",
+    "tuple_iterator",
+    "range_iterator",
+    "longrange_iterator",
+    "count",
+    "repeat",
+)
 # Iterators of libraries that are lent too, by their modules: what was drawn is handed out again.
 _LENT = ("builtins", "itertools", "torch.utils.data.dataloader")
 
 
 @contextlib.contextmanager
 def keeping_python_state(
-    model: Model, generators: Collection[str] = ("numpy", "random"), hooks: Iterable[Callable[..., object]] = ()
+    model: Model,
+    generators: Collection[str] = ("numpy", "random"),
+    hooks: Iterable[Callable[..., object]] = (),
 ) -> Iterator[list[Change]]:
     """Context manager: restores, at its end, what Python code of the script has changed.
 
-    This is numbers, texts, containers, tensors, random generators, and what has a `state_dict` (optimizers of torch
-    and their schedules, modules that are no part of the model). A model, its parts and the globals of the script and
-    of the modules beside it hold these, also in namespaces, in objects of the script's own classes, in these classes,
-    and in closures and arguments of functions. Of iterators of Python and of torch's `DataLoader` a copy is lent. What
-    only a library knows is not restored. Attributes that were made on a built model meanwhile are removed. What is
-    printed meanwhile is not shown.
+    This is numbers, texts, containers, tensors, random generators, and what has a `state_dict`
+    (optimizers of torch and their schedules, modules that are no part of the model). A model, its
+    parts and the globals of the script and of the modules beside it hold these, also in namespaces,
+    in objects of the script's own classes, in these classes, and in closures and arguments of
+    functions. Of iterators of Python and of torch's `DataLoader` a copy is lent. What only a
+    library knows is not restored. Attributes that were made on a built model meanwhile are removed.
+    What is printed meanwhile is not shown.
 
     Args:
         model: the one whose step runs inside.
@@ -70,7 +82,12 @@ def keeping_python_state(
     changes: list[Change] = []
     names_before, was_built = set(vars(model)), bool(getattr(model, "built", False))
     kept = _Kept(model)
-    for part in [model, *keras_internals.layers_of(model), *model.metrics, *keras_internals.compiled_parts(model)]:
+    for part in [
+        model,
+        *keras_internals.layers_of(model),
+        *model.metrics,
+        *keras_internals.compiled_parts(model),
+    ]:
         kept.keep_attributes(part)
     for module in modules_of_script():
         names = vars(module)
@@ -85,11 +102,14 @@ def keeping_python_state(
         changes += kept.changes()  # while the values are those that the step has left
         made = [name for name in vars(model) if name not in names_before]
         if not was_built:
-            # A value of the class's own comes to light again; what else the first call has made, such as layers, stays.
+            # A value of the class's own comes to light again; what else the first call has made,
+            # such as layers, stays.
             made = [name for name in made if _is_default_of(type(model), name)]
         # Keras keeps functions and caches of its own under private names.
         for name in [name for name in made if not name.startswith("_")]:
-            if change := _change_of(f"{model.name}.{name}", None, held_numbers.numbers_of(vars(model)[name])):
+            if change := _change_of(
+                f"{model.name}.{name}", None, held_numbers.numbers_of(vars(model)[name])
+            ):
                 changes.append(change)
             delattr(model, name)  # e.g. an optimizer that a step makes when it has none
         kept.restore()
@@ -101,7 +121,10 @@ def keeping_python_state(
 
 def _is_default_of(kind: type, name: str) -> bool:
     """Returns whether a class of the script has a plain value under a name, which an object's own attribute hides."""
-    return any(is_of_script(base) and isinstance(vars(base).get(name, base), _PLAIN) for base in kind.__mro__)
+    return any(
+        is_of_script(base) and isinstance(vars(base).get(name, base), _PLAIN)
+        for base in kind.__mro__
+    )
 
 
 class Change(NamedTuple):
@@ -118,7 +141,9 @@ class Change(NamedTuple):
     after: npt.NDArray[np.float64]
 
 
-def _change_of(name: str, before: held_numbers.Numbers, after: held_numbers.Numbers) -> Change | None:
+def _change_of(
+    name: str, before: held_numbers.Numbers, after: held_numbers.Numbers
+) -> Change | None:
     """Returns the change of numbers, of which there may be none before or after; None where nothing has changed."""
     if before is None:  # numbers that were not there count as zero
         return None if after is None else Change(name, np.zeros_like(after), after)
@@ -147,7 +172,9 @@ class _Kept:
 
     def changes(self) -> list[Change]:
         """Returns the numbers that are others than before, in the order in which they were found."""
-        now = ((name, before, held_numbers.read_numbers(read)) for name, before, read in self._numbers)
+        now = (
+            (name, before, held_numbers.read_numbers(read)) for name, before, read in self._numbers
+        )
         return [change for each in now if (change := _change_of(*each))]
 
     def _watch(self, name: str, value: object, read: Callable[[], object]) -> None:
@@ -162,22 +189,36 @@ class _Kept:
         if id(part) in self._seen:
             return
         self._seen[id(part)] = part
-        # A layer whose first call, which builds it, may come: what Keras notes of that is left alone.
+        # A layer whose first call, which builds it, may come: what Keras notes of that is left
+        # alone.
         unbuilt = not getattr(part, "built", True)
         names = {} if unbuilt and not is_of_script(type(part)) else dict(vars(part))
         if unbuilt:  # None may stand for weights to come
-            names = {k: v for k, v in names.items() if k != "built" and k[:1] != "_" and v is not None}
+            names = {
+                k: v for k, v in names.items() if k != "built" and k[:1] != "_" and v is not None
+            }
         label = str(getattr(part, "name", "") or type(part).__name__)
-        # What Keras itself notes under private names, such as a metric's last result, is put back and not compared.
+        # What Keras itself notes under private names, such as a metric's last result, is put back
+        # and not compared.
         noted = keras_internals.ADDED_LOSSES
-        compared = [name for name in names if name not in noted and (name[:1] != "_" or is_of_script(type(part)))]
+        compared = [
+            name
+            for name in names
+            if name not in noted and (name[:1] != "_" or is_of_script(type(part)))
+        ]
         # Not the object's own method: Keras's layers track what they are given by it.
-        self.keep_values(names, functools.partial(object.__setattr__, part), depth, vars(part), label, compared)
+        self.keep_values(
+            names, functools.partial(object.__setattr__, part), depth, vars(part), label, compared
+        )
         for kind in type(part).__mro__:
             if is_of_script(kind) and id(kind) not in self._seen:
                 self._seen[id(kind)] = kind
-                own = {name: value for name, value in vars(kind).items() if not name.startswith("__")}
-                self.keep_values(own, functools.partial(setattr, kind), depth, vars(kind), kind.__name__)
+                own = {
+                    name: value for name, value in vars(kind).items() if not name.startswith("__")
+                }
+                self.keep_values(
+                    own, functools.partial(setattr, kind), depth, vars(kind), kind.__name__
+                )
 
     def keep_values(
         self,
@@ -199,7 +240,9 @@ class _Kept:
             compared: those of the names whose numbers are compared; None: all.
         """
         values = {
-            name: value for name, value in names.items() if isinstance(value, _VALUES) or tensors.is_tensor(value)
+            name: value
+            for name, value in names.items()
+            if isinstance(value, _VALUES) or tensors.is_tensor(value)
         }
         current = names if now is None else now
         for name in names if compared is None else compared:
@@ -208,27 +251,36 @@ class _Kept:
 
         def undo() -> None:
             for name, value in values.items():
-                if name in current and current[name] is not value and not containers.holds_layers(current[name]):
+                if (
+                    name in current
+                    and current[name] is not value
+                    and not containers.holds_layers(current[name])
+                ):
                     assign(name, value)
 
         self._undo.append(undo)
         for name, value in list(names.items()):
             self._keep_or_lend(name, value, assign, depth)
 
-    def _keep_or_lend(self, name: NameT, value: object, assign: Callable[[NameT, object], None], depth: int) -> None:
+    def _keep_or_lend(
+        self, name: NameT, value: object, assign: Callable[[NameT, object], None], depth: int
+    ) -> None:
         """Keeps what a name, or a place in a container, holds; an iterator is lent."""
         if isinstance(value, Iterator) and type(value).__module__ in _LENT:
             self._lend(name, value, assign)
         else:
             self.keep(value, depth)
 
-    def _lend(self, name: NameT, iterator: Iterator[object], assign: Callable[[NameT, object], None]) -> None:
+    def _lend(
+        self, name: NameT, iterator: Iterator[object], assign: Callable[[NameT, object], None]
+    ) -> None:
         """Gives the name a copy of an iterator, which may be drawn from, until everything is put back."""
         if type(iterator).__name__ in _WITH_COPIES:
             assign(name, copy.copy(iterator))
             self._undo.append(lambda: assign(name, iterator))
             return
-        # A generator has no copy, and one of `chain`, `map` or `zip` draws from the same iterators as they do.
+        # A generator has no copy, and one of `chain`, `map` or `zip` draws from the same iterators
+        # as they do.
         lent = _Remembering(iterator)
         assign(name, lent)
         self._undo.append(lambda: assign(name, lent.from_the_start()))
@@ -270,26 +322,37 @@ class _Kept:
                 self._keep_container(value, depth)
             elif isinstance(value, list):
                 # No copy, but what a step has appended is cut off.
-                self._undo.append(functools.partial(list.__delitem__, value, slice(len(value), None)))
+                self._undo.append(
+                    functools.partial(list.__delitem__, value, slice(len(value), None))
+                )
         elif isinstance(value, types.FunctionType):
             if is_of_script(value):
                 self._seen[id(value)] = value
                 self._keep_function(value, depth)
-        elif (is_of_script(type(value)) or isinstance(value, _NAMESPACES)) and hasattr(value, "__dict__"):
+        elif (is_of_script(type(value)) or isinstance(value, _NAMESPACES)) and hasattr(
+            value, "__dict__"
+        ):
             self.keep_attributes(value, depth - 1)
 
     def _keep_state_dict(self, value: tensors.HoldsState) -> None:
         """Keeps an optimizer of torch, a schedule, a `GradScaler`, or a module that is no part of the model."""
         own = tensors.tensors_of(value)
         # The model itself, and parts of it, whose tensors are kept by themselves.
-        if (own or hasattr(value, "forward")) and all(id(tensor) in self._of_model for tensor in own):
+        if (own or hasattr(value, "forward")) and all(
+            id(tensor) in self._of_model for tensor in own
+        ):
             return
         if not all(map(self._has_room, own)):
             return
         self._seen[id(value)] = value
-        self._undo.append(functools.partial(value.load_state_dict, copy.deepcopy(value.state_dict())))
+        self._undo.append(
+            functools.partial(value.load_state_dict, copy.deepcopy(value.state_dict()))
+        )
         # They may depend on the rows, as what a schedule has seen of losses.
-        name, numbers = f"the state of {type(value).__name__}", held_numbers.plain_numbers(value.state_dict())
+        name, numbers = (
+            f"the state of {type(value).__name__}",
+            held_numbers.plain_numbers(value.state_dict()),
+        )
         self._watch(name, numbers, lambda: held_numbers.plain_numbers(value.state_dict()))
 
     def _keep_function(self, function: types.FunctionType, depth: int) -> None:
@@ -299,7 +362,10 @@ class _Kept:
             function.__defaults__ = tuple({**_defaults_of(function), name: value}.values())
 
         for read, assign in (
-            (functools.partial(_variables_around, function), functools.partial(_assign_around, function)),
+            (
+                functools.partial(_variables_around, function),
+                functools.partial(_assign_around, function),
+            ),
             (functools.partial(_defaults_of, function), assign_default),
         ):
             self.keep_values(read(), assign, depth - 1, _Current(read), label)
@@ -331,8 +397,11 @@ class _Kept:
             before = containers.plain_copy(container)
 
         def undo() -> None:
-            # Layers that a step has made in its first call stay: their variables are the model's from now on.
-            if not containers.is_equal(container, before) and not containers.holds_layers(container):
+            # Layers that a step has made in its first call stay: their variables are the model's
+            # from now on.
+            if not containers.is_equal(container, before) and not containers.holds_layers(
+                container
+            ):
                 containers.restore(container, before)
 
         # Before that of an iterator inside, which puts back one with what was drawn.
@@ -399,7 +468,9 @@ class _Remembering(Generic[ElementT]):
         return self._drawn[-1]
 
     def __len__(self) -> int:
-        return len(cast("Sized", self._generator))  # the iterator of a `DataLoader` has a length, unlike generators
+        return len(
+            cast("Sized", self._generator)
+        )  # the iterator of a `DataLoader` has a length, unlike generators
 
     def from_the_start(self) -> Iterator[ElementT]:
         """Returns an iterator over the values drawn and those to come: the generator itself where none was drawn."""

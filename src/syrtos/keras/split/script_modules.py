@@ -36,13 +36,16 @@ def _modules_in(folder: str, count: int, newest: str) -> list[types.ModuleType]:
 
 
 def _file_of(module: types.ModuleType | None) -> str:
-    # From its dictionary: a module that loads lazily would import others when it is asked for its file.
+    # From its dictionary: a module that loads lazily would import others when it is asked for its
+    # file.
     return getattr(module, "__dict__", {}).get("__file__") or ""
 
 
 def script_mentions(pattern: str) -> bool:
     """Returns whether the text of the script, or of an imported module that is not installed, matches a regular expression."""
-    files = {_file_of(module) for name, module in list(sys.modules.items()) if _is_name_of_script(name)}
+    files = {
+        _file_of(module) for name, module in list(sys.modules.items()) if _is_name_of_script(name)
+    }
     return any(re.search(pattern, _text_of(file)) for file in files if file.endswith(".py"))
 
 

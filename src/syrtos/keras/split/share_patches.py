@@ -62,12 +62,16 @@ def _reduce_then_clip(
         # Keras has left out the variables without a gradient.
         reduced = cast("list[_Gradient]", list(backend.active().reduce_gradients(self, grads)))
         workers = sharding.clips_parts(self)
-        return original(self, reduced) if workers is None else _clip_in_parts(self, reduced, workers)
+        return (
+            original(self, reduced) if workers is None else _clip_in_parts(self, reduced, workers)
+        )
 
     return clip_gradients
 
 
-def _clip_in_parts(optimizer: Optimizer, grads: list[GradientT], comm: Communicator) -> list[GradientT]:
+def _clip_in_parts(
+    optimizer: Optimizer, grads: list[GradientT], comm: Communicator
+) -> list[GradientT]:
     """Returns parts of gradients, clipped by the norms of the whole, with the formulas of Keras (3.15.1)."""
     squares = ops.stack([ops.cast(ops.sum(ops.square(gradient)), "float32") for gradient in grads])
     squares = backend.active().on_host(comm.allreduce, squares, (len(grads),))
@@ -75,9 +79,14 @@ def _clip_in_parts(optimizer: Optimizer, grads: list[GradientT], comm: Communica
     if optimizer.clipnorm:
         bounds: Any = ops.maximum(ops.sqrt(squares), optimizer.clipnorm)
         factors = optimizer.clipnorm / bounds
-        return [gradient * ops.cast(factors[index], gradient.dtype) for index, gradient in enumerate(grads)]
+        return [
+            gradient * ops.cast(factors[index], gradient.dtype)
+            for index, gradient in enumerate(grads)
+        ]
     norm: Any = ops.sqrt(ops.sum(squares))
-    limit = cast("float", optimizer.global_clipnorm)  # `sharding.clips_parts` has seen that there is one
+    limit = cast(
+        "float", optimizer.global_clipnorm
+    )  # `sharding.clips_parts` has seen that there is one
     inverse: Any = ops.minimum(1.0 / norm, 1.0 / limit)
     factor = limit * inverse
     factor += norm - norm  # NaN where the norm is NaN or infinite, as in Keras
@@ -98,7 +107,9 @@ def _check_finite_everywhere(
 
 def _reduce_values(original: Method) -> Callable[..., Tensor]:
     def reduce_values(
-        values: Tensor, sample_weight: Tensor | None = None, reduction: str | None = "sum_over_batch_size"
+        values: Tensor,
+        sample_weight: Tensor | None = None,
+        reduction: str | None = "sum_over_batch_size",
     ) -> Tensor:
         step = backend.active().current_step()
         if step is None or not len(values.shape):
@@ -108,7 +119,9 @@ def _reduce_values(original: Method) -> Callable[..., Tensor]:
             return original(values, sample_weight, reduction) / step.fraction_like(values)
         if reduction == "mean_with_sample_weight" and sample_weight is not None:
             total = step.total_like(ops.cast(sample_weight, values.dtype))
-            return cast("Tensor", ops.divide_no_nan(ops.sum(values), total * step.fraction_like(values)))
+            return cast(
+                "Tensor", ops.divide_no_nan(ops.sum(values), total * step.fraction_like(values))
+            )
         return original(values, sample_weight, reduction)
 
     return reduce_values
@@ -117,8 +130,12 @@ def _reduce_values(original: Method) -> Callable[..., Tensor]:
 def _apply_mask(
     original: Callable[[Tensor | None, Tensor | None, object, str | None], Tensor],
 ) -> Callable[[Tensor | None, Tensor | None, object, str | None], Tensor]:
-    def apply_mask(sample_weight: Tensor | None, mask: Tensor | None, dtype: object, reduction: str | None) -> Tensor:
-        return shares.masked_globally(original(sample_weight, mask, dtype, reduction), mask, reduction)
+    def apply_mask(
+        sample_weight: Tensor | None, mask: Tensor | None, dtype: object, reduction: str | None
+    ) -> Tensor:
+        return shares.masked_globally(
+            original(sample_weight, mask, dtype, reduction), mask, reduction
+        )
 
     return apply_mask
 
@@ -131,7 +148,9 @@ def _seed_by_rank(
         if rank == 0:
             return seed
         offset = [rank * shares.SEED_STRIDE, 0]
-        return seed + ops.convert_to_tensor(offset, dtype=keras.backend.standardize_dtype(seed.dtype))
+        return seed + ops.convert_to_tensor(
+            offset, dtype=keras.backend.standardize_dtype(seed.dtype)
+        )
 
     return next_seed
 
@@ -143,9 +162,15 @@ SCALING = "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer"
 _LOSS = "keras.src.losses.loss"
 _METRICS = "keras.src.metrics.reduction_metrics"
 _SAME = "An update is the same on all workers: its assignments need no exchange."
-_VALUE = "A number without a weight is a value of the whole batch, e.g. a loss that a custom `train_step` tracks."
+_VALUE = (
+    "A number without a weight is a value of the whole batch, e.g. a loss that a custom"
+    " `train_step` tracks."
+)
 
-_BEGIN = "The first moment at which an optimizer and its variables are complete: they start equal. Accumulated steps count by their own samples."
+_BEGIN = (
+    "The first moment at which an optimizer and its variables are complete: they start equal."
+    " Accumulated steps count by their own samples."
+)
 
 
 def optimizers(begin: Callable[[Method], Method]) -> list[Patch]:

@@ -53,13 +53,15 @@ def without_compilation(model: Model) -> None:
     place = world.current().world
     if place.size == 1 and not finite.is_asked():
         return
-    # Asked for by `compile`, by `model.jit_compile = True`, or by Keras itself, which chooses it on a GPU.
+    # Asked for by `compile`, by `model.jit_compile = True`, or by Keras itself, which chooses it on
+    # a GPU.
     if model.jit_compile:
         if place.rank == 0:
             checks = f"the check that `--on-nan {world.current().options.on_nan}` asks for"
             what = "the exchange between workers" if place.size > 1 else checks
             print(
-                f"syrtos: jit_compile=True is turned off: a compiled step can't contain {what}. The model runs without it, with the same results.",
+                f"syrtos: jit_compile=True is turned off: a compiled step can't contain {what}. The"
+                " model runs without it, with the same results.",
                 file=sys.stderr,
             )
         model.jit_compile = False
@@ -84,7 +86,8 @@ def counting_share(original: Callable[..., R]) -> Callable[..., R]:
     """Wraps `update_state` of a mean or a sum: a scalar is weighted by this worker's part of the samples."""
 
     def update_state(self: object, values: object, sample_weight: object = None) -> R:
-        # Keras counts a scalar as one value of one batch, and without a weight each worker's would count as one.
+        # Keras counts a scalar as one value of one batch, and without a weight each worker's would
+        # count as one.
         step = backend.active().current_step()
         if step is None or sample_weight is not None:
             return original(self, values, sample_weight=sample_weight)
@@ -98,21 +101,26 @@ def updating(
 ) -> Callable[Concatenate[OptimizerT, P], R | SupportsInt]:
     """Wraps an optimizer's method: what it assigns is equal on all workers already.
 
-    Where gradients are noted (see `trial_step.noting_gradients`), it makes no update, and returns the number of those
-    made before.
+    Where gradients are noted (see `trial_step.noting_gradients`), it makes no update, and returns
+    the number of those made before.
     """
 
     def method(self: OptimizerT, *args: P.args, **kwargs: P.kwargs) -> R | SupportsInt:
         note = trial_step.noting()
         if note is not None:
-            # `apply` takes gradients and, unless the optimizer is built, variables; `apply_gradients` takes pairs.
+            # `apply` takes gradients and, unless the optimizer is built, variables;
+            # `apply_gradients` takes pairs.
             arguments: list[Any] = [*args, *kwargs.values()]
             given, *rest = arguments
             pairs = list(given)
             if pairs and isinstance(pairs[0], tuple):
                 note(self, [gradient for gradient, _ in pairs], [variable for _, variable in pairs])
             else:
-                note(self, pairs, list(next(iter(rest), None) or getattr(self, "_trainable_variables", ())))
+                note(
+                    self,
+                    pairs,
+                    list(next(iter(rest), None) or getattr(self, "_trainable_variables", ())),
+                )
             return self.iterations
         with backend.active().updating():
             return original(self, *args, **kwargs)

@@ -106,8 +106,8 @@ class _DType(Protocol):
     def size(self) -> int: ...
 
 
-# The packages and names of classes. A script may have parameters outside of its model, such as those of a loss with an
-# optimizer of its own, and steps change these too.
+# The packages and names of classes. A script may have parameters outside of its model, such as
+# those of a loss with an optimizer of its own, and steps change these too.
 _CLASSES = frozenset({("torch", "Tensor"), ("torch", "Parameter"), ("tensorflow", "EagerTensor")})
 
 
@@ -145,7 +145,9 @@ def elements_of(value: object) -> int:
 def bytes_of(value: Tensor) -> int:
     """Returns the bytes of an array or tensor, whose shape must be known."""
     # NumPy and torch say `itemsize`, TensorFlow `size`.
-    return elements_of(value) * int(getattr(value.dtype, "itemsize", None) or cast("_DType", value.dtype).size)
+    return elements_of(value) * int(
+        getattr(value.dtype, "itemsize", None) or cast("_DType", value.dtype).size
+    )
 
 
 def tensors_of(module: object) -> list[TorchTensor]:
@@ -167,7 +169,9 @@ def restorer_of(value: object) -> Callable[[], object] | None:
     if _is_torch_generator(value):
         return functools.partial(value.set_state, value.get_state())
     if isinstance(value, np.random.Generator):
-        return functools.partial(setattr, value.bit_generator, "state", copy.deepcopy(value.bit_generator.state))
+        return functools.partial(
+            setattr, value.bit_generator, "state", copy.deepcopy(value.bit_generator.state)
+        )
     return _restorer_of_tensor(value) if is_torch_tensor(value) else None
 
 
@@ -178,8 +182,8 @@ def _restorer_of_tensor(tensor: TorchTensor) -> Callable[[], None]:
     values = None if gradient is None else gradient.detach().clone()
 
     def undo() -> None:
-        # In place, since optimizers and views hold the same tensor; detached, since torch refuses to write to a
-        # parameter that needs a gradient.
+        # In place, since optimizers and views hold the same tensor; detached, since torch refuses
+        # to write to a parameter that needs a gradient.
         tensor.detach().copy_(before)
         if tensor.is_leaf:
             tensor.grad = gradient

@@ -29,14 +29,16 @@ from syrtos.keras.split.tensors import bytes_of, has_dtype
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model
 
-# Takes an optimizer, the gradients that it is given, and their variables, of the classes of the backend.
+# Takes an optimizer, the gradients that it is given, and their variables, of the classes of the
+# backend.
 Note = Callable[..., None]
 # Rows of all workers that are computed both ways, and at least so many of each worker.
 ROWS, ROWS_OF_EACH = 8, 2
 # As many as have so many bytes are taken, but no more than these.
 _BYTES, _MOST_ROWS = 1 << 16, 64
-# All rows are taken where there are at most so many, of so many bytes, and where a worker that computes them all takes
-# such a part of the memory that is free, or so many bytes of an accelerator, and not too many seconds.
+# All rows are taken where there are at most so many, of so many bytes, and where a worker that
+# computes them all takes such a part of the memory that is free, or so many bytes of an
+# accelerator, and not too many seconds.
 _ROWS_OF_ALL, _BYTES_OF_ALL = 1024, 1 << 24
 _PART_OF_MEMORY, _BYTES_OF_DEVICE, _SECONDS_OF_ALL = 0.25, 1 << 30, 10.0
 
@@ -86,9 +88,10 @@ class StepOutcome:
     """The values that a step has computed.
 
     Attributes:
-        gradients: those that optimizers were given, in order, with the names of their variables in ``gradient_names``.
-        logs: the numbers that the step returned, in order, with their names in ``log_names``, and this worker's own in
-            ``own_logs``.
+        gradients: those that optimizers were given, in order, with the names of their variables in
+            ``gradient_names``.
+        logs: the numbers that the step returned, in order, with their names in ``log_names``, and
+            this worker's own in ``own_logs``.
         assigned: the assigned variables by their ids, in the order of the first assignments.
         own: by the variable's id, its value on this worker before the workers exchanged it.
         error: why the step did not come to its end; empty if it did.
@@ -108,7 +111,8 @@ class StepTrial(Protocol):
     """A step on some rows of the first batch, which leaves no trace.
 
     Attributes:
-        left_out: the rows that it computes, such as ``64 of its 512 rows``, if all would cost too much; else empty.
+        left_out: the rows that it computes, such as ``64 of its 512 rows``, if all would cost too
+            much; else empty.
     """
 
     left_out: str
@@ -157,17 +161,23 @@ _NODE = re.compile(r"\{\{[^{}]*\}\} ?|\x1b\[[0-9;]*m")
 
 def describe_error(error: Exception) -> str:
     """Returns the class of an error and the line of its message that names the cause."""
-    lines = [line.strip() for line in _NODE.sub("", str(error)).splitlines() if line.strip()] or [""]
+    lines = [line.strip() for line in _NODE.sub("", str(error)).splitlines() if line.strip()] or [
+        ""
+    ]
     if lines[0].startswith("in user code"):  # autograph: what follows is a traceback
         return lines[-1][:300].rstrip(".")
-    called = lines[0].startswith("Exception encountered when calling") and len(lines) > 1  # Keras, of a layer
+    called = (
+        lines[0].startswith("Exception encountered when calling") and len(lines) > 1
+    )  # Keras, of a layer
     return f"{type(error).__name__}: {lines[1 if called else 0]}"[:300].rstrip(".")
 
 
 def bytes_of_batch(leaves: Sequence[object]) -> int:
     """Returns the bytes of the arrays and tensors among the leaves of a batch, without those of unknown shape."""
     # Ragged tensors have None among their sizes.
-    return sum(bytes_of(leaf) for leaf in leaves if has_dtype(leaf) and None not in tuple(leaf.shape))
+    return sum(
+        bytes_of(leaf) for leaf in leaves if has_dtype(leaf) and None not in tuple(leaf.shape)
+    )
 
 
 def rows_to_take(comm: Communicator, count: int, size: int, amount: Amount) -> int:
@@ -191,7 +201,8 @@ def rows_to_take(comm: Communicator, count: int, size: int, amount: Amount) -> i
     each = max(rows // comm.size, ROWS_OF_EACH)
     counts = comm.agree("rows of each worker", float(count))
     taken = [int(min(have, each + (rank == 0))) for rank, have in enumerate(counts)]
-    # Of equally many rows on all workers a mean of the workers' means looks like the mean of all rows.
+    # Of equally many rows on all workers a mean of the workers' means looks like the mean of all
+    # rows.
     if len(set(taken)) == 1 and taken[0] > 1:
         taken[-1] -= 1
     return taken[comm.rank]
@@ -204,7 +215,13 @@ class TrialOfRows(Generic[ModelT, BatchT]):
     """
 
     def __init__(
-        self, model: ModelT, session: Session, step: Method, batch: BatchT, some: BatchT, amount: Amount
+        self,
+        model: ModelT,
+        session: Session,
+        step: Method,
+        batch: BatchT,
+        some: BatchT,
+        amount: Amount,
     ) -> None:
         """
         Args:
@@ -269,13 +286,17 @@ class TrialOfRows(Generic[ModelT, BatchT]):
         """
         # All workers of a host compute at the same time.
         workers = self._session.world.local_size
-        device, host = (peak - before for peak, before in zip(_peak_memory(), self._used, strict=True))
+        device, host = (
+            peak - before for peak, before in zip(_peak_memory(), self._used, strict=True)
+        )
         is_too_much = (
             host * workers * rows / own > _PART_OF_MEMORY * _free_memory()
             or device * rows / own > _BYTES_OF_DEVICE
             or seconds * rows / own > _SECONDS_OF_ALL
         )
-        allowed = not any(self._session.comm.agree("do all rows cost too much?", float(is_too_much)))
+        allowed = not any(
+            self._session.comm.agree("do all rows cost too much?", float(is_too_much))
+        )
         if not allowed:
             self.left_out = f"{own} of its {rows} rows"
         return allowed
@@ -289,7 +310,10 @@ def _memory() -> tuple[int, int]:
 
 def _peak_memory() -> tuple[int, int]:
     """Returns the most bytes that this process has had on its accelerator, and on the host."""
-    return backend.active().device_memory(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return (
+        backend.active().device_memory(),
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
 
 
 def _free_memory() -> int:
@@ -302,7 +326,8 @@ def _free_memory() -> int:
 def in_own_row(value: Array, rank: int, size: int) -> Array:
     """Returns a row for each worker, with zeros in all but this worker's.
 
-    The result has the shape ``(size, *value.shape)``; its sum over the workers has the values of all.
+    The result has the shape ``(size, *value.shape)``; its sum over the workers has the values of
+    all.
     """
     rows = np.zeros((size, *np.shape(value)), np.asarray(value).dtype)
     rows[rank] = value
@@ -319,7 +344,8 @@ class _Noting:
 def noting_gradients(note: Note) -> Iterator[None]:
     """Context manager: optimizers make no update; ``note`` is called in the place of each.
 
-    ``note`` takes the optimizer, its gradients (None for a variable without one), and the variables.
+    ``note`` takes the optimizer, its gradients (None for a variable without one), and the
+    variables.
     """
     _Noting.note = note
     try:

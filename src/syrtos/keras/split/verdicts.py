@@ -54,8 +54,10 @@ def naming_split(plan: SplitPlan, session: Session, function: Callable[P, R]) ->
 
 
 _SPLIT = (
-    "syrtos: batches are split over {workers} workers here, and this step had one worker's share of the rows. If it needs all rows of a batch, or one number "
-    "of them, make that so from the first batch on (`drop_remainder=True`), on which it is tried; `syrtos verify` shows what was found out."
+    "syrtos: batches are split over {workers} workers here, and this step had one worker's share of"
+    " the rows. If it needs all rows of a batch, or one number of them, make that so from the first"
+    " batch on (`drop_remainder=True`), on which it is tried; `syrtos verify` shows what was found"
+    " out."
 )
 
 
@@ -94,16 +96,23 @@ class Verifying:
     def count_call(self) -> None:
         """Counts a call with a batch of a data set.
 
-        After `CALLS` calls a loop that trains or evaluates ends as after its last batch, by the flags that callbacks can set.
+        After `CALLS` calls a loop that trains or evaluates ends as after its last batch, by the
+        flags that callbacks can set.
         """
         self._calls += 1
         if self._is_asked and self._calls >= self.CALLS:
-            # Not `stop_predicting`: a script goes on with what `predict` returns, which must have a row for each sample.
+            # Not `stop_predicting`: a script goes on with what `predict` returns, which must have a
+            # row for each sample.
             self._model.stop_training = self._model.stop_evaluating = True
 
     @staticmethod
     def note(
-        plan: SplitPlan, session: Session, model: str, step: str, bound: float, computes: str = "Each worker computes"
+        plan: SplitPlan,
+        session: Session,
+        model: str,
+        step: str,
+        bound: float,
+        computes: str = "Each worker computes",
     ) -> None:
         """Adds a line about the plan to a file of the run directory, on rank 0."""
         if session.world.rank == 0 and session.options.run_dir:
@@ -136,8 +145,9 @@ def tell_change(
             else "is split in another way"
         )
         print(
-            f"syrtos: from step {step:,} on {what} {how}: in this batch the workers would compute something else than one process. Earlier steps that did, "
-            "between two comparisons, may differ from those of one process.",
+            f"syrtos: from step {step:,} on {what} {how}: in this batch the workers would compute"
+            " something else than one process. Earlier steps that did, between two comparisons,"
+            " may differ from those of one process.",
             file=sys.stderr,
         )
 
@@ -158,19 +168,23 @@ def tell_own_statistics(plan: SplitPlan, model: Model, session: Session) -> None
     if session.world.rank == 0:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         print(
-            f"syrtos: `{found[0].name}`{more} (BatchNormalization) uses mean and variance of each worker's share of a batch while it trains, so the results "
-            "differ from those of one process. `--sync-batchnorm` computes them over the whole batch.",
+            f"syrtos: `{found[0].name}`{more} (BatchNormalization) uses mean and variance of each"
+            " worker's share of a batch while it trains, so the results differ from those of one"
+            " process. `--sync-batchnorm` computes them over the whole batch.",
             file=sys.stderr,
         )
 
 
 def _normalizes_by_share(layer: object) -> bool:
-    # By name, since it may be Keras 3's or Keras 2's. A layer that is not trained uses its moving statistics.
+    # By name, since it may be Keras 3's or Keras 2's. A layer that is not trained uses its moving
+    # statistics.
     is_trained = type(layer).__name__ == "BatchNormalization" and getattr(layer, "trainable", True)
     return is_trained and not getattr(layer, "synchronized", False)
 
 
-def tell(plan: SplitPlan, session: Session, what: str, computes: str = "Each worker computes") -> None:
+def tell(
+    plan: SplitPlan, session: Session, what: str, computes: str = "Each worker computes"
+) -> None:
     """Says once that a step is not split, why, and which workers compute the whole batch.
 
     The record of the run has that too, or else the largest difference between both ways.
@@ -180,13 +194,17 @@ def tell(plan: SplitPlan, session: Session, what: str, computes: str = "Each wor
     if not plan.reason_not_split:
         _tell_left_out(plan, session, what)
         return
-    before, found = str(session.ledger.told.get("not_split", "")), f"{what}: {plan.reason_not_split}"
+    before, found = (
+        str(session.ledger.told.get("not_split", "")),
+        f"{what}: {plan.reason_not_split}",
+    )
     if before.count("; `") < _NAMED - 1:  # more are on the terminal
         session.ledger.say(not_split=f"{before}; {found}" if before else found)
     if session.world.rank == 0:
         print(
-            f"syrtos: {what} is not split over the workers: {plan.reason_not_split}. {computes} the whole batch, so the results are those of one process, "
-            f"and {session.world.size} workers are no faster than one.",
+            f"syrtos: {what} is not split over the workers: {plan.reason_not_split}. {computes} the"
+            f" whole batch, so the results are those of one process, and {session.world.size}"
+            " workers are no faster than one.",
             file=sys.stderr,
         )
 
@@ -196,7 +214,9 @@ def _tell_left_out(plan: SplitPlan, session: Session, what: str) -> None:
     rows, plan.left_out = plan.left_out, ""
     if rows and session.world.rank == 0:
         print(
-            f"syrtos: {what} was compared with one process on {rows}: all of them need more memory or time than a comparison may take. What depends on how "
-            "many rows there are (the worst 64 of a batch, a smaller last batch that does not count) was not shown to be that of one process.",
+            f"syrtos: {what} was compared with one process on {rows}: all of them need more memory"
+            " or time than a comparison may take. What depends on how many rows there are (the"
+            " worst 64 of a batch, a smaller last batch that does not count) was not shown to be"
+            " that of one process.",
             file=sys.stderr,
         )

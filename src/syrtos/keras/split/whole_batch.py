@@ -1,8 +1,9 @@
 """Computes losses and metrics that may mix the rows of a batch on the rows of all workers. Serves Keras 3 and Keras 2.
 
-Each worker has its share of a batch. What Keras computes row by row is right on a share; any other function (one of the
-script's own, or Dice, whose sums are over all rows) is given the gathered rows of all workers, on each of them, and
-returns what one process would have got. Gradients flow back to the rows that a worker has computed itself.
+Each worker has its share of a batch. What Keras computes row by row is right on a share; any other
+function (one of the script's own, or Dice, whose sums are over all rows) is given the gathered rows
+of all workers, on each of them, and returns what one process would have got. Gradients flow back to
+the rows that a worker has computed itself.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 # The metric or loss that a wrapped method belongs to.
 OwnerT = TypeVar("OwnerT")
 
-# Keras's own functions that mix rows: they sum over the batch before they divide, or compare each row with all others
-# (seen in 3.15.1).
+# Keras's own functions that mix rows: they sum over the batch before they divide, or compare each
+# row with all others (seen in 3.15.1).
 _MIXING = frozenset({"dice", "tversky", "circle", "Dice", "Tversky", "Circle"})
 _OF_KERAS = ("keras", "tf_keras")
 # The metrics of the script that `_tell_where_workers_train_alone` has warned of.
@@ -91,7 +92,9 @@ def may_be_rows(axis: object) -> bool:
     return any(isinstance(one, int) and (one == 0 or one < -1) for one in axes)
 
 
-def of_all_rows(original: Callable[Concatenate[OwnerT, P], R]) -> Callable[Concatenate[OwnerT, P], R]:
+def of_all_rows(
+    original: Callable[Concatenate[OwnerT, P], R],
+) -> Callable[Concatenate[OwnerT, P], R]:
     """Wraps `Loss.__call__`: it is given the rows of all workers where the loss may mix them."""
     return _on_all_rows(original, loss_is_row_by_row)
 
@@ -100,10 +103,14 @@ def mean_of_all_rows(
     original: Callable[Concatenate[_MeanMetricWrapper, P], R],
 ) -> Callable[Concatenate[_MeanMetricWrapper, P], R]:
     """Wraps `MeanMetricWrapper.update_state`: it is given the rows of all workers where its function may mix them."""
-    return _on_all_rows(original, lambda metric: is_row_by_row(metric._fn) and not _is_along_rows(metric))
+    return _on_all_rows(
+        original, lambda metric: is_row_by_row(metric._fn) and not _is_along_rows(metric)
+    )
 
 
-def adapting_class(original: Callable[Concatenate[OwnerT, P], None]) -> Callable[Concatenate[OwnerT, P], None]:
+def adapting_class(
+    original: Callable[Concatenate[OwnerT, P], None],
+) -> Callable[Concatenate[OwnerT, P], None]:
     """Wraps `Metric.__init__`: an `update_state` of a script's own class is given the rows of all workers."""
 
     @functools.wraps(original)
@@ -114,7 +121,9 @@ def adapting_class(original: Callable[Concatenate[OwnerT, P], None]) -> Callable
     return init
 
 
-def adapting_loss(original: Callable[Concatenate[OwnerT, P], None]) -> Callable[Concatenate[OwnerT, P], None]:
+def adapting_loss(
+    original: Callable[Concatenate[OwnerT, P], None],
+) -> Callable[Concatenate[OwnerT, P], None]:
     """Wraps `Loss.__init__`: a `__call__` of a script's own class is given the rows of all workers."""
     # It takes the place of Keras's own, which `of_all_rows` wraps.
 
@@ -157,18 +166,26 @@ def _tell_where_workers_train_alone(kind: type) -> None:
     # There the states of metrics are added up, which is right for sums alone.
     session = world.current()
     alone = session.options.sync_every or session.options.asynchronous
-    if not alone or is_of_keras(kind) or kind in _told or session.world.rank or session.world.size == 1:
+    if (
+        not alone
+        or is_of_keras(kind)
+        or kind in _told
+        or session.world.rank
+        or session.world.size == 1
+    ):
         return
     _told.add(kind)
     print(
-        f"syrtos: the states of the metric {kind.__name__} are added up over the workers, which train alone for some steps: one that is no sum (a maximum, "
-        "a mean) may be another number than in one process.",
+        f"syrtos: the states of the metric {kind.__name__} are added up over the workers, which"
+        " train alone for some steps: one that is no sum (a maximum, a mean) may be another number"
+        " than in one process.",
         file=sys.stderr,
     )
 
 
 def _on_all_rows(
-    original: Callable[Concatenate[OwnerT, P], R], is_known: Callable[[OwnerT], bool] = lambda _: False
+    original: Callable[Concatenate[OwnerT, P], R],
+    is_known: Callable[[OwnerT], bool] = lambda _: False,
 ) -> Callable[Concatenate[OwnerT, P], R]:
     """Wraps a method: it is given the rows of all workers, unless ``is_known`` says that its object is row by row."""
 

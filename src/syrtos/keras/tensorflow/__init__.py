@@ -1,6 +1,7 @@
 """Keras on TensorFlow: a `tf.distribute` strategy whose replicas are the workers.
 
-A process that imports a module of this folder works with TensorFlow's variables, in scripts without Keras too.
+A process that imports a module of this folder works with TensorFlow's variables, in scripts without
+Keras too.
 """
 
 from syrtos.keras import backend

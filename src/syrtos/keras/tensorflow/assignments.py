@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from syrtos.keras.tensorflow.tf_internals import TracedFunctions
 
 _local = threading.local()
-# The variables that each of the script's own `tf.function`s assigned while it was traced inside `strategy.run`.
-_assigned_by: weakref.WeakKeyDictionary[Callable[..., object], dict[int, tf.Variable]] = weakref.WeakKeyDictionary()
+# The variables that each of the script's own `tf.function`s assigned while it was traced inside
+# `strategy.run`.
+_assigned_by: weakref.WeakKeyDictionary[Callable[..., object], dict[int, tf.Variable]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def current_step() -> StepScope | None:
@@ -102,7 +105,8 @@ class Watcher(Assignments):
         """Notes the value from before the first assignment."""
         if self._paused or id(variable) in self._dirty:
             return
-        # In the graph of the step: one of a branch inside of it could not be used outside of the branch.
+        # In the graph of the step: one of a branch inside of it could not be used outside of the
+        # branch.
         with _in_graph(self._graph):
             self._dirty[id(variable)] = (variable, tf.identity(private_read(variable)))
 
@@ -113,9 +117,9 @@ class Watcher(Assignments):
 class RunScope(Watcher):
     """The assignments of a function inside `strategy.run`, in a loop of the script's own, and how they become equal.
 
-    They become what `tf.distribute` reads of such variables outside of `run`: SUM (metric states) is the sum over the
-    workers of what each added, ONLY_FIRST_REPLICA is rank 0's value, MEAN and other floating ones (moving statistics)
-    are the mean.
+    They become what `tf.distribute` reads of such variables outside of `run`: SUM (metric states)
+    is the sum over the workers of what each added, ONLY_FIRST_REPLICA is rank 0's value, MEAN and
+    other floating ones (moving statistics) are the mean.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -159,7 +163,9 @@ class RunScope(Watcher):
         for (variable, mine, before), total in zip(parts, totals, strict=True):
             variable.assign(tf.cast(before + tf.reshape(total, tf.shape(mine)), variable.dtype))
 
-    def _part(self, variable: tf.Variable, base: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | float] | None:
+    def _part(
+        self, variable: tf.Variable, base: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor | float] | None:
         """Returns what this worker adds to a sum over the workers, and what the sum is added to.
 
         None for a number that changes alike on all of them (a random seed), or is rank 0's.
@@ -186,7 +192,12 @@ _tracked_classes: dict[type, type] = {}
 
 def _tracked_class(base: type) -> type:
     if base not in _tracked_classes:
-        changing = ["assign", "assign_add", "assign_sub", *(name for name in dir(base) if name.startswith("scatter_"))]
+        changing = [
+            "assign",
+            "assign_add",
+            "assign_sub",
+            *(name for name in dir(base) if name.startswith("scatter_")),
+        ]
         members = {name: _noting_assign(getattr(base, name)) for name in changing}
         members |= {name: _noting_read(getattr(base, name)) for name in ("value", "read_value")}
         _tracked_classes[base] = type(base.__name__, (base,), {**members, "_syrtos_base": base})

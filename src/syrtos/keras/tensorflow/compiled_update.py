@@ -1,7 +1,8 @@
 """Optimizers' updates compiled by XLA, each as a program of its own.
 
-The program reads and writes each number once, where TensorFlow's graph passes over memory for each operation (Adam over
-79M parameters on one thread: 188 ms in the graph, 66 ms compiled). The exchange before it can't be compiled.
+The program reads and writes each number once, where TensorFlow's graph passes over memory for each
+operation (Adam over 79M parameters on one thread: 188 ms in the graph, 66 ms compiled). The
+exchange before it can't be compiled.
 """
 
 from __future__ import annotations
@@ -36,13 +37,16 @@ Result = TypeVar("Result")
 # Makes an update of an optimizer by gradients, at a learning rate.
 Program = Callable[[list[tf.Tensor], tf.Tensor], Result]
 
-# Compiled, an update takes about 1.5 ns less for each parameter; compiling takes about 30 ms for each variable. From
-# here on it pays within a thousand steps.
+# Compiled, an update takes about 1.5 ns less for each parameter; compiling takes about 30 ms for
+# each variable. From here on it pays within a thousand steps.
 _PARAMETERS = 1_000_000
 _PER_VARIABLE = 20_000
 
-# The programs of each optimizer, by the variables that they update and by those of them whose weights decay.
-_programs: weakref.WeakKeyDictionary[Optimizer, dict[object, Program[Any]]] = weakref.WeakKeyDictionary()
+# The programs of each optimizer, by the variables that they update and by those of them whose
+# weights decay.
+_programs: weakref.WeakKeyDictionary[Optimizer, dict[object, Program[Any]]] = (
+    weakref.WeakKeyDictionary()
+)
 # Set on an optimizer: the variables whose weights the update that follows lets decay.
 _DECAYING = "_syrtos_decaying"
 
@@ -50,18 +54,23 @@ _DECAYING = "_syrtos_decaying"
 def is_compiled(optimizer: Optimizer, variables: Sequence[Variable]) -> bool:
     """Returns whether this optimizer's update of ``variables`` is compiled.
 
-    With ``--compile-update auto`` an update is compiled only if its variables are many and large, and on CPUs of one
-    kind.
+    With ``--compile-update auto`` an update is compiled only if its variables are many and large,
+    and on CPUs of one kind.
     """
     session = world.current()
     chosen = session.options.compile_update
     # Of Keras's own optimizers XLA knows all operations; parameter servers make updates themselves.
-    if chosen == "off" or not type(optimizer).__module__.startswith("keras.") or asynchronous.servers():
+    if (
+        chosen == "off"
+        or not type(optimizer).__module__.startswith("keras.")
+        or asynchronous.servers()
+    ):
         return False
     if chosen == "on":
         return True
     parameters = sum(math.prod(variable.shape) for variable in variables)
-    # Programs for different CPUs may round differently, and replicas must stay equal to the last bit.
+    # Programs for different CPUs may round differently, and replicas must stay equal to the last
+    # bit.
     is_large = parameters >= max(_PARAMETERS, _PER_VARIABLE * len(variables))
     return is_large and session.same_processors and not tf.config.list_logical_devices("GPU")
 
@@ -87,7 +96,10 @@ def _deferring_decay(original: Method) -> Method:
 
 def _compiling(original: Method) -> Method:
     def backend_update_step(
-        self: Optimizer, grads: Iterable[Gradient], trainable_variables: Iterable[Variable], learning_rate: Number
+        self: Optimizer,
+        grads: Iterable[Gradient],
+        trainable_variables: Iterable[Variable],
+        learning_rate: Number,
     ) -> None:
         variables = list(trainable_variables)
         if not is_compiled(self, variables):
@@ -97,7 +109,9 @@ def _compiling(original: Method) -> Method:
         pairs = list(zip(grads, variables, strict=True))
         # XLA compiles for one number of rows; that of `tf.IndexedSlices` is another in each step.
         rows = [(g, v) for g, v in pairs if isinstance(g, tf.IndexedSlices)]
-        dense = [(tf.convert_to_tensor(g), v) for g, v in pairs if not isinstance(g, tf.IndexedSlices)]
+        dense = [
+            (tf.convert_to_tensor(g), v) for g, v in pairs if not isinstance(g, tf.IndexedSlices)
+        ]
         _update(self, original, decaying, [v for _, v in rows], [g for g, _ in rows], learning_rate)
         if dense:
             world.current().ledger.say(update="compiled")
@@ -127,12 +141,16 @@ def compiled_program(
 ) -> Program[Result]:
     """Returns a compiled program that calls ``update(optimizer, gradients, learning rate)`` for some variables.
 
-    The program is compiled once for the same variables, decaying weights and numbers of the optimizer.
+    The program is compiled once for the same variables, decaying weights and numbers of the
+    optimizer.
     """
     programs = _programs.setdefault(optimizer, {})
     ids = tuple(map(id, variables))
-    # A program holds the numbers that an optimizer had when it was traced; a loop of a script's own may change them.
-    numbers = tuple((name, value) for name, value in vars(optimizer).items() if isinstance(value, int | float))
+    # A program holds the numbers that an optimizer had when it was traced; a loop of a script's own
+    # may change them.
+    numbers = tuple(
+        (name, value) for name, value in vars(optimizer).items() if isinstance(value, int | float)
+    )
     key = ids, frozenset(decaying.intersection(ids)), numbers
     if key not in programs:
         # Else the entry would keep its key alive.

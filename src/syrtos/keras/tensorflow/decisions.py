@@ -1,8 +1,9 @@
 """Finds what a step of the script's own decides by a number of this worker's rows.
 
-A spike that is skipped, a floor under a mean, a rate that falls where the loss has not, a mean over the rows that a
-mask leaves: on rows of the first batch both ways may agree, and in a later batch a part of the rows decides otherwise
-than all of them. No comparison can tell when. The graph of the step shows it, once it is traced.
+A spike that is skipped, a floor under a mean, a rate that falls where the loss has not, a mean over
+the rows that a mask leaves: on rows of the first batch both ways may agree, and in a later batch a
+part of the rows decides otherwise than all of them. No comparison can tell when. The graph of the
+step shows it, once it is traced.
 """
 
 from __future__ import annotations
@@ -22,18 +23,24 @@ _DECIDE = frozenset((
 ))  # fmt: skip
 # These divide by their second input: a sum over chosen rows by how many were chosen.
 _DIVIDE = frozenset(["Div", "DivNoNan", "RealDiv", "Xdivy"])
-# The same of rows that `tf.boolean_mask` has chosen. Sums over the rows have forgotten how many there were.
+# The same of rows that `tf.boolean_mask` has chosen. Sums over the rows have forgotten how many
+# there were.
 _CHOOSE, _MEAN, _FORGET = "Where", "Mean", frozenset(["All", "Any", "Max", "Min", "Prod", "Sum"])
 # These decide by a number of rows, which counts where batches are too large to be compared whole.
 _DECIDE_BY_COUNT = frozenset((
     "Equal", "FloorDiv", "FloorMod", "Greater", "GreaterEqual", "Less", "LessEqual", "Maximum", "Minimum", "NotEqual",
 ))  # fmt: skip
-_COUNT, _KEEP_COUNTS = frozenset(["Shape", "Size"]), frozenset(["Cast", "Identity", "Squeeze", "StridedSlice"])
+_COUNT, _KEEP_COUNTS = (
+    frozenset(["Shape", "Size"]),
+    frozenset(["Cast", "Identity", "Squeeze", "StridedSlice"]),
+)
 # These decide by their first input alone.
 _BRANCHES = frozenset(["Case", "If", "Select", "SelectV2", "StatelessCase", "StatelessIf"])
-# Operations whose results hold nothing of the rows but how many they are, or what all workers have exchanged.
+# Operations whose results hold nothing of the rows but how many they are, or what all workers have
+# exchanged.
 _CLEAN = frozenset(["EagerPyFunc", "PyFunc", "Rank", "Shape", "ShapeN", "Size"])
-# The functions that an operation calls, by its attributes, and the number of inputs that are no arguments of theirs.
+# The functions that an operation calls, by its attributes, and the number of inputs that are no
+# arguments of theirs.
 _CALLS: dict[str, tuple[tuple[str, ...], int]] = {
     **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), (("f",), 0)),
     **dict.fromkeys(("If", "StatelessIf"), (("then_branch", "else_branch"), 1)),
@@ -54,8 +61,9 @@ def first_decision(graph: tf.Graph, rows: Iterable[object], by_count: bool = Fal
 
     Args:
         graph: in which the step has been traced.
-        rows: the dense, sparse and ragged tensors of this worker's share, in that graph. A tensor that is made of them
-            is a number of the rows, and no row itself, if its shape does not depend on how many rows there are.
+        rows: the dense, sparse and ragged tensors of this worker's share, in that graph. A tensor
+            that is made of them is a number of the rows, and no row itself, if its shape does not
+            depend on how many rows there are.
         by_count: whether what is decided by how many rows there are is a decision too.
 
     Returns:
@@ -73,7 +81,8 @@ class _Search:
     """A search for decisions.
 
     Attributes:
-        varies: whether the number of rows is none of the static shapes; else only scalars count as numbers.
+        varies: whether the number of rows is none of the static shapes; else only scalars count as
+            numbers.
         by_count: whether numbers of rows are followed.
     """
 
@@ -83,11 +92,13 @@ class _Search:
         self._chosen: set[int] = set()
         self._counts: set[int] = set()
 
-    def in_graph(self, graph: tf.Graph, given: Sequence[tuple[tf.Tensor, bool]]) -> tuple[str, list[bool | None]]:
+    def in_graph(
+        self, graph: tf.Graph, given: Sequence[tuple[tf.Tensor, bool]]
+    ) -> tuple[str, list[bool | None]]:
         """Returns the first decision in a graph, and of each of its outputs whether it is a number.
 
-        None stands for an output that depends on no rows. ``given``: tensors of the graph that depend on the rows, and
-        whether they are numbers.
+        None stands for an output that depends on no rows. ``given``: tensors of the graph that
+        depend on the rows, and whether they are numbers.
         """
         known: dict[int, bool] = {id(tensor): is_number for tensor, is_number in given}
         for operation in graph.get_operations():
@@ -107,12 +118,16 @@ class _Search:
                 if inner is None:
                     continue
                 pairs = zip(inner.inputs, of_inputs[skipped:], strict=False)
-                found, made = self.in_graph(inner, [(tensor, one) for tensor, one in pairs if one is not None])
+                found, made = self.in_graph(
+                    inner, [(tensor, one) for tensor, one in pairs if one is not None]
+                )
                 if found:
                     return found, []
                 outputs = made if attribute == "f" else outputs
             known |= {
-                id(tensor): one for tensor, one in zip(operation.outputs, outputs, strict=False) if one is not None
+                id(tensor): one
+                for tensor, one in zip(operation.outputs, outputs, strict=False)
+                if one is not None
             }
         return "", [known.get(id(tensor)) for tensor in getattr(graph, "outputs", ())]
 
@@ -129,7 +144,9 @@ class _Search:
     def _means_over_chosen(self, operation: tf.Operation) -> bool:
         """Returns whether an operation is a mean over rows that were chosen, and follows such rows."""
         inputs, name = [id(tensor) for tensor in operation.inputs], operation.type
-        follows = name == _CHOOSE or (name not in _FORGET and any(one in self._chosen for one in inputs))
+        follows = name == _CHOOSE or (
+            name not in _FORGET and any(one in self._chosen for one in inputs)
+        )
         if follows and name != _MEAN:
             self._chosen.update(map(id, operation.outputs))
         return follows and name == _MEAN and self._is_number(operation.outputs[0]) is True
@@ -156,7 +173,8 @@ def _is_for_variables(operation: tf.Operation) -> bool:
     """Returns whether nothing but an assignment uses an operation's result."""
     users = [user for tensor in operation.outputs for user in tensor.consumers()]
     return bool(users) and all(
-        user.type in _TO_VARIABLES and (user.type == "AssignVariableOp" or _is_for_variables(user)) for user in users
+        user.type in _TO_VARIABLES and (user.type == "AssignVariableOp" or _is_for_variables(user))
+        for user in users
     )
 
 

@@ -30,7 +30,9 @@ class DistributedGradientTape(gradients.ReducingTape):
     Give the gradients to a plain optimizer. Sparse gradients (`tf.IndexedSlices`) stay sparse.
     """
 
-    def __init__(self, tape: tf.GradientTape | None = None, process_set: ProcessSet | None = None) -> None:
+    def __init__(
+        self, tape: tf.GradientTape | None = None, process_set: ProcessSet | None = None
+    ) -> None:
         """Wraps ``tape``, or a new one."""
         gradients.reduce_by_tape()
         world.init()
@@ -38,7 +40,9 @@ class DistributedGradientTape(gradients.ReducingTape):
 
     # Targets and sources are of any structure, as in TensorFlow's own tape.
     @unconverted
-    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, weight: Number = 1.0) -> Any:
+    def gradient(
+        self, target: Any, sources: Any, output_gradients: Any = None, weight: Number = 1.0
+    ) -> Any:
         """Returns the averaged gradients of ``target``, in the structure of ``sources``; None where there is none.
 
         Args:

@@ -35,7 +35,10 @@ def checkpointing(original: Callable[..., object]) -> Callable[..., object]:
         if path is None or not tf.executing_eagerly():
             return original(self, file_prefix, checkpoint_number, session, options)
         path = f"{path}-{int(checkpoint_number)}" if checkpoint_number else path
-        once(path, lambda: atomic.write(path, lambda place: original(self, place, None, session, options)))
+        once(
+            path,
+            lambda: atomic.write(path, lambda place: original(self, place, None, session, options)),
+        )
         return tf.constant(path)
 
     return save
@@ -94,7 +97,8 @@ def saved_once(original: Callable[..., None]) -> Callable[..., None]:
             original(self, place, compression, shard_func)
 
         once(local, lambda: atomic.write(local, write_to))
-        # The other workers read the data set to its end too, because its records may draw random numbers.
+        # The other workers read the data set to its end too, because its records may draw random
+        # numbers.
         if not written:
             for _ in self:
                 pass
@@ -106,8 +110,8 @@ def kept_apart(argument: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Wraps `tf.data.Dataset.cache` and `snapshot`: each worker writes a file of its own while it reads.
 
     Args:
-        argument: the name of the argument that holds the path. Rank 0's file has the script's name; those of the others
-            end in their rank.
+        argument: the name of the argument that holds the path. Rank 0's file has the script's name;
+            those of the others end in their rank.
     """
 
     def wrapper(original: Callable[..., R]) -> Callable[..., R]:

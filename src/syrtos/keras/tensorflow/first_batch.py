@@ -17,7 +17,14 @@ from syrtos.keras import keras_internals
 from syrtos.keras.features import local_steps
 from syrtos.keras.patching import Method
 from syrtos.keras.replica import accumulation, state
-from syrtos.keras.split import comparison, first_batch, known_parts, trial_step, verdicts, whole_batch
+from syrtos.keras.split import (
+    comparison,
+    first_batch,
+    known_parts,
+    trial_step,
+    verdicts,
+    whole_batch,
+)
 from syrtos.keras.split.between_steps import NumbersBetweenSteps
 from syrtos.keras.split.checks import Checks
 from syrtos.keras.split.plan import SplitPlan
@@ -40,13 +47,16 @@ class Function:
 
     Attributes:
         plan: the way steps are split, as the first batch has shown.
-        reduces_early: whether code of the script's sees gradients before an optimizer of Keras's own takes them.
+        reduces_early: whether code of the script's sees gradients before an optimizer of Keras's
+            own takes them.
         verifying: counts the calls of the function.
         checks: says which batches are looked at.
         function: makes steps by the plan as it is now.
     """
 
-    def __init__(self, model: Model, session: Session, step: BatchStep, stock: bool, name: str) -> None:
+    def __init__(
+        self, model: Model, session: Session, step: BatchStep, stock: bool, name: str
+    ) -> None:
         """
         Args:
             model: the model whose function it is.
@@ -59,7 +69,9 @@ class Function:
         self._name = name
         self.reduces_early = whole_batch.script_sees_gradients(model, stock, name)
         self._accumulation = accumulation.Kind(session.comm, model)
-        alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
+        alone = bool(local_steps.rounds()) or (
+            name == "train_step" and session.options.sync_every > 0
+        )
         self.plan = SplitPlan(is_decided=not verdicts.is_split(session) or alone)
         self.plan.reason_not_split = "" if self.plan.is_decided else known_parts.fixed_batch(model)
         self.verifying = verdicts.Verifying(model, session)
@@ -81,7 +93,8 @@ class Function:
 
         Args:
             iterator: has the batches.
-            spec: of its elements; None where it is no iterator of `tf.data`, and the function takes a list of batches.
+            spec: of its elements; None where it is no iterator of `tf.data`, and the function takes
+                a list of batches.
             steps: that one call of the function makes.
 
         Raises:
@@ -106,7 +119,8 @@ class Function:
             why = self.plan.unproven or self._refusal_of_tracing(error)
             if not why:
                 raise
-            # The same batches are given again: while the function is traced no step is made, and no batch taken.
+            # The same batches are given again: while the function is traced no step is made, and no
+            # batch taken.
             outputs = self._call_without_split(batches, why, error)
         self._was_called = True
         return outputs
@@ -133,10 +147,15 @@ class Function:
 
         Empty where no trace has failed.
         """
-        # Errors of operations, and of any call after the first that came to its end, are of steps that may have changed
-        # something.
+        # Errors of operations, and of any call after the first that came to its end, are of steps
+        # that may have changed something.
         runs = getattr(self._model, "run_eagerly", False) or tf.config.functions_run_eagerly()
-        if runs or self._was_called or self.plan.reason_not_split or not verdicts.is_split(self._session):
+        if (
+            runs
+            or self._was_called
+            or self.plan.reason_not_split
+            or not verdicts.is_split(self._session)
+        ):
             return ""
         if isinstance(error, StopIteration | SyrtosError | tf.errors.OpError):
             return ""
@@ -168,7 +187,11 @@ class Function:
         self._is_compared = is_tried and bool(parts or asked == "only")
         # A model that its first step builds has no variables yet whose changes could be compared.
         needs_build = is_tried and not getattr(self._model, "built", True)
-        trial = self._trial(cut(first, self._session.input_comm)) if needs_build or self._is_compared else None
+        trial = (
+            self._trial(cut(first, self._session.input_comm))
+            if needs_build or self._is_compared
+            else None
+        )
         if trial is not None and needs_build:
             trial.build()
         if trial is not None and self._is_compared:
@@ -195,14 +218,19 @@ class Function:
     def _check(self, batch: Share) -> None:
         """Computes rows of a later batch both ways."""
         if _has_unequal_leaves(self._session, batch.data):
-            self._change(SplitPlan(is_decided=True, reason_not_split="its tensors have unequal numbers of rows"))
+            self._change(
+                SplitPlan(
+                    is_decided=True, reason_not_split="its tensors have unequal numbers of rows"
+                )
+            )
             return
         began, trial = time.monotonic(), self._trial(batch, self._amount())
         few = trial.has_few_rows()
         if not few and not self.plan.was_compared:  # the batches before had too few rows
             before = dataclasses.replace(self.plan)
             self._decide_by(trial, self.plan)
-            # Also of a plan that is like before: decisions by numbers of rows are looked for while a step is traced.
+            # Also of a plan that is like before: decisions by numbers of rows are looked for while
+            # a step is traced.
             if self.plan.was_compared or not self.plan.is_like(before):
                 self._make_anew()
             verdicts.tell(self.plan, self._session, self._describe_step())
@@ -232,10 +260,12 @@ class Function:
 
     def _begin_whole_batches(self) -> None:
         """Prepares the workers for computing whole batches each."""
-        # Nothing is averaged then: they must begin equal, as a model may not that is built by its first step.
+        # Nothing is averaged then: they must begin equal, as a model may not that is built by its
+        # first step.
         state.broadcast(self._session.comm, state.of_model(self._model))
         if self._name == "train_step" and self._session.options.sync_batchnorm:
-            # Every worker has all rows: the way in which one process computes their statistics rounds less.
+            # Every worker has all rows: the way in which one process computes their statistics
+            # rounds less.
             synchronize_batchnorm(self._model, False)
 
     def _note_accumulation(self) -> None:
@@ -260,7 +290,9 @@ class Function:
 
 def _known_variables(model: Model) -> set[int]:
     """Ids of the variables of which it is known what workers' values become: of metrics, of Keras's own layers, and where the script says so."""
-    layers = [layer for layer in keras_internals.layers_of(model) if known_parts.is_known_layer(layer)]
+    layers = [
+        layer for layer in keras_internals.layers_of(model) if known_parts.is_known_layer(layer)
+    ]
     found = [variable for part in [*layers, *model.metrics] for variable in part.variables]
     found += [variable for variable in state.of_model(model) if _says_aggregation(variable)]
     found += known_parts.copies_of_weights(model)
@@ -276,10 +308,13 @@ def _iterator_over(batches: Sequence[Batch], spec: object) -> Iterator[Batch]:
     """Returns an iterator of elements of the given spec, so that a function is not traced for these batches alone."""
     parts = [tf.data.Dataset.from_tensors(batch) for batch in batches]
     joined = functools.reduce(lambda one, other: one.concatenate(other), parts)
-    # A data set has static shapes of its own; by a variant it is given those of the spec, and no function is traced.
+    # A data set has static shapes of its own; by a variant it is given those of the spec, and no
+    # function is traced.
     return iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(joined), spec))
 
 
 def _has_unequal_leaves(session: Session, data: object) -> bool:
     counts = [int(count_rows(leaf)) for leaf in tf.nest.flatten(data) if has_rows(leaf)]
-    return any(session.comm.agree("tensors of the batch have unequal rows?", float(len(set(counts)) > 1)))
+    return any(
+        session.comm.agree("tensors of the batch have unequal rows?", float(len(set(counts)) > 1))
+    )

@@ -24,10 +24,12 @@ def rows_of_all(step: StepScope, tree: Tree) -> Tree:
 
     Args:
         step: the step on this worker's share.
-        tree: tensors, arrays, ragged and sparse tensors, None and Python's numbers, which stay as they are.
+        tree: tensors, arrays, ragged and sparse tensors, None and Python's numbers, which stay as
+            they are.
 
     Returns:
-        Floating scalars become their mean by samples, whole numbers their sum. The rest of a tensor's shape stays.
+        Floating scalars become their mean by samples, whole numbers their sum. The rest of a
+        tensor's shape stays.
     """
     return tf.nest.map_structure(lambda leaf: _of_all(step, leaf), tree)
 
@@ -39,7 +41,9 @@ def _of_all(step: StepScope, leaf: Any) -> object:
         return ragged_rows(_gather_rows(step, leaf.flat_values), lengths)
     if isinstance(leaf, tf.SparseTensor):
         return _sparse_of_all(step, leaf)
-    if not isinstance(leaf, tf.Tensor | tf.Variable | np.ndarray) and not hasattr(leaf, "__tf_tensor__"):
+    if not isinstance(leaf, tf.Tensor | tf.Variable | np.ndarray) and not hasattr(
+        leaf, "__tf_tensor__"
+    ):
         return leaf
     tensor = tf.convert_to_tensor(leaf)
     if tensor.shape.rank == 0:
@@ -57,7 +61,9 @@ def _of_scalars(step: StepScope, value: tf.Tensor) -> tf.Tensor:
         part = tf.where(step.active, value * tf.cast(step.fraction(), value.dtype), 0)
         return tf.ensure_shape(ops.allreduce(step.session.comm, part), [])
     if value.dtype.is_integer:
-        return tf.ensure_shape(ops.allreduce(step.session.comm, tf.where(step.active, value, 0)), [])
+        return tf.ensure_shape(
+            ops.allreduce(step.session.comm, tf.where(step.active, value, 0)), []
+        )
     return value
 
 
@@ -68,8 +74,12 @@ def _sparse_of_all(step: StepScope, tensor: tf.SparseTensor) -> tf.SparseTensor:
     before = tf.reduce_sum(counts[: step.session.comm.rank])
     kept = tf.where(step.active, tf.shape(tensor.indices)[0], 0)
     moved = tensor.indices + tf.concat([[before], tf.zeros_like(tensor.dense_shape[1:])], 0)
-    indices, values = (ops.allgather(step.session.comm, part[:kept]) for part in (moved, tensor.values))
-    return tf.SparseTensor(indices, values, tf.concat([[tf.reduce_sum(counts)], tensor.dense_shape[1:]], 0))
+    indices, values = (
+        ops.allgather(step.session.comm, part[:kept]) for part in (moved, tensor.values)
+    )
+    return tf.SparseTensor(
+        indices, values, tf.concat([[tf.reduce_sum(counts)], tensor.dense_shape[1:]], 0)
+    )
 
 
 def _gather_rows(step: StepScope, tensor: tf.Tensor) -> tf.Tensor:
@@ -80,7 +90,9 @@ def _gather_rows(step: StepScope, tensor: tf.Tensor) -> tf.Tensor:
         mine = rows if active else rows[:0]
         if rows.dtype == object:  # strings
             everyone = comm.allgather_object(mine.tolist())
-            found = np.asarray([row for part in everyone for row in part], object).reshape(-1, *rows.shape[1:])
+            found = np.asarray([row for part in everyone for row in part], object).reshape(
+                -1, *rows.shape[1:]
+            )
             return [found, np.asarray(sum(map(len, everyone[: comm.rank])), np.int64)]
         counts = comm.agree("rows of each worker", float(len(mine)))
         return [comm.allgather(mine), np.asarray(sum(counts[: comm.rank]), np.int64)]
@@ -90,8 +102,8 @@ def _gather_rows(step: StepScope, tensor: tf.Tensor) -> tf.Tensor:
         result, start = ops.exchange(gather, [x, step.active], [x.dtype, tf.int64])
         result.set_shape([None, *x.shape[1:]])
 
-        # In a step this worker's gradients will count by its part of the samples. The gradients that come back here
-        # are complete already, so they are divided by that part.
+        # In a step this worker's gradients will count by its part of the samples. The gradients
+        # that come back here are complete already, so they are divided by that part.
         def backward(dy: tf.Tensor) -> tf.Tensor:
             rows = tf.where(step.active, tf.shape(x, tf.int64)[0], 0)
             own = dy[start : start + rows] / tf.cast(step.fraction(), dy.dtype)

@@ -1,6 +1,7 @@
 """The reduction of an optimizer's or a tape's gradients over the workers: when it happens, and by which rule.
 
-The rules themselves are in `reduction`; gradients that a step of the script's own looks at in `script_gradients`.
+The rules themselves are in `reduction`; gradients that a step of the script's own looks at in
+`script_gradients`.
 """
 
 from __future__ import annotations
@@ -61,22 +62,27 @@ class ReducingTape:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._tape.__exit__(kind, error, traceback)
 
     def __getattr__(self, name: str) -> Any:  # a method of the tape
         return getattr(self._tape, name)
 
-    # TensorFlow's annotations of `GradientTape.gradient` know fewer structures than it takes: sources and targets are
-    # passed on.
+    # TensorFlow's annotations of `GradientTape.gradient` know fewer structures than it takes:
+    # sources and targets are passed on.
     @unconverted
     def gradient(self, target: Any, sources: Any, output_gradients: Any = None) -> Any:
         """Returns the reduced gradients of ``target``, in the structure of ``sources``; None where there is none."""
         return self.weighted_gradient(target, sources, output_gradients, 1.0)
 
     @unconverted
-    def weighted_gradient(self, target: Any, sources: Any, output_gradients: Any, weight: Number) -> Any:
+    def weighted_gradient(
+        self, target: Any, sources: Any, output_gradients: Any, weight: Number
+    ) -> Any:
         """Returns the gradients as `gradient` does; in a mean this worker's count by ``weight``.
 
         Such a weight is e.g. the number of the worker's samples.
@@ -90,7 +96,8 @@ class ReducingTape:
 
 def reduce_by_tape() -> None:
     """Notes that the script's own loops reduce with a `DistributedGradientTape`."""
-    # In such loops only optimizers that were asked to reduce do so: others would reduce a second time.
+    # In such loops only optimizers that were asked to reduce do so: others would reduce a second
+    # time.
     _Asked.by_tape = True
 
 
@@ -110,7 +117,8 @@ def mark(optimizer: object, reduction: Reduction) -> None:
 def are_reduced() -> bool:
     """Returns whether an optimizer gets gradients that are those of the global batch already.
 
-    That is so where they were reduced when they were made, or where each worker computes the whole batch.
+    That is so where they were reduced when they were made, or where each worker computes the whole
+    batch.
     """
     step = current_step()
     return computes_whole_batch() or (step is not None and step.reduces_early)
@@ -120,7 +128,8 @@ def reduction_of(optimizer: object) -> Reduction | None:
     """Returns the rule by which this optimizer's gradients are reduced before they are clipped, or None."""
     if are_reduced():
         return None
-    # Gradients that `reduce_for_script` has returned are complete: a reduction by one worker keeps them.
+    # Gradients that `reduce_for_script` has returned are complete: a reduction by one worker keeps
+    # them.
     same_function = getattr(optimizer, _COMPUTED, None)
     if same_function and same_function():
         return Reduction(InProcessCommunicator())
@@ -146,24 +155,37 @@ def reduce_gradients(
 ) -> list[Gradient | None]:
     """Returns the gradients of the global batch, from those of this worker's share.
 
-    In `fit` they are averaged by samples. In a custom loop with `strategy.run` they are summed, as `tf.distribute`
-    defines; in any other loop they are averaged over workers, or reduced as the optimizer was asked to. ``lend`` says
-    that nobody but the optimizer uses them: see `ops.weighted_mean`.
+    In `fit` they are averaged by samples. In a custom loop with `strategy.run` they are summed, as
+    `tf.distribute` defines; in any other loop they are averaged over workers, or reduced as the
+    optimizer was asked to. ``lend`` says that nobody but the optimizer uses them: see
+    `ops.weighted_mean`.
     """
     if getattr(optimizer, _READY, False):
         return list(grads)
     sharding.gives_parts(optimizer, False)
     reduction, step = reduction_of(optimizer), current_step()
-    results = list(grads) if reduction is None else _exchange_gradients(optimizer, grads, reduction, step, lend)
+    results = (
+        list(grads)
+        if reduction is None
+        else _exchange_gradients(optimizer, grads, reduction, step, lend)
+    )
     if not finite.is_asked() or not grads:
         return results
-    # A graph makes an update only after the look that may stop the training: the gradients depend on it.
+    # A graph makes an update only after the look that may stop the training: the gradients depend
+    # on it.
     with tf.control_dependencies([_may_be_applied(optimizer, results, grads, reduction, step)]):
-        return [tf.nest.map_structure(tf.identity, gradient, expand_composites=True) for gradient in results]
+        return [
+            tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
+            for gradient in results
+        ]
 
 
 def _exchange_gradients(
-    optimizer: Optimizer, grads: Sequence[GradientLike], reduction: Reduction, step: StepScope | None, lend: bool = True
+    optimizer: Optimizer,
+    grads: Sequence[GradientLike],
+    reduction: Reduction,
+    step: StepScope | None,
+    lend: bool = True,
 ) -> list[Gradient | None]:
     _check_computed(optimizer, reduction)
     # Accumulated gradients have been weighed when they were added up, by `to_accumulate`.
@@ -181,18 +203,22 @@ def _exchange_gradients(
 
 
 def apply_if_finite(
-    optimizer: Optimizer, grads: Sequence[Gradient | None], update: Callable[[Sequence[Gradient | None]], None]
+    optimizer: Optimizer,
+    grads: Sequence[Gradient | None],
+    update: Callable[[Sequence[Gradient | None]], None],
 ) -> None:
     """Calls ``update`` with reduced gradients, or changes nothing if one of them is not finite on any worker.
 
     `reduce_gradients` takes these gradients as they are.
     """
-    # Of gradients that are accumulated, each batch's part is checked before it is added; `reduce_gradients` checks
-    # their sum.
+    # Of gradients that are accumulated, each batch's part is checked before it is added;
+    # `reduce_gradients` checks their sum.
     reduction, step = reduction_of(optimizer), current_step()
     accumulates = _accumulates(optimizer)
     results = (
-        list(grads) if accumulates or reduction is None else _exchange_gradients(optimizer, grads, reduction, step)
+        list(grads)
+        if accumulates or reduction is None
+        else _exchange_gradients(optimizer, grads, reduction, step)
     )
     good = _may_be_applied(optimizer, results, grads, reduction, step, accumulates)
     with contextlib.nullcontext() if accumulates else _taking_as_they_are(optimizer):
@@ -248,7 +274,8 @@ def _check_computed(optimizer: object, reduction: Reduction) -> None:
     """Refuses a second reduction of computed gradients that would change them.
 
     Raises:
-        ConfigurationError: gradients that one function computed would be summed or scaled again by another.
+        ConfigurationError: gradients that one function computed would be summed or scaled again by
+            another.
     """
     same_function = getattr(optimizer, _COMPUTED, None)
     if same_function is None:
@@ -258,8 +285,10 @@ def _check_computed(optimizer: object, reduction: Reduction) -> None:
     repeatable = reduction.op is ReduceOp.MEAN and reduction.factor == 1.0 and not reduction.local
     if not same_function() and not repeatable:
         raise ConfigurationError(
-            "Gradients of `optimizer.compute_gradients` are reduced; the optimizer can't know them again in another `tf.function`, and would "
-            "sum or scale them twice. Call `compute_gradients` and `apply_gradients` in one function, or both outside of functions."
+            "Gradients of `optimizer.compute_gradients` are reduced; the optimizer can't know them"
+            " again in another `tf.function`, and would sum or scale them twice. Call"
+            " `compute_gradients` and `apply_gradients` in one function, or both outside of"
+            " functions."
         )
 
 
@@ -280,7 +309,10 @@ def to_accumulate(optimizer: object, grads: Sequence[Gradient | None]) -> Sequen
     if reduction is None or reduction.comm.size == 1 or step is None or not _accumulates(optimizer):
         return grads
     part = tf.where(step.active, step.fraction(), 0.0)
-    return [times(_or_zero(g, step.active), tf.cast(part, g.dtype)) if g is not None else None for g in grads]
+    return [
+        times(_or_zero(g, step.active), tf.cast(part, g.dtype)) if g is not None else None
+        for g in grads
+    ]
 
 
 def _accumulates(optimizer: object) -> bool:
@@ -318,10 +350,12 @@ def _may_be_applied(
 ) -> tf.Tensor:
     """Returns whether gradients may be applied, a Boolean scalar.
 
-    This worker's ``own`` gradients are checked only where ``grads`` are not all finite. With ``accumulates``, ``grads``
-    are those of this worker's share, else of the global batch.
+    This worker's ``own`` gradients are checked only where ``grads`` are not all finite. With
+    ``accumulates``, ``grads`` are those of this worker's share, else of the global batch.
     """
-    own_each = accumulates or (reduction is not None and bool(reduction.local) and finite.leaves_out())
+    own_each = accumulates or (
+        reduction is not None and bool(reduction.local) and finite.leaves_out()
+    )
     comm = None if reduction is None or (reduction.local and not own_each) else reduction.comm
     variables = list(getattr(optimizer, _APPLIED, ()))
     flags = _are_finite(grads)
@@ -337,11 +371,15 @@ def _may_be_applied(
     def look(flags: Array, mine: Array, update: Array) -> list[Array]:
         if in_sum and finite.leaves_out():
             finite.stop(comm, variables, flags.tolist(), mine.tolist())
-        return [np.asarray(finite.look(comm, variables, flags.tolist(), mine.tolist(), int(update) + 1))]
+        return [
+            np.asarray(finite.look(comm, variables, flags.tolist(), mine.tolist(), int(update) + 1))
+        ]
 
-    good = ops.exchange(look, [flags, mine, tf.convert_to_tensor(cast("tf.Tensor", optimizer.iterations))], [tf.bool])[
-        0
-    ]
+    good = ops.exchange(
+        look,
+        [flags, mine, tf.convert_to_tensor(cast("tf.Tensor", optimizer.iterations))],
+        [tf.bool],
+    )[0]
     return tf.ensure_shape(good, [])
 
 
@@ -350,7 +388,12 @@ def _are_finite(grads: Sequence[Gradient | None]) -> tf.Tensor:
     # Keras has left out variables without a gradient: None is not among them.
     given = (g.values if isinstance(g, tf.IndexedSlices) else cast("tf.Tensor", g) for g in grads)
     values = map(tf.convert_to_tensor, given)
-    return tf.stack([tf.reduce_all(tf.math.is_finite(v)) if v.dtype.is_floating else tf.constant(True) for v in values])
+    return tf.stack(
+        [
+            tf.reduce_all(tf.math.is_finite(v)) if v.dtype.is_floating else tf.constant(True)
+            for v in values
+        ]
+    )
 
 
 def broadcast_before_first(optimizer: Optimizer, variables: Iterable[FrameworkVariable]) -> None:
@@ -358,12 +401,15 @@ def broadcast_before_first(optimizer: Optimizer, variables: Iterable[FrameworkVa
     reduction = Reduction(world.current().comm) if are_reduced() else reduction_of(optimizer)
     if reduction is None or reduction.comm.size == 1 or getattr(optimizer, state.EQUAL, False):
         return
-    # Outside of the function that is being traced, so once. In a graph of TensorFlow 1 there is no outside.
+    # Outside of the function that is being traced, so once. In a graph of TensorFlow 1 there is no
+    # outside.
     with tf.init_scope():
         if tf.executing_eagerly():
             object.__setattr__(optimizer, state.EQUAL, True)
             found = [*variables, *state.of_optimizer(optimizer)]
-            state.broadcast(reduction.comm, [v for v in found if state.identity(v) not in reduction.local])
+            state.broadcast(
+                reduction.comm, [v for v in found if state.identity(v) not in reduction.local]
+            )
 
 
 def in_strategy_run() -> bool:
@@ -378,11 +424,16 @@ def in_strategy_run() -> bool:
 def _takes_no_slices(optimizer: object) -> bool:
     """Returns whether the optimizer only reads a gradient on its way into the variables (see `ops.weighted_mean`)."""
     # Keras's own optimizers that treat each number by itself do so (seen in 3.15.1).
-    return type(optimizer).__name__ in keras_internals.ELEMENTWISE and type(optimizer).__module__.startswith("keras.")
+    return type(optimizer).__name__ in keras_internals.ELEMENTWISE and type(
+        optimizer
+    ).__module__.startswith("keras.")
 
 
 def _adds_rows(optimizer: object) -> bool:
     """Returns whether the optimizer adds both values of a row that is listed twice."""
-    # Only plain gradient descent does. The others square or clip each value by itself (seen in Keras 3.15).
-    clips = any(getattr(optimizer, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue"))
+    # Only plain gradient descent does. The others square or clip each value by itself (seen in
+    # Keras 3.15).
+    clips = any(
+        getattr(optimizer, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue")
+    )
     return any(base.__name__ == "SGD" for base in type(optimizer).__mro__) and not clips

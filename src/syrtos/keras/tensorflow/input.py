@@ -1,7 +1,7 @@
 """This worker's shares of the batches of a `tf.data` pipeline, or of batches given by hand.
 
-A share is given out exactly when a step wants it, never ahead of it. So all workers take equally many, also when an
-epoch ends early.
+A share is given out exactly when a step wants it, never ahead of it. So all workers take equally
+many, also when an epoch ends early.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from syrtos.keras.tensorflow.rows import Index
     from syrtos.keras.tensorflow.types import BatchLeaf, Tree
 
-# The parallel calls with which `num_parallel_calls=tf.data.AUTOTUNE` begins where there are so many threads
-# (`kAutotuneDefaultParallelism`).
+# The parallel calls with which `num_parallel_calls=tf.data.AUTOTUNE` begins where there are so many
+# threads (`kAutotuneDefaultParallelism`).
 _CALLS_AT_FIRST = 16
 
-# Seconds for the maps of a batch, below which each worker maps all records: an iterator of a pipeline that divides
-# them takes some 40 ms to make.
+# Seconds for the maps of a batch, below which each worker maps all records: an iterator of a
+# pipeline that divides them takes some 40 ms to make.
 _QUICK_MAPS = 2e-3
 
 # Autograph rewrites what a pipeline maps; there is nothing to rewrite in ours.
@@ -52,9 +52,9 @@ class Share(NamedTuple):
 
     Attributes:
         samples: the number of this worker's rows, int64 scalar.
-        data: the rows. Where ``samples`` is 0, one row of the batch (or of an earlier one) that does not count. It is
-            of the script's own data, for layers that refuse an empty batch, zeros or "" (a lookup without unknown
-            words).
+        data: the rows. Where ``samples`` is 0, one row of the batch (or of an earlier one) that
+            does not count. It is of the script's own data, for layers that refuse an empty batch,
+            zeros or "" (a lookup without unknown words).
     """
 
     samples: tf.Tensor
@@ -66,23 +66,27 @@ class Numbered(NamedTuple):
     """A whole batch, out of which a step cuts this worker's `Share` (see `cut`).
 
     Attributes:
-        number: counts the batches of an iterator, int32 scalar: from 0 on, or from `LEFT_TO_THREADS` on where threads
-            decide which numbers records get.
+        number: counts the batches of an iterator, int32 scalar: from 0 on, or from
+            `LEFT_TO_THREADS` on where threads decide which numbers records get.
         data: all rows.
     """
 
-    # Not int64: `tf.function` does not tell named tuples apart whose parts have equal dtypes and shapes, and a step that
-    # was traced for a `Share` would take the number of the batch for one of samples.
+    # Not int64: `tf.function` does not tell named tuples apart whose parts have equal dtypes and
+    # shapes, and a step that was traced for a `Share` would take the number of the batch for one of
+    # samples.
     number: tf.Tensor
     data: Any
 
 
 def numbered_batches(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a data set of `Numbered`, for steps of Keras, which cut their shares themselves."""
-    # Nothing is built or traced for it: an iterator takes the time that it takes in one process, where a pipeline that
-    # cuts takes 0.1 to 0.2 ms for each operation in its functions.
+    # Nothing is built or traced for it: an iterator takes the time that it takes in one process,
+    # where a pipeline that cuts takes 0.1 to 0.2 ms for each operation in its functions.
     first = LEFT_TO_THREADS if tf_internals_pipelines.is_left_to_threads(dataset) else 0
-    parts: list[Any] = [tf.data.Dataset.range(first, tf.int32.max, output_type=tf.int32), _in_order(dataset)]
+    parts: list[Any] = [
+        tf.data.Dataset.range(first, tf.int32.max, output_type=tf.int32),
+        _in_order(dataset),
+    ]
     # `zip` takes a structure of data sets, and gives one of their elements.
     both: Any = Numbered(*parts)
     return _without_prefetch(tf.data.Dataset.zip(both))
@@ -96,7 +100,10 @@ def cut(batch: object, comm: Communicator) -> Any:
     if not isinstance(batch, Numbered):
         return batch
     # On the processor, where a pipeline's batches are: a GPU gets the share alone.
-    with tf.device("/cpu:0"), tf.control_dependencies([compare_numbered(batch.number, batch.data, comm)]):
+    with (
+        tf.device("/cpu:0"),
+        tf.control_dependencies([compare_numbered(batch.number, batch.data, comm)]),
+    ):
         return _share(tf.nest.map_structure(_same, batch.data), comm)
 
 
@@ -108,7 +115,9 @@ def numbered_by_hand(batch: object) -> Numbered:
 
 # A script may give any object by hand.
 def _as_tensor(leaf: Any) -> object:
-    if isinstance(leaf, tf.Tensor | tf.SparseTensor | tf.RaggedTensor) or not getattr(leaf, "shape", ()):
+    if isinstance(leaf, tf.Tensor | tf.SparseTensor | tf.RaggedTensor) or not getattr(
+        leaf, "shape", ()
+    ):
         return leaf
     return tf.convert_to_tensor(leaf)
 
@@ -133,8 +142,9 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     All workers read the same batches, and compare a checksum every few batches. For steps of Keras
     `tf_internals.counted_pipeline` gives the same as `Share`.
     """
-    # Data that was shuffled with unequal seeds would train on some samples twice and on others never. Where threads
-    # decide which numbers records get, only the numbers of rows can be compared.
+    # Data that was shuffled with unequal seeds would train on some samples twice and on others
+    # never. Where threads decide which numbers records get, only the numbers of rows can be
+    # compared.
     comparable = not tf_internals_pipelines.is_left_to_threads(dataset)
 
     @_as_it_is
@@ -149,18 +159,22 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
 def _share(data: object, comm: Communicator) -> Share:
     """Cuts this worker's share out of a batch.
 
-    Tensors of unequal numbers of rows are each cut by their own number; a worker then has samples where it has rows of
-    any tensor.
+    Tensors of unequal numbers of rows are each cut by their own number; a worker then has samples
+    where it has rows of any tensor.
     """
     leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
-    static = {id(leaf): share_of(leaf.shape[0], comm.rank, comm.size) for leaf in leaves if _is_even(leaf, comm.size)}
+    static = {
+        id(leaf): share_of(leaf.shape[0], comm.rank, comm.size)
+        for leaf in leaves
+        if _is_even(leaf, comm.size)
+    }
     others = [leaf for leaf in leaves if id(leaf) not in static]
     if not others:
         count = max((stop - start for start, stop in static.values()), default=1)
         return Share(tf.constant(count, tf.int64), _cut(data, static))
-    # The bounds of all tensors are computed together: an iterator of a pipeline takes 0.2 ms for each operation in its
-    # functions. A placeholder hides the totals: TensorFlow would find out this worker's number, and make it part of the
-    # share's shape.
+    # The bounds of all tensors are computed together: an iterator of a pipeline takes 0.2 ms for
+    # each operation in its functions. A placeholder hides the totals: TensorFlow would find out
+    # this worker's number, and make it part of the share's shape.
     totals = tf.compat.v1.placeholder_with_default(
         tf.stack([tf.cast(count_rows(leaf), tf.int64) for leaf in others]), [len(others)]
     )
@@ -170,7 +184,10 @@ def _share(data: object, comm: Communicator) -> Share:
         count = tf.maximum(count, stop - start)
     # A share without rows gets the first one of the batch, which does not count.
     empty = tf.logical_and(tf.equal(starts, stops), tf.equal(count, 0))
-    starts, stops = tf.where(empty, tf.zeros_like(starts), starts), tf.where(empty, tf.minimum(totals, 1), stops)
+    starts, stops = (
+        tf.where(empty, tf.zeros_like(starts), starts),
+        tf.where(empty, tf.minimum(totals, 1), stops),
+    )
     bounds = zip(tf.unstack(starts), tf.unstack(stops), strict=True)
     return Share(count, _cut(data, static | dict(zip(map(id, others), bounds, strict=True))))
 
@@ -183,7 +200,9 @@ def _is_even(leaf: BatchLeaf | tf.TensorSpec, size: int) -> bool:
 
 
 def _cut(data: Tree, bounds: dict[int, tuple[Index, Index]]) -> Tree:
-    return tf.nest.map_structure(lambda leaf: slice_rows(leaf, *bounds[id(leaf)]) if id(leaf) in bounds else leaf, data)
+    return tf.nest.map_structure(
+        lambda leaf: slice_rows(leaf, *bounds[id(leaf)]) if id(leaf) in bounds else leaf, data
+    )
 
 
 def plain(shares: tf.data.Dataset) -> tf.data.Dataset:
@@ -194,9 +213,12 @@ def plain(shares: tf.data.Dataset) -> tf.data.Dataset:
 
     @_as_it_is
     def strip(share: Share) -> object:
-        # tf.data runs maps without side effects in parallel, ahead of the step. Reading the clock is a side effect.
+        # tf.data runs maps without side effects in parallel, ahead of the step. Reading the clock
+        # is a side effect.
         with tf.control_dependencies([tf.timestamp()]):
-            return tf.nest.map_structure(lambda leaf: _same(_none_if(share.samples, leaf)), share.data)
+            return tf.nest.map_structure(
+                lambda leaf: _same(_none_if(share.samples, leaf)), share.data
+            )
 
     return tf_internals.with_counts(_without_prefetch(shares.map(strip)), shares)
 
@@ -212,9 +234,10 @@ def _none_if(count: tf.Tensor, leaf: Leaf) -> Leaf:
 def global_records(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset | None:
     """Returns this worker's shares as `global_batches` does, but maps only this worker's own records.
 
-    The pipeline's last steps must be ``map`` and ``batch``. None for pipelines of another form: where maps draw random
-    numbers or call Python, a batch is mapped, or records have no fixed shape before they are mapped. None also where
-    the maps of a batch take less than what such a pipeline costs, and steps cut the batches.
+    The pipeline's last steps must be ``map`` and ``batch``. None for pipelines of another form:
+    where maps draw random numbers or call Python, a batch is mapped, or records have no fixed shape
+    before they are mapped. None also where the maps of a batch take less than what such a pipeline
+    costs, and steps cut the batches.
     """
     found = tf_internals_pipelines.mapped_batches(dataset)
     if found is None or (are_cut_by_steps() and found.seconds < _QUICK_MAPS):
@@ -228,14 +251,19 @@ def global_records(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
         checksum = sum_of(index, raw if comparable else _counts(raw))
         return index, checksum, share.samples, _map_records(found.maps, share.data)
 
-    # The workers compare the checksums in a map of its own: the one before runs ahead of the step, in many threads,
-    # where workers would exchange in any order.
+    # The workers compare the checksums in a map of its own: the one before runs ahead of the step,
+    # in many threads, where workers would exchange in any order.
     @_as_it_is
     def check_share(index: tf.Tensor, checksum: tf.Tensor, count: tf.Tensor, data: object) -> Share:
         with tf.control_dependencies([compare_sums(index, checksum, comm)]):
             return Share(tf.identity(count), tf.nest.map_structure(_same, data))
 
-    groups = _in_order(found.raw).batch(found.batch_size, found.drop_remainder).repeat(found.repeat).enumerate()
+    groups = (
+        _in_order(found.raw)
+        .batch(found.batch_size, found.drop_remainder)
+        .repeat(found.repeat)
+        .enumerate()
+    )
     mapped = groups.map(take, tf.data.AUTOTUNE, deterministic=True)
     ahead = mapped if found.prefetch is None else mapped.prefetch(found.prefetch)
     return plain(_without_prefetch(ahead.map(check_share)))
@@ -248,7 +276,9 @@ def _map_records(maps: list[Callable[[object], object]], mine: object) -> object
     for function in maps:
         spread = isinstance(dataset.element_spec, tuple)
         dataset = dataset.map(
-            _as_it_is(functools.partial(_call_with_parts, function, spread)), tf.data.AUTOTUNE, deterministic=True
+            _as_it_is(functools.partial(_call_with_parts, function, spread)),
+            tf.data.AUTOTUNE,
+            deterministic=True,
         )
     count = tf.shape(tf.nest.flatten(mine)[0], tf.int64)[0]
     return dataset.batch(count).get_single_element()
@@ -271,14 +301,16 @@ def share_of_tensors(batch: object, comm: Communicator) -> Share:
 
 def split_batches(dataset: tf.data.Dataset, parts: int) -> tf.data.Dataset:
     """Splits each batch into ``parts`` batches, in order."""
-    # TensorFlow does so where a script shards the data itself: its batches have the global size, and a worker takes a
-    # part of one in a step.
+    # TensorFlow does so where a script shards the data itself: its batches have the global size,
+    # and a worker takes a part of one in a step.
 
     @_as_it_is
     def split(*batch: object) -> tf.data.Dataset:
         data = batch if isinstance(dataset.element_spec, tuple) else batch[0]
         return tf.data.Dataset.range(parts).map(
-            _as_it_is(lambda i: tf.nest.map_structure(lambda leaf: part_of_rows(leaf, i, parts), data))
+            _as_it_is(
+                lambda i: tf.nest.map_structure(lambda leaf: part_of_rows(leaf, i, parts), data)
+            )
         )
 
     return dataset.flat_map(split)
@@ -295,24 +327,34 @@ def worker_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     @_as_it_is
     def take_vote(row: object, numbered: tuple[Any, Any]) -> tuple[object, Share]:
         index, (flag, data) = numbered
-        mine = tf.nest.map_structure(lambda leaf, old: tf.cond(flag > 0, lambda: leaf[:1], lambda: old), data, row)
+        mine = tf.nest.map_structure(
+            lambda leaf, old: tf.cond(flag > 0, lambda: leaf[:1], lambda: old), data, row
+        )
         left, row = _vote(index, flag, mine, comm)
-        count = tf.cast(flag > 0, tf.int64) * tf.cast(count_rows(tf.nest.flatten(data)[0]), tf.int64)
+        count = tf.cast(flag > 0, tf.int64) * tf.cast(
+            count_rows(tf.nest.flatten(data)[0]), tf.int64
+        )
         filled = tf.cond(count > 0, lambda: data, lambda: row)
         return row, Share(tf.where(left, count, -1), filled)
 
-    # No map comes after the vote: tf.data would run it ahead of the step, and workers would vote on batches that one of
-    # them never takes.
+    # No map comes after the vote: tf.data would run it ahead of the step, and workers would vote on
+    # batches that one of them never takes.
     shares = (
-        own.concatenate(idle).enumerate().scan(row, take_vote).take_while(_as_it_is(lambda share: share.samples >= 0))
+        own.concatenate(idle)
+        .enumerate()
+        .scan(row, take_vote)
+        .take_while(_as_it_is(lambda share: share.samples >= 0))
     )
     return plain(_without_prefetch(shares))
 
 
-def _vote(index: tf.Tensor, flag: tf.Tensor, row: Tree, comm: Communicator) -> tuple[tf.Tensor, Tree]:
+def _vote(
+    index: tf.Tensor, flag: tf.Tensor, row: Tree, comm: Communicator
+) -> tuple[tf.Tensor, Tree]:
     """Returns whether any worker has a batch left, and a row for a worker that has none.
 
-    The row is the worker's own of an earlier batch or, before it had any, one of the first worker that has a batch.
+    The row is the worker's own of an earlier batch or, before it had any, one of the first worker
+    that has a batch.
     """
 
     def vote(number: Array, mine: Array, *leaves: Array) -> list[Array]:
@@ -323,8 +365,12 @@ def _vote(index: tf.Tensor, flag: tf.Tensor, row: Tree, comm: Communicator) -> t
         return [np.asarray(sum(votes) > 0), *leaves]
 
     flat = tf.nest.flatten(row)
-    left, *given = tf.numpy_function(vote, [index, flag, *flat], [tf.bool, *(leaf.dtype for leaf in flat)])
-    same = [tf.ensure_shape(leaf, [1, *old.shape[1:]]) for leaf, old in zip(given, flat, strict=True)]
+    left, *given = tf.numpy_function(
+        vote, [index, flag, *flat], [tf.bool, *(leaf.dtype for leaf in flat)]
+    )
+    same = [
+        tf.ensure_shape(leaf, [1, *old.shape[1:]]) for leaf, old in zip(given, flat, strict=True)
+    ]
     return tf.ensure_shape(left, []), tf.nest.pack_sequence_as(row, same)
 
 
@@ -333,7 +379,9 @@ def _broadcast_row(comm: Communicator, leaves: tuple[Array, ...], root: int) -> 
     texts = [leaf.dtype == object for leaf in leaves]
     sent = [leaf.tolist() if text else leaf for leaf, text in zip(leaves, texts, strict=True)]
     found = comm.broadcast_object(sent if comm.rank == root else None, root)
-    return tuple(np.asarray(leaf, object) if text else leaf for leaf, text in zip(found, texts, strict=True))
+    return tuple(
+        np.asarray(leaf, object) if text else leaf for leaf, text in zip(found, texts, strict=True)
+    )
 
 
 def _same(leaf: tf.Tensor | None) -> tf.Tensor | None:
@@ -361,10 +409,11 @@ def _without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 def iterating(original: Callable[[tf.data.Dataset], Result]) -> Callable[[tf.data.Dataset], Result]:
     """Wraps `tf.data.Dataset.__iter__`: records come in one order, and no thread tunes a pipeline in vain."""
-    # Deleting an iterator waits for the thread that tunes its pipeline. That thread sleeps for up to a minute between
-    # two tunings (the longer the iterator has lived), and is woken before the cancellation that it looks for is noted
-    # (`Model::OptimizeLoop` and `CancellationManager` of TensorFlow 2.21). Where workers keep all cores busy, every
-    # second to third epoch ends with such a pause, and all workers wait for it.
+    # Deleting an iterator waits for the thread that tunes its pipeline. That thread sleeps for up
+    # to a minute between two tunings (the longer the iterator has lived), and is woken before the
+    # cancellation that it looks for is noted (`Model::OptimizeLoop` and `CancellationManager` of
+    # TensorFlow 2.21). Where workers keep all cores busy, every second to third epoch ends with
+    # such a pause, and all workers wait for it.
 
     def iterate(self: tf.data.Dataset) -> Result:
         if reproducible.is_read_by_all() and self.options().deterministic is False:
@@ -380,8 +429,8 @@ def iterating(original: Callable[[tf.data.Dataset], Result]) -> Callable[[tf.dat
 
 def _is_tuned_in_vain(dataset: tf.data.Dataset) -> bool:
     """Returns whether the tuning of a pipeline could change nothing."""
-    # That is so where parallel calls begin with all threads that there are, and TensorFlow will make no other calls
-    # parallel, which it does only if it tunes.
+    # That is so where parallel calls begin with all threads that there are, and TensorFlow will
+    # make no other calls parallel, which it does only if it tunes.
     options = dataset.options()
     threads = options.threading.private_threadpool_size or len(os.sched_getaffinity(0))
     few = threads <= _CALLS_AT_FIRST and options.autotune.enabled is None
@@ -391,7 +440,7 @@ def _is_tuned_in_vain(dataset: tf.data.Dataset) -> bool:
 def _without_rows(spec: tf.TypeSpec) -> tf.Tensor:
     if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
         raise DataError(
-            f"Batches per worker must be dense tensors with a batch dimension, so that a worker can go on without samples. "
-            f"Received an element of {spec}."
+            "Batches per worker must be dense tensors with a batch dimension, so that a worker can"
+            f" go on without samples. Received an element of {spec}."
         )
     return _rows_like(spec, 0)

@@ -18,7 +18,8 @@ _COMPARE_EVERY = 64
 # Bytes of each tensor that are compared.
 _COMPARED_BYTES = 1 << 16
 
-# The number of the first batch where threads decide which numbers records get, so that only rows are compared.
+# The number of the first batch where threads decide which numbers records get, so that only rows
+# are compared.
 LEFT_TO_THREADS = -(1 << 30)
 
 
@@ -35,13 +36,15 @@ def compare_numbered(index: tf.Tensor, data: object, comm: Communicator) -> tf.T
     """Compares a checksum as `compare_batches` does; of the numbers of rows alone where threads decide. Returns True.
 
     Args:
-        index: the number of the batch, int32 scalar; from `LEFT_TO_THREADS` on where threads decide which numbers
-            records get.
+        index: the number of the batch, int32 scalar; from `LEFT_TO_THREADS` on where threads decide
+            which numbers records get.
         data: all rows of the batch.
         comm: the workers.
     """
     tensors = _tensors(data)
-    leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf) and not isinstance(leaf, tf.Tensor)]
+    leaves = [
+        leaf for leaf in tf.nest.flatten(data) if has_rows(leaf) and not isinstance(leaf, tf.Tensor)
+    ]
 
     def compare(number: Array, *arrays: Array) -> Array:
         dense, counts = arrays[: len(tensors)], arrays[len(tensors) :]
@@ -60,11 +63,16 @@ def sum_of(index: tf.Tensor, data: object) -> tf.Tensor:
 
 def compare_sums(index: tf.Tensor, checksum: tf.Tensor, comm: Communicator) -> tf.Tensor:
     """Compares checksums over the workers as `compare_batches` does; ``checksum`` is that of `sum_of`."""
-    return _for_some(index, lambda number, mine: _agree(number, mine, comm), [index, checksum], True)
+    return _for_some(
+        index, lambda number, mine: _agree(number, mine, comm), [index, checksum], True
+    )
 
 
 def _for_some(
-    index: tf.Tensor, call: Callable[..., Array], inputs: list[tf.Tensor], otherwise: bool | np.float64
+    index: tf.Tensor,
+    call: Callable[..., Array],
+    inputs: list[tf.Tensor],
+    otherwise: bool | np.float64,
 ) -> tf.Tensor:
     """Returns the scalar that ``call`` gives, in Python, for every `_COMPARE_EVERY`-th batch.
 
@@ -76,7 +84,9 @@ def _for_some(
         return tf.constant(otherwise)
 
     def some() -> tf.Tensor:
-        return tf.ensure_shape(tf.numpy_function(call, inputs, tf.as_dtype(np.asarray(otherwise).dtype)), [])
+        return tf.ensure_shape(
+            tf.numpy_function(call, inputs, tf.as_dtype(np.asarray(otherwise).dtype)), []
+        )
 
     return tf.cond(tf.equal(tf.math.floormod(index, _COMPARE_EVERY), 0), some, rest)
 

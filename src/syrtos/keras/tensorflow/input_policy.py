@@ -30,7 +30,8 @@ class _Now:
     """The state of this process.
 
     Attributes:
-        policy_counts: whether `AutoShardPolicy.OFF` means what it means under `MultiWorkerMirroredStrategy`.
+        policy_counts: whether `AutoShardPolicy.OFF` means what it means under
+            `MultiWorkerMirroredStrategy`.
         gives_whole_batches: whether batches are given whole to each worker.
     """
 
@@ -79,4 +80,7 @@ def is_own_shard(dataset: object) -> bool:
     """Returns whether the script says that it shards the data itself, by `AutoShardPolicy.OFF`."""
     if not _Now.policy_counts or not isinstance(dataset, tf.data.Dataset):
         return False
-    return dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
+    return (
+        dataset.options().experimental_distribute.auto_shard_policy
+        == tf.data.experimental.AutoShardPolicy.OFF
+    )

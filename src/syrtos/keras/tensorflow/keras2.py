@@ -11,43 +11,34 @@ from typing import TYPE_CHECKING, Protocol
 
 import tensorflow as tf
 from tf_keras.src.engine import training
-from tf_keras.src.optimizers import nadam
-from tf_keras.src.optimizers import utils as optimizer_utils
 from tf_keras.src.utils import losses_utils
 
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
-from syrtos.keras import fitting, keras_internals
+from syrtos.keras import fitting
 from syrtos.keras.features import asynchronous, finite
 from syrtos.keras.files import write_once
 from syrtos.keras.patching import Method, Patch, install
 from syrtos.keras.split import shares, whole_batch
 from syrtos.keras.split.verdicts import naming_split
-from syrtos.keras.tensorflow import first_batch, gradients, keras2_data, models
+from syrtos.keras.tensorflow import first_batch, gradients, keras2_data, keras2_on_servers, models
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.assignments import current_step
 from syrtos.keras.tensorflow.assignments import whole_batch as computing_whole_batch
 from syrtos.keras.tensorflow.input_policy import gives_whole_batches
-from syrtos.keras.tensorflow.parameter_server import remote_optimizer
 from syrtos.keras.tensorflow.step import StepScope
 from syrtos.keras.tensorflow.strategy import Strategy
 from syrtos.keras.trainer import interrupts, timing
 from syrtos.keras.trainer.callbacks import within as enclosing_callbacks
 
 if TYPE_CHECKING:
-    from syrtos.keras.protocols import CallbackList, Counter, Model, Optimizer, P, R, Variable
+    from syrtos.keras.protocols import CallbackList, Model, Optimizer, P, R, Variable
     from syrtos.keras.tensorflow.types import BatchStep, Gradient
 
     Pairs = Iterable[tuple[Gradient | None, Variable]]
 
     class _Loss(Protocol):
         reduction: str
-
-    class _Optimizer(Optimizer, Protocol):
-        @property
-        def iterations(self) -> Counter: ...
-
-        def _compute_current_learning_rate(self) -> object: ...
 
     class _Keras2Model(Model, Protocol):
         _steps_per_execution: tf.Variable | None
@@ -73,8 +64,8 @@ def apply_all() -> None:
     """
     if finite.is_asked():
         raise ConfigurationError(
-            f"`--on-nan {world.current().options.on_nan}` does not work with Keras 2, whose optimizers exchange scaled gradients before they look at them. "
-            "Leave it out."
+            f"`--on-nan {world.current().options.on_nan}` does not work with Keras 2, whose"
+            " optimizers exchange scaled gradients before they look at them. Leave it out."
         )
     if world.current().options.shard_update:
         raise ConfigurationError("`--shard-update` does not work with Keras 2. Leave it out.")
@@ -87,9 +78,12 @@ def apply_all() -> None:
 
 
 def _reduce_weighted_loss(original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    def reduce_weighted_loss(weighted_losses: tf.Tensor, reduction: str = "sum_over_batch_size") -> tf.Tensor:
+    def reduce_weighted_loss(
+        weighted_losses: tf.Tensor, reduction: str = "sum_over_batch_size"
+    ) -> tf.Tensor:
         loss, step = original(weighted_losses, reduction), current_step()
-        # Gradients are averaged by samples: divided by this worker's part of them, the sums add up to that of the batch.
+        # Gradients are averaged by samples: divided by this worker's part of them, the sums add up
+        # to that of the batch.
         if step and reduction == "sum":
             return loss / tf.cast(step.fraction(), loss.dtype)
         return loss
@@ -99,7 +93,8 @@ def _reduce_weighted_loss(original: Callable[..., tf.Tensor]) -> Callable[..., t
 
 def _reduction_of_one_process(original: Method) -> Method:
     """Wraps `Loss._get_reduction`: a script that asked for no strategy gets the default reduction of one process."""
-    # Keras 2 refuses the default under a strategy, and such a script does not know that there is one.
+    # Keras 2 refuses the default under a strategy, and such a script does not know that there is
+    # one.
 
     def get_reduction(self: _Loss) -> str:
         if Strategy.chosen or gradients.in_strategy_run():
@@ -136,74 +131,11 @@ def _aggregate(original: Method) -> Method:
         reduced = gradients.reduce_gradients(self, step.before_exchange(given) if step else given)
         if step:
             step.after_exchange(reduced, [variable for _, variable in pairs])
-        return [(gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=True)]
+        return [
+            (gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=True)
+        ]
 
     return aggregate
-
-
-def _is_all_finite_everywhere(original: Method) -> Method:
-    def is_all_finite(grads: object) -> tf.Tensor:
-        # Without servers these are the gradients of all workers already.
-        finite = original(grads)
-        return gradients.finite_everywhere(None, finite) if asynchronous.servers() else finite
-
-    return is_all_finite
-
-
-def _noting_variables(original: Method) -> Method:
-    def build_index_dict(self: object, var_list: Iterable[object]) -> None:
-        original(self, var_list)
-        if asynchronous.servers():
-            object.__setattr__(self, keras_internals.BUILT_FOR, list(var_list))
-
-    return build_index_dict
-
-
-def _on_servers(original: Method) -> Method:
-    """Wraps `apply_gradients`: with parameter servers these make the update, and the optimizer here counts it."""
-
-    def apply_gradients(self: _Optimizer, grads_and_vars: Pairs, name: str | None = None) -> object:
-        if not asynchronous.servers():
-            return original(self, grads_and_vars, name)
-        # It counts in Python how often it has been traced.
-        if isinstance(self, nadam.Nadam):
-            _refuse_on_servers("the Nadam of Keras 2")
-        pairs = list(grads_and_vars)
-        # Variables can't be made within a function that is traced more than once.
-        with tf.init_scope():
-            self.build([variable for _, variable in pairs])
-        self._compute_current_learning_rate()
-        grads, variables = zip(*optimizer_utils.filter_empty_gradients(pairs), strict=True)
-        remote_optimizer.apply(self, grads, variables)
-        return self.iterations.assign_add(1)
-
-    return apply_gradients
-
-
-def _not_on_servers(original: Callable[P, R]) -> Callable[P, R]:
-    def apply_gradients(*args: P.args, **kwargs: P.kwargs) -> R:
-        if asynchronous.servers():
-            _refuse_on_servers("one of `tf.keras.optimizers.legacy`")
-        return original(*args, **kwargs)
-
-    return apply_gradients
-
-
-def _refuse_on_servers(which: str) -> None:
-    raise ConfigurationError(
-        f"Parameter servers (`--ps`) can't apply this optimizer: it is {which}. Use another of `tf.keras.optimizers`, or run without `--ps`."
-    )
-
-
-def _noting_keras(original: Callable[P, R]) -> Callable[P, R]:
-    def add_weight(*args: P.args, **kwargs: P.kwargs) -> R:
-        variable = original(*args, **kwargs)
-        if asynchronous.asynchronous_servers():
-            # One for mixed precision has the variable inside of it.
-            setattr(getattr(variable, "_variable", variable), asynchronous.KERAS, True)
-        return variable
-
-    return add_weight
 
 
 # -- trainer ---------------------------------------------------------------------------------------------
@@ -217,12 +149,19 @@ def _make_function(step_name: str, original: Method) -> Method:
             step = getattr(self, step_name)
             object.__setattr__(self, "_syrtos_" + step_name, step)
             object.__setattr__(self, step_name, _shared_step(session, self, step, step_name))
-        name, step = step_name.replace("step", "function"), self.__dict__.get("_syrtos_" + step_name)
+        name, step = (
+            step_name.replace("step", "function"),
+            self.__dict__.get("_syrtos_" + step_name),
+        )
         is_made = getattr(self, name, None)
         # Anew for what `compile` was given since.
         if step is not None and (is_made is None or force):
             stock = getattr(step, "__func__", None) is getattr(training.Model, step_name)
-            object.__setattr__(self, _FIRST + step_name, first_batch.Function(self, session, step, stock, step_name))
+            object.__setattr__(
+                self,
+                _FIRST + step_name,
+                first_batch.Function(self, session, step, stock, step_name),
+            )
         function = original(self, force)
         if step is None or function is is_made:
             return function
@@ -231,7 +170,8 @@ def _make_function(step_name: str, original: Method) -> Method:
         made = [function]
 
         def make() -> Method:
-            # The first time the function is there; a change of the plan wants one that is traced again.
+            # The first time the function is there; a change of the plan wants one that is traced
+            # again.
             newest = made.pop() if made else original(self, True)
             setattr(self, name, with_shares)
             return naming_split(of_first.plan, world.sharing(), newest)
@@ -245,7 +185,9 @@ def _make_function(step_name: str, original: Method) -> Method:
 _FIRST = "_syrtos_first_"
 
 
-def _call_with_shares(model: _Keras2Model, of_first: first_batch.Function, iterator: tf.data.Iterator) -> object:
+def _call_with_shares(
+    model: _Keras2Model, of_first: first_batch.Function, iterator: tf.data.Iterator
+) -> object:
     if gives_whole_batches():
         return of_first.function(iterator)
     of_first.verifying.count_call()
@@ -253,8 +195,13 @@ def _call_with_shares(model: _Keras2Model, of_first: first_batch.Function, itera
     return of_first.call(iterator, iterator.element_spec, 1 if steps is None else int(steps))
 
 
-def _shared_step(session: world.Session, model: _Keras2Model, step: BatchStep, name: str) -> BatchStep:
-    stock, training_now = getattr(step, "__func__", None) is getattr(training.Model, name), name == "train_step"
+def _shared_step(
+    session: world.Session, model: _Keras2Model, step: BatchStep, name: str
+) -> BatchStep:
+    stock, training_now = (
+        getattr(step, "__func__", None) is getattr(training.Model, name),
+        name == "train_step",
+    )
 
     def run_shared(data: object) -> object:
         if gives_whole_batches():
@@ -263,7 +210,9 @@ def _shared_step(session: world.Session, model: _Keras2Model, step: BatchStep, n
         of_first = model.__dict__[_FIRST + name]
         if name == "predict_step":
             return common.gathered_predict_step(session, step, of_first.plan, data)
-        with StepScope(session, data, training_now, of_first.reduces_early, of_first.plan).as_current_step() as scope:
+        with StepScope(
+            session, data, training_now, of_first.reduces_early, of_first.plan
+        ).as_current_step() as scope:
             return scope.finish(scope.run(step), logs_are_global=stock)
 
     return run_shared
@@ -288,8 +237,9 @@ def _stateful_too(original: Callable[P, R]) -> Callable[P, R]:
 def _refuse_sessions(_original: Method) -> Method:
     def compile(self: Model, *args: object, **kwargs: object) -> None:
         raise ConfigurationError(
-            "Without eager execution Keras 2 trains in sessions of TensorFlow 1, whose batches syrtos does not split. "
-            "Remove `tf.compat.v1.disable_eager_execution()` (or `disable_v2_behavior()`) from the script, or start it by plain `python`."
+            "Without eager execution Keras 2 trains in sessions of TensorFlow 1, whose batches"
+            " syrtos does not split. Remove `tf.compat.v1.disable_eager_execution()` (or"
+            " `disable_v2_behavior()`) from the script, or start it by plain `python`."
         )
 
     return compile
@@ -318,17 +268,30 @@ _LEGACY = "tf_keras.src.optimizers.legacy.optimizer_v2:OptimizerV2"
 _SCALING = "tf_keras.src.mixed_precision.loss_scale_optimizer"
 _SAVING = "tf_keras.src.saving"
 _SHARE = (
-    "A share's loss counts by its samples, so that plain means are right as they are. Other reductions are made so."
+    "A share's loss counts by its samples, so that plain means are right as they are. Other"
+    " reductions are made so."
 )
-_REPLICAS = "The original divides by replicas, or refuses to, also in a loop without `strategy.run`, in which nothing is summed."
-_NUMBER = "A number without a weight is a value of the whole batch, e.g. a loss that a custom `train_step` tracks."
+_REPLICAS = (
+    "The original divides by replicas, or refuses to, also in a loop without `strategy.run`, in"
+    " which nothing is summed."
+)
+_NUMBER = (
+    "A number without a weight is a value of the whole batch, e.g. a loss that a custom"
+    " `train_step` tracks."
+)
 _SAMPLES = "The original reduces before clipping already, but sums where samples must count."
 _EQUAL = "An update is the same on all workers: its assignments need no exchange."
 _MIXES = "A function that mixes rows is wrong on a share of them."
-_STEP = "It builds the function that calls `train_step` or its like: here a step becomes a step on a share."
+_STEP = (
+    "It builds the function that calls `train_step` or its like: here a step becomes a step on a"
+    " share."
+)
 _MEETING = "Workers that don't call the same are told so at once."
 _TIMED = "Its time is counted apart."
-_ONCE = "Files are written once. The path is final here, and its suffix has been checked on all workers."
+_ONCE = (
+    "Files are written once. The path is final here, and its suffix has been checked on all"
+    " workers."
+)
 _PARTS = ("fit", "evaluate", "predict")
 
 LOSSES = [
@@ -355,27 +318,35 @@ OPTIMIZERS = [
         _SCALING,
         "strategy_supports_loss_scaling",
         lambda _original: lambda: True,
-        "A list of strategies that may scale losses, which ours is not in; its gradients are reduced before they are checked.",
+        "A list of strategies that may scale losses, which ours is not in; its gradients are"
+        " reduced before they are checked.",
     ),
     Patch(
         _SCALING,
         "_is_all_finite",
-        _is_all_finite_everywhere,
+        keras2_on_servers.is_all_finite_everywhere,
         "One that finds its gradients infinite skips an update that the others give gradients for.",
     ),
     Patch(
         f"{_OPTIMIZER}:_BaseOptimizer",
         "_build_index_dict",
-        _noting_variables,
-        "It keeps the numbers of the optimizer's variables, not them, which parameter servers need.",
+        keras2_on_servers.noting_variables,
+        "It keeps the numbers of the optimizer's variables, not them, which parameter servers"
+        " need.",
     ),
     Patch(
         f"{_OPTIMIZER}:_BaseOptimizer",
         "apply_gradients",
-        _on_servers,
-        "Gradients are complete here, reduced or not, and variables known: parameter servers make the update.",
+        keras2_on_servers.on_servers,
+        "Gradients are complete here, reduced or not, and variables known: parameter servers make"
+        " the update.",
     ),
-    Patch(_LEGACY, "apply_gradients", _not_on_servers, "Parameter servers can't apply it."),
+    Patch(
+        _LEGACY,
+        "apply_gradients",
+        keras2_on_servers.not_on_servers,
+        "Parameter servers can't apply it.",
+    ),
     Patch(f"{_OPTIMIZER}:_BaseOptimizer", "apply_gradients", shares.updating, _EQUAL),
     Patch(_LEGACY, "apply_gradients", shares.updating, _EQUAL),
     Patch(f"{_SCALING}:LossScaleOptimizer", "apply_gradients", shares.updating, _EQUAL),
@@ -383,23 +354,46 @@ OPTIMIZERS = [
 ]
 MODEL = [
     *(
-        Patch(_MODEL, f"make_{name}_function", functools.partial(_make_function, f"{name}_step"), _STEP)
+        Patch(
+            _MODEL,
+            f"make_{name}_function",
+            functools.partial(_make_function, f"{name}_step"),
+            _STEP,
+        )
         for name in ("train", "test", "predict")
     ),
-    Patch(_MODEL, "fit", fitting.inside_fit, "Whether this process trains decides what a model is built for."),
+    Patch(
+        _MODEL,
+        "fit",
+        fitting.inside_fit,
+        "Whether this process trains decides what a model is built for.",
+    ),
     Patch(_MODEL, "fit", interrupts.together, "Ctrl-C is taken by all workers at the same step."),
     *(Patch(_MODEL, name, common.agreeing, _MEETING) for name in _PARTS),
     *(Patch(_MODEL, name, timing.part_of_run, _TIMED) for name in _PARTS),
-    Patch(f"{_HANDLER}:DataHandler", "__init__", keras2_data.handler, "Workers compare lengths, and take shares."),
+    Patch(
+        f"{_HANDLER}:DataHandler",
+        "__init__",
+        keras2_data.handler,
+        "Workers compare lengths, and take shares.",
+    ),
     Patch(
         _HANDLER,
         "single_batch_iterator",
         keras2_data.single_batch,
         "A batch given by hand must know its number of samples.",
     ),
-    Patch("tf_keras.src.engine.training_v1:Model", "compile", _refuse_sessions, "The model of TensorFlow 1's graphs."),
     Patch(
-        "tf_keras.src.layers.rnn.base_rnn:RNN", "__init__", _stateful_too, "A stateful layer is not split, and right."
+        "tf_keras.src.engine.training_v1:Model",
+        "compile",
+        _refuse_sessions,
+        "The model of TensorFlow 1's graphs.",
+    ),
+    Patch(
+        "tf_keras.src.layers.rnn.base_rnn:RNN",
+        "__init__",
+        _stateful_too,
+        "A stateful layer is not split, and right.",
     ),
     Patch(
         "tf_keras.src.callbacks:CallbackList",
@@ -410,7 +404,7 @@ MODEL = [
     Patch(
         "tf_keras.src.engine.base_layer:Layer",
         "add_weight",
-        _noting_keras,
+        keras2_on_servers.noting_keras,
         "Who has made a variable says what becomes of it where workers train at their own pace.",
     ),
 ]
@@ -439,8 +433,31 @@ FILES = [
         "Workers read what one has written.",
         everywhere=True,
     ),
-    Patch("tf_keras.src.utils.image_utils", "save_img", write_once.writing("path"), _ONCE, everywhere=True),
-    Patch("tf_keras.src.utils.vis_utils", "plot_model", write_once.writing("to_file"), _ONCE, everywhere=True),
-    Patch("tf_keras.src.utils.data_utils", "urlretrieve", write_once.writing("filename"), "One worker downloads."),
-    Patch("tf_keras.src.utils.data_utils", "get_file", write_once.fetching, "One worker downloads.", everywhere=True),
+    Patch(
+        "tf_keras.src.utils.image_utils",
+        "save_img",
+        write_once.writing("path"),
+        _ONCE,
+        everywhere=True,
+    ),
+    Patch(
+        "tf_keras.src.utils.vis_utils",
+        "plot_model",
+        write_once.writing("to_file"),
+        _ONCE,
+        everywhere=True,
+    ),
+    Patch(
+        "tf_keras.src.utils.data_utils",
+        "urlretrieve",
+        write_once.writing("filename"),
+        "One worker downloads.",
+    ),
+    Patch(
+        "tf_keras.src.utils.data_utils",
+        "get_file",
+        write_once.fetching,
+        "One worker downloads.",
+        everywhere=True,
+    ),
 ]

@@ -57,12 +57,16 @@ def single_batch(original: Method) -> Method:
     The share knows its number of samples.
     """
 
-    def single_batch_iterator(strategy: tf.distribute.Strategy, *args: object, **kwargs: object) -> object:
+    def single_batch_iterator(
+        strategy: tf.distribute.Strategy, *args: object, **kwargs: object
+    ) -> object:
         if world.sharing().world.size == 1:
             return original(strategy, *args, **kwargs)
         distribute = strategy.experimental_distribute_dataset
         counting = types.SimpleNamespace(
-            experimental_distribute_dataset=lambda data: tf_internals.counted_pipeline(distribute(data))
+            experimental_distribute_dataset=lambda data: tf_internals.counted_pipeline(
+                distribute(data)
+            )
         )
         return original(counting, *args, **kwargs)
 
@@ -72,8 +76,8 @@ def single_batch(original: Method) -> Method:
 class DynamicallySharded(data_adapter.DataHandler):
     """The batches of an epoch that this worker takes, where workers train at their own pace.
 
-    All workers read the same data. A piece of the round's work is as many batches as a call of the training function
-    takes. Validation goes through all of its data.
+    All workers read the same data. A piece of the round's work is as many batches as a call of the
+    training function takes. Validation goes through all of its data.
     """
 
     _iterator: Any = None
@@ -133,7 +137,9 @@ class DynamicallySharded(data_adapter.DataHandler):
             ended = True
         fitting.check_had_batch(bool(asynchronous.held_optimizers()))
         if asynchronous.end_round(ended):  # for one means for all: they read the same
-            self._insufficient_data = self._inferred_steps is not None or not self._adapter.should_recreate_iterator()
+            self._insufficient_data = (
+                self._inferred_steps is not None or not self._adapter.should_recreate_iterator()
+            )
 
 
 def _build(model: _Model | None, spec: object) -> None:

@@ -1,7 +1,8 @@
 """The private symbols of Keras 3 that syrtos replaces on TensorFlow, with the reasons. Seen to work on Keras 3.15.1.
 
-A patch wraps the original and falls back to it wherever the process is a world of one. `apply_all` is called by the
-import hook of `syrtos run`; nothing is patched in a process that syrtos did not start.
+A patch wraps the original and falls back to it wherever the process is a world of one. `apply_all`
+is called by the import hook of `syrtos run`; nothing is patched in a process that syrtos did not
+start.
 """
 
 from __future__ import annotations
@@ -79,7 +80,15 @@ def apply_all() -> None:
     """Installs all patches, once per process."""
     apply_to_optimizers()
     common.patch_tensorflow()
-    patching.install([*share_patches.LOSSES_AND_SEEDS, *STRATEGY, *TRAINER, *compiled_update.PATCHES, *patches.PATCHES])
+    patching.install(
+        [
+            *share_patches.LOSSES_AND_SEEDS,
+            *STRATEGY,
+            *TRAINER,
+            *compiled_update.PATCHES,
+            *patches.PATCHES,
+        ]
+    )
     if sharding.is_asked():
         patching.install(sharded_update.PATCHES)
 
@@ -95,13 +104,17 @@ def _begin_equal_then_accumulate(original: Method) -> Method:
             remote_optimizer.apply(self, grads, trainable_variables)
             return
         # Of all variables, also of those that have no gradient in this step.
-        gradients.broadcast_before_first(self, getattr(self, "_trainable_variables", trainable_variables))
+        gradients.broadcast_before_first(
+            self, getattr(self, "_trainable_variables", trainable_variables)
+        )
         gradients.about_to_apply(self, trainable_variables)
         own = list(gradients.to_accumulate(self, grads))
 
         def update() -> None:
             if finite.leaves_out():
-                gradients.apply_if_finite(self, own, lambda checked: original(self, checked, trainable_variables))
+                gradients.apply_if_finite(
+                    self, own, lambda checked: original(self, checked, trainable_variables)
+                )
             else:
                 original(self, own, trainable_variables)
 
@@ -118,7 +131,9 @@ def _reduced_already(original: Method) -> Method:
     return all_reduce_sum_gradients
 
 
-def _common_apply(self: _ScaledOptimizer, grads: object, trainable_variables: object = None) -> None:
+def _common_apply(
+    self: _ScaledOptimizer, grads: object, trainable_variables: object = None
+) -> None:
     self._common_apply(grads, trainable_variables=trainable_variables)
 
 
@@ -142,7 +157,9 @@ def _make_function(original: Method) -> Method:
                 with computing_whole_batch():
                     return step_function(data)
             own, share = local_steps.of_step(session, training), cut(data, session.input_comm)
-            with StepScope(own, share, training, of_first.reduces_early, of_first.plan).as_current_step() as scope:
+            with StepScope(
+                own, share, training, of_first.reduces_early, of_first.plan
+            ).as_current_step() as scope:
                 undo = _Undo(self) if training and finite.leaves_out() else None
                 logs = scope.finish(scope.run(step_function, data), logs_are_global=stock)
                 return undo.if_left_out(scope, logs) if undo else logs
@@ -156,7 +173,9 @@ def _make_function(original: Method) -> Method:
                     return of_first.function(iterator)
                 of_first.verifying.count_call()
                 return of_first.call(iterator, iterator.element_spec, self.steps_per_execution)
-            return of_first.call((_sharing(session, batch) for batch in iterator), None, self.steps_per_execution)
+            return of_first.call(
+                (_sharing(session, batch) for batch in iterator), None, self.steps_per_execution
+            )
 
         return call_with_shares
 
@@ -178,10 +197,15 @@ class _Undo:
         If it is left out, the variables are put back, and the logs are without its batch.
         """
         comm = scope.session.comm
-        (left_out,) = ops.exchange(lambda: [np.asarray(finite.step_is_left_out(comm))], [], [tf.bool])
+        (left_out,) = ops.exchange(
+            lambda: [np.asarray(finite.step_is_left_out(comm))], [], [tf.bool]
+        )
         # What is put back is the same on all workers.
         with scope.pausing_notes():
-            undone, kept = functools.partial(self._undone, logs), functools.partial(_as_tensors, logs)
+            undone, kept = (
+                functools.partial(self._undone, logs),
+                functools.partial(_as_tensors, logs),
+            )
             return tf.cond(tf.ensure_shape(left_out, []), undone, kept)
 
     def _undone(self, logs: object) -> object:
@@ -196,7 +220,8 @@ def _as_tensors(logs: object) -> object:
 
 def _is_stock(step: BatchStep, name: str) -> bool:
     """Returns whether a model's step is Keras's own."""
-    # A step that is replaced while the model trains counts as the one that it replaces, which has no `__func__`.
+    # A step that is replaced while the model trains counts as the one that it replaces, which has
+    # no `__func__`.
     return getattr(step, "__func__", step) is getattr(tf_trainer.TensorFlowTrainer, name, None)
 
 
@@ -206,10 +231,14 @@ def _make_predict_function(original: Method) -> Method:
         models.adapt(self)
         if session.world.size > 1 and (self.predict_function is None or force):
             step = getattr(self, "_syrtos_predict_step", self.predict_step)
-            of_first = first_batch.Function(self, session, step, _is_stock(step, "predict_step"), "predict_step")
+            of_first = first_batch.Function(
+                self, session, step, _is_stock(step, "predict_step"), "predict_step"
+            )
             object.__setattr__(self, "_syrtos_predict_step", step)
             object.__setattr__(
-                self, "predict_step", functools.partial(common.gathered_predict_step, session, step, of_first.plan)
+                self,
+                "predict_step",
+                functools.partial(common.gathered_predict_step, session, step, of_first.plan),
             )
 
             def make() -> Method:
@@ -222,7 +251,9 @@ def _make_predict_function(original: Method) -> Method:
 
             def call_with_shares(batches: Sequence[object]) -> object:
                 of_first.verifying.count_call()
-                return of_first.call((_sharing(session, batch) for batch in batches), None, len(batches))
+                return of_first.call(
+                    (_sharing(session, batch) for batch in batches), None, len(batches)
+                )
 
             of_first.bind(make)
             return call_with_shares
@@ -238,18 +269,23 @@ def _build_from_spec(original: Method) -> Method:
         if Strategy.chosen and iterator is not None:
             _draw_an_order(iterator)
         predict_step = getattr(self, "_syrtos_predict_step", self.predict_step)
-        steps = [(self.train_step, "train_step"), (self.test_step, "test_step"), (predict_step, "predict_step")]
+        steps = [
+            (self.train_step, "train_step"),
+            (self.test_step, "test_step"),
+            (predict_step, "predict_step"),
+        ]
         options = world.current().options
         # Before the first step: to keep them, or to give them to servers.
         needs_weights = options.sync_every or options.servers
         if not needs_weights and not all(_is_stock(step, name) for step, name in steps):
-            # A step of the script's own may call other layers than `call` does, or with other data. As in one process
-            # its first step builds the model; a symbolic build that fails half way would lock layers that have no
-            # variables yet.
+            # A step of the script's own may call other layers than `call` does, or with other data.
+            # As in one process its first step builds the model; a symbolic build that fails half
+            # way would lock layers that have no variables yet.
             return
         batch = data_batch if iterator is None else iterator._distributed_dataset.element_spec
         batch = spec_of_share(batch, world.current().input_comm)
-        # A model that can't be built from shapes alone is built by its first step, as in one process.
+        # A model that can't be built from shapes alone is built by its first step, as in one
+        # process.
         with (
             known_parts.noting_build(self),
             fitting.optimizer_built_by_training(self),
@@ -266,7 +302,11 @@ def _draw_an_order(iterator: _EpochIterator) -> None:
     dataset = iterator._distributed_dataset
     # Adapters of generators read ahead by as much as threads come to.
     of_tensors = type(iterator.data_adapter).__name__ in ("TFDatasetAdapter", "ArrayDataAdapter")
-    if of_tensors and isinstance(dataset, tf.data.Dataset) and keras_internals.stream_of(iterator) is None:
+    if (
+        of_tensors
+        and isinstance(dataset, tf.data.Dataset)
+        and keras_internals.stream_of(iterator) is None
+    ):
         next(iter(dataset), None)
 
 
@@ -307,7 +347,10 @@ def _noting_keras(original: Method) -> Method:
 
 _TRAINER = "keras.src.backend.tensorflow.trainer:TensorFlowTrainer"
 _LOSS = "keras.src.losses.loss"
-_REPLICAS = "The original divides by replicas, also in a loop without `strategy.run`, in which nothing is summed."
+_REPLICAS = (
+    "The original divides by replicas, also in a loop without `strategy.run`, in which nothing is"
+    " summed."
+)
 _BY_HAND = "It takes a batch as it is, without a data set that could be split."
 _INSIDE = "Whether this process trains decides what a model is built for."
 _MEETING = "Workers that don't call the same are told so at once."
@@ -325,7 +368,8 @@ OPTIMIZERS = [
         share_patches.SCALING,
         "_tf_apply",
         lambda _original: _common_apply,
-        "The original refuses plain custom loops under a default strategy; with one replica per process there is nothing to merge.",
+        "The original refuses plain custom loops under a default strategy; with one replica per"
+        " process there is nothing to merge.",
     ),
 ]
 TRAINER = [

@@ -46,7 +46,9 @@ def epoch_iterator(original: Method) -> Method:
             return
         models.check_strategy(self._distribute_strategy)
         dataset = getattr(self.data_adapter, "_dataset", None)
-        keras_internals.set_length(self, fitting.agree_on_length(self._num_batches, is_own_shard(dataset)))
+        keras_internals.set_length(
+            self, fitting.agree_on_length(self._num_batches, is_own_shard(dataset))
+        )
 
     return init
 
@@ -66,8 +68,8 @@ def use_planned_dataset(original: Method) -> Method:
 class DynamicallySharded(tf_trainer.TFEpochIterator):
     """The batches of an epoch that this worker takes, where workers train at their own pace.
 
-    All workers read the same data. A piece of the round's work is as many batches as a call of the training function
-    takes.
+    All workers read the same data. A piece of the round's work is as many batches as a call of the
+    training function takes.
     """
 
     _iterator: Any = None
@@ -104,7 +106,9 @@ class DynamicallySharded(tf_trainer.TFEpochIterator):
             self._iterator = None
         self.data_adapter.on_epoch_end()
         fitting.check_had_batch(bool(asynchronous.held_optimizers()))
-        if asynchronous.end_round(self._iterator is None):  # for one means for all: they read the same
+        if asynchronous.end_round(
+            self._iterator is None
+        ):  # for one means for all: they read the same
             self._iterator = None
             if self.steps_per_epoch:
                 self._interrupted_warning()

@@ -31,18 +31,20 @@ def check_strategy(strategy: tf.distribute.Strategy) -> None:
     """Refuses to train under a strategy that knows nothing of the other workers.
 
     Raises:
-        ConfigurationError: the model was made in the scope of another strategy, or before the script took over.
+        ConfigurationError: the model was made in the scope of another strategy, or before the
+            script took over.
     """
     if world.explicit() and isinstance(strategy, Strategy) and world.current().world.size > 1:
         raise ConfigurationError(
-            "The model was made before Horovod or SMDDP was initialized, and would split its batches over the workers. Call "
-            "init() before the model is made."
+            "The model was made before Horovod or SMDDP was initialized, and would split its"
+            " batches over the workers. Call init() before the model is made."
         )
     size = world.sharing().world.size
     if size > 1 and not isinstance(strategy, Strategy):
         raise ConfigurationError(
-            f"The model is trained under {type(strategy).__name__}, which knows nothing of the {size} workers: each would train "
-            "alone. Remove the strategy's scope from the script, or use `syrtos.keras.Strategy()` in its place."
+            f"The model is trained under {type(strategy).__name__}, which knows nothing of the"
+            f" {size} workers: each would train alone. Remove the strategy's scope from the script,"
+            " or use `syrtos.keras.Strategy()` in its place."
         )
 
 
@@ -55,8 +57,9 @@ def check_class_weight(dataset: object, class_weight: object) -> None:
     # Keras would make another data set of it, which would be split again.
     if class_weight is not None and tf_internals.is_shared_out(dataset):
         raise ConfigurationError(
-            "`class_weight` can't be given with a data set made by `experimental_distribute_dataset` or "
-            "`distribute_datasets_from_function`: give `fit` the plain data set, or put sample weights into it."
+            "`class_weight` can't be given with a data set made by"
+            " `experimental_distribute_dataset` or `distribute_datasets_from_function`: give `fit`"
+            " the plain data set, or put sample weights into it."
         )
 
 
@@ -68,8 +71,9 @@ def check_dynamically_sharded(adapter: object) -> None:
     """
     if is_own_shard(getattr(adapter, "_dataset", None)):
         raise ConfigurationError(
-            "With parameter servers each batch goes to the worker that asks next, so all workers must read the same data; "
-            "AutoShardPolicy.OFF says that each reads its own. Leave the policy out, or run with `--staleness 0`."
+            "With parameter servers each batch goes to the worker that asks next, so all workers"
+            " must read the same data; AutoShardPolicy.OFF says that each reads its own. Leave the"
+            " policy out, or run with `--staleness 0`."
         )
 
 
@@ -89,7 +93,9 @@ def wraps_steps(model: Model, session: Session) -> bool:
     They are on several workers, and in a recorded run of one unless XLA compiles them.
     """
     # XLA can't compile the counting of samples.
-    return session.world.size > 1 or (bool(session.options.run_dir) and not getattr(model, "jit_compile", False))
+    return session.world.size > 1 or (
+        bool(session.options.run_dir) and not getattr(model, "jit_compile", False)
+    )
 
 
 def needs_only_counting(session: Session) -> bool:
@@ -101,13 +107,18 @@ def needs_only_counting(session: Session) -> bool:
 
 
 # The methods of a model that make what `fit`, `evaluate` and `predict` call for each batch.
-_MAKING = {"fit": "make_train_function", "evaluate": "make_test_function", "predict": "make_predict_function"}
+_MAKING = {
+    "fit": "make_train_function",
+    "evaluate": "make_test_function",
+    "predict": "make_predict_function",
+}
 
 
 def takes_whole_batches(model: Model, method: str, session: Session) -> bool:
     """Returns whether the script makes what ``method`` calls for each batch itself.
 
-    Such a function knows nothing of shares, so each worker gives it the whole batch, which is said once.
+    Such a function knows nothing of shares, so each worker gives it the whole batch, which is said
+    once.
 
     Args:
         model: whose `fit`, `evaluate` or `predict` is called.
@@ -115,12 +126,16 @@ def takes_whole_batches(model: Model, method: str, session: Session) -> bool:
         session: the workers.
     """
     making = _MAKING[method]
-    if whole_batch.is_of_keras(known_parts.owner_of(type(model), making)) or not verdicts.is_split(session):
+    if whole_batch.is_of_keras(known_parts.owner_of(type(model), making)) or not verdicts.is_split(
+        session
+    ):
         return False
     if not vars(model).get(_TOLD):
         object.__setattr__(model, _TOLD, True)
         verdicts.tell(
-            SplitPlan(reason_not_split=f"its `{making}` is the script's own"), session, f"`{method}` of {model.name}"
+            SplitPlan(reason_not_split=f"its `{making}` is the script's own"),
+            session,
+            f"`{method}` of {model.name}",
         )
     return True
 

@@ -13,11 +13,17 @@ from typing import Any
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.errors import ExchangeError, OutOfStepError, SharedMemoryError, StalledError, SyrtosError
+from syrtos.errors import (
+    ExchangeError,
+    OutOfStepError,
+    SharedMemoryError,
+    StalledError,
+    SyrtosError,
+)
 from syrtos.keras.tensorflow import tf_internals_errors
 
-# The first that fits: the classes that Horovod raises for the same mistakes (horovod 0.28.1, common/controller.cc and
-# tensorflow/mpi_ops.cc).
+# The first that fits: the classes that Horovod raises for the same mistakes (horovod 0.28.1,
+# common/controller.cc and tensorflow/mpi_ops.cc).
 _CLASSES: tuple[tuple[type[SyrtosError], type[tf.errors.OpError]], ...] = (
     (OutOfStepError, tf.errors.FailedPreconditionError),
     (StalledError, tf.errors.UnknownError),
@@ -58,7 +64,9 @@ def of_tensorflow(error: SyrtosError) -> SyrtosError:
     theirs = next(theirs for ours, theirs in _CLASSES if isinstance(error, ours))
     both = _both(type(error), theirs)
     made = both.__new__(both)
-    initialize: Any = theirs.__init__  # the stub asks for a fourth argument, which these classes set themselves
+    initialize: Any = (
+        theirs.__init__
+    )  # the stub asks for a fourth argument, which these classes set themselves
     initialize(made, None, None, str(error))  # not by the class: ours may take arguments of its own
     vars(made).update(vars(error))
     return made.with_traceback(error.__traceback__)
@@ -67,4 +75,6 @@ def of_tensorflow(error: SyrtosError) -> SyrtosError:
 @functools.cache
 def _both(ours: type[SyrtosError], theirs: type[tf.errors.OpError]) -> type[SyrtosError]:
     """Returns a class derived from both, with the name of ``ours``."""
-    return type(ours.__name__, (ours, theirs), {"__module__": ours.__module__, "__doc__": ours.__doc__})
+    return type(
+        ours.__name__, (ours, theirs), {"__module__": ours.__module__, "__doc__": ours.__doc__}
+    )

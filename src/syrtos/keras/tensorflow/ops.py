@@ -1,6 +1,7 @@
 """Exchanges of TensorFlow tensors, as ops that run eagerly and inside `tf.function`.
 
-Every exchange is one `tf.numpy_function`. The executor is free to run them beside the backward pass.
+Every exchange is one `tf.numpy_function`. The executor is free to run them beside the backward
+pass.
 """
 
 from __future__ import annotations
@@ -104,13 +105,15 @@ def weighted_mean(
     Args:
         comm: the workers.
         gradients: tensors or `tf.IndexedSlices`, in the order of the variables.
-        weight: float32 scalar; a worker with weight 0 contributes nothing, whatever its gradients hold.
+        weight: float32 scalar; a worker with weight 0 contributes nothing, whatever its gradients
+            hold.
         may_merge: see `syrtos.comm.sparse.weighted_rows`.
-        lend: whether the averages may be memory that other workers look at too. TensorFlow does not write to it; to a
-            slice of it (`x[:n]`, `tf.split`) the next operation does, so such tensors are not for a script's own code.
+        lend: whether the averages may be memory that other workers look at too. TensorFlow does not
+            write to it; to a slice of it (`x[:n]`, `tf.split`) the next operation does, so such
+            tensors are not for a script's own code.
         variables: the variables of the gradients, which may be compressed if they are given.
-        bounds: for each gradient the bounds of the workers' parts. Of a dense one each worker then gets its own part of
-            the average alone, flat: see `Communicator.weighted_part_sum`.
+        bounds: for each gradient the bounds of the workers' parts. Of a dense one each worker then
+            gets its own part of the average alone, flat: see `Communicator.weighted_part_sum`.
     """
     results: list[Gradient] = list(gradients)
     for bucket in buckets(gradients):
@@ -120,7 +123,9 @@ def weighted_mean(
             dense = cast("list[tf.Tensor]", [gradients[i] for i in bucket])
             summed = _exchange_parts(comm, dense, weight, [bounds[i] for i in bucket])
         else:
-            summed = _exchange_bucket(comm, [gradients[i] for i in bucket], weight, may_merge, lend, owners)
+            summed = _exchange_bucket(
+                comm, [gradients[i] for i in bucket], weight, may_merge, lend, owners
+            )
         for index, tensor in zip(bucket, summed, strict=True):
             results[index] = tensor
     return results
@@ -187,7 +192,9 @@ def telling_of_sum() -> Callable[[], None] | None:
     return None if tf.executing_eagerly() else world.current().ledger.note_sum
 
 
-def _exchange_parts(comm: Communicator, bucket: list[tf.Tensor], weight: tf.Tensor, bounds: Bounds) -> list[tf.Tensor]:
+def _exchange_parts(
+    comm: Communicator, bucket: list[tf.Tensor], weight: tf.Tensor, bounds: Bounds
+) -> list[tf.Tensor]:
     def run(share: Array, *arrays: Array) -> list[Array]:
         return comm.weighted_part_sum([array.reshape(-1) for array in arrays], bounds, float(share))
 
@@ -207,7 +214,9 @@ def _exchange_rows(
     assert gradient.dense_shape is not None
     rows = tf.cast(gradient.dense_shape[0], tf.int64)
     inputs = [weight, gradient.values, gradient.indices, rows]
-    values, indices = exchange(run, inputs, [gradient.values.dtype, gradient.indices.dtype], telling_of_sum())
+    values, indices = exchange(
+        run, inputs, [gradient.values.dtype, gradient.indices.dtype], telling_of_sum()
+    )
     values.set_shape([None, *gradient.values.shape[1:]])
     indices.set_shape([None])
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
@@ -225,17 +234,19 @@ def exchange(
 ) -> list[tf.Tensor]:
     """Runs ``function(*arrays)`` on the host, after the exchange before it and before the next one.
 
-    ``then`` runs when the time of the exchange has been counted. A profile shows the exchange as ``name``. Its time
-    goes into the ledger as ``exchange``, without the time of waiting for other workers, which the watchdog has noted as
-    ``wait``.
+    ``then`` runs when the time of the exchange has been counted. A profile shows the exchange as
+    ``name``. Its time goes into the ledger as ``exchange``, without the time of waiting for other
+    workers, which the watchdog has noted as ``wait``.
 
     Raises:
         ConfigurationError: in a `tf.function` that XLA compiles.
     """
     if tf_internals.is_compiled() and not tf.executing_eagerly():
         raise ConfigurationError(
-            "A `tf.function` with jit_compile=True exchanges values between workers, or looks at them (an optimizer's update, a reduction): XLA can't "
-            "compile that. Leave jit_compile out there, or keep it on a function that computes the gradients alone, and apply them outside of it."
+            "A `tf.function` with jit_compile=True exchanges values between workers, or looks at"
+            " them (an optimizer's update, a reduction): XLA can't compile that. Leave jit_compile"
+            " out there, or keep it on a function that computes the gradients alone, and apply them"
+            " outside of it."
         )
     session = world.current()
 
@@ -250,8 +261,11 @@ def exchange(
         return [np.zeros((), np.int32), *results]
 
     with tf_internals_graphs.after_pending_control_flow(), op_errors.raising():
-        # All workers must make exchanges in the same order, so each op of a graph takes a token from the one before it.
-        made = tf.numpy_function(run_measured, [tf_internals_graphs.last_token(), *inputs], [tf.int32, *dtypes])
+        # All workers must make exchanges in the same order, so each op of a graph takes a token
+        # from the one before it.
+        made = tf.numpy_function(
+            run_measured, [tf_internals_graphs.last_token(), *inputs], [tf.int32, *dtypes]
+        )
     token, *results = tf.nest.flatten(made)  # eagerly, a list of one comes as the one
     tf_internals_graphs.set_last_token(token)
     return results

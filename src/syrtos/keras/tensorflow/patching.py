@@ -78,16 +78,20 @@ def _patch_files() -> None:
     # `tf.saved_model.save` and `load`, which Keras calls too.
     replace_everywhere(tf_internals.saved_model_save, "save", write_once.writing("export_dir"))
     replace_everywhere(tf_internals.saved_model_load, "load", write_once.reading("export_dir"))
-    # `tf.train.Checkpoint`, its managers, and Keras 2's weights use these: counters and lists of checkpoints go on on
-    # each worker.
+    # `tf.train.Checkpoint`, its managers, and Keras 2's weights use these: counters and lists of
+    # checkpoints go on on each worker.
     replace(tf_internals.TrackableSaver, "save", tf_files.checkpointing)
     replace(tf_internals.TrackableSaver, "restore", write_once.reading("save_path"))
     replace_everywhere(tf_internals.checkpoint_management, "latest_checkpoint", tf_files.latest)
     # Workers log the same numbers: TensorBoard would show them twice.
-    replace_everywhere(tf_internals.summary_ops, "create_file_writer_v2", tf_files.writer, "create_file_writer")
+    replace_everywhere(
+        tf_internals.summary_ops, "create_file_writer_v2", tf_files.writer, "create_file_writer"
+    )
 
 
-def _refusing_scope(original: Callable[[tf.distribute.Strategy], R]) -> Callable[[tf.distribute.Strategy], R]:
+def _refusing_scope(
+    original: Callable[[tf.distribute.Strategy], R],
+) -> Callable[[tf.distribute.Strategy], R]:
     """Wraps `Strategy.scope`: with several workers, a strategy that is not syrtos's raises a ConfigurationError."""
 
     def scope(self: tf.distribute.Strategy) -> R:
@@ -106,7 +110,8 @@ def only_in_strategy_run(original: Callable[[Loss], Loss]) -> Callable[[Loss], L
     """Wraps a function of Keras that scales a loss by the strategy's replicas: it scales only in `strategy.run`."""
 
     def scale(value: Loss) -> Loss:
-        # There replicas are summed. Elsewhere a worker's loss is that of a whole batch, as in one process.
+        # There replicas are summed. Elsewhere a worker's loss is that of a whole batch, as in one
+        # process.
         return original(value) if gradients.in_strategy_run() else value
 
     return scale
@@ -136,7 +141,9 @@ def agreeing(original: Callable[..., R]) -> Callable[..., R]:
     return method
 
 
-def gathered_predict_step(session: world.Session, step: BatchStep, plan: SplitPlan, data: object) -> object:
+def gathered_predict_step(
+    session: world.Session, step: BatchStep, plan: SplitPlan, data: object
+) -> object:
     """Predicts this worker's share and gathers the rows of all, in order.
 
     With batches per worker each keeps its own.
@@ -146,13 +153,17 @@ def gathered_predict_step(session: world.Session, step: BatchStep, plan: SplitPl
         outputs = scope.run(step, data)
         if plan.reason_not_split:
             return outputs
-        mine = tf.nest.map_structure(lambda out: rows_of(scope.active, out) if out.shape.rank != 0 else out, outputs)
+        mine = tf.nest.map_structure(
+            lambda out: rows_of(scope.active, out) if out.shape.rank != 0 else out, outputs
+        )
         if session.options.batch == "per-worker":
             return mine
         return tf.nest.map_structure(functools.partial(gather_rows, session.comm), mine)
 
 
-def gather_rows(comm: Communicator, output: tf.Tensor | tf.RaggedTensor) -> tf.Tensor | tf.RaggedTensor:
+def gather_rows(
+    comm: Communicator, output: tf.Tensor | tf.RaggedTensor
+) -> tf.Tensor | tf.RaggedTensor:
     """Returns the rows of all workers, in order, of a tensor or `tf.RaggedTensor`; a scalar stays as it is."""
     if isinstance(output, tf.RaggedTensor):
         lengths = [ops.allgather(comm, level) for level in output.nested_row_lengths()]

@@ -32,12 +32,16 @@ def pipeline_of(stream: Stream) -> tf.data.Dataset:
     # A call of Python takes time: each reads several small batches, which the pipeline takes apart.
     def chunks(number: tf.Tensor) -> tf.data.Dataset:
         tensors = [tf.int64, *(spec.dtype for spec in flat)]
-        endless = tf.data.Dataset.counter().map(lambda count: tf.numpy_function(reader.read, [number], tensors))
+        endless = tf.data.Dataset.counter().map(
+            lambda count: tf.numpy_function(reader.read, [number], tensors)
+        )
         return endless.take_while(lambda splits, *leaves: tf.size(splits) > 1).prefetch(1)
 
     def batches(splits: tf.Tensor, *leaves: tf.Tensor) -> tf.data.Dataset:
         splits = tf.ensure_shape(splits, [None])
-        shaped = [tf.ensure_shape(leaf, spec.shape) for leaf, spec in zip(leaves, flat, strict=True)]
+        shaped = [
+            tf.ensure_shape(leaf, spec.shape) for leaf, spec in zip(leaves, flat, strict=True)
+        ]
 
         def batch(number: tf.Tensor) -> pipelines.Share:
             first, last = splits[number], splits[number + 1]
@@ -50,12 +54,16 @@ def pipeline_of(stream: Stream) -> tf.data.Dataset:
 
         return tf.data.Dataset.range(tf.size(splits, tf.int64) - 1).map(batch)
 
-    iterators = tf.data.Dataset.from_tensors(0).map(lambda zero: tf.numpy_function(reader.start, [], tf.int64))
+    iterators = tf.data.Dataset.from_tensors(0).map(
+        lambda zero: tf.numpy_function(reader.start, [], tf.int64)
+    )
     shares = iterators.flat_map(chunks).flat_map(batches).prefetch(_READ_AHEAD)
     if ranks()[1] > 1:
         return pipelines.plain(shares)
     # Nobody waits for a worker that is alone: it leaves out batches without rows.
-    return (shares.filter(lambda share: share.samples > 0) if alone() else shares).map(lambda share: share.data)
+    return (shares.filter(lambda share: share.samples > 0) if alone() else shares).map(
+        lambda share: share.data
+    )
 
 
 class _Reader:
@@ -76,7 +84,10 @@ class _Reader:
         """Returns the next chunk: its splits, and its leaves; a chunk without batches at the end."""
         nothing = [
             np.zeros(1, np.int64),
-            *(np.zeros([n or 0 for n in spec.shape], spec.dtype.as_numpy_dtype) for spec in self._specs),
+            *(
+                np.zeros([n or 0 for n in spec.shape], spec.dtype.as_numpy_dtype)
+                for spec in self._specs
+            ),
         ]
         return next(self._started[int(number)], nothing)
 

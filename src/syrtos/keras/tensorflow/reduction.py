@@ -56,8 +56,10 @@ class Reduction:
         sparse_as_dense: whether `tf.IndexedSlices` are made dense first.
         local: variables that each worker trains by itself, under `state.identity`.
         local_factor: the number by which their gradients are multiplied, besides ``factor``.
-        lend: whether reduced gradients may be memory that all workers of the host look at (see `ops.weighted_mean`).
-        bounds: for each gradient the bounds of the workers' parts, if each worker gets its own part alone.
+        lend: whether reduced gradients may be memory that all workers of the host look at (see
+            `ops.weighted_mean`).
+        bounds: for each gradient the bounds of the workers' parts, if each worker gets its own part
+            alone.
     """
 
     comm: Communicator
@@ -82,11 +84,17 @@ class Reduction:
         With MEAN a worker's gradients count by its ``weight``, float32.
         """
         _Count.reductions += 1
-        results = [self._as_tensor(g, v) for g, v in itertools.zip_longest(grads, variables[: len(grads)])]
+        results = [
+            self._as_tensor(g, v) for g, v in itertools.zip_longest(grads, variables[: len(grads)])
+        ]
         mine = {i for i, v in enumerate(variables) if state.identity(v) in self.local}
         present = {i: g for i, g in enumerate(results) if g is not None and i not in mine}
         shared, sent = list(present), list(present.values())
-        owners = state.held_objects(variables[i] for i in shared) if len(variables) == len(results) else []
+        owners = (
+            state.held_objects(variables[i] for i in shared)
+            if len(variables) == len(results)
+            else []
+        )
         if owners and self.comm.size > 1:
             rows = [k for k, gradient in enumerate(sent) if isinstance(gradient, tf.IndexedSlices)]
             exchange_plan.tell([variables[i] for i in shared], lambda: ops.buckets(sent), rows)
@@ -98,7 +106,9 @@ class Reduction:
             results[i] = times(results[i], self.factor * self.local_factor)
         return results
 
-    def _as_tensor(self, gradient: GradientLike, variable: FrameworkVariable | None) -> Gradient | None:
+    def _as_tensor(
+        self, gradient: GradientLike, variable: FrameworkVariable | None
+    ) -> Gradient | None:
         """Converts a gradient, of any form that Keras takes, to a tensor or `tf.IndexedSlices`."""
         # Keras takes arrays and lists too, and rows that do not say of how many.
         if isinstance(gradient, tf.IndexedSlices):
@@ -110,14 +120,21 @@ class Reduction:
         return tensor if variable is None else tf.cast(tensor, cast("str", variable.dtype))
 
     def _reduce_tensors(
-        self, grads: list[Gradient], weight: Number, may_merge: bool, variables: list[FrameworkVariable], bounds: Bounds
+        self,
+        grads: list[Gradient],
+        weight: Number,
+        may_merge: bool,
+        variables: list[FrameworkVariable],
+        bounds: Bounds,
     ) -> list[Gradient]:
         if self.comm.size == 1 or not grads:
             return grads
         if self.op is ReduceOp.ADASUM:
             return [ops.allreduce(self.comm, tf.convert_to_tensor(g), self.op) for g in grads]
         sent, contexts = self._compress(grads)
-        mean = ops.weighted_mean(self.comm, sent, tf.cast(weight, tf.float32), may_merge, self.lend, variables, bounds)
+        mean = ops.weighted_mean(
+            self.comm, sent, tf.cast(weight, tf.float32), may_merge, self.lend, variables, bounds
+        )
         if self.op is ReduceOp.SUM:
             mean = [times(g, self.comm.size) for g in mean]
         return self._decompress(mean, contexts)
@@ -126,14 +143,20 @@ class Reduction:
         if self.compression is None:
             return grads, []
         # Rows travel as they are: a compression knows dense tensors alone.
-        pairs = [(g, None) if isinstance(g, tf.IndexedSlices) else self.compression.compress(g) for g in grads]
+        pairs = [
+            (g, None) if isinstance(g, tf.IndexedSlices) else self.compression.compress(g)
+            for g in grads
+        ]
         return [sent for sent, _ in pairs], [context for _, context in pairs]
 
     def _decompress(self, grads: list[Gradient], contexts: list[Any]) -> list[Gradient]:
         if self.compression is None:
             return grads
         pairs = zip(grads, contexts, strict=True)
-        return [g if isinstance(g, tf.IndexedSlices) else self.compression.decompress(g, c) for g, c in pairs]
+        return [
+            g if isinstance(g, tf.IndexedSlices) else self.compression.decompress(g, c)
+            for g, c in pairs
+        ]
 
 
 def _complete(rows: tf.IndexedSlices, variable: FrameworkVariable | None) -> tf.IndexedSlices:
@@ -143,7 +166,9 @@ def _complete(rows: tf.IndexedSlices, variable: FrameworkVariable | None) -> tf.
         if variable is None or rows.dense_shape is not None
         else tf.constant(cast("tuple[int, ...]", variable.shape))
     )
-    return tf.IndexedSlices(tf.convert_to_tensor(rows.values), tf.convert_to_tensor(rows.indices), shape)
+    return tf.IndexedSlices(
+        tf.convert_to_tensor(rows.values), tf.convert_to_tensor(rows.indices), shape
+    )
 
 
 @overload

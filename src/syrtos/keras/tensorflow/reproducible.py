@@ -1,9 +1,10 @@
 """Makes the records and random numbers of `tf.data` pipelines independent of threads.
 
-All workers must read the same batches. A script may leave the order of records to threads (``deterministic=False``),
-and random operations in a parallel `map` draw from one generator in the order in which threads come to it. In one
-process that makes runs differ; on workers that read the same data it would make their batches differ. Here the order is
-kept, and each record of such a map gets a seed of its own.
+All workers must read the same batches. A script may leave the order of records to threads
+(``deterministic=False``), and random operations in a parallel `map` draw from one generator in the
+order in which threads come to it. In one process that makes runs differ; on workers that read the
+same data it would make their batches differ. Here the order is kept, and each record of such a map
+gets a seed of its own.
 """
 
 from __future__ import annotations
@@ -92,15 +93,16 @@ class _Draws:
 
     def _of_operation(self) -> tf.Tensor | None:
         """Returns the seed of an operation's draw."""
-        # By the script's seed alone: operations with one seed draw the same numbers in TensorFlow too, e.g. for an
-        # image and its mask.
+        # By the script's seed alone: operations with one seed draw the same numbers in TensorFlow
+        # too, e.g. for an image and its mask.
         given, self._given = self._given, None
         return self._next(None if given is None else f"operation {given}")
 
     def _of_generator(self, generator: SeedGenerator | tf.random.Generator) -> tf.Tensor | None:
         """Returns the seed of a generator's draw.
 
-        Generators that began with one seed draw the same; one generator draws new numbers each time.
+        Generators that began with one seed draw the same; one generator draws new numbers each
+        time.
         """
         seed, before = tf_internals_random.seed_of(generator), _drawn.get(generator, 0)
         self.unseeded = False  # its state goes on from epoch to epoch
@@ -113,7 +115,11 @@ class _Draws:
         self.repeated |= tf_internals_random.is_in_loop()
         self.unseeded &= name is None
         if name is None:
-            return None if self.own_seed is None else tf.stack([self.own_seed, tf.constant(self.count, tf.int64)])
+            return (
+                None
+                if self.own_seed is None
+                else tf.stack([self.own_seed, tf.constant(self.count, tf.int64)])
+            )
         word = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
         return None if self.seed is None else tf.stack([self.seed, tf.constant(word, tf.int64)])
 
@@ -121,10 +127,12 @@ class _Draws:
 def drawn_by_record(original: Callable[..., tf.data.Dataset]) -> Callable[..., tf.data.Dataset]:
     """Wraps `tf.data.Dataset.map`: its random numbers depend on the record and the epoch alone.
 
-    This is done for a `map` with ``num_parallel_calls``, and for one without in a script that sets no seed.
+    This is done for a `map` with ``num_parallel_calls``, and for one without in a script that sets
+    no seed.
     """
-    # Threads would decide the order of draws in the former. In the latter, with the seed that syrtos sets, TensorFlow
-    # would draw the same numbers in each epoch, where one process without it draws new ones.
+    # Threads would decide the order of draws in the former. In the latter, with the seed that
+    # syrtos sets, TensorFlow would draw the same numbers in each epoch, where one process without
+    # it draws new ones.
     signature = inspect.signature(original)
 
     def map_reproducibly(*args: object, **kwargs: object) -> tf.data.Dataset:
@@ -149,9 +157,15 @@ def drawn_by_record(original: Callable[..., tf.data.Dataset]) -> Callable[..., t
             with _Draws(seed, own_seed).noting_draws():
                 return map_parts(*(element if spread else (element,)))
 
-        # Both have seeds, or TensorFlow would count these data sets in the seeds of what the script makes after them.
-        seeds, own_seeds = (tf.data.Dataset.random(n, rerandomize_each_iteration=True) for n in (0, next(_maps)))
-        bound.arguments |= {"self": tf.data.Dataset.zip((seeds, own_seeds, dataset)), "map_func": from_seeds}
+        # Both have seeds, or TensorFlow would count these data sets in the seeds of what the script
+        # makes after them.
+        seeds, own_seeds = (
+            tf.data.Dataset.random(n, rerandomize_each_iteration=True) for n in (0, next(_maps))
+        )
+        bound.arguments |= {
+            "self": tf.data.Dataset.zip((seeds, own_seeds, dataset)),
+            "map_func": from_seeds,
+        }
         return original(*bound.args, **bound.kwargs)
 
     return map_reproducibly
@@ -171,4 +185,7 @@ def is_seed_of_run(seed: int | None) -> bool:
     if settings.SEED_VARIABLE not in settings.environment():
         return False
     # Where the script says what is exchanged, that of each worker is the common one plus its rank.
-    return seed in (settings.common_seed(), (settings.common_seed() + world.current().world.rank) % 2**31)
+    return seed in (
+        settings.common_seed(),
+        (settings.common_seed() + world.current().world.rank) % 2**31,
+    )

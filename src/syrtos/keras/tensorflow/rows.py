@@ -45,7 +45,9 @@ def slice_rows(leaf: RowsT, start: Index, stop: Index) -> RowsT:
     if not isinstance(leaf, tf.SparseTensor):
         return leaf[start:stop]
     rest = leaf.dense_shape[1:]
-    part = tf.sparse.slice(leaf, tf.concat([[start], tf.zeros_like(rest)], 0), tf.concat([[stop - start], rest], 0))
+    part = tf.sparse.slice(
+        leaf, tf.concat([[start], tf.zeros_like(rest)], 0), tf.concat([[stop - start], rest], 0)
+    )
     # Slicing forgets the shape, and layers are built from it.
     part.set_shape([None, *leaf.shape[1:]])
     return part

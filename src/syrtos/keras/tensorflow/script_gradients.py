@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 def reduced_where_made(original: Callable[..., object]) -> Callable[..., object]:
     """Wraps `GradientTape.gradient` and its like: gradients of variables become those of the global batch.
 
-    This is done in a training step of the script's own. Gradients by anything else than variables, e.g. inputs, stay
-    this worker's.
+    This is done in a training step of the script's own. Gradients by anything else than variables,
+    e.g. inputs, stay this worker's.
     """
-    # What the script does with the gradients (clipping, norms, a second pass at other weights, an optimizer of its own)
-    # is then what it is in one process.
+    # What the script does with the gradients (clipping, norms, a second pass at other weights, an
+    # optimizer of its own) is then what it is in one process.
 
     def gradient(first: object, second: object, *args: object, **kwargs: object) -> object:
         step = current_step()
@@ -74,7 +74,9 @@ def _reduces_here() -> bool:
     return not getattr(_local, "of_rows", False)
 
 
-def _sources_of(first: object, second: object, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+def _sources_of(
+    first: object, second: object, args: Sequence[object], kwargs: Mapping[str, object]
+) -> object:
     """Returns the sources of `tape.gradient(target, sources)`, or of `tf.gradients(ys, xs)`."""
     if isinstance(first, tf.GradientTape):
         return args[0] if args else kwargs["sources"]
@@ -86,7 +88,10 @@ def _is_variable(source: FrameworkVariable) -> bool:
 
 
 def _reduce_differentiably(
-    comm: Communicator, grads: Sequence[Gradient | None], variables: Sequence[FrameworkVariable], weight: Number
+    comm: Communicator,
+    grads: Sequence[Gradient | None],
+    variables: Sequence[FrameworkVariable],
+    weight: Number,
 ) -> list[Gradient | None]:
     """Returns the mean by ``weight`` of dense gradients, whose own gradient is reduced in the same way."""
     shared = {i: gradient for i, gradient in enumerate(grads) if gradient is not None}

@@ -80,7 +80,10 @@ class _Slice:
 
 def _sharding(original: Method) -> Method:
     def backend_update_step(
-        self: Optimizer, grads: Iterable[Gradient], trainable_variables: Iterable[_Variable], learning_rate: Number
+        self: Optimizer,
+        grads: Iterable[Gradient],
+        trainable_variables: Iterable[_Variable],
+        learning_rate: Number,
     ) -> None:
         found, variables = sharding.of(self), list(trainable_variables)
         if found is None:
@@ -102,11 +105,13 @@ def _sharding(original: Method) -> Method:
 def _buckets(pairs: Pairs) -> list[Pairs]:
     """Groups gradients and variables that are updated and gathered together, all of one dtype."""
     limit = int(world.current().options.bucket_mb * 1e6)
-    # Rows (`tf.IndexedSlices`) are apart from what XLA can compile: it compiles for one number of rows, and theirs is
-    # another in each step.
+    # Rows (`tf.IndexedSlices`) are apart from what XLA can compile: it compiles for one number of
+    # rows, and theirs is another in each step.
     kinds: dict[tuple[object, bool], Pairs] = {}
     for gradient, variable in pairs:
-        kinds.setdefault((variable.dtype, isinstance(gradient, tf.IndexedSlices)), []).append((gradient, variable))
+        kinds.setdefault((variable.dtype, isinstance(gradient, tf.IndexedSlices)), []).append(
+            (gradient, variable)
+        )
     found: list[Pairs] = []
     for alike in kinds.values():
         sizes = [v.shape.num_elements() * tf.as_dtype(v.dtype).size for _, v in alike]
@@ -115,14 +120,21 @@ def _buckets(pairs: Pairs) -> list[Pairs]:
 
 
 def _update(
-    found: Sharding, optimizer: Optimizer, bucket: Pairs, rate: Number, decaying: set[int], is_compiled: bool
+    found: Sharding,
+    optimizer: Optimizer,
+    bucket: Pairs,
+    rate: Number,
+    decaying: set[int],
+    is_compiled: bool,
 ) -> list[tf.Tensor]:
     """Updates the variables of a bucket, and returns their new values, flat."""
     grads, variables = [g for g, _ in bucket], [v for _, v in bucket]
     if is_compiled and not isinstance(grads[0], tf.IndexedSlices):
         world.current().ledger.say(update="compiled")
 
-        def update(optimizer: Optimizer, grads: list[tf.Tensor], rate: tf.Tensor) -> list[tf.Tensor]:
+        def update(
+            optimizer: Optimizer, grads: list[tf.Tensor], rate: tf.Tensor
+        ) -> list[tf.Tensor]:
             return _update_values(optimizer, grads, rate, variables, decaying)
 
         program = compiled_update.compiled_program(optimizer, variables, decaying, update)
@@ -151,7 +163,9 @@ def _update_values(
             part = _Slice(variable, _cut(found, tensor_of(variable), variable))
             if part.shape.num_elements():
                 # Weights decay before the update, as in Keras.
-                if id(variable) in decaying and keras_internals.decays(optimizer, state.held_objects([variable])[0]):
+                if id(variable) in decaying and keras_internals.decays(
+                    optimizer, state.held_objects([variable])[0]
+                ):
                     part.assign_sub(
                         part.value
                         * tf.cast(cast("float", optimizer.weight_decay), part.dtype)
@@ -187,17 +201,25 @@ def _cut(found: Sharding, value: Gradient, variable: _Variable) -> Gradient:
     # The variable is cut within its rows: each number of a row is a row of the part.
     width = variable.shape[1:].num_elements()
     numbers = tf.cast(value.indices, tf.int64)[:, None] * width + tf.range(width, dtype=tf.int64)
-    return _rows_of_part(tf.reshape(numbers, [-1]), tf.reshape(value.values, [-1]), part.start, part.shape)
+    return _rows_of_part(
+        tf.reshape(numbers, [-1]), tf.reshape(value.values, [-1]), part.start, part.shape
+    )
 
 
-def _rows_of_part(indices: tf.Tensor, values: tf.Tensor, start: int, shape: tuple[int, ...]) -> tf.IndexedSlices:
+def _rows_of_part(
+    indices: tf.Tensor, values: tf.Tensor, start: int, shape: tuple[int, ...]
+) -> tf.IndexedSlices:
     """Returns the rows that lie in a part of this shape, which begins at row ``start``, counted from there."""
     first = tf.constant(start, indices.dtype)
     here = tf.logical_and(indices >= first, indices < first + shape[0])
-    return tf.IndexedSlices(tf.boolean_mask(values, here), tf.boolean_mask(indices, here) - first, tf.constant(shape))
+    return tf.IndexedSlices(
+        tf.boolean_mask(values, here), tf.boolean_mask(indices, here) - first, tf.constant(shape)
+    )
 
 
-def _gather_values(found: Sharding, variables: list[_Variable], padded: list[tf.Tensor]) -> list[tf.Tensor]:
+def _gather_values(
+    found: Sharding, variables: list[_Variable], padded: list[tf.Tensor]
+) -> list[tf.Tensor]:
     """Gathers the flat values of variables, of which each worker gives its part.
 
     The other parts are written into the memory of ``padded``, which are used up.

@@ -1,14 +1,16 @@
 """A step of `fit`, `evaluate` or `predict` on this worker's share of the global batch.
 
-The invariant: after every step all variables are equal on all workers. Trainable ones are, because every worker applies
-the same gradients. For the others a step notes what it assigns, and makes it equal by what the variable is:
+The invariant: after every step all variables are equal on all workers. Trainable ones are, because
+every worker applies the same gradients. For the others a step notes what it assigns, and makes it
+equal by what the variable is:
 
 - SUM (metric states): the changes of all workers are added to the value before the step;
 - others of a floating dtype (BatchNormalization's moving statistics): the mean by samples;
 - integers (random seeds, counters) change alike on all workers;
 - where the first batch has shown another rule (see `syrtos.keras.split.first_batch`), that rule.
 
-Results of metrics are read after that, so logs, callbacks and `evaluate` see what one process would have seen.
+Results of metrics are read after that, so logs, callbacks and `evaluate` see what one process would
+have seen.
 """
 
 from __future__ import annotations
@@ -27,7 +29,13 @@ from syrtos.keras.features import local_steps
 from syrtos.keras.split import verdicts
 from syrtos.keras.split.plan import Rule, SplitPlan, Unproven
 from syrtos.keras.split.trial_step import StepOutcome
-from syrtos.keras.tensorflow import decisions, gathering, ops, tf_internals_graphs, tf_internals_iterators
+from syrtos.keras.tensorflow import (
+    decisions,
+    gathering,
+    ops,
+    tf_internals_graphs,
+    tf_internals_iterators,
+)
 from syrtos.keras.tensorflow.assignments import (
     Watcher,
     is_sum,
@@ -51,10 +59,12 @@ class StepScope(Watcher):
     Attributes:
         session: the workers.
         samples: float32 scalar, samples in this worker's share; 0 if it has none.
-        data: the share; one row that does not count if it has none, so that the model never sees an empty batch.
+        data: the share; one row that does not count if it has none, so that the model never sees an
+            empty batch.
         training: whether random numbers should differ between workers.
-        reduces_early: whether gradients are reduced where they are made, by `GradientTape.gradient`, for code that
-            looks at them; else where an optimizer of Keras's own takes them.
+        reduces_early: whether gradients are reduced where they are made, by
+            `GradientTape.gradient`, for code that looks at them; else where an optimizer of Keras's
+            own takes them.
         plan: the way such steps are split, as the first batch has shown.
         functions: the script's own `tf.function`s, traced for this step.
     """
@@ -69,8 +79,8 @@ class StepScope(Watcher):
             training: see above.
             reduces_early: see above; the plan may overrule it.
             plan: see above.
-            outcome: takes what this worker itself has computed, if this is a trial on the first batch that does not
-                count.
+            outcome: takes what this worker itself has computed, if this is a trial on the first
+                batch that does not count.
         """
         super().__init__()
         self.session = session
@@ -79,7 +89,8 @@ class StepScope(Watcher):
         self.reduces_early = self.plan.reduces_where_made(reduces_early)
         self._outcome = outcome
         self.samples, self.data = count_samples(data)
-        # Where each worker has a batch of its own nothing is split, and where it computes all rows neither.
+        # Where each worker has a batch of its own nothing is split, and where it computes all rows
+        # neither.
         if isinstance(data, Share) and not self.plan.reason_not_split and self.splits_batch:
             _check_even(self.data)
         self._ready = ready_at(self.data)
@@ -108,7 +119,9 @@ class StepScope(Watcher):
         key = (name, id(tf_internals_graphs.graph()))
         if key not in self._totals:
             mine = tf.where(self.active, tf.cast(value, tf.float32), 0.0)
-            self._totals[key] = ops.allreduce(self.session.comm, tf.stop_gradient(mine)) * self._sums_count
+            self._totals[key] = (
+                ops.allreduce(self.session.comm, tf.stop_gradient(mine)) * self._sums_count
+            )
         return self._totals[key]
 
     def fraction(self) -> tf.Tensor:
@@ -122,7 +135,9 @@ class StepScope(Watcher):
         """Returns the gradients whose mean by samples is to be taken."""
         return gradients
 
-    def after_exchange(self, gradients: Sequence[Gradient | None], variables: Sequence[FrameworkVariable]) -> None:
+    def after_exchange(
+        self, gradients: Sequence[Gradient | None], variables: Sequence[FrameworkVariable]
+    ) -> None:
         """Does nothing: gradients are compared where an optimizer takes them."""
 
     # -- numbers of the global batch, for losses and metrics ---------------------------------------
@@ -177,7 +192,8 @@ class StepScope(Watcher):
         """Makes a metric's state global before it is read again."""
         if self._paused or id(variable) not in self._dirty or not is_sum(variable):
             return
-        # In a branch of tf.cond not all workers may exchange: there a worker sees what it has added itself.
+        # In a branch of tf.cond not all workers may exchange: there a worker sees what it has added
+        # itself.
         if tf_internals_graphs.always_runs_with(self._graph):
             self.flush()
 
@@ -190,7 +206,8 @@ class StepScope(Watcher):
         """
         if not self.plan.reason_not_split:
             return step(self.data)
-        # Not the rows of `batch`: where threads decide what a record is, another worker has read others.
+        # Not the rows of `batch`: where threads decide what a record is, another worker has read
+        # others.
         rows = self.rows_of_all(self.data)
         # A stateful layer of one row can't be traced without static shapes.
         if isinstance(batch, Numbered) and self.splits_batch:
@@ -203,7 +220,8 @@ class StepScope(Watcher):
     def finish(self, outputs: Tree, logs_are_global: bool) -> Tree:
         """Makes the rest of the state equal and, unless they are global already, the logs.
 
-        Floating scalars among the outputs of a custom `train_step` become their mean by samples, or what the plan says.
+        Floating scalars among the outputs of a custom `train_step` become their mean by samples, or
+        what the plan says.
         """
         self._check_decisions()
         logs_are_global = logs_are_global or bool(self.plan.reason_not_split)
@@ -211,15 +229,20 @@ class StepScope(Watcher):
         if self._outcome is not None:
             self._outcome.own_logs = [np.asarray(number) for number in numbers]
         rules: dict[int, Rule] = {
-            i: self.plan.logs.get(i, "mean" if _is_log(number) else "equal") for i, number in enumerate(numbers)
+            i: self.plan.logs.get(i, "mean" if _is_log(number) else "equal")
+            for i, number in enumerate(numbers)
         }
         scalars = [number for i, number in enumerate(numbers) if rules[i] == "mean"]
         means = self.flush(scalars, always=not self._flushed)
         replace = {id(old): new for old, new in zip(scalars, means, strict=True)}
         replace |= {
-            id(n): self._combine(n, rules[i]) for i, n in enumerate(numbers) if rules[i] not in ("mean", "equal")
+            id(n): self._combine(n, rules[i])
+            for i, n in enumerate(numbers)
+            if rules[i] not in ("mean", "equal")
         }
-        return tf.nest.map_structure(lambda t: replace.get(id(t), t), outputs) if replace else outputs
+        return (
+            tf.nest.map_structure(lambda t: replace.get(id(t), t), outputs) if replace else outputs
+        )
 
     def _combine(self, number: Number, rule: Rule) -> tf.Tensor:
         """Returns the sum, maximum or minimum over the workers that have samples."""
@@ -227,24 +250,37 @@ class StepScope(Watcher):
         if value.dtype == tf.bool:
             return tf.cast(self._combine(tf.cast(value, tf.int32), rule), tf.bool)
         if rule == "sum":
-            return ops.allreduce(self.session.comm, tf.where(self.active, value, tf.zeros_like(value)))
+            return ops.allreduce(
+                self.session.comm, tf.where(self.active, value, tf.zeros_like(value))
+            )
         least = rule == "max"
-        other = tf.fill(tf.shape(value), tf.constant(value.dtype.min if least else value.dtype.max, value.dtype))
+        other = tf.fill(
+            tf.shape(value), tf.constant(value.dtype.min if least else value.dtype.max, value.dtype)
+        )
         rows = ops.allgather(self.session.comm, tf.where(self.active, value, other)[tf.newaxis])
-        return tf.ensure_shape((tf.reduce_max if least else tf.reduce_min)(rows, axis=0), value.shape)
+        return tf.ensure_shape(
+            (tf.reduce_max if least else tf.reduce_min)(rows, axis=0), value.shape
+        )
 
-    def flush(self, scalars: list[tf.Tensor] | None = None, always: bool = False) -> list[tf.Tensor]:
+    def flush(
+        self, scalars: list[tf.Tensor] | None = None, always: bool = False
+    ) -> list[tf.Tensor]:
         """Makes all noted variables equal in one exchange; returns the means by samples of ``scalars``."""
         dirty, self._dirty = self._dirty, {}
         self._check_shown(dirty)
         rules: dict[int, Rule] = {key: self._rule_of(v) for key, (v, _) in dirty.items()}
         if self._outcome is not None:
-            self._outcome.own |= {key: private_read(variable).numpy() for key, (variable, _) in dirty.items()}
+            self._outcome.own |= {
+                key: private_read(variable).numpy() for key, (variable, _) in dirty.items()
+            }
         sums, means = (
-            [(v, base) for key, (v, base) in dirty.items() if rules[key] == rule] for rule in ("sum", "mean")
+            [(v, base) for key, (v, base) in dirty.items() if rules[key] == rule]
+            for rule in ("sum", "mean")
         )
         extremes: list[tuple[tf.Variable, tf.Tensor, Rule]] = [
-            (v, base, rules[key]) for key, (v, base) in dirty.items() if rules[key] in ("max", "min")
+            (v, base, rules[key])
+            for key, (v, base) in dirty.items()
+            if rules[key] in ("max", "min")
         ]
         scalars = scalars or []
         if not (sums or means or extremes or scalars or always):
@@ -259,7 +295,12 @@ class StepScope(Watcher):
         Raises:
             Unproven: later batches may show what the compared ones have not.
         """
-        if self._graph is None or not self.plan.was_compared or self.plan.reason_not_split or not self.splits_batch:
+        if (
+            self._graph is None
+            or not self.plan.was_compared
+            or self.plan.reason_not_split
+            or not self.splits_batch
+        ):
             return
         # Where all rows of a batch were compared, it was shown what becomes of their number.
         by_count = not self.plan.compared_all_rows
@@ -273,12 +314,18 @@ class StepScope(Watcher):
         Raises:
             Unproven: it is not known what becomes of its values.
         """
-        if self._outcome is not None or self._graph is None or self.plan.reason_not_split or not self.splits_batch:
+        if (
+            self._outcome is not None
+            or self._graph is None
+            or self.plan.reason_not_split
+            or not self.splits_batch
+        ):
             return
         for key, (variable, _) in dirty.items():
             if not is_sum(variable) and not self.plan.knows_rule(key):
                 self.plan.unproven = (
-                    f"no comparison of rows has shown what becomes of `{variable.name}`, which it assigns in some steps"
+                    f"no comparison of rows has shown what becomes of `{variable.name}`, which it"
+                    " assigns in some steps"
                 )
                 raise Unproven(self.plan.unproven)
 
@@ -289,19 +336,31 @@ class StepScope(Watcher):
         extremes: list[tuple[tf.Variable, tf.Tensor, Rule]],
         scalars: list[tf.Tensor],
     ) -> list[tf.Tensor]:
-        # All in one exchange, of changes and weighted values that are zeros on a worker without samples.
-        changes = [tf.cast(private_read(v), tf.float64) - tf.cast(base, tf.float64) for v, base in sums]
+        # All in one exchange, of changes and weighted values that are zeros on a worker without
+        # samples.
+        changes = [
+            tf.cast(private_read(v), tf.float64) - tf.cast(base, tf.float64) for v, base in sums
+        ]
         weight = tf.cast(self.samples, tf.float64)
-        weighted = [tf.cast(x, tf.float64) * weight for x in [*(private_read(v) for v, _ in means), *scalars]]
+        weighted = [
+            tf.cast(x, tf.float64) * weight
+            for x in [*(private_read(v) for v, _ in means), *scalars]
+        ]
         values = [self._in_own_row(variable, base) for variable, base, _ in extremes]
-        everyone = self._sum_over_workers(tf.cast(self.samples, tf.float64), changes + weighted, values)
+        everyone = self._sum_over_workers(
+            tf.cast(self.samples, tf.float64), changes + weighted, values
+        )
         total, added = everyone[0], everyone[1:]
         for (variable, base), change in zip(sums, added, strict=False):
             variable.assign(tf.cast(tf.cast(base, tf.float64) + change, variable.dtype))
-        averages = [tf.math.divide_no_nan(x, total) for x in added[len(sums) : len(changes + weighted)]]
+        averages = [
+            tf.math.divide_no_nan(x, total) for x in added[len(sums) : len(changes + weighted)]
+        ]
         for (variable, base), average in zip(means, averages, strict=False):
             variable.assign(tf.where(total > 0, tf.cast(average, variable.dtype), base))
-        for (variable, _, rule), rows in zip(extremes, added[len(changes + weighted) :], strict=True):
+        for (variable, _, rule), rows in zip(
+            extremes, added[len(changes + weighted) :], strict=True
+        ):
             extreme = tf.reduce_max if rule == "max" else tf.reduce_min
             variable.assign(tf.cast(extreme(rows, axis=0), variable.dtype))
         return [tf.cast(a, s.dtype) for a, s in zip(averages[len(means) :], scalars, strict=True)]
@@ -319,7 +378,9 @@ class StepScope(Watcher):
         """
         mine = tf.cast(tf.where(self.active, private_read(variable), base), tf.float64)
         comm = self.session.comm
-        return tf.stack([mine if rank == comm.rank else tf.zeros_like(mine) for rank in range(comm.size)])
+        return tf.stack(
+            [mine if rank == comm.rank else tf.zeros_like(mine) for rank in range(comm.size)]
+        )
 
     def _sum_over_workers(
         self, samples: tf.Tensor, tensors: list[tf.Tensor], of_all: list[tf.Tensor]
@@ -331,20 +392,36 @@ class StepScope(Watcher):
         # All travel as one vector of float64, which holds counters and float32 states exactly.
         sent = [*tensors, *of_all]
         exchange = functools.partial(self._on_host, len(tensors))
-        found = ops.exchange(exchange, [self._ready, samples, *sent], [tf.float64] * (1 + len(sent)))
-        return [tf.ensure_shape(sums, tensor.shape) for sums, tensor in zip(found, [samples, *sent], strict=True)]
+        found = ops.exchange(
+            exchange, [self._ready, samples, *sent], [tf.float64] * (1 + len(sent))
+        )
+        return [
+            tf.ensure_shape(sums, tensor.shape)
+            for sums, tensor in zip(found, [samples, *sent], strict=True)
+        ]
 
     def _on_host(self, of_samples: int, when: Array, samples: Array, *values: Array) -> list[Array]:
         # In Python, for each operation of a graph takes longer to be traced than all of this.
-        counted = [value if i >= of_samples or samples else np.zeros_like(value) for i, value in enumerate(values)]
+        counted = [
+            value if i >= of_samples or samples else np.zeros_like(value)
+            for i, value in enumerate(values)
+        ]
         # The number of samples is the first: the means are divided by its sum.
         arrays = [samples, *counted]
-        summed = self.session.comm.allreduce(np.concatenate([array.reshape(-1) for array in arrays]))
+        summed = self.session.comm.allreduce(
+            np.concatenate([array.reshape(-1) for array in arrays])
+        )
         ends = np.cumsum([array.size for array in arrays])
-        sums = [part.reshape(array.shape) for part, array in zip(np.split(summed, ends[:-1]), arrays, strict=True)]
+        sums = [
+            part.reshape(array.shape)
+            for part, array in zip(np.split(summed, ends[:-1]), arrays, strict=True)
+        ]
         if self._outcome is None:
             asked, ready = when.tolist()
-            is_first, rounds = clock.data_was_ready(self.session, asked, ready, float(samples)), local_steps.rounds()
+            is_first, rounds = (
+                clock.data_was_ready(self.session, asked, ready, float(samples)),
+                local_steps.rounds(),
+            )
             if is_first and self.training and rounds:
                 rounds.count(float(samples))
         return sums
@@ -363,13 +440,18 @@ def _is_number(leaf: object) -> TypeGuard[Number]:
 
 def _is_log(value: object) -> TypeGuard[tf.Tensor]:
     """Returns whether a number is a floating scalar tensor."""
-    # Some metrics give a variable as their result. It is no such number: it is read once all state is equal.
+    # Some metrics give a variable as their result. It is no such number: it is read once all state
+    # is equal.
     return isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_floating
 
 
 def ready_at(data: object) -> tf.Tensor:
     """Returns when the data was asked for and when it was there: float64 seconds since the epoch, shape (2,)."""
-    tensors = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if isinstance(leaf, tf.Tensor)]
+    tensors = [
+        leaf
+        for leaf in tf.nest.flatten(data, expand_composites=True)
+        if isinstance(leaf, tf.Tensor)
+    ]
     # The clock is read when the first tensor is there, not when the step begins.
     with tf.control_dependencies(tensors[:1]):
         return tf.stack([tf_internals_iterators.asked_at(), tf.timestamp()])
@@ -384,8 +466,9 @@ def count_samples(data: object) -> tuple[tf.Tensor, Any]:
 
 
 _UNEVEN = (
-    "The tensors of a batch have unequal numbers of rows, so it can't be split over the workers by rows. Give what is no sample to the model itself, or give "
-    "all batches such a form: a model whose first batch has it computes the whole batch on each worker."
+    "The tensors of a batch have unequal numbers of rows, so it can't be split over the workers by"
+    " rows. Give what is no sample to the model itself, or give all batches such a form: a model"
+    " whose first batch has it computes the whole batch on each worker."
 )
 
 

@@ -1,8 +1,8 @@
 """A `tf.distribute.Strategy` whose replicas are the workers: one in each process.
 
-`syrtos run` makes it the process's default strategy, so that a plain script needs no scope. In a custom loop it keeps
-the contract of `tf.distribute`: `run` runs the function here, gradients and `reduce` are over all workers, and the
-optimizer sums.
+`syrtos run` makes it the process's default strategy, so that a plain script needs no scope. In a
+custom loop it keeps the contract of `tf.distribute`: `run` runs the function here, gradients and
+`reduce` are over all workers, and the optimizer sums.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ from syrtos.comm.world import Session
 from syrtos.keras.features import asynchronous
 from syrtos.keras.tensorflow import input as input_pipelines
 from syrtos.keras.tensorflow import input_policy, ops, tf_internals
-from syrtos.keras.tensorflow.assignments import RunScope, computes_whole_batch, current_step, track_variable
+from syrtos.keras.tensorflow.assignments import (
+    RunScope,
+    computes_whole_batch,
+    current_step,
+    track_variable,
+)
 from syrtos.keras.trainer import timing
 
 if TYPE_CHECKING:
@@ -106,17 +111,22 @@ class _ReplicaContext(tf.distribute.ReplicaContext):
     def replica_id_in_sync_group(self) -> int:
         return 0 if computes_whole_batch() else super().replica_id_in_sync_group
 
-    def all_reduce(self, reduce_op: tf.distribute.ReduceOp | str, value: Tree, options: object = None) -> Tree:
+    def all_reduce(
+        self, reduce_op: tf.distribute.ReduceOp | str, value: Tree, options: object = None
+    ) -> Tree:
         step = current_step()
         if step is None:
             return super().all_reduce(reduce_op, value, options)
         op = tf.distribute.ReduceOp[reduce_op.upper()] if isinstance(reduce_op, str) else reduce_op
-        return tf.nest.map_structure(lambda v: _reduce_over_samples(step, tf.convert_to_tensor(v), op), value)
+        return tf.nest.map_structure(
+            lambda v: _reduce_over_samples(step, tf.convert_to_tensor(v), op), value
+        )
 
 
 def not_chosen() -> Strategy:
     """Returns the strategy, without counting it as chosen by the script."""
-    # Not by `Strategy()`, with the mark taken back: TensorFlow's threads ask too, while the script may choose one.
+    # Not by `Strategy()`, with the mark taken back: TensorFlow's threads ask too, while the script
+    # may choose one.
     strategy = Strategy.__new__(Strategy)
     strategy._prepare()
     return strategy
@@ -143,13 +153,18 @@ class _Extended(tf_internals.OneDeviceExtended):
 
     # -- variables -----------------------------------------------------------------------------
 
-    def _create_variable(self, next_creator: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
+    def _create_variable(
+        self, next_creator: Callable[..., tf.Variable], **kwargs: object
+    ) -> tf.Variable:
         variable = super()._create_variable(next_creator, **kwargs)
         if asynchronous.asynchronous_servers():
             asynchronous.remember(variable)
             return variable
-        # Many a script keeps a number of its steps in a variable that it forgot to call untrainable.
-        may_be_state = not variable.trainable or kwargs.get("trainable") is None or variable.shape.rank == 0
+        # Many a script keeps a number of its steps in a variable that it forgot to call
+        # untrainable.
+        may_be_state = (
+            not variable.trainable or kwargs.get("trainable") is None or variable.shape.rank == 0
+        )
         watched = may_be_state and (variable.dtype.is_floating or variable.dtype.is_integer)
         return track_variable(variable) if watched else variable
 
@@ -158,17 +173,24 @@ class _Extended(tf_internals.OneDeviceExtended):
     def _call_for_each_replica(
         self, fn: Callable[..., Result], args: Sequence[object], kwargs: Mapping[str, object] | None
     ) -> Result:
-        with tf.device(self._device), _ReplicaContext(self._container_strategy(), self._session.world.rank):
+        with (
+            tf.device(self._device),
+            _ReplicaContext(self._container_strategy(), self._session.world.rank),
+        ):
             return fn(*args, **(kwargs or {}))
 
     def _use_merge_call(self) -> bool:
         return False  # one replica in this process: nothing to merge
 
-    def _reduce_to(self, reduce_op: tf.distribute.ReduceOp, value: Tree, destinations: object, options: object) -> Tree:
+    def _reduce_to(
+        self, reduce_op: tf.distribute.ReduceOp, value: Tree, destinations: object, options: object
+    ) -> Tree:
         del destinations, options
         return tf.nest.map_structure(lambda v: self._reduce_value(reduce_op, v), value)
 
-    def _replica_ctx_all_reduce(self, reduce_op: tf.distribute.ReduceOp, value: Tree, options: object = None) -> Tree:
+    def _replica_ctx_all_reduce(
+        self, reduce_op: tf.distribute.ReduceOp, value: Tree, options: object = None
+    ) -> Tree:
         del options
         return tf.nest.map_structure(lambda v: self._reduce_value(reduce_op, v), value)
 
@@ -188,7 +210,9 @@ class _Extended(tf_internals.OneDeviceExtended):
             scale = 1.0 if reduce_op == tf.distribute.ReduceOp.MEAN else float(comm.size)
             (mean,) = ops.weighted_mean(comm, [value], tf.constant(1.0))
             assert isinstance(mean, tf.IndexedSlices)
-            return tf.IndexedSlices(mean.values * tf.cast(scale, mean.dtype), mean.indices, mean.dense_shape)
+            return tf.IndexedSlices(
+                mean.values * tf.cast(scale, mean.dtype), mean.indices, mean.dense_shape
+            )
         op = ReduceOp.MEAN if reduce_op == tf.distribute.ReduceOp.MEAN else ReduceOp.SUM
         return ops.allreduce(comm, tf.convert_to_tensor(value), op)
 
@@ -203,7 +227,9 @@ class _Extended(tf_internals.OneDeviceExtended):
 
     # -- input ---------------------------------------------------------------------------------
 
-    def _experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: object) -> tf.data.Dataset:
+    def _experimental_distribute_dataset(
+        self, dataset: tf.data.Dataset, options: object
+    ) -> tf.data.Dataset:
         del options
         alone = self._session.world.size == 1 or input_policy.gives_whole_batches()
         if alone or tf_internals.is_shared_out(dataset):
@@ -211,22 +237,32 @@ class _Extended(tf_internals.OneDeviceExtended):
         # A pipeline belongs to the graph in which it is made.
         if not tf.executing_eagerly():
             return self._shares(dataset)
-        how = self._session.input_comm, input_policy.is_own_shard(dataset), input_policy.are_cut_by_steps()
+        how = (
+            self._session.input_comm,
+            input_policy.is_own_shard(dataset),
+            input_policy.are_cut_by_steps(),
+        )
         return tf_internals.kept_shares(dataset, how, lambda: self._shares(dataset))
 
     def _shares(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         if input_policy.is_own_shard(dataset):
             split = input_pipelines.split_batches(dataset, self._session.world.size)
-            return tf_internals.shared_out(input_pipelines.worker_batches(split, self._session.input_comm))
+            return tf_internals.shared_out(
+                input_pipelines.worker_batches(split, self._session.input_comm)
+            )
         if self._session.options.batch == "per-worker":
-            return tf_internals.shared_out(input_pipelines.worker_batches(dataset, self._session.input_comm))
+            return tf_internals.shared_out(
+                input_pipelines.worker_batches(dataset, self._session.input_comm)
+            )
         by_records = input_pipelines.global_records(dataset, self._session.input_comm)
         self._session.ledger.say(input="sliced" if by_records is None else "records")
         if by_records is not None:
             return tf_internals.shared_out(by_records)
         if input_policy.are_cut_by_steps():
             return tf_internals.shared_out(input_pipelines.numbered_batches(dataset))
-        return tf_internals.shared_out(input_pipelines.global_batches(dataset, self._session.input_comm))
+        return tf_internals.shared_out(
+            input_pipelines.global_batches(dataset, self._session.input_comm)
+        )
 
     def _distribute_datasets_from_function(
         self, dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset], options: object
@@ -236,7 +272,9 @@ class _Extended(tf_internals.OneDeviceExtended):
         dataset = dataset_fn(tf.distribute.InputContext(place.size, place.rank, place.size))
         if place.size == 1:
             return dataset
-        return tf_internals.shared_out(input_pipelines.worker_batches(dataset, self._session.input_comm))
+        return tf_internals.shared_out(
+            input_pipelines.worker_batches(dataset, self._session.input_comm)
+        )
 
     def _experimental_distribute_values_from_function(
         self, value_fn: Callable[[tf.distribute.experimental.ValueContext], Result]
@@ -250,8 +288,8 @@ class _Extended(tf_internals.OneDeviceExtended):
     @property
     def _num_replicas_in_sync(self) -> int:
         """The number of workers inside `run`, and for a script that has asked for a strategy; else 1."""
-        # In a step of `fit` losses are weighted by samples, and in a loop without `run` each worker sees whole batches:
-        # there nothing is to be divided by replicas.
+        # In a step of `fit` losses are weighted by samples, and in a loop without `run` each worker
+        # sees whole batches: there nothing is to be divided by replicas.
         asked = Strategy.chosen or not tf.distribute.in_cross_replica_context()
         return self._session.world.size if asked and not current_step() else 1
 
@@ -265,8 +303,8 @@ class _Extended(tf_internals.OneDeviceExtended):
     @property
     def _task_id(self) -> int:
         """The rank."""
-        # Keras Tuner 1.4 and tf_keras 2.21 look for it here, as in MultiWorkerMirroredStrategy, to write beside rank
-        # 0's file.
+        # Keras Tuner 1.4 and tf_keras 2.21 look for it here, as in MultiWorkerMirroredStrategy, to
+        # write beside rank 0's file.
         return self._cluster_resolver.task_id
 
     @property
@@ -286,7 +324,9 @@ class _Resolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
 
     def __init__(self, session: Session) -> None:
         place = session.world
-        workers = tf.train.ClusterSpec({"worker": [f"worker-{rank}:0" for rank in range(place.size)]})
+        workers = tf.train.ClusterSpec(
+            {"worker": [f"worker-{rank}:0" for rank in range(place.size)]}
+        )
         super().__init__(workers, task_type="worker", task_id=place.rank)
         self._session = session
 
@@ -297,7 +337,9 @@ class _Resolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
         return self._session.world.rank
 
 
-def _reduce_over_samples(step: StepScope, value: tf.Tensor, reduce_op: tf.distribute.ReduceOp) -> tf.Tensor:
+def _reduce_over_samples(
+    step: StepScope, value: tf.Tensor, reduce_op: tf.distribute.ReduceOp
+) -> tf.Tensor:
     """Reduces inside a step of `fit`, where every worker's loss will count by its samples."""
 
     @tf_internals.custom_gradient
@@ -305,9 +347,9 @@ def _reduce_over_samples(step: StepScope, value: tf.Tensor, reduce_op: tf.distri
         mine = tf.where(step.active, x, tf.zeros_like(x))
         total = ops.allreduce(step.session.comm, mine)
 
-        # The gradient of a sum over workers is the sum of their gradients. This worker's own will later be multiplied
-        # by its part of the samples; so the others' are weighted by theirs, and the result is divided by this worker's
-        # part.
+        # The gradient of a sum over workers is the sum of their gradients. This worker's own will
+        # later be multiplied by its part of the samples; so the others' are weighted by theirs, and
+        # the result is divided by this worker's part.
         def backward(dy: tf.Tensor) -> tf.Tensor:
             part = tf.cast(step.fraction(), dy.dtype)
             weighted = tf.where(step.active, dy * part, tf.zeros_like(dy))

@@ -1,9 +1,10 @@
 """The private symbols of TensorFlow that syrtos touches, with the reasons. Seen to work on TensorFlow 2.21.
 
-Some are in files of their own: `tf_internals_errors` has those through which errors pass, `tf_internals_pipelines`
-those of `tf.data` pipelines, `tf_internals_iterators` those of their iterators, `tf_internals_graphs` those of the
-graphs of functions, conditionals and loops, `tf_internals_profiler` those of profiles, `tf_internals_random` those that
-draw random numbers. Keras's private symbols are in `keras3`, where each is replaced; the few that are only read are
+Some are in files of their own: `tf_internals_errors` has those through which errors pass,
+`tf_internals_pipelines` those of `tf.data` pipelines, `tf_internals_iterators` those of their
+iterators, `tf_internals_graphs` those of the graphs of functions, conditionals and loops,
+`tf_internals_profiler` those of profiles, `tf_internals_random` those that draw random numbers.
+Keras's private symbols are in `keras3`, where each is replaced; the few that are only read are
 here. Seen on Keras 3.15.1 and tf_keras 2.21.
 """
 
@@ -38,14 +39,17 @@ if TYPE_CHECKING:
 # A data set, or another structure of batches.
 Pipeline = TypeVar("Pipeline")
 Result = TypeVar("Result")
-# By the id of a `tf.function`: its copy for one step, and the function itself, or its id might be given to another.
+# By the id of a `tf.function`: its copy for one step, and the function itself, or its id might be
+# given to another.
 TracedFunctions = dict[int, tuple[Function, Function]]
 
 
 class AppliesGradients(Protocol):
     """An optimizer of TensorFlow 1."""
 
-    def apply_gradients(self, grads_and_vars: object, global_step: object = None, name: str | None = None) -> object:
+    def apply_gradients(
+        self, grads_and_vars: object, global_step: object = None, name: str | None = None
+    ) -> object:
         """Returns the operation that makes an update."""
         ...
 
@@ -63,11 +67,13 @@ _OneDeviceExtended: Any = one_device_strategy.OneDeviceExtended
 class OneDeviceExtended(_OneDeviceExtended):
     """The base class of a strategy outside of TensorFlow, for which `tf.distribute` has no public one.
 
-    The extended class of OneDeviceStrategy is the smallest one that is complete (variables, replica context, update).
+    The extended class of OneDeviceStrategy is the smallest one that is complete (variables, replica
+    context, update).
     """
 
-    # The original resolves its device when it is made, which initializes TensorFlow's context: a script could then no
-    # longer configure threads, memory growth or logical devices. Here the device is resolved when it is first used.
+    # The original resolves its device when it is made, which initializes TensorFlow's context: a
+    # script could then no longer configure threads, memory growth or logical devices. Here the
+    # device is resolved when it is first used.
     def __init__(self, container: tf.distribute.Strategy) -> None:
         super(_OneDeviceExtended, self).__init__(container)
         # Said here, or the container would count our devices.
@@ -140,12 +146,16 @@ def _kinds_of_variables() -> list[type]:
 def watching_assignments(watcher: Callable[[tf.Variable], None]) -> Iterator[None]:
     """Calls ``watcher``, within the context, with each variable that is about to change.
 
-    The states of `tf.random.Generator`s are among them. Afterwards TensorFlow's eager seeds go on as if nothing had
-    been drawn.
+    The states of `tf.random.Generator`s are among them. Afterwards TensorFlow's eager seeds go on
+    as if nothing had been drawn.
     """
-    # The derived class `ResourceVariable` has an `assign` of its own (TensorFlow 2.21: `weak_tensor_ops`).
+    # The derived class `ResourceVariable` has an `assign` of its own (TensorFlow 2.21:
+    # `weak_tensor_ops`).
     originals = [
-        (kind, name, vars(kind)[name]) for kind in _kinds_of_variables() for name in _ASSIGNING if name in vars(kind)
+        (kind, name, vars(kind)[name])
+        for kind in _kinds_of_variables()
+        for name in _ASSIGNING
+        if name in vars(kind)
     ]
     generator: Any = tf.random.Generator  # whose stub lacks what is private
     counter, eager = generator._prepare_key_counter, getattr(context.context(), "_rng", None)
@@ -171,7 +181,9 @@ def watching_assignments(watcher: Callable[[tf.Variable], None]) -> Iterator[Non
             eager.setstate(drawing)
 
 
-def _telling(watcher: Callable[[tf.Variable], None], original: Callable[..., Result]) -> Callable[..., Result]:
+def _telling(
+    watcher: Callable[[tf.Variable], None], original: Callable[..., Result]
+) -> Callable[..., Result]:
     def assign(self: tf.Variable, *args: object, **kwargs: object) -> Result:
         watcher(self)
         return original(self, *args, **kwargs)
@@ -202,12 +214,20 @@ def set_value(variable: tf.Variable, value: tf.Tensor) -> None:
     BaseResourceVariable.assign(cast("BaseResourceVariable", variable), value)
 
 
-# `tf.custom_gradient` without its annotation, which says that the function returns its gradient too.
+# `tf.custom_gradient` without its annotation, which says that the function returns its gradient
+# too.
 custom_gradient: Any = tf.custom_gradient
 
-# The modules behind `tf.train`, `tf.saved_model` and `tf.summary`, whose functions others import by name, and the
-# class that writes a checkpoint's files: all names under which a script can save lead there.
-__all__ = ["TrackableSaver", "checkpoint_management", "saved_model_load", "saved_model_save", "summary_ops"]
+# The modules behind `tf.train`, `tf.saved_model` and `tf.summary`, whose functions others import by
+# name, and the class that writes a checkpoint's files: all names under which a script can save lead
+# there.
+__all__ = [
+    "TrackableSaver",
+    "checkpoint_management",
+    "saved_model_load",
+    "saved_model_save",
+    "summary_ops",
+]
 
 _SHARED = "_syrtos_shared"
 _KEPT = "_syrtos_kept_shares"
@@ -222,8 +242,8 @@ def watch_functions(
 
     Calls without a dictionary take place inside ``calling(function)``.
     """
-    # Such a dictionary belongs to a step: what an earlier trace took from the step around it (how many samples there
-    # are) is gone, and what it assigns is not seen.
+    # Such a dictionary belongs to a step: what an earlier trace took from the step around it (how
+    # many samples there are) is gone, and what it assigns is not seen.
     original: Callable[..., object] = Function.__call__
 
     def call(self: Function, *args: object, **kwargs: object) -> object:
@@ -264,7 +284,9 @@ def watch_tracing(tracing: Callable[[str, object], AbstractContextManager[None]]
     def create(*args: object, **kwargs: object) -> object:
         graph = kwargs.get("func_graph", args[2] if len(args) > 2 else None)
         options = kwargs.get("tracing_options", args[3] if len(args) > 3 else None)
-        with tracing(str(getattr(graph, "name", "function")), getattr(options, "python_function", None)):
+        with tracing(
+            str(getattr(graph, "name", "function")), getattr(options, "python_function", None)
+        ):
             return original(*args, **kwargs)
 
     tracing_compilation._create_concrete_function = create
@@ -272,14 +294,17 @@ def watch_tracing(tracing: Callable[[str, object], AbstractContextManager[None]]
 
 def keep_compat_modules() -> None:
     """Makes `import tensorflow.compat.v1` give `tf.compat.v1`."""
-    # TensorFlow's modules are those of ``tensorflow._api.v2``. Imported by their public names they would be made a
-    # second time, without what was added to them, and take the first ones' place.
+    # TensorFlow's modules are those of ``tensorflow._api.v2``. Imported by their public names they
+    # would be made a second time, without what was added to them, and take the first ones' place.
     prefix = "tensorflow._api.v2."
     for name, module in list(sys.modules.items()):
         if not name.startswith(prefix + "compat"):
             continue
         public = name.removeprefix(prefix)
-        if functools.reduce(lambda found, part: getattr(found, part, None), public.split("."), tf) is module:
+        if (
+            functools.reduce(lambda found, part: getattr(found, part, None), public.split("."), tf)
+            is module
+        ):
             sys.modules.setdefault(f"tensorflow.{public}", module)
 
 
@@ -308,7 +333,9 @@ def assignments_of_keras() -> Iterator[list[tf.Operation]]:
         before = len(graph.get_operations())
         result = original(self, value)
         if not self.trainable:
-            found.extend(op for op in graph.get_operations()[before:] if op.type == "AssignVariableOp")
+            found.extend(
+                op for op in graph.get_operations()[before:] if op.type == "AssignVariableOp"
+            )
         return result
 
     kind.assign = assign
@@ -358,11 +385,13 @@ def is_shared_out(dataset: object) -> bool:
 def kept_shares(dataset: tf.data.Dataset, how: object, build: Callable[[], Pipeline]) -> Pipeline:
     """Returns the pipeline that ``build`` makes of a data set, and keeps it for a data set that comes again.
 
-    Data sets come again in scripts with many calls of `fit`. The pipeline is built again where ``how`` is another.
+    Data sets come again in scripts with many calls of `fit`. The pipeline is built again where
+    ``how`` is another.
     """
     kept = getattr(dataset, _KEPT, None)
-    # It is not kept the first time: a data set that comes once, as that of arrays, must not be in a circle with the
-    # pipeline that it is a part of, or the arrays would live until Python collects circles.
+    # It is not kept the first time: a data set that comes once, as that of arrays, must not be in a
+    # circle with the pipeline that it is a part of, or the arrays would live until Python collects
+    # circles.
     if kept is None:
         setattr(dataset, _KEPT, (None, None))
         return build()
@@ -401,7 +430,8 @@ def keeps_default_strategy() -> bool:
 
 @functools.cache
 def _survive_reset() -> None:
-    # Public functions that throw the default graph away exist under several names; all of them reset this stack.
+    # Public functions that throw the default graph away exist under several names; all of them
+    # reset this stack.
     stack = ops._default_graph_stack
     original = stack.reset
 

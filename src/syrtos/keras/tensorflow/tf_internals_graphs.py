@@ -10,7 +10,8 @@ import tensorflow as tf
 
 _TOKEN = "_syrtos_token"
 _SEEN = "_syrtos_seen"
-# Bodies of tf.cond and tf.while_loop: they may use tensors of the graph around them, functions may not.
+# Bodies of tf.cond and tf.while_loop: they may use tensors of the graph around them, functions may
+# not.
 _INNER_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
 # Ops whose bodies may hold exchanges.
 _CONTROL_FLOW = ("If", "While", "StatefulPartitionedCall")
@@ -56,7 +57,9 @@ def same_function() -> Callable[[], bool]:
 
     def is_same() -> bool:
         current = _function_graph()
-        return current is None if reference is None else current is not None and reference() is current
+        return (
+            current is None if reference is None else current is not None and reference() is current
+        )
 
     return is_same
 
@@ -107,7 +110,8 @@ def exchanges_of_their_own() -> Iterator[None]:
 @contextmanager
 def after_pending_control_flow() -> Iterator[None]:
     """Makes ops that are added within the context run after conditionals and loops added since the last exchange."""
-    # An exchange inside tf.cond leaves its token in the branch's graph, where nothing outside can reach it.
+    # An exchange inside tf.cond leaves its token in the branch's graph, where nothing outside can
+    # reach it.
     current = graph()
     if current is None:
         yield

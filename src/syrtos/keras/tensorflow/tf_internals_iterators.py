@@ -30,7 +30,8 @@ def _asked_handle() -> tf.Tensor:
     return variable_handle("syrtos_asked")
 
 
-# The iterators that this thread has drawn from within `restoring_iterators`, each with its state before.
+# The iterators that this thread has drawn from within `restoring_iterators`, each with its state
+# before.
 _draws = threading.local()
 
 
@@ -46,31 +47,37 @@ def restoring_iterators() -> Iterator[None]:
     finally:
         states, _draws.states = _draws.states, outer
         for iterator, serialized in states.values():
-            tf.raw_ops.DeserializeIterator(resource_handle=iterator._iterator_resource, serialized=serialized)
+            tf.raw_ops.DeserializeIterator(
+                resource_handle=iterator._iterator_resource, serialized=serialized
+            )
 
 
 def _note_draw(iterator: iterator_ops.OwnedIterator) -> None:
     """Saves the state of an iterator before the first draw."""
-    # Iterators that this thread does not draw from are left alone: other threads may be drawing from them.
+    # Iterators that this thread does not draw from are left alone: other threads may be drawing
+    # from them.
     states = getattr(_draws, "states", None)
     if states is None or id(iterator) in states:
         return
-    # Of state outside of the pipeline, e.g. of random generators: draws of a trial are put back elsewhere.
+    # Of state outside of the pipeline, e.g. of random generators: draws of a trial are put back
+    # elsewhere.
     ignore = 1
     try:
         serialized = tf.raw_ops.SerializeIterator(
             resource_handle=iterator._iterator_resource, external_state_policy=ignore
         )
     except tf.errors.OpError as error:
-        raise DataError("it draws from an iterator of tf.data whose place can't be saved") from error
+        raise DataError(
+            "it draws from an iterator of tf.data whose place can't be saved"
+        ) from error
     states[id(iterator)] = iterator, serialized
 
 
 @functools.cache
 def watch_iterators(waiting: Callable[[], AbstractContextManager[None]]) -> None:
     """Makes graphs note when they ask an iterator for data; eagerly that takes place inside ``waiting()``."""
-    # Between a step's beginning and that moment is the call of its graph: half a millisecond that is no waiting for
-    # data.
+    # Between a step's beginning and that moment is the call of its graph: half a millisecond that
+    # is no waiting for data.
     original = iterator_ops.OwnedIterator._next_internal
 
     def next_internal(self: iterator_ops.OwnedIterator) -> object:
@@ -92,7 +99,9 @@ def forget_asking() -> None:
     """Makes `asked_at` return 0 until a graph asks for data again."""
     if not tf.executing_eagerly() and isinstance(tf_internals_graphs.graph(), FuncGraph):
         with tf.device("/cpu:0"):
-            tf.raw_ops.AssignVariableOp(resource=_asked_handle(), value=tf.constant(0.0, tf.float64))
+            tf.raw_ops.AssignVariableOp(
+                resource=_asked_handle(), value=tf.constant(0.0, tf.float64)
+            )
 
 
 def asked_at() -> tf.Tensor:

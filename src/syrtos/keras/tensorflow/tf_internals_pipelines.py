@@ -14,7 +14,9 @@ from tensorflow.python.framework import op_def_registry
 # Stateful by name: checks, and calls of functions whose own operations tell.
 _HARMLESS = frozenset({"Assert", "StatefulPartitionedCall", "If", "While", "Case"})
 # Operations that go on from where they were, in a variable or in the order of their calls.
-_STATE = frozenset({"AssignVariableOp", "AssignAddVariableOp", "RngReadAndSkip", "RngSkip", "StatefulUniform"})
+_STATE = frozenset(
+    {"AssignVariableOp", "AssignAddVariableOp", "RngReadAndSkip", "RngSkip", "StatefulUniform"}
+)
 _RANDOM = frozenset(
     {
         "Multinomial",
@@ -59,7 +61,8 @@ _QUICK = frozenset([
     "Neg", "NoOp", "OneHot", "Pack", "Placeholder", "RealDiv", "Reshape", "Shape", "Sqrt", "Square", "Squeeze", "StridedSlice",
     "Sub", "Transpose", "Unpack",
 ])  # fmt: skip
-# Seconds for a call of a map's function, and for one quick operation of up to so many bytes, roughly.
+# Seconds for a call of a map's function, and for one quick operation of up to so many bytes,
+# roughly.
 _CALL, _OPERATION, _SMALL = 10e-6, 3e-6, 16 << 10
 _KNOWN = "_syrtos_operations"
 
@@ -74,7 +77,8 @@ class MappedBatches(NamedTuple):
         drop_remainder: whether a last, smaller batch is left out.
         repeat: how often the batches come; -1 without end.
         prefetch: m; None without.
-        seconds: what mapping the records of a batch takes, roughly; infinite where it is not known to be quick.
+        seconds: what mapping the records of a batch takes, roughly; infinite where it is not known
+            to be quick.
     """
 
     raw: tf.data.Dataset
@@ -88,7 +92,8 @@ class MappedBatches(NamedTuple):
 
 def mapped_batches(dataset: tf.data.Dataset) -> MappedBatches | None:
     """Returns the parts of a `tf.data` pipeline that ends like `MappedBatches`; None for another."""
-    # By names of classes and attributes of `tensorflow.python.data.ops`: pipelines of other classes are other ones.
+    # By names of classes and attributes of `tensorflow.python.data.ops`: pipelines of other classes
+    # are other ones.
     prefetch, repeat = None, 1
     while type(dataset).__name__ in ("_PrefetchDataset", "_OptionsDataset", "_RepeatDataset"):
         prefetch = int(dataset._buffer_size) if hasattr(dataset, "_buffer_size") else prefetch
@@ -98,7 +103,12 @@ def mapped_batches(dataset: tf.data.Dataset) -> MappedBatches | None:
     if type(dataset).__name__ not in ("_BatchDataset", "_ParallelBatchDataset"):
         return None
     batches = dataset.element_spec
-    size, drop, dataset, maps = int(dataset._batch_size), bool(dataset._drop_remainder), dataset._input_dataset, []
+    size, drop, dataset, maps = (
+        int(dataset._batch_size),
+        bool(dataset._drop_remainder),
+        dataset._input_dataset,
+        [],
+    )
     seconds = 0.0
     while type(dataset).__name__ in ("_MapDataset", "_ParallelMapDataset"):
         if _is_stateful(dataset):
@@ -110,7 +120,9 @@ def mapped_batches(dataset: tf.data.Dataset) -> MappedBatches | None:
     if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(batches)):
         return None
     specs = tf.nest.flatten(dataset.element_spec)
-    if not maps or not all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs):
+    if not maps or not all(
+        isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs
+    ):
         return None
     return MappedBatches(dataset, maps, size, drop, repeat, prefetch, seconds)
 
@@ -132,12 +144,17 @@ def _seconds_of_map(mapped: tf.data.Dataset) -> float:
 def has_maps_to_parallelize(dataset: tf.data.Dataset) -> bool:
     """Returns whether a pipeline has a `map` that TensorFlow's `map_parallelization` makes parallel, or one with state.
 
-    The former has no `num_parallel_calls` and no side effects. One that takes microseconds does not count.
+    The former has no `num_parallel_calls` and no side effects. One that takes microseconds does not
+    count.
     """
-    # A map of one element, as Keras maps the number of an epoch to an order of samples, does not count: there is
-    # nothing to make parallel.
+    # A map of one element, as Keras maps the number of an epoch to an order of samples, does not
+    # count: there is nothing to make parallel.
     one_by_one = type(dataset).__name__ == "_MapDataset" and not _is_stateful(dataset)
-    if one_by_one and int(dataset._input_dataset.cardinality()) != 1 and _seconds_of_map(dataset) == math.inf:
+    if (
+        one_by_one
+        and int(dataset._input_dataset.cardinality()) != 1
+        and _seconds_of_map(dataset) == math.inf
+    ):
         return True
     if type(dataset).__name__ == "_MapDataset" and _operations(dataset) & _STATE:
         # How far it is called ahead changes what the next iterator gets.
@@ -159,14 +176,16 @@ def is_left_to_threads(dataset: tf.data.Dataset) -> bool:
 
 
 def _numbers_differ(dataset: tf.data.Dataset) -> bool:
-    # Threads of a parallel `map` or `interleave` draw random numbers, or call Python, in the order in which they come
-    # to it.
+    # Threads of a parallel `map` or `interleave` draw random numbers, or call Python, in the order
+    # in which they come to it.
     kind = type(dataset).__name__
     if kind == "_ParallelMapDataset":
         calls = tf.get_static_value(dataset._num_parallel_calls)
         return calls != 1 and bool(_operations(dataset) & (_RANDOM | _STATE | _PYTHON))
     if kind in _OF_DATASETS:
-        parallel = kind == "_ParallelInterleaveDataset" or "ParallelMapDatasetV2" in _operations(dataset)
+        parallel = kind == "_ParallelInterleaveDataset" or "ParallelMapDatasetV2" in _operations(
+            dataset
+        )
         return parallel and bool(_operations(dataset) & (_RANDOM | _STATE))
     return False
 
@@ -187,7 +206,9 @@ def _operations(dataset: tf.data.Dataset) -> frozenset[str]:
         graph = function.graph
         operations = graph.get_operations()
         found = {operation.type for operation in operations}
-        if any(attr.type in ("func", "list(func)") for each in operations for attr in each.op_def.attr):
+        if any(
+            attr.type in ("func", "list(func)") for each in operations for attr in each.op_def.attr
+        ):
             # Only then, for it copies the constants of the graph, which may be large.
             inner = graph.as_graph_def().library.function
             found.update(node.op for each in inner for node in each.node_def)
@@ -198,4 +219,6 @@ def _operations(dataset: tf.data.Dataset) -> frozenset[str]:
 # The wrapper is a `StructuredFunctionWrapper`, of which pyright infers that it has no function.
 def _call_map(wrapper: Any, element: object) -> object:
     tensors = structure.to_tensor_list(wrapper._input_structure, element)
-    return structure.from_compatible_tensor_list(wrapper.output_structure, wrapper.function(*tensors))
+    return structure.from_compatible_tensor_list(
+        wrapper.output_structure, wrapper.function(*tensors)
+    )

@@ -34,7 +34,8 @@ class Plane(Protocol):
 
 def planes_of(data: bytes) -> Iterable[Plane]:
     """Returns what TensorFlow's profiler has written: planes of lines of events."""
-    # The format is that of tsl/profiler/protobuf/xplane.proto, which has no public reader. Seen on 2.21.
+    # The format is that of tsl/profiler/protobuf/xplane.proto, which has no public reader. Seen on
+    # 2.21.
     from tensorflow.tsl.profiler.protobuf import xplane_pb2  # pyright: ignore[reportMissingImports]
 
     space: Any = xplane_pb2

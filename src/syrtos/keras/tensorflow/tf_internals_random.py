@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import random_seed
-from tensorflow.python.ops import gen_image_ops, gen_random_ops, gen_stateless_random_ops, gen_stateless_random_ops_v2
+from tensorflow.python.ops import (
+    gen_image_ops,
+    gen_random_ops,
+    gen_stateless_random_ops,
+    gen_stateless_random_ops_v2,
+)
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 
 from syrtos.keras.patching import replace
@@ -21,14 +26,15 @@ from syrtos.keras.split.shares import SEED_STRIDE
 from syrtos.keras.tensorflow import tf_internals_graphs
 
 Original = Callable[..., Any]
-# Gives the seed of a draw, int64 of shape (2,), or None: then TensorFlow draws as it would. It is given the object that
-# draws.
+# Gives the seed of a draw, int64 of shape (2,), or None: then TensorFlow draws as it would. It is
+# given the object that draws.
 Source = Callable[[Any], "tf.Tensor | None"]
 # The arguments of TensorFlow's functions by name.
 Arguments = Mapping[str, Any]
 # A seed of a stateless operation: integers of shape (2,).
 Seed = tf.Tensor | tuple[int, int]
-# Gives the global seed and that of an operation, from the one that the script has given the operation.
+# Gives the global seed and that of an operation, from the one that the script has given the
+# operation.
 GetSeed = Callable[[int | None], tuple[int | None, int | None]]
 # Makes a draw from a seed, given the arguments of the function in whose place it draws.
 Draw = Callable[[Seed, Arguments], object]
@@ -53,17 +59,24 @@ def _shape_of_each(arguments: Arguments, name: str) -> tf.Tensor:
 
 # Two threads that trace at once would leave each other's functions in the place of TensorFlow's.
 _alone = threading.RLock()
-# Functions that draw the same distribution from a seed, given the arguments of the operation without one.
+# Functions that draw the same distribution from a seed, given the arguments of the operation
+# without one.
 _random: Any = tf.random  # whose annotations do not know all of it
 _OPERATIONS: Mapping[str, Draw] = {
     "random_uniform": lambda seed, a: _random.stateless_uniform(a["shape"], seed, dtype=a["dtype"]),
     "random_uniform_int": lambda seed, a: _random.stateless_uniform(
         a["shape"], seed, a["minval"], a["maxval"], a["minval"].dtype
     ),
-    "random_standard_normal": lambda seed, a: tf.random.stateless_normal(a["shape"], seed, dtype=a["dtype"]),
-    "truncated_normal": lambda seed, a: tf.random.stateless_truncated_normal(a["shape"], seed, dtype=a["dtype"]),
-    "parameterized_truncated_normal": lambda seed, a: tf.random.stateless_parameterized_truncated_normal(
-        a["shape"], seed, a["means"], a["stdevs"], a["minvals"], a["maxvals"]
+    "random_standard_normal": lambda seed, a: tf.random.stateless_normal(
+        a["shape"], seed, dtype=a["dtype"]
+    ),
+    "truncated_normal": lambda seed, a: tf.random.stateless_truncated_normal(
+        a["shape"], seed, dtype=a["dtype"]
+    ),
+    "parameterized_truncated_normal": lambda seed, a: (
+        tf.random.stateless_parameterized_truncated_normal(
+            a["shape"], seed, a["means"], a["stdevs"], a["minvals"], a["maxvals"]
+        )
     ),
     "random_shuffle": lambda seed, a: _random.experimental.stateless_shuffle(a["value"], seed),
     "multinomial": lambda seed, a: tf.random.stateless_categorical(
@@ -81,19 +94,29 @@ _METHODS: Mapping[str, Draw] = {
     "make_seeds": lambda seed, a: tf.pad(
         _random.stateless_uniform([1, a["count"]], seed, None, None, tf.int64), [[0, 1], [0, 0]]
     ),
-    "uniform": lambda seed, a: _random.stateless_uniform(a["shape"], seed, a["minval"], a["maxval"], a["dtype"]),
-    "normal": lambda seed, a: tf.random.stateless_normal(a["shape"], seed, a["mean"], a["stddev"], a["dtype"]),
+    "uniform": lambda seed, a: _random.stateless_uniform(
+        a["shape"], seed, a["minval"], a["maxval"], a["dtype"]
+    ),
+    "normal": lambda seed, a: tf.random.stateless_normal(
+        a["shape"], seed, a["mean"], a["stddev"], a["dtype"]
+    ),
     "truncated_normal": lambda seed, a: tf.random.stateless_truncated_normal(
         a["shape"], seed, a["mean"], a["stddev"], a["dtype"]
     ),
-    "uniform_full_int": lambda seed, a: _random.stateless_uniform(a["shape"], seed, None, None, a["dtype"]),
+    "uniform_full_int": lambda seed, a: _random.stateless_uniform(
+        a["shape"], seed, None, None, a["dtype"]
+    ),
 }
 
 
 def _box(seed: Seed, a: Arguments) -> object:
     others = ("aspect_ratio_range", "area_range", "max_attempts", "use_image_if_no_bounding_boxes")
     return tf.image.stateless_sample_distorted_bounding_box(
-        a["image_size"], a["bounding_boxes"], seed, a["min_object_covered"], **{name: a[name] for name in others}
+        a["image_size"],
+        a["bounding_boxes"],
+        seed,
+        a["min_object_covered"],
+        **{name: a[name] for name in others},
     )
 
 
@@ -119,10 +142,18 @@ def without_draws() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in _STATELESS:
             _replace(stack, gen_stateless_random_ops_v2, name, _of_one_row)
-        for name in ("random_uniform", "random_uniform_int", "random_standard_normal", "truncated_normal"):
+        for name in (
+            "random_uniform",
+            "random_uniform_int",
+            "random_standard_normal",
+            "truncated_normal",
+        ):
             _replace(stack, gen_random_ops, name, _from_seed(_OPERATIONS[name], seed))
         _replace(stack, gen_random_ops, "random_shuffle", lambda _: lambda value, **kwargs: value)
-        for owner, name in ((gen_random_ops, "multinomial"), (gen_stateless_random_ops, "stateless_multinomial")):
+        for owner, name in (
+            (gen_random_ops, "multinomial"),
+            (gen_stateless_random_ops, "stateless_multinomial"),
+        ):
             _replace(stack, owner, name, lambda _: _likeliest)
         # The original adds the replica's number to the key.
         _replace(stack, tf.random.Generator, "_preprocess_key", lambda _: lambda self, key: key)
@@ -187,23 +218,28 @@ def _from_seed(draw: Draw, seed: Seed) -> Callable[[Original], Original]:
     return wrapper
 
 
-def _likeliest(logits: tf.Tensor, num_samples: tf.Tensor | int, *args: object, **kwargs: Any) -> tf.Tensor:
+def _likeliest(
+    logits: tf.Tensor, num_samples: tf.Tensor | int, *args: object, **kwargs: Any
+) -> tf.Tensor:
     dtype = kwargs.get("output_dtype", tf.int64)
     return tf.repeat(tf.argmax(logits, -1, dtype)[:, tf.newaxis], num_samples, 1)
 
 
 @contextlib.contextmanager
 def drawn_by(
-    operations: Callable[[], tf.Tensor | None], generators: Source, given_seed: Callable[[int | None], None]
+    operations: Callable[[], tf.Tensor | None],
+    generators: Source,
+    given_seed: Callable[[int | None], None],
 ) -> Iterator[None]:
     """Makes graphs that are built within the context draw their random numbers from seeds.
 
     Args:
-        operations: gives the seeds of operations that draw in the order in which threads come to them
-            (`tf.random.uniform`, `tf.image.random_*`).
-        generators: gives those of objects that keep their state in a variable (`tf.random.Generator`,
-            `keras.random.SeedGenerator`); it is given the object.
-        given_seed: is given the script's seed of an operation, before ``operations`` is called; None without one.
+        operations: gives the seeds of operations that draw in the order in which threads come to
+            them (`tf.random.uniform`, `tf.image.random_*`).
+        generators: gives those of objects that keep their state in a variable
+            (`tf.random.Generator`, `keras.random.SeedGenerator`); it is given the object.
+        given_seed: is given the script's seed of an operation, before ``operations`` is called;
+            None without one.
     """
     with _alone, contextlib.ExitStack() as stack:
         for name, draw in _OPERATIONS.items():
@@ -213,13 +249,17 @@ def drawn_by(
         for name, draw in _METHODS.items():
             _replace(stack, tf.random.Generator, name, _drawing_from(draw, generators))
         if keras := sys.modules.get("keras"):
-            _replace(stack, keras.random.SeedGenerator, "next", _drawing_from(_seed_of_keras, generators))
+            _replace(
+                stack, keras.random.SeedGenerator, "next", _drawing_from(_seed_of_keras, generators)
+            )
         _replace(stack, random_seed, "get_seed", _noting(given_seed))
         _replace(stack, Function, "__call__", _traced_here)
         yield
 
 
-def _replace(stack: contextlib.ExitStack, owner: object, name: str, wrapper: Callable[[Original], Original]) -> None:
+def _replace(
+    stack: contextlib.ExitStack, owner: object, name: str, wrapper: Callable[[Original], Original]
+) -> None:
     original = getattr(owner, name)
     stack.callback(setattr, owner, name, original)
     setattr(owner, name, wrapper(original))
@@ -263,7 +303,14 @@ def draw_by_rank(rank: Callable[[], int]) -> None:
         def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
             seed, of_operation = original(op_seed)
             # Both are None, or none.
-            return seed, of_operation if seed is None or of_operation is None else of_operation + rank() * SEED_STRIDE
+            return (
+                seed,
+                (
+                    of_operation
+                    if seed is None or of_operation is None
+                    else of_operation + rank() * SEED_STRIDE
+                ),
+            )
 
         return get_seed
 
@@ -285,7 +332,8 @@ def draw_from_given_seeds(is_ours: Callable[[int], bool]) -> None:
 
     ``is_ours`` says of a global seed whether syrtos has set it.
     """
-    # Without this the global seed that syrtos sets would change what e.g. ``shuffle(n, seed=3)`` means.
+    # Without this the global seed that syrtos sets would change what e.g. ``shuffle(n, seed=3)``
+    # means.
 
     def wrapper(original: GetSeed) -> GetSeed:
         def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
@@ -305,7 +353,8 @@ def seed_of(generator: SeedGenerator | tf.random.Generator) -> int | None:
 
 def _traced_here(original: Callable[..., R]) -> Callable[..., R]:
     """Wraps the call of a `tf.function`: a copy of it is traced here."""
-    # The script's function may be a graph already, or be called elsewhere later: neither may be with a seed of here.
+    # The script's function may be a graph already, or be called elsewhere later: neither may be
+    # with a seed of here.
 
     def call(self: Function, *args: object, **kwargs: object) -> R:
         return original(self._clone(None), *args, **kwargs)

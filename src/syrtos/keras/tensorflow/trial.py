@@ -17,7 +17,13 @@ from syrtos.keras.split import trial_step
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import Change, keeping_python_state
 from syrtos.keras.split.trial_step import Amount, Assigned, StepOutcome, TrialOfRows
-from syrtos.keras.tensorflow import gathering, models, tf_internals, tf_internals_iterators, tf_internals_random
+from syrtos.keras.tensorflow import (
+    gathering,
+    models,
+    tf_internals,
+    tf_internals_iterators,
+    tf_internals_random,
+)
 from syrtos.keras.tensorflow.assignments import current_step, whole_batch
 from syrtos.keras.tensorflow.input import Share
 from syrtos.keras.tensorflow.reduction import Reduction
@@ -33,7 +39,12 @@ class Trial(TrialOfRows):
     """A trial of a step on some rows of the first batch: see `syrtos.keras.split.trial_step.StepTrial`."""
 
     def __init__(
-        self, model: Model, session: Session, step: BatchStep, first: Share, amount: Amount = Amount.FEW
+        self,
+        model: Model,
+        session: Session,
+        step: BatchStep,
+        first: Share,
+        amount: Amount = Amount.FEW,
     ) -> None:
         first = Share(first.samples, tf_internals.without_optionals(first.data))
         super().__init__(model, session, step, first, _some_rows(first, session, amount), amount)
@@ -55,9 +66,13 @@ class Trial(TrialOfRows):
 
     def compute_split(self, plan: SplitPlan) -> StepOutcome:
         def run(outcome: StepOutcome) -> object:
-            scope = StepScope(self._session, self._some, False, reduces_early=True, plan=plan, outcome=outcome)
+            scope = StepScope(
+                self._session, self._some, False, reduces_early=True, plan=plan, outcome=outcome
+            )
             with scope.as_current_step():
-                return scope.finish(self._run(self._step, self._fresh_rows()), logs_are_global=False)
+                return scope.finish(
+                    self._run(self._step, self._fresh_rows()), logs_are_global=False
+                )
 
         with _synchronizing_batchnorm(self._model):
             return self._outcome(run)
@@ -72,7 +87,11 @@ class Trial(TrialOfRows):
         counts = self._session.comm.agree("rows of each worker", float(self._some.samples))
         start = int(sum(counts[: self._session.world.rank]))
         rows = tf.nest.map_structure(
-            lambda leaf: tf.reverse(leaf, [0])[start : start + int(self._some.samples)] if has_rows(leaf) else leaf,
+            lambda leaf: (
+                tf.reverse(leaf, [0])[start : start + int(self._some.samples)]
+                if has_rows(leaf)
+                else leaf
+            ),
             gathering.rows_of_all(scope, scope.data),
         )
         same = Share(self._some.samples, rows)
@@ -84,8 +103,8 @@ class Trial(TrialOfRows):
 
     def build(self) -> None:
         """Runs the step once for what a model makes in its first call."""
-        # Draws for weights stay made. All other draws are undone: one process traces its first call, which draws
-        # nothing else.
+        # Draws for weights stay made. All other draws are undone: one process traces its first
+        # call, which draws nothing else.
         scope = StepScope(self._session, self._some, False)
         rows = gathering.rows_of_all(scope, scope.data)
         with (
@@ -116,8 +135,12 @@ class Trial(TrialOfRows):
             try:
                 logs = run(outcome)
                 found = self._compared_leaves(logs)
-                outcome.logs, outcome.log_names = [np.asarray(v) for v in found], trial_step.names_of(logs, found)
-            # Any error of the script's step: that it can't be computed in one of the ways is what a trial is to show.
+                outcome.logs, outcome.log_names = (
+                    [np.asarray(v) for v in found],
+                    trial_step.names_of(logs, found),
+                )
+            # Any error of the script's step: that it can't be computed in one of the ways is what a
+            # trial is to show.
             except Exception as error:
                 outcome.error = trial_step.describe_error(error)
         return outcome
@@ -162,19 +185,25 @@ def _some_rows(share: Share, session: Session, amount: Amount) -> Share:
 
 
 @contextlib.contextmanager
-def _without_trace(model: Model, outcome: StepOutcome, keeps_draws_of_weights: bool = False) -> Iterator[None]:
+def _without_trace(
+    model: Model, outcome: StepOutcome, keeps_draws_of_weights: bool = False
+) -> Iterator[None]:
     """Makes optimizers note gradients instead of updating, within the context, and undoes everything at its end.
 
-    Afterwards all variables, generators and Python's numbers are as before. With ``keeps_draws_of_weights`` Python's
-    generators and those that have drawn weights keep their new states.
+    Afterwards all variables, generators and Python's numbers are as before. With
+    ``keeps_draws_of_weights`` Python's generators and those that have drawn weights keep their new
+    states.
     """
     assigned = _AssignedVariables(keeps_draws_of_weights)
     changes: list[Change] = []
     runs_eagerly = bool(getattr(model, "run_eagerly", False))
     watching = tf_internals.watching_assignments(assigned.about_to_assign)
-    noting = trial_step.noting_gradients(functools.partial(_note_gradients, outcome, not runs_eagerly))
+    noting = trial_step.noting_gradients(
+        functools.partial(_note_gradients, outcome, not runs_eagerly)
+    )
     try:
-        # A step that is traced draws nothing in Python, and a data set's threads may draw meanwhile.
+        # A step that is traced draws nothing in Python, and a data set's threads may draw
+        # meanwhile.
         puts_back = ("numpy", "random") if runs_eagerly else ()
         if keeps_draws_of_weights:
             # Keras draws the seeds of weights by `random`, and nothing by NumPy.
@@ -204,14 +233,21 @@ class _AssignedVariables:
 
     def about_to_assign(self, variable: tf.Variable) -> None:
         """Notes the value of a variable from before its first assignment."""
-        if self._keeps_draws_of_weights and _is_seed(variable) and tf_internals_random.is_drawing_weights():
+        if (
+            self._keeps_draws_of_weights
+            and _is_seed(variable)
+            and tf_internals_random.is_drawing_weights()
+        ):
             self._of_weights.add(id(variable))
         if id(variable) not in self._before and bool(variable.is_initialized()):
             self._before[id(variable)] = variable, tf_internals.value_of(variable)
 
     def note_and_put_back(self, model: Model, outcome: StepOutcome) -> None:
         """Notes the new values, and puts back those from before."""
-        known = [*state.of_model(model), *(found for metric in model.metrics for found in metric.variables)]
+        known = [
+            *state.of_model(model),
+            *(found for metric in model.metrics for found in metric.variables),
+        ]
         names = {id(getattr(found, "value", found)): state.name_of(found) for found in known}
         for key, (variable, value) in self._before.items():
             after = tf_internals.value_of(variable)
@@ -238,7 +274,8 @@ def _note_gradients(
         grads: the gradients.
         variables: those of the gradients; none where the script does not say.
     """
-    # What is built in a trace that fails is never initialized, and a step that decides by its rows fails there.
+    # What is built in a trace that fails is never initialized, and a step that decides by its rows
+    # fails there.
     if builds:
         keras_internals.build_optimizer(optimizer, variables)
     names = [state.name_of(variable) for variable in variables]
@@ -248,18 +285,27 @@ def _note_gradients(
     for index, gradient in enumerate(grads):
         if gradient is not None:
             outcome.gradients.append(np.asarray(tf.convert_to_tensor(gradient)))
-            outcome.gradient_names.append(names[index] if index < len(names) else f"gradient {index + 1}")
+            outcome.gradient_names.append(
+                names[index] if index < len(names) else f"gradient {index + 1}"
+            )
 
 
 def _is_seed(variable: tf.Variable) -> bool:
     """Returns whether a variable is the state of a generator: two or more whole numbers that nothing trains."""
-    return variable.dtype in (tf.uint32, tf.int64) and variable.shape.rank == 1 and not variable.trainable
+    return (
+        variable.dtype in (tf.uint32, tf.int64)
+        and variable.shape.rank == 1
+        and not variable.trainable
+    )
 
 
 @contextlib.contextmanager
 def _eager_functions() -> Iterator[None]:
     """Runs `tf.function`s eagerly and without TensorFloat-32, within the context."""
-    before, tf32 = tf.config.functions_run_eagerly(), tf.config.experimental.tensor_float_32_execution_enabled()
+    before, tf32 = (
+        tf.config.functions_run_eagerly(),
+        tf.config.experimental.tensor_float_32_execution_enabled(),
+    )
     tf.config.run_functions_eagerly(True)
     # Its rounding would differ by the number of rows.
     tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -290,6 +336,9 @@ def _is_batchnorm(layer: object) -> TypeGuard[models.BatchNormalization]:
 
 def precision_of(model: Model) -> int:
     """Returns the bytes of the least precise dtype of the model's layers; 4 where none is floating."""
-    names = [str(getattr(layer, "compute_dtype", None) or "float32") for layer in keras_internals.layers_of(model)]
+    names = [
+        str(getattr(layer, "compute_dtype", None) or "float32")
+        for layer in keras_internals.layers_of(model)
+    ]
     sizes = [tf.as_dtype(name).size for name in names if "float" in name]
     return min(sizes, default=4)

@@ -57,8 +57,12 @@ class TensorFlow(Backend):
         except (TypeError, RuntimeError, BufferError, AttributeError):
             return tensor.numpy()
 
-    def on_host(self, function: Callable[[Array], Array], value: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
-        (result,) = ops.exchange(lambda array: [function(array)], [tf.convert_to_tensor(value)], [value.dtype])
+    def on_host(
+        self, function: Callable[[Array], Array], value: tf.Tensor, shape: tuple[int, ...]
+    ) -> tf.Tensor:
+        (result,) = ops.exchange(
+            lambda array: [function(array)], [tf.convert_to_tensor(value)], [value.dtype]
+        )
         return tf.ensure_shape(result, shape)
 
     def splits_variables(self) -> bool:
@@ -67,7 +71,9 @@ class TensorFlow(Backend):
     def gathering_variables(self, model: Model) -> contextlib.AbstractContextManager[None]:
         return sharding.gathering_variables(model)
 
-    def broadcast_in_graph(self, comm: Communicator, variables: Sequence[Variable], root: int) -> None:
+    def broadcast_in_graph(
+        self, comm: Communicator, variables: Sequence[Variable], root: int
+    ) -> None:
         """Adds the broadcasts as ops of a `tf.function`, which run each time it is called."""
         for variable in variables:
             variable.assign(ops.broadcast(comm, tensor_of(variable), root))
@@ -79,21 +85,27 @@ class TensorFlow(Backend):
         reduction = gradients.reduction_of(getattr(optimizer, "inner_optimizer", optimizer))
         if reduction is None:
             return world.sharing().comm, []
-        return reduction.comm, [v for v in model.trainable_variables if state.identity(v) not in reduction.local]
+        return reduction.comm, [
+            v for v in model.trainable_variables if state.identity(v) not in reduction.local
+        ]
 
     def current_step(self) -> Step | None:
         return assignments.current_step()
 
     def rank_to_seed(self) -> int:
         found, rank = assignments.current_step(), world.current().world.rank
-        # Workers at their own pace share no step; in a graph of a script's own nothing is initialized either, and no
-        # data is shuffled.
+        # Workers at their own pace share no step; in a graph of a script's own nothing is
+        # initialized either, and no data is shuffled.
         own_graph = tf_internals_graphs.graph() and not tf_internals_graphs.is_of_dataset()
         in_graph = bool(assignments.training_now() or own_graph)
-        training = found.training if found else bool(asynchronous.asynchronous_servers() and in_graph)
+        training = (
+            found.training if found else bool(asynchronous.asynchronous_servers() and in_graph)
+        )
         return rank if training else 0
 
-    def reduce_gradients(self, optimizer: Optimizer, grads: Sequence[Gradient | None]) -> Sequence[Gradient | None]:
+    def reduce_gradients(
+        self, optimizer: Optimizer, grads: Sequence[Gradient | None]
+    ) -> Sequence[Gradient | None]:
         return gradients.reduce_gradients(optimizer, grads)
 
     def average(self, optimizer: Optimizer, comm: Communicator) -> None:
@@ -116,4 +128,6 @@ def tensor_of(variable: FrameworkVariable) -> tf.Tensor:
 def _holder(variable: object) -> tf.Variable:
     """Returns the TensorFlow variable of a Keras one, or of Keras 2's for mixed precision."""
     held = (getattr(variable, name, None) for name in ("_value", "_variable"))
-    return next((value for value in held if isinstance(value, tf.Variable)), cast("tf.Variable", variable))
+    return next(
+        (value for value in held if isinstance(value, tf.Variable)), cast("tf.Variable", variable)
+    )

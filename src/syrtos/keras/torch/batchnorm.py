@@ -27,13 +27,15 @@ class _TotalContext(Protocol):
 def synchronize_moments(original: Method) -> Method:
     """Wraps a layer's `_moments`: with ``--sync-batchnorm`` they are those of the global batch."""
 
-    # Layers keep their configuration: Keras would not load a model again whose layers say ``synchronized`` on torch.
+    # Layers keep their configuration: Keras would not load a model again whose layers say
+    # ``synchronized`` on torch.
     def moments(
         self: _Normalization, inputs: torch.Tensor, mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         current = step.current_step()
-        # A trial counts layers as synchronized: of others it is known, and said, that their statistics are a share's.
-        # Where each worker has all rows, the way in which one process computes their statistics rounds less.
+        # A trial counts layers as synchronized: of others it is known, and said, that their
+        # statistics are a share's. Where each worker has all rows, the way in which one process
+        # computes their statistics rounds less.
         synchronizes = (
             current is not None
             and (current.session.options.sync_batchnorm or current.outcome is not None)
@@ -46,23 +48,28 @@ def synchronize_moments(original: Method) -> Method:
     return moments
 
 
-def _moments(current: step.StepScope, x: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _moments(
+    current: step.StepScope, x: torch.Tensor, axes: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns mean and variance of the global batch: of the dtype of ``x``, and within its range."""
-    # As Keras computes them: E[x²] - E[x]², in float32 at least. One exchange gives both, where E[(x - mean)²] would
-    # take a second one.
+    # As Keras computes them: E[x²] - E[x]², in float32 at least. One exchange gives both, where
+    # E[(x - mean)²] would take a second one.
     wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
     reduced = tuple(axis % x.ndim for axis in axes)
     count = wide.new_tensor([math.prod(x.shape[axis] for axis in reduced)])
     mine = torch.cat([wide.sum(reduced).reshape(-1), wide.square().sum(reduced).reshape(-1), count])
     if not current.samples:
-        # The row does not count. Its zeros are a part of the graph still: all workers meet in `backward` too.
+        # The row does not count. Its zeros are a part of the graph still: all workers meet in
+        # `backward` too.
         mine = torch.where(torch.zeros_like(mine, dtype=torch.bool), mine, torch.zeros_like(mine))
     total = _Total.apply(mine, current)
     shape = [n for axis, n in enumerate(x.shape) if axis not in reduced]
     mean, square = (total[:-1] / total[-1]).reshape(2, *shape)
     limits = torch.finfo(x.dtype)
     variance = square - mean.square()
-    return mean.clip(limits.min, limits.max).to(x.dtype), variance.clip(limits.min, limits.max).to(x.dtype)
+    return mean.clip(limits.min, limits.max).to(x.dtype), variance.clip(limits.min, limits.max).to(
+        x.dtype
+    )
 
 
 class _Total(torch.autograd.Function):
@@ -76,8 +83,9 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _TotalContext, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        # Workers' losses are means of their shares: the gradients that come back count by their samples, and go on as
-        # those of this worker's share, which are weighted once more when they are reduced.
+        # Workers' losses are means of their shares: the gradients that come back count by their
+        # samples, and go on as those of this worker's share, which are weighted once more when they
+        # are reduced.
         current = ctx.current
         fraction = current.fraction()
         weighted = grads[0] * fraction if current.samples else torch.zeros_like(grads[0])

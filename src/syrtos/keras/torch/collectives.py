@@ -31,8 +31,8 @@ _HALVES = (torch.float16, torch.bfloat16)
 def serve(comm: Communicator, tensor: torch.Tensor) -> bool:
     """Returns whether torch's collectives exchange a tensor like this.
 
-    They do as the run asks, or by default on GPUs of which each worker has its own. They join all workers: between some
-    of them MPI exchanges.
+    They do as the run asks, or by default on GPUs of which each worker has its own. They join all
+    workers: between some of them MPI exchanges.
 
     Raises:
         ConfigurationError: the run asks for them, and two workers use one GPU.
@@ -45,8 +45,9 @@ def serve(comm: Communicator, tensor: torch.Tensor) -> bool:
         return chosen == "framework"
     if chosen == "framework" and not _own_gpus():
         raise ConfigurationError(
-            "`--exchange framework` exchanges by NCCL here, which needs a GPU for each worker, and two workers use one."
-            " Leave that option out: workers that share a GPU exchange by MPI. Or start as many workers as GPUs."
+            "`--exchange framework` exchanges by NCCL here, which needs a GPU for each worker, and"
+            " two workers use one. Leave that option out: workers that share a GPU exchange by MPI."
+            " Or start as many workers as GPUs."
         )
     return _own_gpus()
 
@@ -62,8 +63,8 @@ def begin_weighted_mean(
         A function that waits for the averages and returns them: until then a GPU computes on.
     """
     sizes = [tensor.numel() for tensor in bucket]
-    # The workers meet over MPI before each exchange: one that calls something else, comes late or has died is named as
-    # everywhere.
+    # The workers meet over MPI before each exchange: one that calls something else, comes late or
+    # has died is named as everywhere.
     weights = comm.agree(f"exchange {bucket[0].dtype} {','.join(map(str, sizes))}", weight)
     total = float(sum(weights))
     flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
@@ -87,7 +88,9 @@ def _group(device: str) -> CollectiveGroup:
     here = rendezvous.listening_address("torch", session)
     address = session.comm.broadcast_object(_address(here) if session.world.rank == 0 else None)
     place = session.world
-    group = torch_internals.group_of(device, address, place.rank, place.size, session.options.timeout, here)
+    group = torch_internals.group_of(
+        device, address, place.rank, place.size, session.options.timeout, here
+    )
     group.allreduce([torch.zeros(1, device=device)]).wait()  # connects them
     # The store's folder is removed only after all workers have found each other through it.
     session.comm.agree("joined by torch")
@@ -110,13 +113,19 @@ def _leave(group: CollectiveGroup, pid: int) -> None:
 
 
 def _address(here: str) -> str:
-    return f"{rendezvous.folder()}/torch" if here == rendezvous.LOOPBACK else f"{here}:{rendezvous.free_port(here)}"
+    return (
+        f"{rendezvous.folder()}/torch"
+        if here == rendezvous.LOOPBACK
+        else f"{here}:{rendezvous.free_port(here)}"
+    )
 
 
 @functools.cache
 def _own_gpus() -> bool:
     """Returns whether no two workers use one GPU, which NCCL refuses."""
     session: Session = world.current()
-    mine = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)  # unique over all hosts
+    mine = str(
+        torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+    )  # unique over all hosts
     everyone = session.comm.allgather_object(mine)
     return len(set(everyone)) == len(everyone)

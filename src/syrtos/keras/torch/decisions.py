@@ -1,7 +1,7 @@
 """Finds what a step of the script's own decides by a number of this worker's rows.
 
-`syrtos.keras.tensorflow.decisions` reads that in a graph. Torch has none: what the step calls of torch is watched while
-it is tried on some rows.
+`syrtos.keras.tensorflow.decisions` reads that in a graph. Torch has none: what the step calls of
+torch is watched while it is tried on some rows.
 """
 
 from __future__ import annotations
@@ -19,13 +19,18 @@ from torch.overrides import TorchFunctionMode
 
 from syrtos.keras.split.script_lines import line_of_script
 
-# Functions whose result is no smooth function of a number, without the underscores around their names.
+# Functions whose result is no smooth function of a number, without the underscores around their
+# names.
 _DECIDE = frozenset((
     "abs", "argmax", "argmin", "bool", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "eq", "floor", "ge", "gt",
     "hardtanh", "isfinite", "isinf", "isnan", "le", "lt", "max", "maximum", "min", "minimum", "ne", "relu", "round", "sign", "threshold", "where",
 ))  # fmt: skip
-# These divide by their second argument, or by their first: a sum over chosen rows by how many were chosen.
-_DIVIDE, _DIVIDE_BACK = frozenset(("div", "divide", "itruediv", "true_divide", "truediv")), "rtruediv"
+# These divide by their second argument, or by their first: a sum over chosen rows by how many were
+# chosen.
+_DIVIDE, _DIVIDE_BACK = (
+    frozenset(("div", "divide", "itruediv", "true_divide", "truediv")),
+    "rtruediv",
+)
 # The same of rows that a mask has chosen. Sums over rows have forgotten how many there were.
 _CHOOSE, _FORGET = (
     frozenset(("getitem", "masked_select", "nonzero")),
@@ -61,7 +66,9 @@ class Watching(TorchFunctionMode):
     ) -> object:
         """Calls a function of torch, and follows its results where it was given rows or their numbers."""
         result = func(*args, **(kwargs or {}))
-        given = [leaf for leaf in keras.tree.flatten((args, kwargs or {})) if id(leaf) in self._followed]
+        given = [
+            leaf for leaf in keras.tree.flatten((args, kwargs or {})) if id(leaf) in self._followed
+        ]
         name = getattr(func, "__name__", "").strip("_")
         if given and name == "item" and type(result) is float:
             return _Number.of(result, self)
@@ -83,7 +90,9 @@ class Watching(TorchFunctionMode):
         """Returns whether a function is a mean over rows that a mask has chosen, and follows such rows."""
         leaves = [leaf for leaf in keras.tree.flatten(args) if isinstance(leaf, torch.Tensor)]
         chooses = name in _CHOOSE and any(leaf.dtype == torch.bool for leaf in leaves)
-        if not chooses and (name in _FORGET or not any(id(leaf) in self._chosen for leaf in leaves)):
+        if not chooses and (
+            name in _FORGET or not any(id(leaf) in self._chosen for leaf in leaves)
+        ):
             return False
         made = [leaf for leaf in keras.tree.flatten(result) if isinstance(leaf, torch.Tensor)]
         if name == "mean":
@@ -131,7 +140,8 @@ class _Number(float):
     __hash__ = float.__hash__
 
     def __reduce__(self) -> tuple[type, tuple[float]]:
-        # What is stored, or sent to another process, is a plain number: a watch of this process means nothing there.
+        # What is stored, or sent to another process, is a plain number: a watch of this process
+        # means nothing there.
         return float, (float(self),)
 
     @classmethod
@@ -166,7 +176,9 @@ for _name in _ARITHMETIC.split():
     setattr(_Number, f"__{_name}__", _arithmetic(_name))
 
 
-def _deciding(name: str, given: Sequence[torch.Tensor], args: tuple[object, ...]) -> Sequence[torch.Tensor]:
+def _deciding(
+    name: str, given: Sequence[torch.Tensor], args: tuple[object, ...]
+) -> Sequence[torch.Tensor]:
     """Returns those tensors by which a function decides: of ``where`` the condition alone, of a division the divisor."""
     if name == "where" or name == _DIVIDE_BACK:
         return [leaf for leaf in given if leaf is args[0]]

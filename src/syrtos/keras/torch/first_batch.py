@@ -46,8 +46,8 @@ class Function:
     Attributes:
         model: the model whose function it is.
         plan: the way steps are split, as the first batch has shown.
-        reduces_early: whether code of the script's sees gradients before an optimizer of Keras's own takes them, or may
-            look at them later.
+        reduces_early: whether code of the script's sees gradients before an optimizer of Keras's
+            own takes them, or may look at them later.
         verifying: counts the calls of the function.
         checks: says which batches are looked at.
     """
@@ -65,8 +65,11 @@ class Function:
             name == "train_step" and gradients.script_reads_gradients(session)
         )
         self._accumulation = accumulation.Kind(session.comm, model)
-        # Workers that train alone for some steps don't meet in each, as a comparison of rows would have them do.
-        alone = bool(local_steps.rounds()) or (name == "train_step" and session.options.sync_every > 0)
+        # Workers that train alone for some steps don't meet in each, as a comparison of rows would
+        # have them do.
+        alone = bool(local_steps.rounds()) or (
+            name == "train_step" and session.options.sync_every > 0
+        )
         self.plan = SplitPlan(is_decided=not verdicts.is_split(session) or alone)
         self.plan.reason_not_split = "" if self.plan.is_decided else known_parts.fixed_batch(model)
         self.verifying = verdicts.Verifying(model, session)
@@ -82,7 +85,8 @@ class Function:
 
     def is_due(self) -> bool:
         """Returns whether the next batch is to be looked at before it counts."""
-        # It is asked in each step, decided or not: it counts the steps of epochs, from the first one on.
+        # It is asked in each step, decided or not: it counts the steps of epochs, from the first
+        # one on.
         is_due = self.checks.is_due()
         if is_due or not self.plan.is_decided:
             self._numbers.note()
@@ -99,11 +103,15 @@ class Function:
     def _decide(self, first: Share) -> None:
         self.plan.is_decided = True
         if first.is_uneven:
-            self.plan.reason_not_split = self.plan.reason_not_split or "its tensors have unequal numbers of rows"
+            self.plan.reason_not_split = (
+                self.plan.reason_not_split or "its tensors have unequal numbers of rows"
+            )
         parts = known_parts.unknown_parts(self.model, self._stock, self._name)
         parts += torch_internals.hooks_of(self.model)
         asked = self._session.options.verify
-        is_compared = not self.plan.reason_not_split and asked != "off" and bool(parts or asked == "only")
+        is_compared = (
+            not self.plan.reason_not_split and asked != "off" and bool(parts or asked == "only")
+        )
         # Hooks may differ between workers, and a trial needs all of them.
         is_compared = any(self._session.comm.agree("compare the first batch?", float(is_compared)))
         if is_compared:
@@ -119,7 +127,8 @@ class Function:
         if self.plan.reason_not_split or not is_compared:
             self.checks.end()
         if self.plan.reason_not_split:
-            # Nothing is averaged: they must begin equal, as a model may not that is built by its first step.
+            # Nothing is averaged: they must begin equal, as a model may not that is built by its
+            # first step.
             state.broadcast(self._session.comm, state.of_model(self.model))
         verdicts.tell(self.plan, self._session, self._describe_step())
         if self._name == "train_step":
@@ -127,12 +136,18 @@ class Function:
 
     def _check(self, batch: Share) -> None:
         """Computes rows of a later batch both ways."""
-        began, trial, steps = time.monotonic(), self._trial(batch, self._amount()), self.checks.steps
+        began, trial, steps = (
+            time.monotonic(),
+            self._trial(batch, self._amount()),
+            self.checks.steps,
+        )
         few = batch.is_uneven or trial.has_few_rows()
         if not few and not self.plan.was_compared:  # the batches before had too few rows
             self._decide_by_trial(trial, self.plan)
             verdicts.tell(self.plan, self._session, self._describe_step())
-        elif not few and (not first_batch.confirm(self.plan, trial, self._session) or self._find_decision(trial)):
+        elif not few and (
+            not first_batch.confirm(self.plan, trial, self._session) or self._find_decision(trial)
+        ):
             other = self.plan.for_next_comparison()
             self._decide_by_trial(trial, other)
             if not other.is_like(self.plan):
@@ -148,14 +163,18 @@ class Function:
     def _decide_by_trial(self, trial: _Trial, plan: SplitPlan) -> None:
         decide = first_batch.decide_outputs if self._name == "predict_step" else first_batch.decide
         decide(plan, trial, self._session)
-        # Both ways may agree on these rows where the step decides by a number of them, and differ on later ones.
+        # Both ways may agree on these rows where the step decides by a number of them, and differ
+        # on later ones.
         found = self._find_decision(trial)
         if found and not plan.reason_not_split:
             plan.reason_not_split = verdicts.describe_decision(found)
 
     def _find_decision(self, trial: _Trial) -> str:
         """Returns what the step decides by, on any worker; empty for nothing. All workers call it together."""
-        return next((found[0] for found in self._session.comm.allgather_object(trial.decisions) if found), "")
+        return next(
+            (found[0] for found in self._session.comm.allgather_object(trial.decisions) if found),
+            "",
+        )
 
     def _trial(self, batch: Share, amount: Amount = Amount.FEW) -> _Trial:
         kind = _PredictingTrial if self._name == "predict_step" else _Trial
@@ -174,7 +193,9 @@ def _known_variables(model: keras.Model) -> set[int]:
 
     They are those of metrics, of Keras's own layers, and those of which the script says so.
     """
-    layers = [layer for layer in keras_internals.layers_of(model) if known_parts.is_known_layer(layer)]
+    layers = [
+        layer for layer in keras_internals.layers_of(model) if known_parts.is_known_layer(layer)
+    ]
     found = [variable for part in [*layers, *model.metrics] for variable in part.variables]
     said = [
         variable
@@ -185,7 +206,10 @@ def _known_variables(model: keras.Model) -> set[int]:
 
 
 def _precision(model: keras.Model) -> int:
-    names = [str(getattr(layer, "compute_dtype", None) or "float32") for layer in keras_internals.layers_of(model)]
+    names = [
+        str(getattr(layer, "compute_dtype", None) or "float32")
+        for layer in keras_internals.layers_of(model)
+    ]
     return 2 if any("16" in name for name in names) else 4
 
 
@@ -203,7 +227,8 @@ class _Trial(TrialOfRows):
     ) -> None:
         super().__init__(model, session, step, first, _some_rows(first, session, amount), amount)
         self._precision = _precision(model)
-        # By which the step decides by a number of its rows, once it was split; of trials with more rows too.
+        # By which the step decides by a number of its rows, once it was split; of trials with more
+        # rows too.
         self.decisions: list[str] = [] if before is None else before.decisions
 
     def _with_amount(self, amount: Amount) -> Self:
@@ -215,7 +240,9 @@ class _Trial(TrialOfRows):
     def compute_as_one_process(self, all_rows: bool) -> StepOutcome:
         if all_rows:
             self._some = self._all
-        rows = gathering.rows_of_all(StepScope(self._session, self._some.samples, False), self._some.data)
+        rows = gathering.rows_of_all(
+            StepScope(self._session, self._some.samples, False), self._some.data
+        )
 
         def run(outcome: StepOutcome) -> object:
             with whole_batch():
@@ -251,7 +278,9 @@ class _Trial(TrialOfRows):
                 return leaf
             return leaf.flip(0)[start : start + self._some.samples]
 
-        rows = keras.tree.map_structure(take_from_end, gathering.rows_of_all(scope, self._some.data))
+        rows = keras.tree.map_structure(
+            take_from_end, gathering.rows_of_all(scope, self._some.data)
+        )
         same = Share(self._some.samples, rows)
         return type(self)(self._model, self._session, self._step, same, Amount.ALL)
 
@@ -273,9 +302,13 @@ class _Trial(TrialOfRows):
             try:
                 logs = run(outcome)
                 found = self._compared_numbers(logs)
-                outcome.logs, outcome.log_names = [number_as_array(v) for v in found], trial_step.names_of(logs, found)
+                outcome.logs, outcome.log_names = (
+                    [number_as_array(v) for v in found],
+                    trial_step.names_of(logs, found),
+                )
             except Exception as error:
-                # The script's step may fail in any way on a share, which shows that it can't be split.
+                # The script's step may fail in any way on a share, which shows that it can't be
+                # split.
                 outcome.error = trial_step.describe_error(error)
         self._precision = min([self._precision, *entered])
         return outcome
@@ -323,14 +356,22 @@ class _StateBefore:
         self._assigned: dict[int, tuple[keras.Variable, torch.Tensor]] = {}
         parameters: list[torch.nn.Parameter] = list(model.parameters())
         buffers = torch_internals.named_buffers(model)
-        self._kept = [(tensor, tensor.detach().clone()) for tensor in [*parameters, *(buffer for _, buffer in buffers)]]
-        # Torch's own batch normalization computes with this worker's rows, as `verdicts.tell_own_statistics` says.
+        self._kept = [
+            (tensor, tensor.detach().clone())
+            for tensor in [*parameters, *(buffer for _, buffer in buffers)]
+        ]
+        # Torch's own batch normalization computes with this worker's rows, as
+        # `verdicts.tell_own_statistics` says.
         unsynchronized = {id(buffer) for buffer in torch_internals.statistics_of_batchnorm(model)}
         self._names = {id(tensor): name for name, tensor in [*model.named_parameters(), *buffers]}
         self._compared = [
-            (self._names.get(id(t), "a parameter"), t, value) for t, value in self._kept if id(t) not in unsynchronized
+            (self._names.get(id(t), "a parameter"), t, value)
+            for t, value in self._kept
+            if id(t) not in unsynchronized
         ]
-        self._grads = [(p, None if p.grad is None else (p.grad, p.grad.detach().clone())) for p in parameters]
+        self._grads = [
+            (p, None if p.grad is None else (p.grad, p.grad.detach().clone())) for p in parameters
+        ]
         self._steps = Drawn.steps
 
     def about_to_assign(self, variable: keras.Variable) -> None:
@@ -341,7 +382,9 @@ class _StateBefore:
     def add_assigned(self, outcome: StepOutcome) -> None:
         """Adds what was assigned since."""
         for key, (variable, value) in self._assigned.items():
-            outcome.assigned[key] = Assigned(state.name_of(variable), _wide(value), _wide(variable._value))
+            outcome.assigned[key] = Assigned(
+                state.name_of(variable), _wide(value), _wide(variable._value)
+            )
         of_keras = {id(variable._value) for variable, _ in self._assigned.values()}
         # Torch's own optimizers change parameters in place, without an assignment of Keras.
         for name, tensor, value in self._compared:
@@ -351,9 +394,15 @@ class _StateBefore:
     def add_gradients_of_backward(self, outcome: StepOutcome) -> None:
         """Adds the gradients that `backward` has left in parameters since, or has added to those that were there."""
         for parameter, held in self._grads:
-            if parameter.grad is not None and (held is None or not torch.equal(parameter.grad, held[1])):
-                outcome.gradients.append(_wide(parameter.grad) - (0.0 if held is None else _wide(held[1])))
-                outcome.gradient_names.append(self._names.get(id(parameter), f"gradient {len(outcome.gradients)}"))
+            if parameter.grad is not None and (
+                held is None or not torch.equal(parameter.grad, held[1])
+            ):
+                outcome.gradients.append(
+                    _wide(parameter.grad) - (0.0 if held is None else _wide(held[1]))
+                )
+                outcome.gradient_names.append(
+                    self._names.get(id(parameter), f"gradient {len(outcome.gradients)}")
+                )
 
     def restore(self) -> None:
         """Puts everything back."""
@@ -363,7 +412,8 @@ class _StateBefore:
             for tensor, value in self._kept:
                 tensor.copy_(value)
             for parameter, held in self._grads:
-                # The same tensor as before, which the script may hold, with the numbers that it had.
+                # The same tensor as before, which the script may hold, with the numbers that it
+                # had.
                 parameter.grad = held and held[0]
                 if held:
                     held[0].copy_(held[1])
@@ -388,7 +438,8 @@ def _without_trace(model: keras.Model, outcome: StepOutcome) -> Iterator[None]:
                 yield
         finally:
             before.add_assigned(outcome)
-            # Where no optimizer of Keras was given any, an optimizer of torch's takes those of the parameters.
+            # Where no optimizer of Keras was given any, an optimizer of torch's takes those of the
+            # parameters.
             if not outcome.gradients:
                 before.add_gradients_of_backward(outcome)
             before.restore()
@@ -411,4 +462,6 @@ def _keep_gradients(
     for index, gradient in enumerate(gradients):
         if gradient is not None:
             outcome.gradients.append(_wide(gradient))
-            outcome.gradient_names.append(names[index] if index < len(names) else f"gradient {index + 1}")
+            outcome.gradient_names.append(
+                names[index] if index < len(names) else f"gradient {index + 1}"
+            )

@@ -46,7 +46,8 @@ def _gather_leaf(step: StepScope, leaf: object) -> object:
         if leaf.ndim == 0:
             return _combine_scalars(step, leaf)
         result = _Gathered.apply(leaf, step)
-        # Keras hands a mask from layer to layer as an attribute of the tensor, which a new tensor would lack.
+        # Keras hands a mask from layer to layer as an attribute of the tensor, which a new tensor
+        # would lack.
         mask = getattr(leaf, _MASK, None)
         if mask is not None:
             setattr(result, _MASK, _Gathered.apply(mask, step))
@@ -78,6 +79,6 @@ class _Gathered(torch.autograd.Function):
     def backward(ctx: _GatheredContext, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         if not ctx.rows:
             return grads[0].new_zeros(ctx.shape), None
-        # In a step this worker's gradients will count by its part of the samples. Those that come back here are
-        # complete already, so they are divided by that part.
+        # In a step this worker's gradients will count by its part of the samples. Those that come
+        # back here are complete already, so they are divided by that part.
         return grads[0][ctx.start : ctx.start + ctx.rows] / ctx.fraction, None

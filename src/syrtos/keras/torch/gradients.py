@@ -57,7 +57,8 @@ def average(optimizer: Optimizer, comm: Communicator) -> None:
 def are_reduced() -> bool:
     """Returns whether an optimizer gets gradients that are those of the global batch already.
 
-    That is so where they were reduced when they were made, or where each worker computes the whole batch.
+    That is so where they were reduced when they were made, or where each worker computes the whole
+    batch.
     """
     step = current_step()
     return is_whole() or (step is not None and step.reduces_early)
@@ -66,8 +67,8 @@ def are_reduced() -> bool:
 def script_reads_gradients(session: world.Session) -> bool:
     """Returns whether the script of any worker may look at ``.grad``, e.g. in a callback or after `train_on_batch`.
 
-    Keras's own `train_step` then reduces gradients where they are made too, without overlap, as a step of the script's
-    does. All workers call this together.
+    Keras's own `train_step` then reduces gradients where they are made too, without overlap, as a
+    step of the script's does. All workers call this together.
     """
     mine = script_modules.script_mentions(_READS_GRADIENTS)
     return any(session.comm.agree("does the script read gradients?", float(mine)))
@@ -76,12 +77,12 @@ def script_reads_gradients(session: world.Session) -> bool:
 def reduced_after_backward(original: Callable[..., None]) -> Callable[..., None]:
     """Wraps `torch.autograd.backward`: each parameter's ``.grad`` is that of the global batch when it returns.
 
-    This is done in a training step of the script's own. Of gradients that are accumulated by several calls, each call's
-    part is reduced.
+    This is done in a training step of the script's own. Of gradients that are accumulated by
+    several calls, each call's part is reduced.
     """
 
-    # What the script does with the gradients (clipping, norms, an optimizer of its own) is then what it is in one
-    # process.
+    # What the script does with the gradients (clipping, norms, an optimizer of its own) is then
+    # what it is in one process.
     def backward(*args: object, **kwargs: object) -> None:
         step = current_step()
         if step is None or not step.reduces_early:
@@ -97,7 +98,9 @@ def reduced_after_backward(original: Callable[..., None]) -> Callable[..., None]
         ]
         with torch.no_grad():
             for (p, old, _), mean in zip(
-                made, _mean(step, [part for _, _, part in made], [p for p, _, _ in made]), strict=True
+                made,
+                _mean(step, [part for _, _, part in made], [p for p, _, _ in made]),
+                strict=True,
             ):
                 assert p.grad is not None
                 p.grad.copy_(mean if old is None else old + mean)
@@ -114,7 +117,12 @@ def reduced_grads(original: Callable[..., _Grads]) -> Callable[..., _Grads]:
         ConfigurationError: gradients of parameters are to be differentiated again.
     """
 
-    def grad(outputs: object, inputs: torch.Tensor | Iterable[torch.Tensor], *args: object, **kwargs: object) -> _Grads:
+    def grad(
+        outputs: object,
+        inputs: torch.Tensor | Iterable[torch.Tensor],
+        *args: object,
+        **kwargs: object,
+    ) -> _Grads:
         step = current_step()
         made = original(outputs, inputs, *args, **kwargs)
         if step is None or not step.reduces_early:
@@ -125,8 +133,9 @@ def reduced_grads(original: Callable[..., _Grads]) -> Callable[..., _Grads]:
             return made
         if kwargs.get("create_graph"):
             raise ConfigurationError(
-                "`torch.autograd.grad(..., create_graph=True)` of a model's parameters can't be reduced over workers and "
-                "differentiated again. Run this script with `-n 1`, or on TensorFlow or JAX."
+                "`torch.autograd.grad(..., create_graph=True)` of a model's parameters can't be"
+                " reduced over workers and differentiated again. Run this script with `-n 1`, or on"
+                " TensorFlow or JAX."
             )
         means = iter(_mean(step, [g for g in made if g is not None]))
         return tuple(None if g is None else next(means) for g in made)
@@ -134,14 +143,19 @@ def reduced_grads(original: Callable[..., _Grads]) -> Callable[..., _Grads]:
     return grad
 
 
-def _mean(step: StepScope, grads: list[torch.Tensor], variables: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
+def _mean(
+    step: StepScope, grads: list[torch.Tensor], variables: Sequence[torch.Tensor] = ()
+) -> list[torch.Tensor]:
     """Returns the mean by samples of the workers' gradients, or their sum if the plan says so."""
     comm = step.session.comm
     if comm.size == 1 or not grads:
         return grads
     if step.plan.gradients == "mean":
-        # Without variables nothing is compressed: a trial would leave its rounding errors to the next step.
-        return ops.weighted_mean(comm, grads, float(step.samples), variables=[] if step.outcome else variables)
+        # Without variables nothing is compressed: a trial would leave its rounding errors to the
+        # next step.
+        return ops.weighted_mean(
+            comm, grads, float(step.samples), variables=[] if step.outcome else variables
+        )
     # The sum: the plain mean of the workers that have samples, times their number.
     active = float(bool(step.samples))
     workers = sum(comm.agree("workers that have samples", active))
@@ -167,8 +181,8 @@ def about_to_apply(optimizer: Optimizer, variables: Iterable[keras.Variable]) ->
 def reduce_gradients(optimizer: Optimizer, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Returns the gradients of the global batch, from those of this worker's share.
 
-    In `fit` they are averaged by samples, in a loop of the script's own over the workers. With `--on-nan stop` they are
-    finite.
+    In `fit` they are averaged by samples, in a loop of the script's own over the workers. With
+    `--on-nan stop` they are finite.
     """
     if getattr(optimizer, _READY, False):
         return list(grads)
@@ -176,7 +190,11 @@ def reduce_gradients(optimizer: Optimizer, grads: Sequence[torch.Tensor]) -> lis
     comm, step = workers_of(optimizer), current_step()
     results = _exchange_gradients(optimizer, grads, comm, step)
     if finite.is_asked():
-        flags, own, variables = _finite(results), _own_finite(grads, step), getattr(optimizer, _APPLIED, ())
+        flags, own, variables = (
+            _finite(results),
+            _own_finite(grads, step),
+            getattr(optimizer, _APPLIED, ()),
+        )
         if finite.leaves_out():
             # `apply_if_finite` has looked at each batch; this is the sum of accumulated gradients.
             finite.stop(comm, variables, flags, own)
@@ -185,12 +203,14 @@ def reduce_gradients(optimizer: Optimizer, grads: Sequence[torch.Tensor]) -> lis
 
 
 def apply_if_finite(
-    optimizer: Optimizer, grads: Sequence[torch.Tensor], update: Callable[[Sequence[torch.Tensor]], None]
+    optimizer: Optimizer,
+    grads: Sequence[torch.Tensor],
+    update: Callable[[Sequence[torch.Tensor]], None],
 ) -> None:
     """Calls ``update`` with reduced gradients, or changes nothing if one of them is not finite on any worker.
 
-    `reduce_gradients` takes these gradients as they are. Of gradients that are accumulated, each batch's part is
-    checked before it is added; `reduce_gradients` checks their sum.
+    `reduce_gradients` takes these gradients as they are. Of gradients that are accumulated, each
+    batch's part is checked before it is added; `reduce_gradients` checks their sum.
     """
     comm, step, accumulates = workers_of(optimizer), current_step(), _accumulates(optimizer)
     results = list(grads) if accumulates else _exchange_gradients(optimizer, grads, comm, step)
@@ -199,7 +219,9 @@ def apply_if_finite(
     if accumulates and comm is not None:
         with world.current().ledger.span("exchange"):
             flags = (comm.allreduce(np.logical_not(flags).astype(np.int32)) == 0).tolist()
-    if not finite.look(comm, getattr(optimizer, _APPLIED, ()), flags, own, int(optimizer.iterations) + 1):
+    if not finite.look(
+        comm, getattr(optimizer, _APPLIED, ()), flags, own, int(optimizer.iterations) + 1
+    ):
         keras_internals.updates_of(optimizer).assign_sub(1)  # which `apply` adds in any case
         return
     object.__setattr__(optimizer, _READY, not accumulates)
@@ -215,7 +237,10 @@ def _own_finite(grads: Sequence[torch.Tensor], step: StepScope | None) -> list[b
 
 
 def _exchange_gradients(
-    optimizer: Optimizer, grads: Sequence[torch.Tensor], comm: Communicator | None, step: StepScope | None
+    optimizer: Optimizer,
+    grads: Sequence[torch.Tensor],
+    comm: Communicator | None,
+    step: StepScope | None,
 ) -> list[torch.Tensor]:
     if comm is None:
         return list(grads)
@@ -225,7 +250,12 @@ def _exchange_gradients(
     variables = cast("list[torch.Tensor]", state.held_objects(applied))
     # These have been weighted by samples already, by `to_accumulate`: they are summed.
     accumulated = step is not None and _accumulates(optimizer)
-    if step is not None and not accumulated and step.overlap is not None and step.overlap[0] is optimizer:
+    if (
+        step is not None
+        and not accumulated
+        and step.overlap is not None
+        and step.overlap[0] is optimizer
+    ):
         return step.overlap[1].finish(list(grads), variables)
     bounds = _bounds(optimizer, applied, grads)
     sharding.gives_parts(optimizer, bool(bounds))
@@ -234,33 +264,48 @@ def _exchange_gradients(
     return [gradient * comm.size for gradient in averaged] if accumulated else averaged
 
 
-def _bounds(optimizer: Optimizer, variables: Sequence[keras.Variable], tensors: Sequence[torch.Tensor]) -> Bounds:
+def _bounds(
+    optimizer: Optimizer, variables: Sequence[keras.Variable], tensors: Sequence[torch.Tensor]
+) -> Bounds:
     """Returns the bounds of the workers' parts of gradients like ``tensors``; none where each gets the whole sum."""
     bounds = sharding.bounds_between_hosts(optimizer, variables)
     # Torch's collectives sum gradients whole.
-    return bounds if bounds and not any(collectives.serve(world.current().comm, tensor) for tensor in tensors) else ()
+    return (
+        bounds
+        if bounds and not any(collectives.serve(world.current().comm, tensor) for tensor in tensors)
+        else ()
+    )
 
 
 def overlapping(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """Sends gradients that a stock `train_step` of this model makes while it makes others, within the context.
 
-    It does not where something may change them before they are reduced: an optimizer of the script's own, one that
-    scales its loss, or one that accumulates; nor where each worker gets only its part of a sum.
+    It does not where something may change them before they are reduced: an optimizer of the
+    script's own, one that scales its loss, or one that accumulates; nor where each worker gets only
+    its part of a sum.
     """
     optimizer: keras.Optimizer = model.optimizer
     everyone, step = world.current().comm, current_step()
-    stock = type(optimizer).__module__.startswith("keras.") and not hasattr(optimizer, "inner_optimizer")
+    stock = type(optimizer).__module__.startswith("keras.") and not hasattr(
+        optimizer, "inner_optimizer"
+    )
     if (
         step is None
         or not stock
         or workers_of(optimizer) is not everyone
         or _accumulates(optimizer)
         or optimizer.loss_scale_factor
-        or _bounds(optimizer, model.trainable_variables, [variable.value for variable in model.trainable_variables])
+        or _bounds(
+            optimizer,
+            model.trainable_variables,
+            [variable.value for variable in model.trainable_variables],
+        )
     ):
         return contextlib.nullcontext()
     variables = [variable.value for variable in model.trainable_variables]
-    return _overlapping(Overlap(everyone, [v for v in variables if v.requires_grad], step.samples), optimizer, step)
+    return _overlapping(
+        Overlap(everyone, [v for v in variables if v.requires_grad], step.samples), optimizer, step
+    )
 
 
 @contextlib.contextmanager

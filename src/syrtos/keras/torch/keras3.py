@@ -18,7 +18,15 @@ from syrtos.keras.patching import Method, Patch
 from syrtos.keras.recovery import replay
 from syrtos.keras.split import share_patches, shares
 from syrtos.keras.split.verdicts import naming_split
-from syrtos.keras.torch import batchnorm, first_batch, gradients, rows, sharded_update, step, torch_internals
+from syrtos.keras.torch import (
+    batchnorm,
+    first_batch,
+    gradients,
+    rows,
+    sharded_update,
+    step,
+    torch_internals,
+)
 from syrtos.keras.torch.variables import Torch
 from syrtos.keras.trainer import methods
 from syrtos.topology import check_servers
@@ -66,17 +74,22 @@ def apply_all() -> None:
 
 def _begin_equal_then_accumulate(original: Method) -> Method:
     def backend_apply_gradients(
-        self: keras.Optimizer, grads: list[torch.Tensor], trainable_variables: Iterable[keras.Variable]
+        self: keras.Optimizer,
+        grads: list[torch.Tensor],
+        trainable_variables: Iterable[keras.Variable],
     ) -> None:
         gradients.broadcast_before_first(self, self._trainable_variables)
         gradients.about_to_apply(self, trainable_variables)
         grads = list(gradients.to_accumulate(self, grads))
         scope = step.current_step()
         if local_steps.rounds() and scope and not scope.samples:
-            # A worker that trains alone makes no update of a batch without rows of its own; `apply` counts one.
+            # A worker that trains alone makes no update of a batch without rows of its own; `apply`
+            # counts one.
             keras_internals.updates_of(self).assign_sub(1)
         elif finite.leaves_out():
-            gradients.apply_if_finite(self, grads, lambda checked: original(self, checked, trainable_variables))
+            gradients.apply_if_finite(
+                self, grads, lambda checked: original(self, checked, trainable_variables)
+            )
         else:
             original(self, grads, trainable_variables)
 
@@ -153,7 +166,8 @@ def _make_or_undo(model: keras.Model, step: _Step, data: list[object]) -> object
 
     The logs of such a step are without its batch.
     """
-    # The optimizer has left the weights as they were; metrics and moving statistics have seen the batch.
+    # The optimizer has left the weights as they were; metrics and moving statistics have seen the
+    # batch.
     variables = cast("list[keras.Variable]", finite.changed_by_batch(model))
     changed: list[torch.Tensor] = [variable.value for variable in variables]
     before = [
@@ -179,7 +193,9 @@ def _with_logs(model: keras.Model, function: _Step, stock: Method, training: boo
     logs_are_global = getattr(own, "__func__", None) is stock
 
     def finish(scope: step.StepScope, logs: object) -> object:
-        return scope.finish(logs, logs_are_global, step.floating_buffers_of(model) if training else ())
+        return scope.finish(
+            logs, logs_are_global, step.floating_buffers_of(model) if training else ()
+        )
 
     of_first = first_batch.Function(model, world.sharing(), stock.__name__, logs_are_global)
     begin = functools.partial(step.StepScope, reduces_early=of_first.reduces_early)
@@ -228,8 +244,11 @@ def _on_shares(
             rounds.count(share.samples)
             session = local_steps.of_step(session, training)
         elif session.world.size == 1:
-            # A `fit` that goes on draws its data again, and leaves out steps: these must draw from another generator.
-            with step.own_random_numbers(0) if replay.keeps_snapshots() else contextlib.nullcontext():
+            # A `fit` that goes on draws its data again, and leaves out steps: these must draw from
+            # another generator.
+            with (
+                step.own_random_numbers(0) if replay.keeps_snapshots() else contextlib.nullcontext()
+            ):
                 return function([share.data])
         if of_first.is_due():
             of_first.decide(share)
@@ -262,7 +281,8 @@ def _noting_assign(original: Method) -> Method:
             original(self, value)
             return
         current.before_assign(self)
-        # The original reads the variable to write to it, which is no read that a metric's state must be global for.
+        # The original reads the variable to write to it, which is no read that a metric's state
+        # must be global for.
         with current.pausing_notes():
             original(self, value)
 

@@ -1,7 +1,7 @@
 """Exchanges of torch tensors: those of the native API, and of the gradients of a step.
 
-A tensor on a CPU lends its memory to the exchange; one on another device is copied to the host's memory, and its result
-back.
+A tensor on a CPU lends its memory to the exchange; one on another device is copied to the host's
+memory, and its result back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class _ExchangeContext(Protocol):
 def array_of(tensor: torch.Tensor) -> Array:
     """Returns the values in the host's memory, without a copy where they are there already."""
     found = tensor.detach().contiguous().cpu()
-    # NumPy has this dtype from `ml_dtypes` alone, which torch does not know: the bits pass as whole numbers.
+    # NumPy has this dtype from `ml_dtypes` alone, which torch does not know: the bits pass as whole
+    # numbers.
     if found.dtype is torch.bfloat16:
         return found.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return found.numpy()
@@ -78,7 +79,9 @@ def allreduce(comm: Communicator, value: torch.Tensor, op: ReduceOp = ReduceOp.S
 
     def backward(grad: torch.Tensor) -> torch.Tensor:
         if op not in (ReduceOp.SUM, ReduceOp.MEAN):
-            raise ConfigurationError(f"An allreduce by {op.value} has no gradient: use the sum or the mean.")
+            raise ConfigurationError(
+                f"An allreduce by {op.value} has no gradient: use the sum or the mean."
+            )
         return allreduce(comm, grad, op)
 
     return _Exchange.apply(value, lambda array: comm.allreduce(array, op), backward)
@@ -112,7 +115,9 @@ def broadcast(comm: Communicator, value: torch.Tensor, root: int = 0) -> torch.T
     return _Exchange.apply(value, lambda array: comm.broadcast(array, root), backward)
 
 
-def reducescatter(comm: Communicator, value: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> torch.Tensor:
+def reducescatter(
+    comm: Communicator, value: torch.Tensor, op: ReduceOp = ReduceOp.SUM
+) -> torch.Tensor:
     """Reduces and scatters a tensor as `syrtos.reducescatter` does, without a gradient."""
     return tensor_of(comm.reducescatter(array_of(value), op), value)
 
@@ -143,10 +148,11 @@ def weighted_mean(
         comm: the workers.
         gradients: dense tensors, in the order of the variables.
         weight: a worker with weight 0 contributes nothing, whatever its gradients hold.
-        lend: whether the averages may be memory that other workers look at too: they are not to be written to.
+        lend: whether the averages may be memory that other workers look at too: they are not to be
+            written to.
         variables: the variables of the gradients, which may be compressed if they are given.
-        bounds: for each gradient the bounds of the workers' parts. Each worker then gets its part of an average alone,
-            flat, by MPI: see `Communicator.weighted_part_sum`.
+        bounds: for each gradient the bounds of the workers' parts. Each worker then gets its part
+            of an average alone, flat, by MPI: see `Communicator.weighted_part_sum`.
     """
     results = list(gradients)
     for bucket in buckets(gradients):
@@ -155,15 +161,21 @@ def weighted_mean(
             owners = [variables[i] for i in bucket] if variables else []
             parts = [bounds[i] for i in bucket] if bounds else []
             averages = (
-                _parts(comm, mine, weight, parts) if parts else begin_weighted_mean(comm, mine, weight, lend, owners)()
+                _parts(comm, mine, weight, parts)
+                if parts
+                else begin_weighted_mean(comm, mine, weight, lend, owners)()
             )
         for index, tensor in zip(bucket, averages, strict=True):
             results[index] = tensor
     return results
 
 
-def _parts(comm: Communicator, bucket: Sequence[torch.Tensor], weight: float, bounds: Bounds) -> list[torch.Tensor]:
-    parts = comm.weighted_part_sum([array_of(tensor).reshape(-1) for tensor in bucket], bounds, weight)
+def _parts(
+    comm: Communicator, bucket: Sequence[torch.Tensor], weight: float, bounds: Bounds
+) -> list[torch.Tensor]:
+    parts = comm.weighted_part_sum(
+        [array_of(tensor).reshape(-1) for tensor in bucket], bounds, weight
+    )
     return [tensor_of(part, tensor) for part, tensor in zip(parts, bucket, strict=True)]
 
 
@@ -175,7 +187,9 @@ def begin_weighted_mean(
     variables: Sequence[torch.Tensor] = (),
 ) -> Callable[[], list[torch.Tensor]]:
     """Begins to average tensors of one dtype that travel together; the returned function waits for the averages."""
-    is_compressed = bucket[0].dtype is torch.float32 and compression.choose_codec(comm, variables) is not None
+    is_compressed = (
+        bucket[0].dtype is torch.float32 and compression.choose_codec(comm, variables) is not None
+    )
     if not is_compressed and collectives.serve(comm, bucket[0]):
         return collectives.begin_weighted_mean(comm, bucket, weight)
     averages = _by_host(comm, bucket, weight, lend, variables)
@@ -183,18 +197,27 @@ def begin_weighted_mean(
 
 
 def _by_host(
-    comm: Communicator, bucket: Sequence[torch.Tensor], weight: float, lend: bool, variables: Sequence[torch.Tensor]
+    comm: Communicator,
+    bucket: Sequence[torch.Tensor],
+    weight: float,
+    lend: bool,
+    variables: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
-    means = compression.weighted_mean(comm, [array_of(tensor) for tensor in bucket], weight, variables, lend)
+    means = compression.weighted_mean(
+        comm, [array_of(tensor) for tensor in bucket], weight, variables, lend
+    )
     return [tensor_of(mean, tensor) for mean, tensor in zip(means, bucket, strict=True)]
 
 
 def buckets(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
     """Groups the indices of tensors that travel together, of one dtype: last variables first."""
     limit = int(world.current().options.bucket_mb * 1e6)
-    # `backward` comes to the last variables first: their bucket is full while it still makes others.
+    # `backward` comes to the last variables first: their bucket is full while it still makes
+    # others.
     kinds = dict.fromkeys(tensor.dtype for tensor in reversed(tensors))
-    groups = [[i for i in reversed(range(len(tensors))) if tensors[i].dtype is kind] for kind in kinds]
+    groups = [
+        [i for i in reversed(range(len(tensors))) if tensors[i].dtype is kind] for kind in kinds
+    ]
     return [
         [group[k] for k in bucket]
         for group in groups

@@ -15,7 +15,10 @@ from syrtos.observe.trace import ProfiledEvent
 
 def start(folder: Path) -> Callable[[], Sequence[ProfiledEvent]]:
     """Starts torch's profiler; the returned function stops it, and returns the events that it saw."""
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    activities = [
+        ProfilerActivity.CPU,
+        *([ProfilerActivity.CUDA] if torch.cuda.is_available() else []),
+    ]
     profiler = profile(activities=activities)
     profiler.start()
 
@@ -26,7 +29,10 @@ def start(folder: Path) -> Callable[[], Sequence[ProfiledEvent]]:
         found = json.loads(path.read_text())["traceEvents"]
         return [
             ProfiledEvent(
-                f"{each.get('cat', 'torch')} {each['tid']}", each["name"], each["ts"] * 1e-6, each["dur"] * 1e-6
+                f"{each.get('cat', 'torch')} {each['tid']}",
+                each["name"],
+                each["ts"] * 1e-6,
+                each["dur"] * 1e-6,
             )
             for each in found
             if each.get("ph") == "X" and each.get("dur")

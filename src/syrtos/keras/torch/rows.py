@@ -34,9 +34,10 @@ class Share(NamedTuple):
 
     Attributes:
         samples: the number of this worker's rows.
-        is_uneven: whether the batch's tensors have unequal numbers of rows, and each was cut by its own.
-        data: the rows. Where ``samples`` is 0, one row that does not count, of this batch or another: a model never
-            meets an empty batch.
+        is_uneven: whether the batch's tensors have unequal numbers of rows, and each was cut by its
+            own.
+        data: the rows. Where ``samples`` is 0, one row that does not count, of this batch or
+            another: a model never meets an empty batch.
     """
 
     samples: int
@@ -53,7 +54,8 @@ class _Idle:
 def share_of(batch: object, session: Session) -> Share:
     """Returns this worker's contiguous rows of a global batch, without a copy.
 
-    The batch has tensors, or arrays that the script gives by hand. With batches per worker all rows are this worker's.
+    The batch has tensors, or arrays that the script gives by hand. With batches per worker all rows
+    are this worker's.
 
     Raises:
         DataError: tensors of the batch are not dense.
@@ -70,13 +72,16 @@ def share_of(batch: object, session: Session) -> Share:
     if len(set(map(len, leaves))) > 1:
         return _each_by_its_own(batch, leaves, session)
     start, stop = bounds_of(total, session.world.rank, session.world.size)
-    # Some layers refuse an empty batch: a worker without samples computes with the first row, which does not count.
+    # Some layers refuse an empty batch: a worker without samples computes with the first row, which
+    # does not count.
     first, last = (0, 1) if start == stop else (start, stop)
     return Share(stop - start, _rows(batch, first, last))
 
 
 def _rows(batch: object, first: int, last: int) -> object:
-    return keras.tree.map_structure(lambda leaf: leaf[first:last] if has_rows(leaf) else leaf, batch)
+    return keras.tree.map_structure(
+        lambda leaf: leaf[first:last] if has_rows(leaf) else leaf, batch
+    )
 
 
 def has_rows(leaf: object) -> TypeGuard[Rows]:
@@ -99,18 +104,24 @@ def check_even(batch: object, share: Share) -> None:
         DataError: the numbers are unequal.
     """
     if share.is_uneven:
-        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in keras.tree.flatten(batch) if has_rows(leaf))
+        shapes = ", ".join(
+            str(tuple(leaf.shape)) for leaf in keras.tree.flatten(batch) if has_rows(leaf)
+        )
         raise DataError(
-            f"The tensors of a batch have unequal numbers of rows ({shapes}), so it can't be split over the workers by"
-            " rows. Give what is no sample to the model itself, or give all batches such a form: a model whose first"
-            " batch has it computes the whole batch on each worker."
+            f"The tensors of a batch have unequal numbers of rows ({shapes}), so it can't be split"
+            " over the workers by rows. Give what is no sample to the model itself, or give all"
+            " batches such a form: a model whose first batch has it computes the whole batch on"
+            " each worker."
         )
 
 
 def _check_dense(leaves: Sequence[Rows]) -> None:
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
-            raise DataError(f"Batches on several workers must be dense tensors with torch. Received: {leaf.layout}.")
+            raise DataError(
+                "Batches on several workers must be dense tensors with torch. Received:"
+                f" {leaf.layout}."
+            )
 
 
 def planned_shares(stream: Stream) -> Iterator[Share]:
@@ -128,7 +139,9 @@ def until_all_have_ended(own: Iterator[object], comm: Communicator) -> Iterator[
         votes = comm.agree("more input?", float(batch is not None))
         if not any(votes):
             return
-        if not all(votes) and any(comm.agree("a worker had no batch at all?", float(batch is None and row is None))):
+        if not all(votes) and any(
+            comm.agree("a worker had no batch at all?", float(batch is None and row is None))
+        ):
             row = _broadcast_row(comm, batch, votes.index(1.0))
         if batch is not None:
             row = keras.tree.map_structure(keras.ops.copy, _rows(batch, 0, 1))
@@ -163,4 +176,6 @@ def gather_outputs(outputs: object, samples: int, session: Session) -> object:
                 return cast("Rows", ops.allgather(session.comm, torch.from_numpy(mine)).numpy())
             return ops.allgather(session.comm, cast("torch.Tensor", mine))
 
-    return keras.tree.map_structure(lambda output: gather(output) if has_rows(output) else output, outputs)
+    return keras.tree.map_structure(
+        lambda output: gather(output) if has_rows(output) else output, outputs
+    )

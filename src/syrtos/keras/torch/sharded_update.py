@@ -45,13 +45,20 @@ def _sharding(original: Method) -> Method:
         if found is None:
             original(self, grads, variables, learning_rate)
             return
-        mine = [(_cut(found, g, v), _Slice(found, v)) for g, v in zip(grads, variables, strict=True)]
+        mine = [
+            (_cut(found, g, v), _Slice(found, v)) for g, v in zip(grads, variables, strict=True)
+        ]
         # Else an empty part is updated too, with what the optimizer keeps for all variables.
         if found.by_variable:
             mine = [(gradient, part) for gradient, part in mine if gradient.numel()]
         with sharding.updating(), torch.no_grad():
             if mine:
-                original(self, [gradient for gradient, _ in mine], [part for _, part in mine], learning_rate)
+                original(
+                    self,
+                    [gradient for gradient, _ in mine],
+                    [part for _, part in mine],
+                    learning_rate,
+                )
         _gather(found, variables)
 
     return backend_update_step
@@ -60,7 +67,10 @@ def _sharding(original: Method) -> Method:
 def _decaying(original: Method) -> Method:
     def apply_weight_decay(self: keras.Optimizer, variables: Iterable[keras.Variable]) -> None:
         found = sharding.of(self)
-        original(self, variables if found is None else [_Slice(found, variable) for variable in variables])
+        original(
+            self,
+            variables if found is None else [_Slice(found, variable) for variable in variables],
+        )
 
     return apply_weight_decay
 
@@ -69,7 +79,8 @@ def _cut(found: Sharding, gradient: torch.Tensor, variable: keras.Variable) -> t
     """Returns this worker's part of a gradient, which may be that part already."""
     part = found.part_of(variable)
     whole = gradient.to_dense() if gradient.is_sparse else gradient
-    # Between hosts each worker has been sent its part of the sum alone: see `sharding.bounds_between_hosts`.
+    # Between hosts each worker has been sent its part of the sum alone: see
+    # `sharding.bounds_between_hosts`.
     if whole.numel() == part.stop - part.start:
         return whole.reshape(part.shape)
     return whole.reshape(-1)[part.start : part.stop].view(part.shape)
@@ -96,8 +107,18 @@ _UPDATE = "What changes variables, after gradients are reduced and clipped."
 PATCHES = [
     *sharding.PATCHES,
     *saving.PATCHES,
-    Patch(_OPTIMIZER, "_var_key", sharding.of_owner, "By it an optimizer finds what it keeps for a variable."),
+    Patch(
+        _OPTIMIZER,
+        "_var_key",
+        sharding.of_owner,
+        "By it an optimizer finds what it keeps for a variable.",
+    ),
     Patch(_OPTIMIZER, "_backend_update_step", _sharding, _UPDATE),
     Patch(_PARALLEL, "_backend_update_step", _sharding, _UPDATE),
-    Patch(f"{_TORCH}.torch_optimizer:TorchOptimizer", "_apply_weight_decay", _decaying, "Each worker's part decays."),
+    Patch(
+        f"{_TORCH}.torch_optimizer:TorchOptimizer",
+        "_apply_weight_decay",
+        _decaying,
+        "Each worker's part decays.",
+    ),
 ]

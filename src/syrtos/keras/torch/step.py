@@ -1,8 +1,9 @@
 """A step of `fit`, `evaluate` or `predict` on this worker's share of the global batch.
 
-After every step all variables are equal on all workers, by the rules of `syrtos.keras.tensorflow.step`. A step notes
-what it assigns, and makes equal what metrics add up (their changes are summed), and other floating variables and
-buffers of torch modules (their mean by samples).
+After every step all variables are equal on all workers, by the rules of
+`syrtos.keras.tensorflow.step`. A step notes what it assigns, and makes equal what metrics add up
+(their changes are summed), and other floating variables and buffers of torch modules (their mean by
+samples).
 """
 
 from __future__ import annotations
@@ -38,8 +39,14 @@ _local = threading.local()
 Number = torch.Tensor | npt.NDArray[np.generic] | np.generic | float | int
 _Floats = npt.NDArray[np.float64] | np.float64
 _EXTREMES: tuple[Rule, ...] = ("max", "min")
-# The dtypes in which numbers of a step are compared, by NumPy's kinds; that of other kinds is float64.
-_COMPARED_AS: Mapping[str, type[np.generic]] = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}
+# The dtypes in which numbers of a step are compared, by NumPy's kinds; that of other kinds is
+# float64.
+_COMPARED_AS: Mapping[str, type[np.generic]] = {
+    "f": np.float64,
+    "i": np.int64,
+    "u": np.int64,
+    "b": np.bool_,
+}
 
 
 def current_step() -> StepScope | None:
@@ -87,15 +94,17 @@ class StepScope(Assignments):
 
     Attributes:
         session: the workers.
-        samples: the number of samples in this worker's share. If it is 0, the step computes with a row that does not
-            count.
+        samples: the number of samples in this worker's share. If it is 0, the step computes with a
+            row that does not count.
         training: whether random numbers of `keras.random.SeedGenerator` differ between workers.
-        reduces_early: whether gradients are reduced where they are made, by `backward`, for code that looks at them;
-            else where an optimizer of Keras's own takes them.
+        reduces_early: whether gradients are reduced where they are made, by `backward`, for code
+            that looks at them; else where an optimizer of Keras's own takes them.
         plan: the way such steps are split, as the first batch has shown.
-        outcome: takes what this worker itself has computed, if this is a trial on the first batch that does not count.
+        outcome: takes what this worker itself has computed, if this is a trial on the first batch
+            that does not count.
         model: the model whose step it is.
-        overlap: the optimizer whose gradients are on their way already, and these, in a step of Keras's own.
+        overlap: the optimizer whose gradients are on their way already, and these, in a step of
+            Keras's own.
     """
 
     overlap: tuple[Optimizer, Overlap] | None = None
@@ -138,7 +147,9 @@ class StepScope(Assignments):
         """Makes this the current step."""
         outer, _local.step = current_step(), self
         try:
-            with own_random_numbers(self.session.world.rank if self.training and not self.plan.reason_not_split else 0):
+            with own_random_numbers(
+                self.session.world.rank if self.training and not self.plan.reason_not_split else 0
+            ):
                 yield self
         finally:
             _local.step = outer
@@ -163,7 +174,9 @@ class StepScope(Assignments):
 
     def total_like(self, values: torch.Tensor) -> torch.Tensor:
         """Returns the sum of all elements of all workers that have samples, without a gradient."""
-        total = self._sum("total of the step", float(values.detach().sum()) if self.samples else 0.0)
+        total = self._sum(
+            "total of the step", float(values.detach().sum()) if self.samples else 0.0
+        )
         return torch.as_tensor(total, dtype=values.dtype, device=values.device)
 
     def mask_factor(self, mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -171,7 +184,9 @@ class StepScope(Assignments):
         valid = float(mask.sum())
         elements = float(mask.numel())
         everywhere = self._sum("masked elements of the step", elements if self.samples else 0.0)
-        valid_everywhere = self._sum("unmasked elements of the step", valid if self.samples else 0.0)
+        valid_everywhere = self._sum(
+            "unmasked elements of the step", valid if self.samples else 0.0
+        )
         factor = everywhere / max(valid_everywhere, 1.0) * (valid / elements if elements else 0.0)
         return torch.as_tensor(factor, dtype=like.dtype, device=like.device)
 
@@ -207,25 +222,34 @@ class StepScope(Assignments):
 
     # -- making state equal ------------------------------------------------------------------------
 
-    def finish(self, outputs: object, logs_are_global: bool, buffers: Sequence[torch.Tensor] = ()) -> object:
+    def finish(
+        self, outputs: object, logs_are_global: bool, buffers: Sequence[torch.Tensor] = ()
+    ) -> object:
         """Makes the rest of the state equal and, unless they are global already, the logs.
 
-        Floating scalars among the outputs of a custom `train_step` become their mean by samples, or what the plan says,
-        and ``buffers`` their mean.
+        Floating scalars among the outputs of a custom `train_step` become their mean by samples, or
+        what the plan says, and ``buffers`` their mean.
         """
         numbers = [] if logs_are_global or self.plan.reason_not_split else numbers_of(outputs)
         if self.outcome is not None:
             self.outcome.own_logs = [number_as_array(number) for number in numbers]
         rules: dict[int, Rule] = {
-            i: self.plan.logs.get(i, "mean" if _is_log(number) else "equal") for i, number in enumerate(numbers)
+            i: self.plan.logs.get(i, "mean" if _is_log(number) else "equal")
+            for i, number in enumerate(numbers)
         }
         scalars = [number for i, number in enumerate(numbers) if rules[i] == "mean"]
         means = self.flush(() if self.plan.reason_not_split else buffers, scalars)
         replace: dict[int, Number] = {id(old): new for old, new in zip(scalars, means, strict=True)}
         replace |= {
-            id(n): self._combine(n, rules[i]) for i, n in enumerate(numbers) if rules[i] not in ("mean", "equal")
+            id(n): self._combine(n, rules[i])
+            for i, n in enumerate(numbers)
+            if rules[i] not in ("mean", "equal")
         }
-        return keras.tree.map_structure(lambda leaf: replace.get(id(leaf), leaf), outputs) if replace else outputs
+        return (
+            keras.tree.map_structure(lambda leaf: replace.get(id(leaf), leaf), outputs)
+            if replace
+            else outputs
+        )
 
     def _combine(self, number: Number, rule: Rule) -> Number:
         """Returns the sum, maximum or minimum over the workers that have samples."""
@@ -233,10 +257,15 @@ class StepScope(Assignments):
         if isinstance(number, torch.Tensor) and number.ndim:
             return self._combine_tensors(number, rule)
         if rule == "sum":
-            return _like(number, self._sum("numbers that a step returns", float(number) if self.samples else 0.0))
+            return _like(
+                number,
+                self._sum("numbers that a step returns", float(number) if self.samples else 0.0),
+            )
         # What a worker without samples gives must not win.
         worst = -np.inf if rule == "max" else np.inf
-        values = self.session.comm.agree("numbers that a step returns", float(number) if self.samples else worst)
+        values = self.session.comm.agree(
+            "numbers that a step returns", float(number) if self.samples else worst
+        )
         return _like(number, max(values) if rule == "max" else min(values))
 
     def _combine_tensors(self, tensor: torch.Tensor, rule: Rule) -> torch.Tensor:
@@ -250,9 +279,17 @@ class StepScope(Assignments):
         """Returns the rule by which the workers' values of a variable become one."""
         if known := self.plan.variables.get(id(variable)):
             return known
-        return "sum" if _is_sum(variable) else "mean" if variable._value.is_floating_point() else "equal"
+        return (
+            "sum"
+            if _is_sum(variable)
+            else "mean"
+            if variable._value.is_floating_point()
+            else "equal"
+        )
 
-    def flush(self, buffers: Sequence[torch.Tensor] = (), scalars: Sequence[Number] = ()) -> list[Number]:
+    def flush(
+        self, buffers: Sequence[torch.Tensor] = (), scalars: Sequence[Number] = ()
+    ) -> list[Number]:
         """Makes all noted variables and ``buffers`` equal in one exchange.
 
         Returns the means by samples of ``scalars``.
@@ -267,28 +304,47 @@ class StepScope(Assignments):
             by_rule.setdefault(self._rule_of(variable), []).append((value, base))
         sums = by_rule.get("sum", [])
         means = [*by_rule.get("mean", []), *((buffer, buffer.clone()) for buffer in buffers)]
-        extremes = [(value, base, rule) for rule in _EXTREMES for value, base in by_rule.get(rule, [])]
+        extremes = [
+            (value, base, rule) for rule in _EXTREMES for value, base in by_rule.get(rule, [])
+        ]
         if not (sums or means or extremes or scalars):
             return []
         # Each worker's metric goes on from the same value: only what it has added since is summed.
         changes = [_wide(value) - _wide(base) for value, base in sums]
-        weighted = [_wide(value) * self.samples for value in [*(value for value, _ in means), *scalars]]
+        weighted = [
+            _wide(value) * self.samples for value in [*(value for value, _ in means), *scalars]
+        ]
         rows = [_wide(value if self.samples else base) for value, base, _ in extremes]
-        rows = [trial_step.in_own_row(row, self.session.comm.rank, self.session.comm.size) for row in rows]
-        total, *added = self._sum_over_workers([np.asarray(float(self.samples)), *changes, *weighted], rows)
-        averages = [part / max(float(total), 1.0) for part in added[len(sums) : len(sums) + len(weighted)]]
+        rows = [
+            trial_step.in_own_row(row, self.session.comm.rank, self.session.comm.size)
+            for row in rows
+        ]
+        total, *added = self._sum_over_workers(
+            [np.asarray(float(self.samples)), *changes, *weighted], rows
+        )
+        averages = [
+            part / max(float(total), 1.0) for part in added[len(sums) : len(sums) + len(weighted)]
+        ]
         with torch.no_grad():
             for (value, base), change in zip(sums, added, strict=False):
                 value.copy_(torch.as_tensor(_wide(base) + change))
             for (value, base), average in zip(means, averages, strict=False):
                 value.copy_(torch.as_tensor(average) if total > 0 else base)
-            for (value, _, rule), found in zip(extremes, added[len(sums) + len(weighted) :], strict=True):
-                value.copy_(torch.as_tensor(found.max(axis=0) if rule == "max" else found.min(axis=0)))
-        return [_like(scalar, mean) for scalar, mean in zip(scalars, averages[len(means) :], strict=True)]
+            for (value, _, rule), found in zip(
+                extremes, added[len(sums) + len(weighted) :], strict=True
+            ):
+                value.copy_(
+                    torch.as_tensor(found.max(axis=0) if rule == "max" else found.min(axis=0))
+                )
+        return [
+            _like(scalar, mean)
+            for scalar, mean in zip(scalars, averages[len(means) :], strict=True)
+        ]
 
     def _warn_if_unproven(self, variable: keras.Variable) -> None:
         """Says once that a variable is assigned which no comparison has met."""
-        # It is not an error: the step has computed with parts of the rows, and can't be computed otherwise any more.
+        # It is not an error: the step has computed with parts of the rows, and can't be computed
+        # otherwise any more.
         if (
             self.outcome is not None
             or self.plan.reason_not_split
@@ -299,13 +355,16 @@ class StepScope(Assignments):
         self.plan.compared_variables.add(id(variable))
         if self.session.world.rank == 0 and self.splits_batch:
             print(
-                f"syrtos: `{variable.path}` is assigned in some steps alone, and no comparison of rows has shown what "
-                f"becomes of it: it is the {'mean over' if variable._value.is_floating_point() else 'value of each of'}"
-                " the workers from now on, which may differ from one process.",
+                f"syrtos: `{variable.path}` is assigned in some steps alone, and no comparison of"
+                " rows has shown what becomes of it: it is the"
+                f" {'mean over' if variable._value.is_floating_point() else 'value of each of'} the"
+                " workers from now on, which may differ from one process.",
                 file=sys.stderr,
             )
 
-    def _sum_over_workers(self, parts: Sequence[_Floats], of_all: Sequence[_Floats]) -> list[_Floats]:
+    def _sum_over_workers(
+        self, parts: Sequence[_Floats], of_all: Sequence[_Floats]
+    ) -> list[_Floats]:
         """Returns the sums of all parts over the workers; ``parts`` count as zeros on a worker without samples."""
         if not self.samples:
             # Whatever the row that does not count has given.
@@ -317,7 +376,9 @@ class StepScope(Assignments):
         with self.session.ledger.span("exchange"):
             vector = self.session.comm.allreduce(vector)
         ends = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
-        return [part.reshape(shape) for part, shape in zip(np.split(vector, ends), shapes, strict=True)]
+        return [
+            part.reshape(shape) for part, shape in zip(np.split(vector, ends), shapes, strict=True)
+        ]
 
 
 class Drawn:
@@ -330,15 +391,19 @@ class Drawn:
 def own_random_numbers(rank: int) -> Iterator[None]:
     """Makes torch's own generator give each worker and step other numbers, within the context.
 
-    Dropout draws from it where it has no seed. Outside, the generator goes on as if nothing had been drawn.
+    Dropout draws from it where it has no seed. Outside, the generator goes on as if nothing had
+    been drawn.
     """
-    # It shuffles data too, alike on all workers only as long as none has drawn more: hence the fork.
+    # It shuffles data too, alike on all workers only as long as none has drawn more: hence the
+    # fork.
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
-        # The state is the same in all steps as long as nothing is drawn outside of them: their number tells them apart.
+        # The state is the same in all steps as long as nothing is drawn outside of them: their
+        # number tells them apart.
         common = zlib.crc32(torch.get_rng_state().numpy().data, Drawn.steps)
         Drawn.steps += 1
-        # Not `torch.manual_seed`, which formats a stack trace for each kind of accelerator that is not in use: 0.25 ms.
+        # Not `torch.manual_seed`, which formats a stack trace for each kind of accelerator that is
+        # not in use: 0.25 ms.
         torch.default_generator.manual_seed(common + rank * SEED_STRIDE)
         for device in devices:
             torch.cuda.default_generators[device].manual_seed(common + rank * SEED_STRIDE)
@@ -351,7 +416,11 @@ def _wide(value: torch.Tensor) -> npt.NDArray[np.float64]: ...
 def _wide(value: Number) -> _Floats: ...
 def _wide(value: Number) -> _Floats:
     """Returns a value as float64 in the host's memory."""
-    return value.detach().to("cpu", torch.float64).numpy() if isinstance(value, torch.Tensor) else np.float64(value)
+    return (
+        value.detach().to("cpu", torch.float64).numpy()
+        if isinstance(value, torch.Tensor)
+        else np.float64(value)
+    )
 
 
 def _like(scalar: Number, mean: Number) -> Number:
@@ -379,7 +448,11 @@ def number_as_array(leaf: Number) -> npt.NDArray[np.generic]:
     """Returns a number of a step as float64, or as int64 or bool where it counts or says something."""
     if isinstance(leaf, torch.Tensor):
         # NumPy has no bfloat16.
-        leaf = leaf.detach().to("cpu", torch.float64 if leaf.is_floating_point() else leaf.dtype).numpy()
+        leaf = (
+            leaf.detach()
+            .to("cpu", torch.float64 if leaf.is_floating_point() else leaf.dtype)
+            .numpy()
+        )
     value = np.asarray(leaf)
     return value.astype(_COMPARED_AS.get(value.dtype.kind, np.float64))
 
@@ -387,7 +460,9 @@ def number_as_array(leaf: Number) -> npt.NDArray[np.generic]:
 def _is_number(leaf: object) -> TypeGuard[Number]:
     if isinstance(leaf, torch.Tensor):
         return True
-    return isinstance(leaf, float | int | np.generic) or (isinstance(leaf, np.ndarray) and leaf.ndim == 0)
+    return isinstance(leaf, float | int | np.generic) or (
+        isinstance(leaf, np.ndarray) and leaf.ndim == 0
+    )
 
 
 class Buffer:
@@ -417,4 +492,6 @@ def buffers_of(model: keras.Model) -> list[Buffer]:
 def floating_buffers_of(model: keras.Model) -> list[torch.Tensor]:
     """Returns the buffers that become the mean by samples: all floating ones, changed or not."""
     # torch's kernels don't count what they write to (`_version`).
-    return [tensor for _, tensor in torch_internals.named_buffers(model) if tensor.is_floating_point()]
+    return [
+        tensor for _, tensor in torch_internals.named_buffers(model) if tensor.is_floating_point()
+    ]

@@ -27,7 +27,8 @@ _FILLS = ("bernoulli_", "exponential_", "normal_", "uniform_")
 class CollectiveGroup(Protocol):
     """A group of workers that torch's collectives join.
 
-    Torch's stubs declare these methods of `ProcessGroup`; the classes of NCCL and gloo have them too, undeclared.
+    Torch's stubs declare these methods of `ProcessGroup`; the classes of NCCL and gloo have them
+    too, undeclared.
     """
 
     def abort(self) -> None: ...
@@ -48,7 +49,11 @@ def without_draws() -> Iterator[None]:
     Torch's generators then go on as before. Weights that Keras makes meanwhile are drawn as ever.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []))
+        stack.enter_context(
+            torch.random.fork_rng(
+                [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+            )
+        )
         for owner, name, replacement in _replacements_of_draws():
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, replacement)
@@ -63,17 +68,25 @@ def _replacements_of_draws() -> list[tuple[object, str, Callable[..., object]]]:
     ]
     # It draws in C++, where none of the functions above is called: here it changes nothing.
     replaced.append((torch.nn.functional, "dropout", lambda input, *args, **kwargs: input))
-    replaced.append((keras.Variable, "__init__", _noting_weights(keras.Variable.__init__, making_weights)))
+    replaced.append(
+        (keras.Variable, "__init__", _noting_weights(keras.Variable.__init__, making_weights))
+    )
     replaced.append((torch, "multinomial", _most_probable))
-    # Keras makes a permutation by sorting draws; those of above are equal, and would leave each row where it is.
-    replaced.append((importlib.import_module("keras.src.backend.torch.random"), "shuffle", _backwards))
+    # Keras makes a permutation by sorting draws; those of above are equal, and would leave each row
+    # where it is.
+    replaced.append(
+        (importlib.import_module("keras.src.backend.torch.random"), "shuffle", _backwards)
+    )
     replaced += [
-        (torch.Tensor, name, _filling_equal_rows(getattr(torch.Tensor, name), making_weights)) for name in _FILLS
+        (torch.Tensor, name, _filling_equal_rows(getattr(torch.Tensor, name), making_weights))
+        for name in _FILLS
     ]
     return replaced
 
 
-def _noting_weights(original: Callable[_P, None], making_weights: _MakingWeights) -> Callable[_P, None]:
+def _noting_weights(
+    original: Callable[_P, None], making_weights: _MakingWeights
+) -> Callable[_P, None]:
     """Wraps the `__init__` of Keras's variables: ``making_weights`` says when it runs."""
 
     def init(*args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -130,7 +143,9 @@ def _backwards(x: object, axis: int = 0, seed: object = None) -> torch.Tensor:
     return torch.flip(tensor, (axis,))
 
 
-def _most_probable(probabilities: torch.Tensor, num_samples: int, *args: object, **kwargs: object) -> torch.Tensor:
+def _most_probable(
+    probabilities: torch.Tensor, num_samples: int, *args: object, **kwargs: object
+) -> torch.Tensor:
     """Returns the indices that `torch.multinomial` would draw most probably, of the same shape."""
     order = probabilities.argsort(dim=-1, descending=True, stable=True)
     return order[..., torch.arange(num_samples, device=order.device) % order.shape[-1]]
@@ -153,13 +168,15 @@ def noting_autocast(note: Callable[[int], None]) -> Iterator[None]:
         torch.autocast.__enter__ = original
 
 
-def group_of(device: str, address: str, rank: int, size: int, timeout: float, here: str) -> CollectiveGroup:
+def group_of(
+    device: str, address: str, rank: int, size: int, timeout: float, here: str
+) -> CollectiveGroup:
     """Makes the group of all workers for torch's own collectives: NCCL's where ``device`` is ``cuda``, else gloo's.
 
     Args:
         device: the device of the tensors that are exchanged.
-        address: the address of the store at which the workers meet: the path of a file, or ``host:port`` at which rank
-            0 listens.
+        address: the address of the store at which the workers meet: the path of a file, or
+            ``host:port`` at which rank 0 listens.
         rank: the rank of this worker.
         size: the number of workers.
         timeout: the seconds that one exchange may take.
@@ -167,10 +184,15 @@ def group_of(device: str, address: str, rank: int, size: int, timeout: float, he
     """
     one_host = here == rendezvous.LOOPBACK
     host, _, port = address.rpartition(":")
-    # Not `torch.distributed.init_process_group`: a script, and Keras from 3.16 on, take a process with a default group
-    # for one of their own distributed training. Torch's stubs declare none of the names that are used instead.
+    # Not `torch.distributed.init_process_group`: a script, and Keras from 3.16 on, take a process
+    # with a default group for one of their own distributed training. Torch's stubs declare none of
+    # the names that are used instead.
     kinds: Any = torch.distributed
-    store = kinds.FileStore(address, size) if one_host else kinds.TCPStore(host, int(port), size, rank == 0)
+    store = (
+        kinds.FileStore(address, size)
+        if one_host
+        else kinds.TCPStore(host, int(port), size, rank == 0)
+    )
     if device == "cuda":
         if one_host and "NCCL_SOCKET_IFNAME" not in settings.environment():
             settings.set_environment({"NCCL_SOCKET_IFNAME": "lo"})
@@ -186,14 +208,19 @@ def group_of(device: str, address: str, rank: int, size: int, timeout: float, he
 def statistics_of_batchnorm(model: keras.Model) -> list[torch.Tensor]:
     """Returns the buffers of torch's own batch normalization, which computes them of this worker's rows."""
     # The base of all its classes, also of the lazy ones, has no public name (torch 2.13).
-    layers = [module for module in _modules_of(model) if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
+    layers = [
+        module
+        for module in _modules_of(model)
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+    ]
     return [buffer for layer in layers for buffer in layer.buffers()]
 
 
 def named_buffers(model: keras.Model) -> list[tuple[str, torch.Tensor]]:
     """Returns the buffers of all torch modules inside of a model, each once, with names."""
     found = {id(buffer): (name, buffer) for name, buffer in model.named_buffers()}
-    # The method does not find those of layers that a list holds: Keras tracks these, and torch does not.
+    # The method does not find those of layers that a list holds: Keras tracks these, and torch does
+    # not.
     for layer in _layers_of(model):
         named = ((f"{layer.name}.{name}", buffer) for name, buffer in layer.named_buffers())
         found = {id(buffer): (name, buffer) for name, buffer in named} | found
@@ -207,7 +234,9 @@ def _layers_of(model: keras.Model) -> list[keras.Layer]:
 
 def _modules_of(model: keras.Model) -> list[torch.nn.Module]:
     """Returns a model's modules, those of layers in lists too, each once."""
-    found: list[torch.nn.Module] = [module for part in [model, *_layers_of(model)] for module in part.modules()]
+    found: list[torch.nn.Module] = [
+        module for part in [model, *_layers_of(model)] for module in part.modules()
+    ]
     return list({id(module): module for module in found}.values())
 
 
@@ -217,7 +246,11 @@ _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 def hook_functions(model: keras.Model) -> list[Callable[..., object]]:
     """Returns the functions that the script has registered as hooks of parameters (names of torch 2.13)."""
-    found = [getattr(parameter, kind, None) for parameter in model.parameters() for kind in _HOOKS_OF_PARAMETERS]
+    found = [
+        getattr(parameter, kind, None)
+        for parameter in model.parameters()
+        for kind in _HOOKS_OF_PARAMETERS
+    ]
     return [hook for hooks in found for hook in (hooks or {}).values()]
 
 

@@ -64,7 +64,9 @@ class Torch(Backend["AnyVariable", torch.Tensor]):
     def memory_of(self, variable: AnyVariable) -> Array:
         return ops.array_of(_tensor_of(variable))
 
-    def on_host(self, function: Callable[[Array], Array], value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    def on_host(
+        self, function: Callable[[Array], Array], value: torch.Tensor, shape: tuple[int, ...]
+    ) -> torch.Tensor:
         return ops.tensor_of(function(ops.array_of(value)), value)
 
     def numbers(self, scalars: Sequence[torch.Tensor]) -> list[float]:
@@ -100,7 +102,9 @@ class Torch(Backend["AnyVariable", torch.Tensor]):
     def reduce_gradients(
         self, optimizer: Optimizer, grads: Sequence[torch.Tensor | None]
     ) -> Sequence[torch.Tensor | None]:
-        return gradients.reduce_gradients(optimizer, cast("Sequence[torch.Tensor]", grads))  # Keras has left out None
+        return gradients.reduce_gradients(
+            optimizer, cast("Sequence[torch.Tensor]", grads)
+        )  # Keras has left out None
 
     def average(self, optimizer: Optimizer, comm: Communicator) -> None:
         gradients.average(optimizer, comm)

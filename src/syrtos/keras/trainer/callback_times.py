@@ -18,7 +18,8 @@ class Timed(list[object]):
     def __iter__(self) -> Iterator[object]:
         seconds, began = self._seconds, time.perf_counter()
         for callback in super().__iter__():
-            # Keras calls a callback between taking it and taking the next, so that time is the callback's.
+            # Keras calls a callback between taking it and taking the next, so that time is the
+            # callback's.
             yield callback
             now, name = time.perf_counter(), type(callback).__name__
             seconds[name] = seconds.get(name, 0.0) + now - began

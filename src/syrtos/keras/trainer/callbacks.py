@@ -107,7 +107,8 @@ class BeforeUsers(_Quiet):
         self._ledger = world.current().ledger
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        # Both before the script's callbacks: these may restore an optimizer with another rate, or the state of a backup.
+        # Both before the script's callbacks: these may restore an optimizer with another rate, or
+        # the state of a backup.
         self._last.scaling.begin(self.model)
         self._last.protect()
         self._ledger.norms.is_off = bool(
@@ -236,15 +237,21 @@ class AfterUsers(_Quiet):
             self._comparisons.compare(self.model, self._counts_alone(), self._steps)
         self._notice.look(self._epoch, _index(batch), logs)
         if self._protection:
-            self._protection.batch_ended(self._epoch, count, logs, self._rounds is None or self._rounds.met)
+            self._protection.batch_ended(
+                self._epoch, count, logs, self._rounds is None or self._rounds.met
+            )
         self._session.ledger.end_step(_index(batch), count)
-        self._session.ledger.point(lambda: self._curve_point(self._epoch, logs, learning_rate.rate_of(self.model)))
+        self._session.ledger.point(
+            lambda: self._curve_point(self._epoch, logs, learning_rate.rate_of(self.model))
+        )
 
     def _curve_point(self, epoch: int, logs: Logs, rate: float | None) -> dict[str, object]:
         """Returns a point of the curves: the epoch, the logs that are numbers, and the learning rate."""
         # Callbacks may have put anything into the logs.
         numbers = {
-            str(name): number for name, value in dict(logs or {}).items() if (number := _number(value)) is not None
+            str(name): number
+            for name, value in dict(logs or {}).items()
+            if (number := _number(value)) is not None
         }
         return {"epoch": epoch + 1, "logs": numbers, "learning_rate": rate}
 
@@ -252,7 +259,11 @@ class AfterUsers(_Quiet):
         """Returns what Adam's moments say of the noise of gradients, on rank 0 where XLA exchanges."""
         # Elsewhere the norms of gradients say it, which nobody sees where XLA exchanges.
         compiled = self._session.ledger.told.get("exchange") == "compiled"
-        found = moments.noise_moments(self.model.optimizer) if compiled and self._session.world.rank == 0 else None
+        found = (
+            moments.noise_moments(self.model.optimizer)
+            if compiled and self._session.world.rank == 0
+            else None
+        )
         return {"moments": found} if found else {}
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
@@ -264,7 +275,8 @@ class AfterUsers(_Quiet):
         # Where workers go at their own pace, others may have been faster.
         if not self._steps and fitting.fit_is_running() and not asynchronous.asynchronous_servers():
             raise DataError(
-                "The data set is empty: an epoch ended without a single batch. Check the filters that it is made from."
+                "The data set is empty: an epoch ended without a single batch. Check the filters"
+                " that it is made from."
             )
         self.scaling.epoch_ended(self._steps - self._epoch_began_at)
         self._session.ledger.epoch(
@@ -381,7 +393,9 @@ class AfterUsers(_Quiet):
         with self._session.ledger.span("exchange"):
             replicas.begin_training(comm, self.model)
             accumulation.begin(comm, self.model)
-        self.model._initial_epoch = comm.broadcast_object(getattr(self.model, "_initial_epoch", None))
+        self.model._initial_epoch = comm.broadcast_object(
+            getattr(self.model, "_initial_epoch", None)
+        )
 
     def _forget_what_was_not_sent(self) -> None:
         """Drops the gradients that compression has held back so far, if the optimizer is new."""

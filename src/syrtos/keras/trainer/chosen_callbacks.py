@@ -6,8 +6,8 @@ from syrtos.comm import world
 from syrtos.keras import backend
 from syrtos.keras.files import temporary
 
-# These, of Keras 3 or Keras 2, write files or to the terminal: rank 0's do it for all, except in folders that each
-# worker has made.
+# These, of Keras 3 or Keras 2, write files or to the terminal: rank 0's do it for all, except in
+# folders that each worker has made.
 _WRITERS = {
     "ModelCheckpoint",
     "BackupAndRestore",
@@ -18,7 +18,8 @@ _WRITERS = {
     "ProgbarLogger",
 }
 _SAVERS = {"ModelCheckpoint", "BackupAndRestore"}
-# Of these `syrtos verify` runs the ones that write no file of their own: models are saved into its run directory.
+# Of these `syrtos verify` runs the ones that write no file of their own: models are saved into its
+# run directory.
 _WITHOUT_FILES = {"ModelCheckpoint", "ProgbarLogger"}
 _PATHS = ("filepath", "backup_dir", "directory", "filename", "log_dir")
 
@@ -26,10 +27,18 @@ _PATHS = ("filepath", "backup_dir", "directory", "filename", "log_dir")
 def callbacks_of_worker(chosen: list[object]) -> list[object]:
     """Returns the callbacks of a script that this worker runs."""
     if world.current().options.verify == "only":
-        chosen = [callback for callback in flatten(chosen) if not _kinds(callback) & (_WRITERS - _WITHOUT_FILES)]
+        chosen = [
+            callback
+            for callback in flatten(chosen)
+            if not _kinds(callback) & (_WRITERS - _WITHOUT_FILES)
+        ]
     if world.sharing().world.rank == 0:
         return chosen
-    return [callback for callback in flatten(chosen) if not _writes_for_all(callback) or _saves_together(callback)]
+    return [
+        callback
+        for callback in flatten(chosen)
+        if not _writes_for_all(callback) or _saves_together(callback)
+    ]
 
 
 def _saves_together(callback: object) -> bool:

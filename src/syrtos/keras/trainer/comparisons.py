@@ -40,7 +40,9 @@ class Comparisons:
     def is_due(self) -> bool:
         """Returns whether the replicas are to be compared now; the same on all workers."""
         chosen = self._session.options.check_every
-        return bool(chosen) and (not self._checked or self._since_check >= (chosen if chosen > 0 else self._interval))
+        return bool(chosen) and (
+            not self._checked or self._since_check >= (chosen if chosen > 0 else self._interval)
+        )
 
     def compare(self, model: Model, without_metrics: bool, steps: int) -> None:
         """Compares the replicas, and sets how rarely that is done.
@@ -70,10 +72,13 @@ class Comparisons:
         self._checked, self._since_check, self._checked_at = True, 0, time.perf_counter()
 
 
-def equal_replicas(session: Session, model: Model, without_metrics: bool) -> tuple[Communicator, list[Variable]]:
+def equal_replicas(
+    session: Session, model: Model, without_metrics: bool
+) -> tuple[Communicator, list[Variable]]:
     """Returns the workers that must hold equal values, and the variables that must be equal.
 
-    They are all workers and all variables, or those of an optimizer that the script has asked to reduce.
+    They are all workers and all variables, or those of an optimizer that the script has asked to
+    reduce.
     """
     chosen = backend.active().exchanged_by(model)
     variables = state.of_model(model)

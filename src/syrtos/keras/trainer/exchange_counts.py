@@ -40,7 +40,9 @@ class ExchangeCounts:
             return
         if backend.computes_global_batches():
             exchange_plan.tell(model.trainable_variables, list)
-        each = [(now - before) / steps for now, before in zip(_counts(comm), self._before, strict=True)]
+        each = [
+            (now - before) / steps for now, before in zip(_counts(comm), self._before, strict=True)
+        ]
         optimizer = getattr(model, "optimizer", None)
         state_bytes = 0 if sharding.is_asked() or trains_alone else sharding.divisible(optimizer)
         self._session.ledger.say(

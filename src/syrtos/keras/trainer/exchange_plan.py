@@ -21,14 +21,16 @@ _told: set[tuple[int, ...]] = set()
 
 
 def tell(
-    variables: Sequence[NamedVariable], buckets: Callable[[], Sequence[Sequence[int]]], rows: Sequence[int] = ()
+    variables: Sequence[NamedVariable],
+    buckets: Callable[[], Sequence[Sequence[int]]],
+    rows: Sequence[int] = (),
 ) -> None:
     """Writes the plan of a group of variables to the ledger, once for each group.
 
     Args:
         variables: those whose gradients travel.
-        buckets: returns for each bucket, in order, the indices of the ``variables`` that travel together; none where a
-            compiler decides.
+        buckets: returns for each bucket, in order, the indices of the ``variables`` that travel
+            together; none where a compiler decides.
         rows: indices of those variables of which rows travel, as many as a batch has touched.
     """
     group = tuple(map(id, variables))

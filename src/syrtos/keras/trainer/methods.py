@@ -51,13 +51,17 @@ def fit(original: Callable[P, R]) -> Callable[P, R]:
     return interrupts.together(fitting.inside_fit(method(original)))
 
 
-def on_batch(original: Callable[Concatenate[Model, P], R], check: batches.Check) -> Callable[Concatenate[Model, P], R]:
+def on_batch(
+    original: Callable[Concatenate[Model, P], R], check: batches.Check
+) -> Callable[Concatenate[Model, P], R]:
     """Wraps `test_on_batch` or `predict_on_batch`: ``check`` compares what the workers were given."""
 
     def of_equal_batches(self: Model, *args: P.args, **kwargs: P.kwargs) -> R:
         fitting.refuse_other_threads(original.__name__)
         replicas.compute_equal(world.sharing().comm, self, original.__name__)
-        batches.check_equal((args, {name: kwargs[name] for name in _BATCH if name in kwargs}), check)
+        batches.check_equal(
+            (args, {name: kwargs[name] for name in _BATCH if name in kwargs}), check
+        )
         return original(self, *args, **kwargs)
 
     return of_equal_batches

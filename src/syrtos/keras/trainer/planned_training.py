@@ -34,15 +34,16 @@ class PlannedTraining:
     def begin(self, model: Model, steps_in_call: int, protection: Protection | None) -> None:
         """Begins where the model's earlier training on the data has come to, or at its beginning.
 
-        The place is known from this process, from the file that the model was loaded from, or from a snapshot.
+        The place is known from this process, from the file that the model was loaded from, or from
+        a snapshot.
         """
         self._stream = stream = keras_internals.stream_of(self._iterator)
         if stream is None:
             return
         self._script_counts_steps = self._iterator.steps_per_epoch is not None
         position, number = self._find_place(model, stream, protection)
-        # Where records may be left out, so may be a batch of them, and an epoch then has fewer steps than are counted
-        # here.
+        # Where records may be left out, so may be a batch of them, and an epoch then has fewer
+        # steps than are counted here.
         complete = stream.dataset.loader.policy.on_bad_record == "fail"
         endless = self._script_counts_steps or (complete and steps_in_call == 1)
         self._endless = endless and not asynchronous.asynchronous_servers()
@@ -80,7 +81,9 @@ class PlannedTraining:
             return
         from syrtos.keras.recovery import resume
 
-        resume.trains_on(model, resume.TrainedData(self._stream, epoch - self._stream.position.epoch))
+        resume.trains_on(
+            model, resume.TrainedData(self._stream, epoch - self._stream.position.epoch)
+        )
         steps = self._stream.epoch_begins()
         if self._script_counts_steps:
             self._iterator._num_batches = None
@@ -115,4 +118,8 @@ class PlannedTraining:
 
 def _as_list(saved: Saved | None) -> list[object] | None:
     # Plain data, as it travels to the other workers.
-    return [saved.name, saved.position.epoch, saved.position.place, saved.offset, saved.number] if saved else None
+    return (
+        [saved.name, saved.position.epoch, saved.position.place, saved.offset, saved.number]
+        if saved
+        else None
+    )

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Variable
 
 _KEPT = "_syrtos_equality"
-# Comparing whole weights may take one part in so many of the time; in between so many bytes of each variable are
-# compared.
+# Comparing whole weights may take one part in so many of the time; in between so many bytes of each
+# variable are compared.
 _COST = 200
 _HEAD = 4096
 
@@ -77,10 +77,13 @@ def compute_equal(comm: Communicator, model: Model, name: str) -> None:
     known, variables = _equality_of(model), state.of_model(model)
     if comm.size == 1 or not variables:
         return
-    # Whole weights are compared when a method is called for the first time, and then so rarely that it costs at most one
-    # part in `_COST` of the time. Every other call compares the beginning of each variable: that shows weights which
-    # were loaded on one rank only.
-    began, whole = time.perf_counter(), any(comm.agree("compare whole weights?", float(known.is_due())))
+    # Whole weights are compared when a method is called for the first time, and then so rarely that
+    # it costs at most one part in `_COST` of the time. Every other call compares the beginning of
+    # each variable: that shows weights which were loaded on one rank only.
+    began, whole = (
+        time.perf_counter(),
+        any(comm.agree("compare whole weights?", float(known.is_due()))),
+    )
     if whole:
         state.check_structure(comm, variables)
     if not state.are_equal(comm, [state.checksum(v, None if whole else _HEAD) for v in variables]):
@@ -90,14 +93,19 @@ def compute_equal(comm: Communicator, model: Model, name: str) -> None:
         known.took = known.compared - began
 
 
-def _take_weights_of_rank_0(comm: Communicator, trained: bool, variables: list[Variable], name: str) -> None:
+def _take_weights_of_rank_0(
+    comm: Communicator, trained: bool, variables: list[Variable], name: str
+) -> None:
     # Trained replicas have diverged: this raises the error that names the first variable.
     if trained:
         state.check_equal(comm, variables, 0)
         return
     state.broadcast(comm, variables)
     if comm.rank == 0:
-        print(f"syrtos: the workers held different weights: `{name}` uses those of rank 0", file=sys.stderr)
+        print(
+            f"syrtos: the workers held different weights: `{name}` uses those of rank 0",
+            file=sys.stderr,
+        )
 
 
 def _equality_of(model: Model) -> _Equality:

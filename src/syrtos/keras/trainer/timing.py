@@ -75,8 +75,8 @@ class _Call:
 def computing(function: object = None) -> Iterator[None]:
     """Context manager around what a script's own loop calls to compute.
 
-    This is a `tf.function`, `strategy.run`, a tape, or an update of an optimizer. A call in which an optimizer makes an
-    update is a step; ``function`` is known by it when it is called again.
+    This is a `tf.function`, `strategy.run`, a tape, or an update of an optimizer. A call in which
+    an optimizer makes an update is a step; ``function`` is known by it when it is called again.
     """
     ledger = world.current().ledger if world.is_initialized() else None
     if ledger is None or not ledger.in_script or not backend.active().eager():
@@ -144,7 +144,9 @@ def recording(original: Callable[[_Tape], R]) -> Callable[[_Tape], R]:
     return enter
 
 
-def end_computing_after(original: Callable[Concatenate[_Tape, P], R]) -> Callable[Concatenate[_Tape, P], R]:
+def end_computing_after(
+    original: Callable[Concatenate[_Tape, P], R],
+) -> Callable[Concatenate[_Tape, P], R]:
     """Wraps a tape's `__exit__`: what follows is no longer counted as computed."""
 
     def leave(self: _Tape, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -21,7 +21,8 @@ class HostMemory:
 
     def training_begins(self) -> None:
         """Forgets the peak of what the script has done before."""
-        # See proc_pid_clear_refs(5). Where the kernel does not allow it, the later peak includes the earlier one.
+        # See proc_pid_clear_refs(5). Where the kernel does not allow it, the later peak includes
+        # the earlier one.
         with contextlib.suppress(OSError):
             _CLEAR.write_text("5")
 

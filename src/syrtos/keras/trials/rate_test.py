@@ -1,7 +1,7 @@
 """The learning-rate range test of a trial.
 
-The rate rises by the same factor from batch to batch, and the loss of each batch is recorded. Smith 2015, "Cyclical
-Learning Rates for Training Neural Networks", arXiv:1506.01186.
+The rate rises by the same factor from batch to batch, and the loss of each batch is recorded. Smith
+2015, "Cyclical Learning Rates for Training Neural Networks", arXiv:1506.01186.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from syrtos.settings import TuneTrial
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Logs, Model, Optimizer
 
-# The test ends where the smoothed loss is so many times the best one. The mean is over about ten batches.
+# The test ends where the smoothed loss is so many times the best one. The mean is over about ten
+# batches.
 DIVERGED = 4.0
 WEIGHT = 0.9
 
@@ -39,7 +40,8 @@ class Range:
         optimizer = getattr(model, "optimizer", None)
         if optimizer is None:
             raise ConfigurationError(
-                "`fit` is called on a model without an optimizer: `syrtos tune lr` has no rate to raise. Give `compile` one."
+                "`fit` is called on a model without an optimizer: `syrtos tune lr` has no rate to"
+                " raise. Give `compile` one."
             )
         self.own = learning_rate.rate_of(model)
         self._optimizer: Optimizer = getattr(optimizer, "inner_optimizer", optimizer)
@@ -80,8 +82,10 @@ class Range:
         if not math.isfinite(loss):
             if len(self.losses) == 1:
                 raise ConfigurationError(
-                    f"The loss is {loss} in the first batch, at a learning rate of {self.rates[0]:g}. Look for values in the data that are not finite, and for "
-                    "logarithms or divisions in the loss; `syrtos run --on-nan stop` names the records of the batch."
+                    f"The loss is {loss} in the first batch, at a learning rate of"
+                    f" {self.rates[0]:g}. Look for values in the data that are not finite, and for"
+                    " logarithms or divisions in the loss; `syrtos run --on-nan stop` names the"
+                    " records of the batch."
                 )
             return True
         self._mean = WEIGHT * self._mean + (1 - WEIGHT) * loss
@@ -107,8 +111,9 @@ def _loss_of(logs: Mapping[str, object]) -> object:
     if len(likely) == 1:
         return logs[likely[0]]
     raise ConfigurationError(
-        f"`fit` gives no `loss`: a training step of the script's own returns {', '.join(logs) or 'nothing'}. Let `train_step` return the loss that the "
-        "optimizer makes smaller under the name `loss`."
+        "`fit` gives no `loss`: a training step of the script's own returns"
+        f" {', '.join(logs) or 'nothing'}. Let `train_step` return the loss that the optimizer"
+        " makes smaller under the name `loss`."
     )
 
 
@@ -124,5 +129,6 @@ def _take_schedule_away(optimizer: Optimizer, rate: float) -> None:
         optimizer.learning_rate = rate
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"The learning rate of {type(optimizer).__name__} can't be set: {error}. `syrtos tune lr` needs an optimizer of Keras with one rate."
+            f"The learning rate of {type(optimizer).__name__} can't be set: {error}. `syrtos tune"
+            " lr` needs an optimizer of Keras with one rate."
         ) from error

@@ -1,6 +1,7 @@
 """The data of a script's `fit` in batches of another size, for trials.
 
-It is repeated where it ends too early, and no batch is smaller than the others. Serves Keras 3 and Keras 2.
+It is repeated where it ends too early, and no batch is smaller than the others. Serves Keras 3 and
+Keras 2.
 """
 
 from __future__ import annotations
@@ -78,13 +79,14 @@ def rebatch_data(model: Model, given: Mapping[str, Any], size: Size) -> Rebatche
     leaves = tree.flatten(x)
     if not leaves or not all(len(getattr(leaf, "shape", ())) for leaf in leaves):
         raise ConfigurationError(
-            f"`syrtos tune batch` can change the batches of arrays, tf.data, PyDataset, torch's DataLoader and generators. `fit` was given {type(x).__name__}."
+            "`syrtos tune batch` can change the batches of arrays, tf.data, PyDataset, torch's"
+            f" DataLoader and generators. `fit` was given {type(x).__name__}."
         )
     return _of_arrays(tree, given, leaves, size, _steps_in_call(model))
 
 
-# A function that rebatches one kind of data: it is given this Keras's functions on nested structures, the data, and the
-# new size.
+# A function that rebatches one kind of data: it is given this Keras's functions on nested
+# structures, the data, and the new size.
 Make = Callable[[ModuleType, Any, Size], Rebatched]
 
 
@@ -116,28 +118,41 @@ def _tree(keras: ModuleType) -> ModuleType:
 
 
 def _rows(tree: ModuleType, batch: object) -> int:
-    return next((int(leaf.shape[0]) for leaf in tree.flatten(batch) if len(getattr(leaf, "shape", ()))), 0)
+    return next(
+        (int(leaf.shape[0]) for leaf in tree.flatten(batch) if len(getattr(leaf, "shape", ()))), 0
+    )
 
 
 # -- arrays --------------------------------------------------------------------------------------------
 
 
-def _of_arrays(tree: ModuleType, given: Mapping[str, Any], leaves: list[_Rows], size: Size, each: int) -> Rebatched:
+def _of_arrays(
+    tree: ModuleType, given: Mapping[str, Any], leaves: list[_Rows], size: Size, each: int
+) -> Rebatched:
     rows = _count_trained_rows(int(leaves[0].shape[0]), given)
     own = min(int(given.get("batch_size") or _KERAS_DEFAULT), rows)
     batch = size(own)
     least, whole = _steps(rows // batch, each)
     if least > rows // batch:
-        take, note = functools.partial(_repeat_rows, rows=least * batch, of=rows), _repeated_note(rows, "rows")
+        take, note = (
+            functools.partial(_repeat_rows, rows=least * batch, of=rows),
+            _repeated_note(rows, "rows"),
+        )
     else:
         take, note = functools.partial(_first, rows=whole * batch), ""
-    data = {name: tree.map_structure(take, given[name]) for name in _IN_MEMORY if given.get(name) is not None}
+    data = {
+        name: tree.map_structure(take, given[name])
+        for name in _IN_MEMORY
+        if given.get(name) is not None
+    }
     return Rebatched({**data, "batch_size": batch, "steps_per_epoch": None}, batch, own, note, rows)
 
 
 def _count_trained_rows(rows: int, given: Mapping[str, Any]) -> int:
     """Returns how many of the rows Keras trains on: all but the last, which it splits off for validation."""
-    split = 0.0 if given.get("validation_data") is not None else given.get("validation_split") or 0.0
+    split = (
+        0.0 if given.get("validation_data") is not None else given.get("validation_split") or 0.0
+    )
     return max(math.floor(rows * (1.0 - split)), 1)
 
 
@@ -170,7 +185,8 @@ def _repeat_rows(leaf: Any, rows: int, of: int) -> Any:
 def _of_pipeline(tree: ModuleType, x: tf.data.Dataset[Any], size: Size) -> Rebatched:
     """Rebatches a `tf.data.Dataset` of batches.
 
-    What its own functions do to a batch is done to the script's batches, before they are joined or taken apart.
+    What its own functions do to a batch is done to the script's batches, before they are joined or
+    taken apart.
     """
     shapes = [leaf.shape for leaf in tree.flatten(x.element_spec) if hasattr(leaf, "shape")]
     own = next((shape[0] for shape in shapes if shape.rank), None) or _rows(tree, next(iter(x)))
@@ -195,7 +211,8 @@ def _of_planned(_tree: ModuleType, x: PlannedDataset, size: Size) -> Rebatched:
     batch = size(own)
     if batch > records:
         raise ConfigurationError(
-            f"A batch of {batch:,} has more rows than the data set of syrtos.data, which has {records:,} records."
+            f"A batch of {batch:,} has more rows than the data set of syrtos.data, which has"
+            f" {records:,} records."
         )
     loader = dataclasses.replace(x.loader, batch=batch)
     return Rebatched({"x": type(x)(loader), "steps_per_epoch": None}, batch, own, rows=records)
@@ -206,8 +223,9 @@ def _of_loader(data: ModuleType, _tree: ModuleType, x: Any, size: Size) -> Rebat
     endless = isinstance(x.dataset, data.IterableDataset)
     if not endless and type(x.batch_sampler) is not data.BatchSampler:
         raise ConfigurationError(
-            f"`syrtos tune batch` can't change the batches of a DataLoader with a batch_sampler of its own ({type(x.batch_sampler).__name__}). Give it "
-            "`batch_size` and `sampler` in its place."
+            "`syrtos tune batch` can't change the batches of a DataLoader with a batch_sampler of"
+            f" its own ({type(x.batch_sampler).__name__}). Give it `batch_size` and `sampler` in"
+            " its place."
         )
     batch, options, note = size(x.batch_size), {}, ""
     dataset = x.dataset
@@ -233,11 +251,15 @@ def _of_loader(data: ModuleType, _tree: ModuleType, x: Any, size: Size) -> Rebat
     return Rebatched({"x": made, "steps_per_epoch": None}, batch, x.batch_size, note, rows)
 
 
-def _of_py_dataset(keras: ModuleType, each: int, tree: ModuleType, x: PyDataset, size: Size) -> Rebatched:
+def _of_py_dataset(
+    keras: ModuleType, each: int, tree: ModuleType, x: PyDataset, size: Size
+) -> Rebatched:
     """Rebatches a `PyDataset` or `Sequence`: the script's batches are joined and taken apart."""
     own, length = _rows(tree, x[0]), _length(x)
     batch = size(own)
-    whole = length if length is None or length == 1 or _rows(tree, x[length - 1]) == own else length - 1
+    whole = (
+        length if length is None or length == 1 or _rows(tree, x[length - 1]) == own else length - 1
+    )
     if whole is None:
         steps, note = None, ""
     else:
@@ -246,7 +268,11 @@ def _of_py_dataset(keras: ModuleType, each: int, tree: ModuleType, x: PyDataset,
         steps = max(least, steps)
     made = _class_over(keras.utils.Sequence)(tree, x, own, batch, whole, steps)
     return Rebatched(
-        {"x": made, "steps_per_epoch": ENDLESS if whole is None else None}, batch, own, note, (whole or 0) * own
+        {"x": made, "steps_per_epoch": ENDLESS if whole is None else None},
+        batch,
+        own,
+        note,
+        (whole or 0) * own,
     )
 
 
@@ -263,10 +289,18 @@ def _class_over(base: type) -> type:
 
     class Joined(base):
         def __init__(
-            self, tree: ModuleType, inner: PyDataset, own: int, batch: int, batches: int | None, steps: int | None
+            self,
+            tree: ModuleType,
+            inner: PyDataset,
+            own: int,
+            batch: int,
+            batches: int | None,
+            steps: int | None,
         ) -> None:
             names = ("workers", "use_multiprocessing", "max_queue_size")
-            super().__init__(**{name: getattr(inner, name) for name in names if hasattr(inner, name)})
+            super().__init__(
+                **{name: getattr(inner, name) for name in names if hasattr(inner, name)}
+            )
             self._tree, self._inner, self._own, self._batch, self._batches, self._steps = (
                 tree,
                 inner,
@@ -286,7 +320,10 @@ def _class_over(base: type) -> type:
         def __getitem__(self, index: int) -> object:
             first, end = index * self._batch, (index + 1) * self._batch
             numbers = range(first // self._own, (end - 1) // self._own + 1)
-            parts = [self._inner[number % self._batches if self._batches else number] for number in numbers]
+            parts = [
+                self._inner[number % self._batches if self._batches else number]
+                for number in numbers
+            ]
             return _cut(self._tree, parts, first - numbers[0] * self._own, self._batch)
 
         def on_epoch_end(self) -> None:
@@ -300,13 +337,18 @@ def _of_generator(tree: ModuleType, x: Iterator[object], size: Size) -> Rebatche
     own = 0 if first is None else _rows(tree, first)
     if not own:
         raise ConfigurationError(
-            "`fit` was given a generator whose first batch has no rows. Check the data that it is made from."
+            "`fit` was given a generator whose first batch has no rows. Check the data that it is"
+            " made from."
         )
     batch = size(own)
-    return Rebatched({"x": _join_batches(tree, x, first, batch), "steps_per_epoch": ENDLESS}, batch, own)
+    return Rebatched(
+        {"x": _join_batches(tree, x, first, batch), "steps_per_epoch": ENDLESS}, batch, own
+    )
 
 
-def _join_batches(tree: ModuleType, source: Iterator[object], first: object, batch: int) -> Iterator[object]:
+def _join_batches(
+    tree: ModuleType, source: Iterator[object], first: object, batch: int
+) -> Iterator[object]:
     """Yields batches of ``batch`` rows from a generator's; where it ends, its first batch follows again and again."""
     parts: list[object] = []
     held, following = 0, first
@@ -315,7 +357,10 @@ def _join_batches(tree: ModuleType, source: Iterator[object], first: object, bat
         held += _rows(tree, following)
         while held >= batch:
             yield _cut(tree, parts, 0, batch)
-            parts, held = [_cut(tree, parts, batch, held - batch)] if held > batch else [], held - batch
+            parts, held = (
+                [_cut(tree, parts, batch, held - batch)] if held > batch else [],
+                held - batch,
+            )
         following = next(source, first)
 
 
@@ -325,7 +370,9 @@ def _cut(tree: ModuleType, parts: Sequence[object], first: int, rows: int) -> ob
     def cut(*leaves: Any) -> Any:
         if leaves[0] is None:
             return None
-        whole = leaves[0] if len(leaves) == 1 else np.concatenate([np.asarray(leaf) for leaf in leaves])
+        whole = (
+            leaves[0] if len(leaves) == 1 else np.concatenate([np.asarray(leaf) for leaf in leaves])
+        )
         return whole[first : first + rows]
 
     return tree.map_structure(cut, *parts)

@@ -1,7 +1,7 @@
 """Trials of `syrtos tune`: the first `fit` of an unchanged script trains some steps, is measured, and ends the process.
 
-Each trial does what the script does before `fit`. The script's callbacks, validation and what follows `fit` are left
-out, so no checkpoint is written.
+Each trial does what the script does before `fit`. The script's callbacks, validation and what
+follows `fit` are left out, so no checkpoint is written.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from syrtos.settings import TuneTrial
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Logs, Model, P, R
 
-# Calls of the training function before those that are measured: they trace, compile and fill caches.
+# Calls of the training function before those that are measured: they trace, compile and fill
+# caches.
 _WARM_UP = 3
-# A measurement has at least so many calls, and goes on for no longer than so many seconds once it has some more.
+# A measurement has at least so many calls, and goes on for no longer than so many seconds once it
+# has some more.
 _LEAST, _ENOUGH, _SECONDS = 3, 5, 20.0
 _LEFT_OUT = {
     "validation_data": None,
@@ -58,12 +60,21 @@ def install(trainer: str, optimizer: str = "") -> None:
         Patch(trainer, name, _noting, "A script that never calls `fit` is told what it calls.")
         for name in ("train_on_batch", "evaluate", "predict")
     ]
-    noted = [Patch(optimizer, "apply", _noting, "The same for a loop of the script's own.")] if optimizer else []
+    noted = (
+        [Patch(optimizer, "apply", _noting, "The same for a loop of the script's own.")]
+        if optimizer
+        else []
+    )
     patching.install(
         [
             *others,
             *noted,
-            Patch(trainer, "fit", functools.partial(_in_place_of, trial), "The trial takes the place of the training."),
+            Patch(
+                trainer,
+                "fit",
+                functools.partial(_in_place_of, trial),
+                "The trial takes the place of the training.",
+            ),
         ]
     )
 
@@ -97,7 +108,10 @@ def _in_place_of(trial: TuneTrial, original: Method) -> Method:
             _write(BEGAN, {"own": data.own * _workers(), "rows": data.rows * _workers()})
         else:
             x: Any = given.get("x")
-            measure, changed = Range(self, trial), {"x": itertools.cycle(x)} if hasattr(x, "__next__") else {}
+            measure, changed = (
+                Range(self, trial),
+                {"x": itertools.cycle(x)} if hasattr(x, "__next__") else {},
+            )
         memory.training_begins()
         given |= {name: value for name, value in _LEFT_OUT.items() if name in signature.parameters}
         given |= {**changed, "epochs": ENDLESS, "callbacks": [_watching(self, measure, memory)]}
@@ -131,12 +145,17 @@ def _watching(model: Model, measure: _Measure, memory: HostMemory) -> object:
 def _end(measure: _Measure, memory: HostMemory) -> None:
     """Writes down what was found, on all workers, and ends them."""
     session = world.current()
-    mine = {"rank": session.world.rank, **memory.facts(), "device": backend.active().device_memory()}
+    mine = {
+        "rank": session.world.rank,
+        **memory.facts(),
+        "device": backend.active().device_memory(),
+    }
     workers = session.comm.allgather_object(mine)
     _write(RESULT, {**measure.facts(), "workers": workers})
     if session.end is None:
         raise ConfigurationError(
-            f"{settings.TRIAL_VARIABLE} is set in a process that `syrtos tune` did not start. Unset it."
+            f"{settings.TRIAL_VARIABLE} is set in a process that `syrtos tune` did not start."
+            " Unset it."
         )
     session.end()
 
@@ -155,7 +174,10 @@ class StepTimer:
         self._ends: list[float] = []
         self._is_first: list[bool] = []  # of an epoch
         self._each = int(getattr(model, "steps_per_execution", None) or 1)
-        self._rate, self._optimizer = learning_rate.rate_of(model), getattr(model, "optimizer", None)
+        self._rate, self._optimizer = (
+            learning_rate.rate_of(model),
+            getattr(model, "optimizer", None),
+        )
 
     def begin(self, batch: int, logs: Logs = None) -> None:
         """Begins a step, which is measured from end to end, with its input."""
@@ -184,7 +206,10 @@ class StepTimer:
 
         Calls that begin an epoch are not measured, unless all do.
         """
-        spans = [(end - before) / self._each for before, end in itertools.pairwise(self._ends[_WARM_UP - 1 :])]
+        spans = [
+            (end - before) / self._each
+            for before, end in itertools.pairwise(self._ends[_WARM_UP - 1 :])
+        ]
         first = self._is_first[_WARM_UP : len(self._ends)]
         later = [span for span, is_first in zip(spans, first, strict=True) if not is_first]
         return spans if all(first) else later

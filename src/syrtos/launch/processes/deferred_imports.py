@@ -1,8 +1,8 @@
 """Puts off what `import tensorflow` and `import keras` import beside themselves, until a script uses it.
 
-Both import scikit-learn, JAX and TensorFlow Lite where these are installed: a third to a half of the processor time
-of `import tensorflow`, in each process, for what few scripts use. Seen with TensorFlow 2.21 and Keras 3.12 to 3.15. A
-name that a version does not have is never asked for.
+Both import scikit-learn, JAX and TensorFlow Lite where these are installed: a third to a half of
+the processor time of `import tensorflow`, in each process, for what few scripts use. Seen with
+TensorFlow 2.21 and Keras 3.12 to 3.15. A name that a version does not have is never asked for.
 
 This module imports nothing of syrtos, because the zygote loads it by its path.
 """
@@ -19,7 +19,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# Packages that hold nothing but names of a public API, so that executing them later changes nothing but the time.
+# Packages that hold nothing but names of a public API, so that executing them later changes nothing
+# but the time.
 _DEFERRED = frozenset((
     # scikit-learn, the base of `SKLearnClassifier`
     "keras.wrappers", "keras._tf_keras.keras.wrappers",
@@ -49,7 +50,9 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         # The search for the ordinary way comes here too.
-        if (fullname not in _DEFERRED and fullname != _WITHOUT_JAX) or getattr(self._searching, "now", False):
+        if (fullname not in _DEFERRED and fullname != _WITHOUT_JAX) or getattr(
+            self._searching, "now", False
+        ):
             return None
         self._searching.now = True
         try:
@@ -81,7 +84,8 @@ class _Deferring(_Wrapping):
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
         if module.__name__.endswith(".lite"):
-            # An empty package, whose first import would take this module's place as an attribute of `tensorflow`.
+            # An empty package, whose first import would take this module's place as an attribute of
+            # `tensorflow`.
             importlib.import_module("tensorflow.lite")
         lock, state = threading.RLock(), {"begun": False}
 
@@ -108,7 +112,9 @@ class _Deferring(_Wrapping):
             try:
                 return vars(module)[name]
             except KeyError:
-                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}") from None
+                raise AttributeError(
+                    f"module {module.__name__!r} has no attribute {name!r}"
+                ) from None
 
         def names() -> list[str]:
             execute()

@@ -1,7 +1,8 @@
 """Finds out what the first lines of a script import, and which variables they set before.
 
-It reads the script's text, so that one process can import for all workers. Nothing is executed. A guess that fails
-costs time and no correctness: a worker compares the environment when it imports (see `syrtos.launch.processes.zygote`).
+It reads the script's text, so that one process can import for all workers. Nothing is executed. A
+guess that fails costs time and no correctness: a worker compares the environment when it imports
+(see `syrtos.launch.processes.zygote`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _BY_OTHERS = {
 }
 # Libraries that scripts import beside them, and that take long: shared between the workers too.
 _LIBRARIES = ("sklearn", "scipy", "pandas", "h5py")
-# A process that is watched from its start is not forked: coverage.py, and debuggers (debugpy, PyCharm's).
+# A process that is watched from its start is not forked: coverage.py, and debuggers (debugpy,
+# PyCharm's).
 _WATCHERS = ("COVERAGE_PROCESS_", "DEBUGPY_", "PYDEVD_", "PYTHONINSPECT", "PYTHONBREAKPOINT")
 _MOST_FILES = 50  # of the script's own
 _LONGEST_FILE = 1 << 20  # bytes
@@ -50,9 +52,9 @@ def first_imports(program: Program, env: Mapping[str, str]) -> FirstImports | No
         env: the environment of the workers; a script may keep a variable that is set already.
 
     Returns:
-        None where each worker has to import by itself: for modules (`-m`), flags of the interpreter, coverage and
-        debuggers, scripts without a framework, and where variables that frameworks read are set in another way than as
-        constants at the beginning of the file.
+        None where each worker has to import by itself: for modules (`-m`), flags of the
+        interpreter, coverage and debuggers, scripts without a framework, and where variables that
+        frameworks read are set in another way than as constants at the beginning of the file.
     """
     if program.is_module or program.flags or is_watched(env):
         return None
@@ -84,7 +86,11 @@ class _Reader:
         self._names_keras = False
 
     def read(self, path: Path) -> None:
-        if path in self._files or len(self._files) >= _MOST_FILES or path.stat().st_size > _LONGEST_FILE:
+        if (
+            path in self._files
+            or len(self._files) >= _MOST_FILES
+            or path.stat().st_size > _LONGEST_FILE
+        ):
             return
         self._files.add(path)
         source = path.read_bytes()
@@ -106,7 +112,10 @@ class _Reader:
 
     def in_order(self) -> Iterator[str]:
         """Yields the frameworks in the order of their imports, with the Keras that `tf.keras` is."""
-        legacy = {**self._env, **self.variables}.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
+        legacy = {**self._env, **self.variables}.get("TF_USE_LEGACY_KERAS", "").lower() in (
+            "1",
+            "true",
+        )
         yield from self.frameworks
         if self._names_keras and not {"keras", "tf_keras"} & set(self.frameworks):
             yield "tf_keras" if legacy else "keras"
@@ -165,7 +174,8 @@ def _assigned_variable(statement: ast.stmt, env: Mapping[str, str]) -> tuple[str
     """
     match statement:
         case ast.Assign(
-            targets=[ast.Subscript(value=place, slice=ast.Constant(str(name)))], value=ast.Constant(str(value))
+            targets=[ast.Subscript(value=place, slice=ast.Constant(str(name)))],
+            value=ast.Constant(str(value)),
         ) if _is_environ(place):
             return name, value
         case ast.Expr(
@@ -188,7 +198,8 @@ def _is_environ(node: ast.AST) -> bool:
 def _changes_environment(node: ast.AST, understood: set[ast.AST]) -> bool:
     """Returns whether a statement or call may set a variable that frameworks read.
 
-    Changes that are ``understood``, and those of variables with constant names that no framework reads, don't count.
+    Changes that are ``understood``, and those of variables with constant names that no framework
+    reads, don't count.
     """
     match node:
         case ast.Assign(targets=targets):
@@ -198,11 +209,14 @@ def _changes_environment(node: ast.AST, understood: set[ast.AST]) -> bool:
         case ast.Delete(targets=targets):
             places = targets
         case ast.Call(
-            func=ast.Attribute(value=place, attr="update" | "pop" | "clear" | "popitem" | "setdefault"), args=args
+            func=ast.Attribute(
+                value=place, attr="update" | "pop" | "clear" | "popitem" | "setdefault"
+            ),
+            args=args,
         ) if _is_environ(place):
-            return not any(node is one.value for one in understood if isinstance(one, ast.Expr)) and _may_be_read(
-                args[:1]
-            )
+            return not any(
+                node is one.value for one in understood if isinstance(one, ast.Expr)
+            ) and _may_be_read(args[:1])
         case ast.Call(
             func=ast.Attribute(attr="putenv" | "unsetenv" | "load_dotenv")
             | ast.Name(id="putenv" | "unsetenv" | "load_dotenv")
@@ -210,10 +224,18 @@ def _changes_environment(node: ast.AST, understood: set[ast.AST]) -> bool:
             return True
         case _:
             return False
-    names = [place.slice for place in places if isinstance(place, ast.Subscript) and _is_environ(place.value)]
+    names = [
+        place.slice
+        for place in places
+        if isinstance(place, ast.Subscript) and _is_environ(place.value)
+    ]
     return node not in understood and bool(names) and _may_be_read(names)
 
 
 def _may_be_read(names: Sequence[ast.AST]) -> bool:
-    known = [node.value for node in names if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    known = [
+        node.value
+        for node in names
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
     return len(known) < len(names) or not names or any(map(is_compared, known))

@@ -61,11 +61,12 @@ class Zygote:
         """Starts the process.
 
         Args:
-            modules: the modules that it imports, each with the file that it must have, or an empty text. The forked
-                processes find them when they import them.
+            modules: the modules that it imports, each with the file that it must have, or an empty
+                text. The forked processes find them when they import them.
             env: the environment in which it imports.
             libraries: further modules that it imports. The forked processes find them imported.
-            shared_libraries: names of files in the environment's folder ``lib`` that it loads, if they are there.
+            shared_libraries: names of files in the environment's folder ``lib`` that it loads, if
+                they are there.
             compare: whether a forked process ends that imports in another environment than ``env``.
             idle: whether it imports only while the processors have nothing else to do.
             home: a folder for its socket, which it removes at its end; else one is made.
@@ -102,7 +103,9 @@ class Zygote:
             if os.path.exists(self.path):
                 return
             time.sleep(0.005)
-        raise LaunchError(f"The process that imports the frameworks once has ended:\n{self.printed_text}")
+        raise LaunchError(
+            f"The process that imports the frameworks once has ended:\n{self.printed_text}"
+        )
 
     def is_ready(self) -> bool:
         """Returns whether the zygote has imported everything, and answers at once."""
@@ -142,7 +145,11 @@ class Family:
             command: the call that it runs.
             files: descriptors for its standard input, output and error, and a fourth for PMI.
         """
-        request = {"argv": list(command.argv), "env": dict(command.env), "cwd": os.path.abspath(command.cwd)}
+        request = {
+            "argv": list(command.argv),
+            "env": dict(command.env),
+            "cwd": os.path.abspath(command.cwd),
+        }
         socket.send_fds(self._connection, [json.dumps(request).encode()], list(files))
         self._connection.settimeout(self._patience)
         try:
@@ -172,7 +179,9 @@ class Family:
         # The socket is one of packets: each has one whole message.
         text = self._connection.recv(1000)
         if not text:
-            raise LaunchError("The process that imports for others has ended; its output may have the reason.")
+            raise LaunchError(
+                "The process that imports for others has ended; its output may have the reason."
+            )
         return json.loads(text)
 
     def close(self) -> None:
@@ -183,7 +192,9 @@ class Family:
 class Forked:
     """A single process of a zygote, with the interface of `subprocess.Popen`; it is killed when this process ends."""
 
-    def __init__(self, path: str, command: Command, files: Sequence[int], patience: float = _LONGEST_IMPORT) -> None:
+    def __init__(
+        self, path: str, command: Command, files: Sequence[int], patience: float = _LONGEST_IMPORT
+    ) -> None:
         """Starts the process; the arguments are those of `Family` and `Family.fork`."""
         self._family = Family(path, patience)
         try:

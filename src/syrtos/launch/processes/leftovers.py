@@ -33,7 +33,11 @@ def mapped_segments(pid: int | str = "self") -> list[str]:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
         return []
-    paths = {line.split(maxsplit=5)[5].removesuffix(" (deleted)") for line in lines if f"/{_PREFIX}" in line}
+    paths = {
+        line.split(maxsplit=5)[5].removesuffix(" (deleted)")
+        for line in lines
+        if f"/{_PREFIX}" in line
+    }
     return sorted(paths)
 
 
@@ -42,7 +46,9 @@ def find_unmapped() -> list[Path]:
 
     They are left of workers that were killed before they had removed the names.
     """
-    named = [path for path in _FOLDER.glob(f"{_PREFIX}*") if time.time() - path.stat().st_mtime > _YOUNG]
+    named = [
+        path for path in _FOLDER.glob(f"{_PREFIX}*") if time.time() - path.stat().st_mtime > _YOUNG
+    ]
     used = (
         {path for process in Path("/proc").glob("[0-9]*") for path in mapped_segments(process.name)}
         if named

@@ -74,8 +74,8 @@ class Local(ProcessEngine):
             nodes: the number of each rank's host, of all ranks of the world.
             env: the environment of the workers.
             start: starts one of them, with a further descriptor for PMI.
-            on_line: gets their messages of PMI, to be answered by `tell`; None: they are the whole world, and are
-                answered here.
+            on_line: gets their messages of PMI, to be answered by `tell`; None: they are the whole
+                world, and are answered here.
             whole: whether signals are for all processes of a worker's group.
         """
         self._start_one, self._nodes, self._env = start, nodes, env
@@ -87,9 +87,13 @@ class Local(ProcessEngine):
         self._codes: dict[int, int] = {}
         self._processes: dict[int, Process] = {}
         self.outputs: dict[int, Outputs] = {}
-        self._sockets = pmi.Sockets([rank for group in groups for rank in group.ranks], self._on_line)
+        self._sockets = pmi.Sockets(
+            [rank for group in groups for rank in group.ranks], self._on_line
+        )
         try:
-            for rank, command in ((rank, group.command) for group in groups for rank in group.ranks):
+            for rank, command in (
+                (rank, group.command) for group in groups for rank in group.ranks
+            ):
                 self._processes[rank] = self._start(command, rank)
                 self._deaths.watch(rank, self._processes[rank].pid)
             self._sockets.start()

@@ -1,8 +1,8 @@
 """The process manager's side of PMI-1, by which the workers of a run find each other when MPI starts in them.
 
-Each worker inherits one end of a socket pair; a thread of its host's launcher or agent reads the other. There is no
-port and no program beside them. Source of the messages: the PMI-1 wire protocol as MPICH's `src/pmi` speaks it (seen
-with MPICH 5.0.2).
+Each worker inherits one end of a socket pair; a thread of its host's launcher or agent reads the
+other. There is no port and no program beside them. Source of the messages: the PMI-1 wire protocol
+as MPICH's `src/pmi` speaks it (seen with MPICH 5.0.2).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class KeyValues:
     def answer(self, rank: int, line: str) -> list[Reply]:
         """Returns the lines that a message of ``rank`` is answered with.
 
-        The last message at a barrier is answered with a line for each rank: it lets all of them through.
+        The last message at a barrier is answered with a line for each rank: it lets all of them
+        through.
         """
         asked = words(line)
         command = asked.get("cmd", "")
@@ -44,7 +45,9 @@ class KeyValues:
             return [(rank, "cmd=put_result rc=0 msg=success")]
         if command == "get":
             found = self._values.get(asked.get("key", ""))
-            return [(rank, f"cmd=get_result rc=0 msg=success value={found}" if found else _NO_VALUE)]
+            return [
+                (rank, f"cmd=get_result rc=0 msg=success value={found}" if found else _NO_VALUE)
+            ]
         return [(rank, self._fact(command))]
 
     def _arrive(self, rank: int) -> list[Reply]:
@@ -100,8 +103,8 @@ class Sockets:
     """Socket pairs to the workers of this host.
 
     Attributes:
-        ends: the workers' ends by rank; the descriptor must be inherited, see `environment`. Close them once the
-            workers run.
+        ends: the workers' ends by rank; the descriptor must be inherited, see `environment`. Close
+            them once the workers run.
     """
 
     def __init__(self, ranks: Sequence[int], on_line: Callable[[int, str], None]) -> None:
@@ -131,8 +134,8 @@ class Sockets:
 
     def _lines(self, rank: int) -> list[str]:
         """Returns a worker's next messages; none if the worker is gone."""
-        # A worker waits for the answer to a line before it sends the next, but for an abort: MPI goes on to its
-        # finalization, whose first message may have arrived with it.
+        # A worker waits for the answer to a line before it sends the next, but for an abort: MPI
+        # goes on to its finalization, whose first message may have arrived with it.
         text = b""
         try:
             while not text.endswith(b"\n"):

@@ -1,7 +1,8 @@
 """Standard input for all workers of this machine.
 
-Each worker gets the same bytes, as the same script must read the same on each. The launcher opens a pipe for each rank,
-which the worker opens by its path under /proc; a file is opened by each worker itself.
+Each worker gets the same bytes, as the same script must read the same on each. The launcher opens a
+pipe for each rank, which the worker opens by its path under /proc; a file is opened by each worker
+itself.
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ class _Copies:
                 with self._change:
                     self._held += data
                     self._change.notify_all()
-                    self._change.wait_for(lambda: max(self._positions.values(), default=0) + _AHEAD > self._size)
+                    self._change.wait_for(
+                        lambda: max(self._positions.values(), default=0) + _AHEAD > self._size
+                    )
         with self._change:
             self._over = True
             self._change.notify_all()

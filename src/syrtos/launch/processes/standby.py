@@ -1,9 +1,10 @@
 """A process that has imported what the workers need, and from which they are forked.
 
-It forks the workers of the first generation, and those that take their place. Workers that have another share of the
-machine, e.g. more of them with fewer threads each, are forked from another process, which imports with that share.
-Where the script's text does not say which frameworks it imports, that process has imported NumPy and MPI's library,
-if it was started early enough for that to take no time.
+It forks the workers of the first generation, and those that take their place. Workers that have
+another share of the machine, e.g. more of them with fewer threads each, are forked from another
+process, which imports with that share. Where the script's text does not say which frameworks it
+imports, that process has imported NumPy and MPI's library, if it was started early enough for that
+to take no time.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Standby:
     def begin(self, command: Sequence[str], env: Mapping[str, str], workers: int) -> None:
         """Starts a zygote where there is none for the workers' share of this machine, if the script's text says what to import.
 
-        A zygote that has imported for another share is ended. The new one ends with the thread that calls this.
+        A zygote that has imported for another share is ended. The new one ends with the thread that
+        calls this.
 
         Args:
             command: the command of each worker.
@@ -85,15 +87,29 @@ class Standby:
             self.close()
         elif known is not None:
             return
-        if shared is not None and not is_new and _is_plain(command) and settings.TASKS_VARIABLE not in env:
+        if (
+            shared is not None
+            and not is_new
+            and _is_plain(command)
+            and settings.TASKS_VARIABLE not in env
+        ):
             self._begin(command, env, workers, shared)
         self._close_early()
 
-    def _begin(self, command: Sequence[str], env: Mapping[str, str], workers: int, shared: Mapping[str, str]) -> None:
-        # A script's `setdefault` finds what workers are given; but the level of a log is the script's.
+    def _begin(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        workers: int,
+        shared: Mapping[str, str],
+    ) -> None:
+        # A script's `setdefault` finds what workers are given; but the level of a log is the
+        # script's.
         given = {name: value for name, value in shared.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
         try:
-            found = first_imports(program.parse(command[3:]), {**env, **given}) or FirstImports((), (), {})
+            found = first_imports(program.parse(command[3:]), {**env, **given}) or FirstImports(
+                (), (), {}
+            )
         except ConfigurationError:
             return
         variables = {**settings.without_secrets(env), **shared, **found.variables}
@@ -156,7 +172,9 @@ class Standby:
             # It has forked the workers that run, and imported nothing of what they have.
             self._given_up.append(self._zygote)
             self._zygote = None
-        self._start(imports.modules, {**_without_framework_variables(env), **imports.variables}, idle=True)
+        self._start(
+            imports.modules, {**_without_framework_variables(env), **imports.variables}, idle=True
+        )
 
     def _start(self, modules: Mapping[str, str], env: Mapping[str, str], **how: Any) -> None:
         """Starts a zygote in the place of one that there is; ``how`` are further arguments of `Zygote`."""
@@ -169,13 +187,29 @@ class Standby:
 
     # -- a generation --------------------------------------------------------------------------------
 
-    def start(self, command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: local.Files) -> local.Process:
+    def start(
+        self, command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: local.Files
+    ) -> local.Process:
         """Starts a worker's process: a fork of the zygote where there is one, else by `local.start`."""
         # flags of the interpreter need a new one
-        if _is_plain(command) and not _always_new(env) and self._zygote is not None and self._zygote.is_ready():
-            imported = {settings.IMPORTED_VARIABLE: "{:.3f} {:.3f}".format(*self._imported)} if self._imported else {}
+        if (
+            _is_plain(command)
+            and not _always_new(env)
+            and self._zygote is not None
+            and self._zygote.is_ready()
+        ):
+            imported = (
+                {settings.IMPORTED_VARIABLE: "{:.3f} {:.3f}".format(*self._imported)}
+                if self._imported
+                else {}
+            )
             try:
-                return Forked(self._zygote.path, Command(command[1:], {**env, **imported}), (*files, pmi), _PATIENCE)
+                return Forked(
+                    self._zygote.path,
+                    Command(command[1:], {**env, **imported}),
+                    (*files, pmi),
+                    _PATIENCE,
+                )
             except (OSError, LaunchError) as error:
                 output.say(f"a worker imports its frameworks again: {error}")
                 self._given_up.append(self._zygote)
@@ -212,4 +246,6 @@ def _always_new(env: Mapping[str, str]) -> bool:
 def _without_framework_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that are neither secret nor read by frameworks."""
     left_out = settings.read_at_import(env)
-    return {name: value for name, value in settings.without_secrets(env).items() if name not in left_out}
+    return {
+        name: value for name, value in settings.without_secrets(env).items() if name not in left_out
+    }

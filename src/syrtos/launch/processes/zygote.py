@@ -5,25 +5,27 @@ The forked processes go on as if they were new interpreters.
 ORDER is a JSON object:
 
 - ``path``: its socket.
-- ``modules``: the modules that it imports, by name, each with its file, or an empty text; it ends if a module has
-  another file.
+- ``modules``: the modules that it imports, by name, each with its file, or an empty text; it ends
+  if a module has another file.
 - ``libraries``: further modules that it imports, and that its children find imported.
 - ``shared_libraries``: files in the environment's folder ``lib`` that it loads.
-- ``compare``: whether a process that imports a module must have the environment and the places of modules in which the
-  module was imported.
+- ``compare``: whether a process that imports a module must have the environment and the places of
+  modules in which the module was imported.
 - ``idle``: whether it imports only while the processors have nothing else to do.
 
-Without ORDER the first line of standard input is it, with ``env`` beside, the environment to import in: meanwhile the
-interpreter imports what the workers of any script do.
+Without ORDER the first line of standard input is it, with ``env`` beside, the environment to import
+in: meanwhile the interpreter imports what the workers of any script do.
 
-TensorFlow and Keras take seconds of processor time to import, a fork takes milliseconds. The zygote does nothing but
-import: a fork after TensorFlow has run an operation hangs. It is a program by itself: of syrtos it imports what it is
-told to, so that other children than workers have nothing of it.
+TensorFlow and Keras take seconds of processor time to import, a fork takes milliseconds. The zygote
+does nothing but import: a fork after TensorFlow has run an operation hangs. It is a program by
+itself: of syrtos it imports what it is told to, so that other children than workers have nothing of
+it.
 
-A client connects to the socket and sends a request for each process: a JSON object with ``argv`` (``["-m", module,
-...]`` or ``[script, ...]``), ``env`` (all of it), ``cwd``, and with it the descriptors of standard input, output and
-error, and of the socket for PMI if MPI is to start. It hears ``{"pid": ...}``, and later ``{"pid": ..., "status": ...}``
-with the wait status. When it closes the connection its processes are killed; the zygote ends with its standard input.
+A client connects to the socket and sends a request for each process: a JSON object with ``argv``
+(``["-m", module, ...]`` or ``[script, ...]``), ``env`` (all of it), ``cwd``, and with it the
+descriptors of standard input, output and error, and of the socket for PMI if MPI is to start. It
+hears ``{"pid": ...}``, and later ``{"pid": ..., "status": ...}`` with the wait status. When it
+closes the connection its processes are killed; the zygote ends with its standard input.
 """
 
 from __future__ import annotations
@@ -52,12 +54,13 @@ from typing import Any
 
 _LONGEST = 1 << 20
 _PR_SET_PDEATHSIG = 1
-# Signals that a terminal or a scheduler sends to all processes of a run: its end is that of standard input.
+# Signals that a terminal or a scheduler sends to all processes of a run: its end is that of
+# standard input.
 _FOR_WORKERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 # Frameworks, which adapters wait for: hidden also where another one has imported them.
 FRAMEWORKS = ("keras", "tf_keras", "tensorflow", "jax", "torch")
-# Variables that no framework reads: of launchers and job services, which have another value for each worker, and of
-# services that keep records.
+# Variables that no framework reads: of launchers and job services, which have another value for
+# each worker, and of services that keep records.
 _OF_OTHERS = (
     "SYRTOS_", "PMI", "MPI", "HYD", "OMPI_", "HOROVOD_", "UCX_", "FI_", "SLURM_", "NCCL_", "SM_", "AWS_", "MASTER_", "TF_CONFIG", "PYTHON",
     "WANDB_", "MLFLOW_", "COMET_", "NEPTUNE_", "CLEARML_", "TOKENIZERS_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES",
@@ -84,7 +87,10 @@ def main(order: dict[str, Any] | None) -> None:
     os.rename(path + ".new", path)
     _put_imports_off()
     modules = Imported(
-        order["modules"], order.get("libraries", ()), bool(order.get("compare")), bool(order.get("idle"))
+        order["modules"],
+        order.get("libraries", ()),
+        bool(order.get("compare")),
+        bool(order.get("idle")),
     )
     for name in order.get("shared_libraries", ()):
         # A worker that finds it elsewhere loads it itself.
@@ -145,7 +151,11 @@ class Imported(MetaPathFinder, Loader):
     """
 
     def __init__(
-        self, files: dict[str, str], libraries: Sequence[str] = (), compare: bool = False, idle: bool = False
+        self,
+        files: dict[str, str],
+        libraries: Sequence[str] = (),
+        compare: bool = False,
+        idle: bool = False,
     ) -> None:
         self._before, self._compare = dict(os.environ), compare
         if idle:
@@ -162,13 +172,19 @@ class Imported(MetaPathFinder, Loader):
         self._path, self._logs = list(sys.path), _loggers()
         self._handlers = list(logging.getLogger("tensorflow").handlers)
         self._modules = {
-            name: sys.modules[name] for name in dict.fromkeys((*files, *FRAMEWORKS)) if name in sys.modules
+            name: sys.modules[name]
+            for name in dict.fromkeys((*files, *FRAMEWORKS))
+            if name in sys.modules
         }
         for name, file in files.items():
             if file not in ("", self._modules[name].__file__):
                 raise ImportError(f"{name} is {self._modules[name].__file__} here, and was {file}")
-        self._origins = {name: (module.__spec__, module.__loader__) for name, module in self._modules.items()}
-        self._set = {name: value for name, value in os.environ.items() if self._before.get(name) != value}
+        self._origins = {
+            name: (module.__spec__, module.__loader__) for name, module in self._modules.items()
+        }
+        self._set = {
+            name: value for name, value in os.environ.items() if self._before.get(name) != value
+        }
         self.on_difference: Callable[[str], None] = _raise
 
     def hide(self) -> None:
@@ -178,7 +194,10 @@ class Imported(MetaPathFinder, Loader):
         sys.meta_path.insert(0, self)
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,
+        target: types.ModuleType | None = None,
     ) -> ModuleSpec | None:
         module = self._modules.get(fullname)
         if module is None or module.__spec__ is None:
@@ -191,26 +210,39 @@ class Imported(MetaPathFinder, Loader):
 
     def _check(self, name: str, spec: ModuleSpec) -> None:
         """Refuses an import that would have given something else in an interpreter of its own."""
-        # The level of TensorFlow's log changes nothing that is computed, and workers are given one that the script's
-        # `setdefault` finds.
-        for variable in filter(is_compared, sorted({*self._before, *os.environ} - {"TF_CPP_MIN_LOG_LEVEL"})):
+        # The level of TensorFlow's log changes nothing that is computed, and workers are given one
+        # that the script's `setdefault` finds.
+        for variable in filter(
+            is_compared, sorted({*self._before, *os.environ} - {"TF_CPP_MIN_LOG_LEVEL"})
+        ):
             here, there = os.environ.get(variable), self._before.get(variable)
             if here not in (there, self._set.get(variable, there)):
                 self.on_difference(
-                    f"{_describe_variable(variable, here)} where the script imports {name}; {_describe_variable(variable, there)} for the workers' import"
+                    f"{_describe_variable(variable, here)} where the script imports {name};"
+                    f" {_describe_variable(variable, there)} for the workers' import"
                 )
         for other in {name, *self._shadowed_modules()}:
-            found, had = PathFinder.find_spec(other), sys.modules.get(other, self._modules.get(other))
-            origin = spec.origin if other == name else getattr(getattr(had, "__spec__", None), "origin", None)
+            found, had = (
+                PathFinder.find_spec(other),
+                sys.modules.get(other, self._modules.get(other)),
+            )
+            origin = (
+                spec.origin
+                if other == name
+                else getattr(getattr(had, "__spec__", None), "origin", None)
+            )
             if found is not None and found.origin != origin:
                 self.on_difference(
-                    f"the script imports {other} from {found.origin}, and the workers' import has {origin}"
+                    f"the script imports {other} from {found.origin}, and the workers' import has"
+                    f" {origin}"
                 )
 
     def _shadowed_modules(self) -> set[str]:
         """Returns imported top-level modules that also stand in folders which the script has added to `sys.path`."""
         known = (
-            {module.partition(".")[0] for module in sys.modules} - set(sys.stdlib_module_names) - {"__main__", "syrtos"}
+            {module.partition(".")[0] for module in sys.modules}
+            - set(sys.stdlib_module_names)
+            - {"__main__", "syrtos"}
         )
         found: set[str] = set()
         for folder in set(sys.path) - set(self._path):
@@ -232,13 +264,18 @@ class Imported(MetaPathFinder, Loader):
     def _as_if_imported_now(self) -> None:
         """Sets what the imports have set beside modules, except where the script has set something else before."""
         os.environ.update(
-            {name: value for name, value in self._set.items() if os.environ.get(name) == self._before.get(name)}
+            {
+                name: value
+                for name, value in self._set.items()
+                if os.environ.get(name) == self._before.get(name)
+            }
         )
         # TensorFlow's logger gets a handler of its own only where the root has none
         if logging.getLogger().handlers:
             for handler in self._handlers:
                 logging.getLogger("tensorflow").removeHandler(handler)
-        # `logging.config` disables the loggers that there are; without the imports there would be none.
+        # `logging.config` disables the loggers that there are; without the imports there would be
+        # none.
         if all(logger.disabled for logger in self._logs):
             for logger in self._logs:
                 logger.disabled = False
@@ -246,7 +283,9 @@ class Imported(MetaPathFinder, Loader):
 
 def _loggers() -> list[logging.Logger]:
     known = logging.root.manager.loggerDict.values()
-    return [logger for logger in known if isinstance(logger, logging.Logger) and not logger.disabled]
+    return [
+        logger for logger in known if isinstance(logger, logging.Logger) and not logger.disabled
+    ]
 
 
 class ImportedOtherwise(BaseException):
@@ -303,7 +342,9 @@ class ForkServer:
                 elif key.fileobj == self._ended:
                     os.read(self._ended, 1024)
                     self._reap()
-                elif isinstance(key.fileobj, socket.socket) and (request := self._hear(key.fileobj)):
+                elif isinstance(key.fileobj, socket.socket) and (
+                    request := self._hear(key.fileobj)
+                ):
                     return request
 
     def _end(self) -> None:
@@ -440,8 +481,8 @@ def _open_streams() -> None:
 
 def _log_to(new: Any, old: Any) -> None:
     """Gives handlers of `logging` that frameworks made when they were imported the new stream."""
-    # absl closes what is not `sys.stderr` at the end, and what is logged after it would be a traceback.
-    # all of them; seen in Python 3.11 to 3.13
+    # absl closes what is not `sys.stderr` at the end, and what is logged after it would be a
+    # traceback. all of them; seen in Python 3.11 to 3.13
     for reference in getattr(logging, "_handlerList", ()):
         handler = reference()
         if isinstance(handler, logging.StreamHandler) and handler.stream is old:

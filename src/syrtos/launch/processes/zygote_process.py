@@ -1,6 +1,7 @@
 """The interpreter that runs `zygote.py`, which may be started before it is known what it is to import.
 
-Few modules are imported here: the command line starts the interpreter before it imports what it needs itself.
+Few modules are imported here: the command line starts the interpreter before it imports what it
+needs itself.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import IO, Any
 from syrtos.launch.processes import signalling
 
 _PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zygote.py")
-# Variables that an interpreter reads once, when it starts, and what `zygote.py` loads before it has its order: NumPy
-# with its library of linear algebra, and MPI's library.
+# Variables that an interpreter reads once, when it starts, and what `zygote.py` loads before it has
+# its order: NumPy with its library of linear algebra, and MPI's library.
 _READ_AT_START = (
     "PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "NPY_", "OMP_", "OPENBLAS_", "GOTO_", "MKL_", "UCX_LOG", "UCX_HANDLE",
 )  # fmt: skip
@@ -26,7 +27,10 @@ class ZygoteProcess:
     """A new interpreter with `zygote.py`; it ends with this process, or where its order never comes."""
 
     def __init__(
-        self, env: Mapping[str, str], order: Mapping[str, Any] | None = None, life: IO[bytes] | None = None
+        self,
+        env: Mapping[str, str],
+        order: Mapping[str, Any] | None = None,
+        life: IO[bytes] | None = None,
     ) -> None:
         """Starts the interpreter.
 

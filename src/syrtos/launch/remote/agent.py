@@ -2,8 +2,9 @@
 
 It starts workers there, passes on what they say, and ends them when the launcher is gone.
 
-`python -m syrtos.launch.remote.agent` has the launcher at the other end of its standard input and output: what has
-started it, ssh above all, has checked who that is. The messages are described in `docs/architecture.md`.
+`python -m syrtos.launch.remote.agent` has the launcher at the other end of its standard input and
+output: what has started it, ssh above all, has checked who that is. The messages are described in
+`docs/architecture.md`.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ GREETING = b"\n\x1esyrtos agent\n"
 # Seconds between two signs of life, of an agent and of a launcher.
 EVERY = 1.0
 
-# Seconds without one of the launcher, after which the agent ends its workers: more than a link may be down for.
-# Without workers it has time: tasks of TF_CONFIG wait for each other, and for the end of a summary.
+# Seconds without one of the launcher, after which the agent ends its workers: more than a link may
+# be down for. Without workers it has time: tasks of TF_CONFIG wait for each other, and for the end
+# of a summary.
 _PATIENCE, _IDLE_PATIENCE = 20.0, 900.0
 _LAST_OUTPUT = 2.0  # seconds
 _LOOK = 0.01  # seconds between two looks at what workers are forked from
@@ -82,7 +84,8 @@ class _Agent:
         self._asked: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._snapshots = HeldSnapshots()
         self._standby = Standby()
-        # The request for workers that are started once the process has imported from which they are forked.
+        # The request for workers that are started once the process has imported from which they are
+        # forked.
         self._pending: tuple[Message, dict[str, str]] | None = None
 
     def run(self) -> Message | None:
@@ -91,7 +94,9 @@ class _Agent:
         beat = time.monotonic()
         while True:
             try:
-                message = self._asked.get(timeout=0 if self._workers else _LOOK if self._pending else EVERY)
+                message = self._asked.get(
+                    timeout=0 if self._workers else _LOOK if self._pending else EVERY
+                )
             except queue.Empty:
                 self._attend(0.02)
             else:
@@ -117,7 +122,9 @@ class _Agent:
         env = self._snapshots.with_places({**environment(), **message["environment"]})
         try:
             os.chdir(message["folder"])
-            self._standby.begin(message["groups"][0]["command"], env, sum(map(_count, message["groups"])))
+            self._standby.begin(
+                message["groups"][0]["command"], env, sum(map(_count, message["groups"]))
+            )
             self._pending = message, env
         except OSError as error:
             self._channel.send("failed", text=str(error))
@@ -148,7 +155,9 @@ class _Agent:
 
     def _prepare(self, message: Message) -> None:
         if self._workers:
-            self._standby.prepare(Imports(message["modules"], message["variables"]), self._workers.env)
+            self._standby.prepare(
+                Imports(message["modules"], message["variables"]), self._workers.env
+            )
 
     def _attend(self, seconds: float) -> None:
         if self._pending and self._standby.is_settled():
@@ -217,15 +226,22 @@ class _Agent:
 class _Workers:
     """The workers of one generation on this host."""
 
-    def __init__(self, channel: Channel, asked: Message, env: Mapping[str, str], start: local.Start) -> None:
+    def __init__(
+        self, channel: Channel, asked: Message, env: Mapping[str, str], start: local.Start
+    ) -> None:
         if run_dir := options_from(env).run_dir:  # of an earlier run
             losses.forget(Path(run_dir))
-            records.forget(Path(run_dir), [rank for group in asked["groups"] for rank in range(*group["ranks"])])
+            records.forget(
+                Path(run_dir),
+                [rank for group in asked["groups"] for rank in range(*group["ranks"])],
+            )
         self.env = env
         self._channel = channel
         self._ended: list[ProcessEnd] = []
         self._over = False
-        groups = [Group(tuple(group["command"]), range(*group["ranks"])) for group in asked["groups"]]
+        groups = [
+            Group(tuple(group["command"]), range(*group["ranks"])) for group in asked["groups"]
+        ]
         self.engine = local.Local(groups, asked["nodes"], env, start, self._on_line, asked["whole"])
         self._readers = {
             rank: [
@@ -238,7 +254,9 @@ class _Workers:
     def attend(self, seconds: float) -> None:
         """Reports workers that have ended, each after all that it has written was passed on."""
         self._ended += self.engine.wait(seconds)
-        while self._ended and all(reader.is_drained() for reader in self._readers[self._ended[0].rank]):
+        while self._ended and all(
+            reader.is_drained() for reader in self._readers[self._ended[0].rank]
+        ):
             ended = self._ended.pop(0)
             self._channel.send("ended", rank=ended.rank, code=ended.code)
 

@@ -18,7 +18,8 @@ from syrtos.launch.terminal import output
 # Seconds that an agent may take to end its workers.
 LONGEST_KILL = 8.0
 
-# Seconds in which an agent must come up, and seconds without a sign of life after which its host is lost.
+# Seconds in which an agent must come up, and seconds without a sign of life after which its host is
+# lost.
 _START, _PATIENCE = 60.0, 10.0
 _LAST_WORDS = 1.0  # seconds
 _LONGEST_GREETING = 1 << 20
@@ -31,11 +32,16 @@ class Agent:
 
     Attributes:
         ready: whether it has answered.
-        lost: the reason why it is gone, as the end of a sentence about a worker of it; empty while it is there.
+        lost: the reason why it is gone, as the end of a sentence about a worker of it; empty while
+            it is there.
     """
 
     def __init__(
-        self, host: str, channel: Channel | None, command: tuple[str, ...] = (), env: Mapping[str, str] | None = None
+        self,
+        host: str,
+        channel: Channel | None,
+        command: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
     ) -> None:
         """Takes over the agent at the other end of ``channel``; without one, starts an agent by ``command``.
 
@@ -56,7 +62,9 @@ class Agent:
             return
         threading.Thread(target=self._hear, name=f"syrtos-agent-{host}", daemon=True).start()
 
-    def _start_process(self, command: tuple[str, ...], env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+    def _start_process(
+        self, command: tuple[str, ...], env: Mapping[str, str] | None
+    ) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             command,
             env=env,
@@ -70,7 +78,9 @@ class Agent:
             preexec_fn=signalling.die_with_parent,
         )
         assert process.stderr is not None
-        self._complaints = threading.Thread(target=self._complain, args=(process.stderr,), daemon=True)
+        self._complaints = threading.Thread(
+            target=self._complain, args=(process.stderr,), daemon=True
+        )
         self._complaints.start()
         return process
 
@@ -107,7 +117,9 @@ class Agent:
         try:
             answer = None if self.lost else self._answers.get(timeout=_LONGEST_ANSWER)
         except queue.Empty:
-            self.give_up(f"was on {self._name}, whose agent has not answered in {_LONGEST_ANSWER:.0f} s")
+            self.give_up(
+                f"was on {self._name}, whose agent has not answered in {_LONGEST_ANSWER:.0f} s"
+            )
             answer = None
         if answer is None:
             raise ConnectionError(f"the agent on {self.host} is gone")
@@ -138,7 +150,10 @@ class Agent:
             )
         except Exception as error:
             # else nothing would be heard of this host any more, and the run would wait for ever
-            why = f"was on {self._name}, whose agent can't be understood: {type(error).__name__}: {error}"
+            why = (
+                f"was on {self._name}, whose agent can't be understood: {type(error).__name__}:"
+                f" {error}"
+            )
         self.give_up(why)
 
     def _pass_messages_on(self) -> str:
@@ -200,7 +215,9 @@ class Agent:
         if self._process is None:
             return
         try:
-            self._process.wait(max(deadline - time.monotonic(), 0.0) if self.ready and not self.lost else 0)
+            self._process.wait(
+                max(deadline - time.monotonic(), 0.0) if self.ready and not self.lost else 0
+            )
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -210,7 +227,8 @@ class Agents:
     """The agents of a run, which serve all of its generations.
 
     Attributes:
-        before_start: called with the agents of a generation when all of them are there, before they start workers.
+        before_start: called with the agents of a generation when all of them are there, before they
+            start workers.
     """
 
     def __init__(self, agents: Mapping[str, Agent] | None = None) -> None:
@@ -224,7 +242,9 @@ class Agents:
         self._over = threading.Event()
         threading.Thread(target=self._pulse, name="syrtos-pulse", daemon=True).start()
 
-    def for_hosts(self, commands: Mapping[str, tuple[str, ...]], env: Mapping[str, str]) -> dict[str, Agent]:
+    def for_hosts(
+        self, commands: Mapping[str, tuple[str, ...]], env: Mapping[str, str]
+    ) -> dict[str, Agent]:
         """Returns an agent for each host: the one that is there, or a new one that the host's command starts."""
         with self._changing:
             for host, command in commands.items():
@@ -251,7 +271,11 @@ class Agents:
         """
         with self._changing:
             for host, (command, env) in self._known.items():
-                if host in self._agents and self._agents[host].lost and (hosts is None or host in hosts):
+                if (
+                    host in self._agents
+                    and self._agents[host].lost
+                    and (hosts is None or host in hosts)
+                ):
                     self._agents[host].close(0.0)
                     self._agents[host] = Agent(host, None, command, env)
 

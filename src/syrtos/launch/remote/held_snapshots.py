@@ -57,7 +57,12 @@ class HeldSnapshots:
             self._copies = [slots.read(part, number) for part in range(slots.parts(number))]
             return b"", {"lengths": [len(part) for part in self._copies]}
         if what == "piece":
-            return memoryview(self._copies[asked["part"]])[asked["begin"] : asked["begin"] + asked["bytes"]], {}
+            return (
+                memoryview(self._copies[asked["part"]])[
+                    asked["begin"] : asked["begin"] + asked["bytes"]
+                ],
+                {},
+            )
         if what == "put":
             self._put(slots, asked)
         elif what == "keep":
@@ -70,7 +75,12 @@ class HeldSnapshots:
         coming = self._coming.setdefault(asked["part"], bytearray())
         coming += asked["data"]
         if asked["last"]:
-            slots.write(asked["part"], asked["number"], asked["parts"], memoryview(self._coming.pop(asked["part"])))
+            slots.write(
+                asked["part"],
+                asked["number"],
+                asked["parts"],
+                memoryview(self._coming.pop(asked["part"])),
+            )
 
     def close(self) -> None:
         """Frees the memory."""

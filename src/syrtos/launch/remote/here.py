@@ -9,8 +9,8 @@ import socket
 def is_here(host: str) -> bool:
     """Returns whether ``host`` names this machine.
 
-    It does if this machine sends from the addresses of that name what it sends to them. Addresses of a family that is
-    off don't count.
+    It does if this machine sends from the addresses of that name what it sends to them. Addresses
+    of a family that is off don't count.
     """
     # These are known without a network too.
     if host in ("localhost", socket.gethostname()):

@@ -28,7 +28,8 @@ class Hosts(ProcessEngine):
 
         Args:
             plan: the plan that is executed.
-            env: the environment of agents that are started here. Workers of other hosts get the forwarded part of it.
+            env: the environment of agents that are started here. Workers of other hosts get the
+                forwarded part of it.
             agents: the agents of the run.
         """
         self._plan, self._env = plan, env
@@ -76,9 +77,13 @@ class Hosts(ProcessEngine):
         """Starts the workers when all agents are there."""
         lost = next((agent for agent in self._agents.values() if agent.lost), None)
         if not self._started and lost is not None:
-            the_reason_first = sorted(self._host_of, key=lambda rank: self._host_of[rank] != lost.host)
+            the_reason_first = sorted(
+                self._host_of, key=lambda rank: self._host_of[rank] != lost.host
+            )
             for rank in the_reason_first:
-                self._news.put(ProcessEnd(rank, None, f"on {lost.host or 'this machine'} {lost.lost}"))
+                self._news.put(
+                    ProcessEnd(rank, None, f"on {lost.host or 'this machine'} {lost.lost}")
+                )
         elif not self._started and all(agent.ready for agent in self._agents.values()):
             self._start()
 
@@ -94,11 +99,16 @@ class Hosts(ProcessEngine):
             groups = [group for group in self._plan.groups if group.host == host]
             agent.send(
                 "start",
-                groups=[{"command": g.command, "ranks": [g.ranks.start, g.ranks.stop]} for g in groups],
+                groups=[
+                    {"command": g.command, "ranks": [g.ranks.start, g.ranks.stop]} for g in groups
+                ],
                 nodes=self._plan.nodes,
-                environment=forwarded_variables(self._env, self._plan.forward) | dict(self._plan.environment)
-                if host
-                else dict(self._env),
+                environment=(
+                    forwarded_variables(self._env, self._plan.forward)
+                    | dict(self._plan.environment)
+                    if host
+                    else dict(self._env)
+                ),
                 folder=os.getcwd(),
                 whole=not self._plan.reports,
             )
@@ -117,7 +127,9 @@ class Hosts(ProcessEngine):
         elif kind == "ended":
             self._news.put(ProcessEnd(rank, message["code"]))
         elif kind == "alive":
-            self._vitals |= {int(rank): Vitals(*vitals) for rank, vitals in message["vitals"].items()}
+            self._vitals |= {
+                int(rank): Vitals(*vitals) for rank, vitals in message["vitals"].items()
+            }
         elif kind == "killed" and agent.host in self._killed:
             self._killed[agent.host].set()
         elif kind == "record":
@@ -125,7 +137,10 @@ class Hosts(ProcessEngine):
         elif kind == "recorded":
             self._records.all_are_here(agent.host)
         elif kind in ("lost", "failed"):
-            self._lose(agent, f"could not be started: {message['text']}" if kind == "failed" else agent.lost)
+            self._lose(
+                agent,
+                f"could not be started: {message['text']}" if kind == "failed" else agent.lost,
+            )
 
     def _answer(self, rank: int, line: str) -> None:
         with self._answering:
@@ -168,7 +183,8 @@ class Hosts(ProcessEngine):
             for agent in asked:
                 if not self._killed[agent.host].wait(max(deadline - time.monotonic(), 0.0)):
                     agent.give_up(
-                        f"was on {agent.host or 'this machine'}, whose agent has not ended its workers in {LONGEST_KILL:.0f} s"
+                        f"was on {agent.host or 'this machine'}, whose agent has not ended its"
+                        f" workers in {LONGEST_KILL:.0f} s"
                     )
             self._records.wait()
         for agent in self._agents.values():

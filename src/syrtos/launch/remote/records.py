@@ -17,7 +17,8 @@ from syrtos.launch.terminal import output
 from syrtos.observe.ledger import ledger_path, usage_path
 from syrtos.settings import options_from
 
-# Bytes that are read at a time: packed, they pass even a slow link before the launcher takes the host for lost.
+# Bytes that are read at a time: packed, they pass even a slow link before the launcher takes the
+# host for lost.
 _PIECE = 1 << 20
 _KINDS = {"ledger": ledger_path, "usage": usage_path}
 # seconds for all ledgers: a report may lack some, but the next generation must not wait for them
@@ -36,7 +37,10 @@ def pieces(run_dir: Path, ranks: Collection[int]) -> Iterator[tuple[bytes, dict[
                 while not last:
                     data = file.read(_PIECE)
                     last = len(data) < _PIECE
-                    yield zlib.compress(data, 1), {"rank": rank, "file": kind, "first": first, "last": last}
+                    yield (
+                        zlib.compress(data, 1),
+                        {"rank": rank, "file": kind, "first": first, "last": last},
+                    )
                     first = False
 
 
@@ -63,7 +67,9 @@ class MissingRecords:
     def missing(self, host: str) -> list[int]:
         """Returns the ranks of a host whose ledgers are not here, and expects those from its agent."""
         run_dir = Path(self._run_dir)
-        found = [rank for rank in self._ranks.get(host, ()) if not ledger_path(run_dir, rank).exists()]
+        found = [
+            rank for rank in self._ranks.get(host, ()) if not ledger_path(run_dir, rank).exists()
+        ]
         if found:
             self._awaited[host] = threading.Event()
         return found
@@ -82,7 +88,9 @@ class MissingRecords:
             if message["last"]:
                 partial.replace(path)
         except (OSError, zlib.error) as error:
-            output.say(f"the record of rank {rank} can't be kept in {path}: {error}. Reports will lack it.")
+            output.say(
+                f"the record of rank {rank} can't be kept in {path}: {error}. Reports will lack it."
+            )
 
     def all_are_here(self, host: str) -> None:
         """Notes that nothing more comes from a host."""

@@ -1,8 +1,8 @@
 """A world of processes that something has started on each host: the tasks of TF_CONFIG, pods, or hosts of a cloud's job.
 
-The first process launches the run as `syrtos run --hosts` does; the first process of each other host is the agent
-there, so that ssh is not needed. Processes meet at the first one's address, and prove to each other that they know the
-same secret (the challenge of `multiprocessing.connection`).
+The first process launches the run as `syrtos run --hosts` does; the first process of each other
+host is the agent there, so that ssh is not needed. Processes meet at the first one's address, and
+prove to each other that they know the same secret (the challenge of `multiprocessing.connection`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
+from multiprocessing.connection import (
+    Client,
+    Connection,
+    Listener,
+    answer_challenge,
+    deliver_challenge,
+)
 from pathlib import Path
 
 from syrtos import settings
@@ -51,8 +57,8 @@ class Cluster:
         host: a name for this process's host.
         workers: the number of workers on this host.
         leads: whether this is the first process of its host.
-        are_workers: whether each process stands for one worker, whose environment is its own; else a process stands for
-            all workers of its host.
+        are_workers: whether each process stands for one worker, whose environment is its own; else
+            a process stands for all workers of its host.
     """
 
     source: str
@@ -68,32 +74,46 @@ class Cluster:
     def key(self) -> bytes:
         """The key that processes prove to know, derived from the secret and this cluster."""
         # Not the secret alone: the proof of another run is not valid here.
-        return hmac.digest(secret(), json.dumps([self.source, self.names, self.address[1]]).encode(), "sha256")
+        return hmac.digest(
+            secret(), json.dumps([self.source, self.names, self.address[1]]).encode(), "sha256"
+        )
 
 
 def cluster_of(env: Mapping[str, str]) -> Cluster | None:
     """Returns the cluster that TF_CONFIG describes, if this process is one of several that train; else None.
 
     Raises:
-        ConfigurationError: TF_CONFIG names a task that is not in its cluster, addresses without ports, or a host's
-            tasks apart from each other.
+        ConfigurationError: TF_CONFIG names a task that is not in its cluster, addresses without
+            ports, or a host's tasks apart from each other.
     """
     check_tf_config(env)
     config = json.loads(env.get("TF_CONFIG") or "{}")
     task, jobs = config.get("task", {}), config.get("cluster", {})
-    tasks = tuple((role, index, address) for role in _TRAINING for index, address in enumerate(jobs.get(role, [])))
+    tasks = tuple(
+        (role, index, address)
+        for role in _TRAINING
+        for index, address in enumerate(jobs.get(role, []))
+    )
     if len(tasks) < 2 or task.get("type") not in _TRAINING:
         return None
-    mine = [k for k, (role, index, _) in enumerate(tasks) if (role, index) == (task["type"], int(task.get("index", 0)))]
+    mine = [
+        k
+        for k, (role, index, _) in enumerate(tasks)
+        if (role, index) == (task["type"], int(task.get("index", 0)))
+    ]
     if not mine or any(not address.rpartition(":")[2].isdigit() for _, _, address in tasks):
         raise ConfigurationError(
-            f"TF_CONFIG names task {task.get('type')} {task.get('index')}, and the cluster has {[f'{r} {i} at {a}' for r, i, a in tasks]}. "
-            "The task must be one of them, and addresses are written host:port."
+            f"TF_CONFIG names task {task.get('type')} {task.get('index')}, and the cluster has"
+            f" {[f'{r} {i} at {a}' for r, i, a in tasks]}. The task must be one of them, and"
+            " addresses are written host:port."
         )
     hosts = [address.rpartition(":")[0] for _, _, address in tasks]
-    if len(set(hosts)) != sum(host != before for host, before in zip(hosts, ["", *hosts], strict=False)):
+    if len(set(hosts)) != sum(
+        host != before for host, before in zip(hosts, ["", *hosts], strict=False)
+    ):
         raise ConfigurationError(
-            "TF_CONFIG names a host's tasks apart from each other: put all tasks of a host next to each other."
+            "TF_CONFIG names a host's tasks apart from each other: put all tasks of a host next to"
+            " each other."
         )
     rank, (first, _, port) = mine[0], tasks[0][2].rpartition(":")
     names = tuple(f"{role} {index} at {address}" for role, index, address in tasks)
@@ -141,7 +161,8 @@ class Meeting:
 
     Attributes:
         agents: the processes that start the workers of the other hosts, by host.
-        returned: called with an agent of a host whose agent was lost, and which has been started again.
+        returned: called with an agent of a host whose agent was lost, and which has been started
+            again.
     """
 
     def __init__(self, cluster: Cluster, patience: float) -> None:
@@ -170,7 +191,12 @@ class Meeting:
         Raises:
             WorldError: some have not come in time, or one has ended.
         """
-        source, everybody, began, told = self._cluster.source, len(self._cluster.names), time.monotonic(), False
+        source, everybody, began, told = (
+            self._cluster.source,
+            len(self._cluster.names),
+            time.monotonic(),
+            False,
+        )
         while len(self._processes) < everybody:
             waited = time.monotonic() - began
             if waited > _QUIET and not told:
@@ -178,17 +204,24 @@ class Meeting:
                 told = True
             if waited > self._patience:
                 raise WorldError(
-                    f"Nobody has started {self._missing_names()} of {source} for {self._patience:.0f} s; training needs all {everybody}. Start "
-                    f"`python -m syrtos train.py` for each, or take it out of {source} everywhere."
+                    f"Nobody has started {self._missing_names()} of {source} for"
+                    f" {self._patience:.0f} s; training needs all {everybody}. Start `python -m"
+                    f" syrtos train.py` for each, or take it out of {source} everywhere."
                 )
             if lost := next((agent for agent in self.agents.values() if agent.lost), None):
-                raise WorldError(f"The process on {lost.host} has ended before all of {source} were there.")
+                raise WorldError(
+                    f"The process on {lost.host} has ended before all of {source} were there."
+                )
             with self._change:
                 self._change.wait(0.2)
-        settings.set_environment(tasks.task_variables(self._processes if self._cluster.are_workers else {}))
+        settings.set_environment(
+            tasks.task_variables(self._processes if self._cluster.are_workers else {})
+        )
 
     def _missing_names(self) -> str:
-        return ", ".join(name for rank, name in enumerate(self._cluster.names) if rank not in self._processes)
+        return ", ".join(
+            name for rank, name in enumerate(self._cluster.names) if rank not in self._processes
+        )
 
     def _accept(self) -> None:
         while True:
@@ -207,7 +240,10 @@ class Meeting:
                 deliver_challenge(connection, self._key)
                 answer_challenge(connection, self._key)
         except (AuthenticationError, EOFError, OSError) as error:
-            print(f"syrtos: refused a connection that does not know the secret: {error}", file=sys.stderr)
+            print(
+                f"syrtos: refused a connection that does not know the secret: {error}",
+                file=sys.stderr,
+            )
             connection.close()
             return
         self._attend(connection)
@@ -232,7 +268,10 @@ class Meeting:
             known = rank in self._hosts
             if not known:
                 taken = any(asked["host"] == host for host, _ in self._hosts.values())
-                self._hosts[rank] = f"{asked['host']}-{rank}" if taken else asked["host"], asked["workers"]
+                self._hosts[rank] = (
+                    f"{asked['host']}-{rank}" if taken else asked["host"],
+                    asked["workers"],
+                )
             host = self._hosts[rank][0]
             agent = self.agents[host] = Agent(host, channel)
             self._change.notify_all()
@@ -246,7 +285,9 @@ class Meeting:
             while (message := channel.receive()) and message["is"] == "terminated":
                 signalling.terminate()
         if not self._closed:
-            output.say(f"{self._cluster.names[rank]} of {self._cluster.source} is gone: the run ends")
+            output.say(
+                f"{self._cluster.names[rank]} of {self._cluster.source} is gone: the run ends"
+            )
             signalling.terminate()
 
     def close(self, code: int) -> None:
@@ -264,14 +305,15 @@ class Meeting:
 def attend(cluster: Cluster, patience: float) -> int:
     """Starts the workers of this host if this is its first process, and waits for the end of the run.
 
-    A SIGTERM is passed on to the first process, which ends the run: workers save their state, and all processes end
-    with the run's exit code.
+    A SIGTERM is passed on to the first process, which ends the run: workers save their state, and
+    all processes end with the run's exit code.
 
     Returns:
         The exit code of the run; 1 if the first process is gone.
 
     Raises:
-        WorldError: the first process could not be reached within ``patience`` seconds, or knows another secret.
+        WorldError: the first process could not be reached within ``patience`` seconds, or knows
+            another secret.
     """
     # Until the first process is reached there is no run to end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -286,7 +328,10 @@ def attend(cluster: Cluster, patience: float) -> int:
     )
     first = f"{cluster.names[0]} of {cluster.source}"
     name = cluster.names[cluster.rank]
-    output.say(f"{name} is rank {cluster.rank} of {len(cluster.names)}; {first} shows the run, and where its logs are")
+    output.say(
+        f"{name} is rank {cluster.rank} of {len(cluster.names)}; {first} shows the run, and where"
+        " its logs are"
+    )
 
     def tell() -> None:
         # the first process is gone: the thread that hears it knows
@@ -340,8 +385,9 @@ def _listener_at(address: tuple[str, int], backlog: int) -> Listener:
         return Listener((_interface_of(address[0]), address[1]), backlog=backlog)
     except OSError as error:
         raise WorldError(
-            f"This host can't listen at port {address[1]}, at which the hosts are to meet: {error.strerror}. Another run may be there: choose another "
-            "port in what starts the hosts."
+            f"This host can't listen at port {address[1]}, at which the hosts are to meet:"
+            f" {error.strerror}. Another run may be there: choose another port in what starts the"
+            " hosts."
         ) from error
 
 
@@ -356,8 +402,9 @@ def _interface_of(name: str) -> str:
             probe.bind((found, 0))
     except OSError:
         return ""  # the name of a gateway, or not known yet
-    # Distributions give a host's own name an address of 127/8, at which no other host could come. Those of instances of a
-    # local job are here: their neighbours on this machine use the same port.
+    # Distributions give a host's own name an address of 127/8, at which no other host could come.
+    # Those of instances of a local job are here: their neighbours on this machine use the same
+    # port.
     of_job = ipaddress.ip_address(found) in ipaddress.ip_network("127.64.0.0/10")
     own_name = name not in (found, "localhost") and found.startswith("127.") and not of_job
     return "" if own_name else found
@@ -370,13 +417,14 @@ def _connect(cluster: Cluster, patience: float) -> Connection:
             return Client(cluster.address, authkey=cluster.key)
         except AuthenticationError as error:
             raise WorldError(
-                f"{cluster.names[0]} of {cluster.source}, at {where}, knows another secret. Set {settings.SECRET_VARIABLE} to the same value on all "
-                "hosts, or copy ~/.config/syrtos/secret."
+                f"{cluster.names[0]} of {cluster.source}, at {where}, knows another secret. Set"
+                f" {settings.SECRET_VARIABLE} to the same value on all hosts, or copy"
+                " ~/.config/syrtos/secret."
             ) from error
         except (OSError, EOFError) as error:
             if time.monotonic() > deadline:
                 raise WorldError(
-                    f"{cluster.names[0]} of {cluster.source} could not be reached at {where} for {patience:.0f} s: {error}. Start "
-                    "`python -m syrtos` there too."
+                    f"{cluster.names[0]} of {cluster.source} could not be reached at {where} for"
+                    f" {patience:.0f} s: {error}. Start `python -m syrtos` there too."
                 ) from error
             time.sleep(0.2)

@@ -1,7 +1,8 @@
 """The environments of the workers of a TF_CONFIG cluster: each has that of the process that was started as its task.
 
-All workers of a host are started from one process, with one environment. Tasks of one host may differ in theirs, by
-``CUDA_VISIBLE_DEVICES`` above all; so each worker takes over its own task's from /proc, and starts again with it.
+All workers of a host are started from one process, with one environment. Tasks of one host may
+differ in theirs, by ``CUDA_VISIBLE_DEVICES`` above all; so each worker takes over its own task's
+from /proc, and starts again with it.
 """
 
 from __future__ import annotations
@@ -42,9 +43,17 @@ def adopt(env: Mapping[str, str], rank: int) -> None:
     process = processes.get(str(rank))
     if process is None:
         return
-    protocol = {name: value for name, value in env.items() if name.startswith(_PROTOCOL) and name != TASKS_VARIABLE}
+    protocol = {
+        name: value
+        for name, value in env.items()
+        if name.startswith(_PROTOCOL) and name != TASKS_VARIABLE
+    }
     command = [sys.executable, *sys.orig_argv[1:]]
-    os.execve(sys.executable, command, {**_environment_of(process, rank), **protocol, TASKS_VARIABLE: "{}"})
+    os.execve(
+        sys.executable,
+        command,
+        {**_environment_of(process, rank), **protocol, TASKS_VARIABLE: "{}"},
+    )
 
 
 def _environment_of(process: Process, rank: int) -> dict[str, str]:
@@ -52,13 +61,15 @@ def _environment_of(process: Process, rank: int) -> dict[str, str]:
     try:
         if (process["machine"], process["born"]) != (events.machine(), events.born(pid)):
             raise ConfigurationError(
-                f"The task of rank {rank} runs in another container than the first task of its host in TF_CONFIG, which starts its worker. Give "
-                "each container an address of its own in TF_CONFIG."
+                f"The task of rank {rank} runs in another container than the first task of its host"
+                " in TF_CONFIG, which starts its worker. Give each container an address of its own"
+                " in TF_CONFIG."
             )
         data = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError as error:
         raise ConfigurationError(
-            f"The environment of rank {rank}'s task can't be read: {error}. Start all tasks of a host as one user."
+            f"The environment of rank {rank}'s task can't be read: {error}. Start all tasks of a"
+            " host as one user."
         ) from error
     pairs = (os.fsdecode(part).partition("=") for part in data.split(b"\0") if b"=" in part)
     return {name: value for name, _, value in pairs}

@@ -23,8 +23,8 @@ def after_import(
 ) -> None:
     """Calls ``call`` once the module ``name`` is imported completely.
 
-    ``before`` is called when the module is about to be imported, and the import takes place inside of ``around()``. If
-    it is imported already, ``before`` and ``call`` are called at once.
+    ``before`` is called when the module is about to be imported, and the import takes place inside
+    of ``around()``. If it is imported already, ``before`` and ``call`` are called at once.
     """
     if name in sys.modules:
         before()
@@ -53,7 +53,9 @@ class _Server(MetaPathFinder):
         # the module that is served has submodules of its own, which scripts don't see
         if fullname.split(".")[0] in self._modules:
             raise ModuleNotFoundError(
-                f"No module named {fullname!r}: syrtos answers for {fullname.split('.')[0]} without it", name=fullname
+                f"No module named {fullname!r}: syrtos answers for {fullname.split('.')[0]}"
+                " without it",
+                name=fullname,
             )
         return None
 

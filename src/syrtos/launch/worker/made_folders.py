@@ -1,6 +1,7 @@
 """Folders that the script makes: the worker that comes first makes a folder, and for the others it counts as made.
 
-All workers run `if not os.path.exists(folder): os.makedirs(folder)` at about the same time, and all but one would fail.
+All workers run `if not os.path.exists(folder): os.makedirs(folder)` at about the same time, and all
+but one would fail.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _PYTHONS = {function.__code__.co_filename for function in (os.makedirs, Path.mkd
 def install(notes: Path, is_rank_aware: Callable[[], bool]) -> None:
     """Replaces `os.mkdir`, so that it succeeds in the script's own code where another worker was first.
 
-    `os.makedirs` and `Path.mkdir` call it too. It fails as in one process where the folder was there before the run, or
-    where this worker makes it a second time; and in a script that has asked for its rank, which may tell its workers
-    apart by who was first.
+    `os.makedirs` and `Path.mkdir` call it too. It fails as in one process where the folder was
+    there before the run, or where this worker makes it a second time; and in a script that has
+    asked for its rank, which may tell its workers apart by who was first.
 
     Args:
         notes: a folder in which workers note what they have made; empty at the start of a run.

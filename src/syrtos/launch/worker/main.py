@@ -7,7 +7,6 @@ import faulthandler
 import importlib
 import json
 import os
-import platform
 import signal
 import socket
 import subprocess
@@ -20,25 +19,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
 from syrtos import settings
-from syrtos.errors import ConfigurationError, WorldError
+from syrtos.errors import ConfigurationError
 from syrtos.launch import events, losses, resources, seeds
 from syrtos.launch.processes import deferred_imports, leftovers, standard_input
 from syrtos.launch.program import Program, parse
 from syrtos.launch.remote import tasks
 from syrtos.launch.spec import new_run_dir
-from syrtos.launch.worker import heartbeat, made_folders, main_module, tracebacks
+from syrtos.launch.worker import heartbeat, interpreters, made_folders, main_module, tracebacks
 from syrtos.launch.worker.import_hook import after_import
-from syrtos.topology import check_keras_backend, check_servers, check_tf_config, detect, tf_config_of
+from syrtos.topology import (
+    check_keras_backend,
+    check_servers,
+    check_tf_config,
+    detect,
+    tf_config_of,
+)
 
 if TYPE_CHECKING:
-    from syrtos.comm.communicator import Communicator
     from syrtos.comm.world import Session
 
 _exit = os._exit
 # seconds in which all workers write their stacks, before the first of them ends the run
 _STACKS = 0.3
 _FORKABLE = ("keras", "tf_keras", "tensorflow")
-_COMPARED = ("syrtos", "keras", "tf_keras", "tensorflow", "jax", "jaxlib", "torch", "numpy", "mpi4py", "mpich")
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -51,7 +54,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         seeds.hash_alike(env)
     settings.forget_secret()
     options, rank = settings.options_from(env), _rank_before_mpi(env)
-    supervised, inputs = bool(settings.take(settings.SUPERVISED_VARIABLE)), settings.take(settings.INPUT_VARIABLE)
+    supervised, inputs = (
+        bool(settings.take(settings.SUPERVISED_VARIABLE)),
+        settings.take(settings.INPUT_VARIABLE),
+    )
     if supervised:
         standard_input.adopt(inputs, rank)
     worker = _Worker(rank, options, supervised)
@@ -87,7 +93,8 @@ class _Worker:
             if self._supervised:
                 events.report_start(self._control, self.rank)
                 os._exit = self._exit_at_once
-            # The finder of the program that has forked this process: see `syrtos.launch.processes.zygote`.
+            # The finder of the program that has forked this process: see
+            # `syrtos.launch.processes.zygote`.
             for finder in sys.meta_path:
                 if isinstance(finder, _ComparesImports):
                     finder.on_difference = self._imported_otherwise
@@ -103,7 +110,9 @@ class _Worker:
                 with contextlib.suppress(Exception):
                     for name in unread():
                         print(
-                            f"syrtos: hyperparameter `{name}` was never read by the script", file=sys.stderr, flush=True
+                            f"syrtos: hyperparameter `{name}` was never read by the script",
+                            file=sys.stderr,
+                            flush=True,
                         )
                 self._say_finished()
             return code
@@ -117,7 +126,9 @@ class _Worker:
         """Returns a function that names a job's hyperparameters that its script has not read; on rank 0 alone."""
         if self.rank or program.is_module or "SM_HPS" not in settings.environment():
             return list
-        return importlib.import_module("syrtos.jobs.runner.unread").watch(Path(program.name), settings.environment())
+        return importlib.import_module("syrtos.jobs.runner.unread").watch(
+            Path(program.name), settings.environment()
+        )
 
     def _script_code(self, program: Program) -> int:
         try:
@@ -139,8 +150,10 @@ class _Worker:
         if self._supervised and session.world.size > 1:
             heartbeat.start(lambda position: self._tell("alive", position=position))
         leftovers.unlink_early(session)
-        _check_interpreters(session.comm, several_hosts=session.world.node_count > 1)
-        run_dir = session.options.run_dir or session.comm.broadcast_object(str(new_run_dir().resolve()))
+        interpreters.check(session.comm, several_hosts=session.world.node_count > 1)
+        run_dir = session.options.run_dir or session.comm.broadcast_object(
+            str(new_run_dir().resolve())
+        )
         session.record_in(run_dir)
         if imported := settings.take(settings.IMPORTED_VARIABLE):
             session.ledger.say(imported=[float(moment) for moment in imported.split()])
@@ -153,14 +166,18 @@ class _Worker:
             return "server"
         self._log_to(logs / f"rank-{self.rank}.log")
         if not self._supervised and session.world.size > 1 and self.rank == 0:
-            print(f"syrtos: {session.world.size} workers, logs in {logs}", file=sys.stderr, flush=True)
+            print(
+                f"syrtos: {session.world.size} workers, logs in {logs}", file=sys.stderr, flush=True
+            )
         seeds.agree(session.comm)
         if session.options.profile and session.world.size > 1:
             session.ledger.began_ahead = time.perf_counter(), clocks.ahead(session.comm)
         if session.world.size > 1:
             made_folders.install(world.claims_folder(run_dir), lambda: session.rank_aware)
         check_tf_config(settings.environment())
-        settings.set_environment(tf_config_of(settings.environment(), self.rank, session.world.size))
+        settings.set_environment(
+            tf_config_of(settings.environment(), self.rank, session.world.size)
+        )
         self._adapt_imports(session)
         return "worker"
 
@@ -189,10 +206,14 @@ class _Worker:
         keras = sys.modules.get("keras")
         # Only with Keras on TensorFlow: other backends set up threads or a GPU when they are
         # imported, which a fork does not have.
-        if "torch" in sys.modules or (keras is not None and keras.backend.backend() != "tensorflow"):
+        if "torch" in sys.modules or (
+            keras is not None and keras.backend.backend() != "tensorflow"
+        ):
             return
         modules = {name: sys.modules[name].__file__ for name in _FORKABLE if name in sys.modules}
-        self._tell("imported", modules=modules, variables=settings.read_at_import(settings.environment()))
+        self._tell(
+            "imported", modules=modules, variables=settings.read_at_import(settings.environment())
+        )
 
     def _imported_otherwise(self, difference: str) -> NoReturn:
         """Ends this process, since its script needs an import of its own: the launcher starts the workers again."""
@@ -218,7 +239,9 @@ class _Worker:
         if self._options.asynchronous:
             return
         profiling = sys.modules.get("syrtos.keras.features.profiling")
-        recorded = session.comm.agree("end of the script", profiling.recordings() if profiling else 0.0)
+        recorded = session.comm.agree(
+            "end of the script", profiling.recordings() if profiling else 0.0
+        )
         if any(recorded):
             importlib.import_module("syrtos.keras.features.profiling").end_of_script(recorded)
 
@@ -251,7 +274,9 @@ class _Worker:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
         if code and (self._supervised or self._size() > 1):
-            self._report_failure(f"The script ended with exit code {code} (sys.exit({end.code!r})).", code)
+            self._report_failure(
+                f"The script ended with exit code {code} (sys.exit({end.code!r})).", code
+            )
         return code
 
     def _exit_at_once(self, status: int) -> NoReturn:
@@ -271,7 +296,9 @@ class _Worker:
         sys.last_value = cause
         self._log(tracebacks.full_text(cause))
         advice = tracebacks.advice(cause, self._size())
-        self._report_failure(tracebacks.short_text(cause) + f"\nsyrtos: {advice}\n" * bool(advice), 1)
+        self._report_failure(
+            tracebacks.short_text(cause) + f"\nsyrtos: {advice}\n" * bool(advice), 1
+        )
         return 1
 
     def _size(self) -> int:
@@ -287,14 +314,23 @@ class _Worker:
         if not self._supervised:
             self._print(text)
         if self._log_path is not None:
-            facts = {"rank": self.rank, "host": socket.gethostname(), "text": text, "code": code, "time": time.time()}
+            facts = {
+                "rank": self.rank,
+                "host": socket.gethostname(),
+                "text": text,
+                "code": code,
+                "time": time.time(),
+            }
             self._log_path.with_suffix(".failure").write_text(json.dumps(facts))
 
     def _print(self, text: str) -> None:
         """Prints a failure on the terminal, where no launcher of ours does."""
         # A worker alone fails as a plain script does.
         if self._size() > 1:
-            text = f"\nsyrtos: rank {self.rank} failed:\n\n{text.rstrip()}\n\nIts output is in {self._log_path}\n"
+            text = (
+                f"\nsyrtos: rank {self.rank} failed:\n\n{text.rstrip()}\n\nIts output is in"
+                f" {self._log_path}\n"
+            )
         sys.stderr.flush()
         os.write(self._control, text.encode(errors="replace"))
 
@@ -332,7 +368,11 @@ class _Worker:
         path.write_bytes(b"")
         for stream in (1, 2):
             os.dup2(
-                self._tee(path, stream) if path.name == "rank-0.log" else os.open(path, os.O_WRONLY | os.O_APPEND),
+                (
+                    self._tee(path, stream)
+                    if path.name == "rank-0.log"
+                    else os.open(path, os.O_WRONLY | os.O_APPEND)
+                ),
                 stream,
             )
         faulthandler.enable()
@@ -344,7 +384,10 @@ class _Worker:
         # It outlives Ctrl-C (-i, and a session of its own): the last lines of the script come after
         # it.
         tee = subprocess.Popen(
-            ["tee", "-ia", str(path)], stdin=subprocess.PIPE, stdout=os.dup(stream), start_new_session=True
+            ["tee", "-ia", str(path)],
+            stdin=subprocess.PIPE,
+            stdout=os.dup(stream),
+            start_new_session=True,
         )
         assert tee.stdin is not None
         self._tees.append(tee)
@@ -365,7 +408,11 @@ class _Worker:
         sys.stderr.flush()
         self._close_tees()
         events.drain(self._control)
-        if self._options.asynchronous and detect(settings.environment()) and (code == 0 or self.rank > 0):
+        if (
+            self._options.asynchronous
+            and detect(settings.environment())
+            and (code == 0 or self.rank > 0)
+        ):
             # MPI would wait for processes that have died.
             _exit(code)
         if code and "mpi4py.MPI" in sys.modules:
@@ -400,7 +447,9 @@ def _serve(program: Program, run_dir: str) -> None:
         # the signals are for the workers, which may have a step to finish and weights to save
         signal.signal(number, signal.SIG_IGN)
     main_module.find_modules_of(program)
-    importlib.import_module("syrtos.keras.tensorflow.parameter_server.server").serve(lambda: losses.lost_ranks(run_dir))
+    importlib.import_module("syrtos.keras.tensorflow.parameter_server.server").serve(
+        lambda: losses.lost_ranks(run_dir)
+    )
 
 
 def _script_begins() -> None:
@@ -428,39 +477,6 @@ def _cause(error: BaseException) -> BaseException:
     from syrtos.comm import world
 
     return world.original_of(error) if type(error).__module__.startswith("tensorflow") else error
-
-
-def _check_interpreters(comm: Communicator, several_hosts: bool) -> None:
-    """Refuses unequal versions, which only several hosts can have, and says where hashes differ."""
-    installed = {name: version(name) for name in _COMPARED} if several_hosts else {}
-    mine = {"python": platform.python_version(), **installed}
-    everyone = comm.allgather_object([socket.gethostname(), mine, hash("syrtos")])
-    for host, theirs, _ in everyone:
-        different = {
-            name: (everyone[0][1][name], theirs[name]) for name in theirs if theirs[name] != everyone[0][1][name]
-        }
-        if different:
-            lines = [f"  {name}: {a} on {everyone[0][0]}, {b} on {host}" for name, (a, b) in different.items()]
-            raise WorldError(
-                "Hosts run different versions:\n" + "\n".join(lines) + "\nInstall the same versions on all hosts."
-            )
-    if len({hashed for _, _, hashed in everyone}) > 1 and comm.rank == 0:
-        print(
-            "syrtos: hashes of texts differ between the workers, and so does the order of a script's sets: a flag of the interpreter (-R, -E, -I) or unequal "
-            "values of PYTHONHASHSEED ask for it.",
-            file=sys.stderr,
-        )
-
-
-def version(name: str) -> str:
-    """Returns the version of an installed package, found without importing it."""
-    # Only here: it takes 25 ms to import.
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 if __name__ == "__main__":

@@ -25,14 +25,22 @@ def run(program: Program) -> None:
 def find_modules_of(program: Program) -> None:
     """Makes the program's own modules importable: those beside its file, or in this folder (``sys.path[0]``)."""
     if not sys.flags.safe_path:
-        sys.path[0] = os.getcwd() if program.is_module else os.path.dirname(os.path.realpath(program.name))
+        sys.path[0] = (
+            os.getcwd() if program.is_module else os.path.dirname(os.path.realpath(program.name))
+        )
 
 
 def _run_file(path: str) -> None:
     """Runs a file as ``__main__``."""
-    # Not by runpy, which changes ``sys.argv[0]`` to the absolute path, and takes ``__main__`` away at the end.
+    # Not by runpy, which changes ``sys.argv[0]`` to the absolute path, and takes ``__main__`` away
+    # at the end.
     module = types.ModuleType("__main__")
-    facts = {"__file__": path, "__cached__": None, "__builtins__": __builtins__, "__package__": None}
+    facts = {
+        "__file__": path,
+        "__cached__": None,
+        "__builtins__": __builtins__,
+        "__package__": None,
+    }
     vars(module).update(facts, __loader__=SourceFileLoader("__main__", path))
     sys.modules["__main__"] = module
     with io.open_code(path) as file:

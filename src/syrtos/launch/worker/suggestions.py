@@ -1,7 +1,7 @@
 """Suggestions for misspelt names in tracebacks, as Python prints them.
 
-Python 3.11 computes them only where the interpreter itself prints an uncaught error; `traceback` of later versions
-does so too.
+Python 3.11 computes them only where the interpreter itself prints an uncaught error; `traceback` of
+later versions does so too.
 """
 
 from __future__ import annotations

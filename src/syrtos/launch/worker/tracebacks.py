@@ -30,12 +30,17 @@ _REMOVES = re.compile(r"\b(remove|unlink|rmdir|rmtree|rename|replace|move)\(")
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 # without a virtual environment, packages are below the standard library's folder
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
-_LEFT_OUT = "(lines of Keras and its backend, syrtos and Python's standard library are left out; the log has them)\n"
+_LEFT_OUT = (
+    "(lines of Keras and its backend, syrtos and Python's standard library are left out; the log"
+    " has them)\n"
+)
 
 
 def full_text(error: BaseException) -> str:
     """Returns the whole traceback, from the script's first line on."""
-    return "".join(_format(error, lambda frames: list(itertools.dropwhile(_runs_scripts, frames))).format())
+    return "".join(
+        _format(error, lambda frames: list(itertools.dropwhile(_runs_scripts, frames))).format()
+    )
 
 
 def short_text(error: BaseException) -> str:
@@ -52,28 +57,39 @@ def advice(error: BaseException, size: int) -> str:
     """Returns advice on an error of several workers that run one script, or of an absent backend; empty for others."""
     if isinstance(error, ModuleNotFoundError) and error.name in NAMES and _is_keras_import(error):
         proposal = propose_backend("syrtos run ...")
-        return f"Keras's backend is {NAMES[error.name]}, which is not installed. {proposal}." if proposal else ""
+        return (
+            f"Keras's backend is {NAMES[error.name]}, which is not installed. {proposal}."
+            if proposal
+            else ""
+        )
     if size < 2:
         return ""
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return f"All {size} workers run this script, and another may have opened that port before: start servers where `syrtos.rank() == 0`."
+        return (
+            f"All {size} workers run this script, and another may have opened that port before:"
+            " start servers where `syrtos.rank() == 0`."
+        )
     if type(error).__module__.startswith("torch.distributed") or "EADDRINUSE" in str(error):
         return (
-            f"All {size} workers run this script, and it starts a distributed training of its own (`torch.distributed`). Run it with `python`, or take that "
-            "out of it: `syrtos run` trains plain `model.fit` on all workers."
+            f"All {size} workers run this script, and it starts a distributed training of its own"
+            " (`torch.distributed`). Run it with `python`, or take that out of it: `syrtos run`"
+            " trains plain `model.fit` on all workers."
         )
     if "must equal the product of mesh_shape" in str(error):
-        return f"`jax.devices()` are the devices of all {size} workers, and `jax.local_devices()` those of one: give a mesh the shape `(len(jax.devices()),)`."
+        return (
+            f"`jax.devices()` are the devices of all {size} workers, and `jax.local_devices()`"
+            " those of one: give a mesh the shape `(len(jax.devices()),)`."
+        )
     if isinstance(error, FileExistsError):
         return (
-            f"All {size} workers run this script, and another has made {error.filename!r} before: give `exist_ok=True`, or write "
-            "`if syrtos.rank() == 0:` around it."
+            f"All {size} workers run this script, and another has made {error.filename!r} before:"
+            " give `exist_ok=True`, or write `if syrtos.rank() == 0:` around it."
         )
     lines = [frame.line or "" for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, FileNotFoundError) and any(_REMOVES.search(line) for line in lines):
         return (
-            f"All {size} workers run this script, and another may have removed or renamed {error.filename!r} before: write "
-            "`if syrtos.rank() == 0:` around it."
+            f"All {size} workers run this script, and another may have removed or renamed"
+            f" {error.filename!r} before: write `if syrtos.rank() == 0:` around it."
         )
     return ""
 
@@ -118,7 +134,9 @@ def _of_script(frames: Frames) -> Frames:
 
 def is_of_script(file: str) -> bool:
     """Returns whether code of the script's own is in a file, not of an installed package or of Python."""
-    return not (file.startswith((_OURS, "<frozen ")) or _INSTALLED.search(file) or _is_pythons(file))
+    return not (
+        file.startswith((_OURS, "<frozen ")) or _INSTALLED.search(file) or _is_pythons(file)
+    )
 
 
 def _is_pythons(file: str) -> bool:

@@ -46,7 +46,8 @@ class Tracker(ABC):
 
         Args:
             about: the run.
-            place: the text after the colon of `--track NAME:PLACE`; empty for the tracker's own default.
+            place: the text after the colon of `--track NAME:PLACE`; empty for the tracker's own
+                default.
             known_as: the value of `known_as` when the same run was tracked before; empty at first.
         """
 
@@ -70,7 +71,11 @@ _TRACKERS = {
     "mlflow": ("mlflow:MLflow", "mlflow", "mlflow"),
     "wandb": ("wandb:WandB", "wandb", "wandb"),
     "jsonl": ("jsonl:JSONL", "json", ""),
-    "otlp": ("otlp:OTLP", "opentelemetry", "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"),
+    "otlp": (
+        "otlp:OTLP",
+        "opentelemetry",
+        "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http",
+    ),
     "kubeflow": ("kubeflow:Kubeflow", "ssl", ""),
 }
 
@@ -81,12 +86,15 @@ def check(words: Sequence[str]) -> None:
         name, _, place = word.partition(":")
         if name not in _TRACKERS:
             raise ConfigurationError(
-                f"`--track` takes {', '.join(_TRACKERS)}, each as NAME or NAME:PLACE. Received: {word!r}."
+                f"`--track` takes {', '.join(_TRACKERS)}, each as NAME or NAME:PLACE. Received:"
+                f" {word!r}."
             )
         if re.search(r"//.*@|[?&]", place):
             raise ConfigurationError(
-                f"`--track {name}:...` holds a user's name, a password or a query, which would be written into the run directory. Leave it out of the "
-                "address, and set the tracker's own variables (MLFLOW_TRACKING_USERNAME, WANDB_API_KEY, OTEL_EXPORTER_OTLP_HEADERS)."
+                f"`--track {name}:...` holds a user's name, a password or a query, which would be"
+                " written into the run directory. Leave it out of the address, and set the"
+                " tracker's own variables (MLFLOW_TRACKING_USERNAME, WANDB_API_KEY,"
+                " OTEL_EXPORTER_OTLP_HEADERS)."
             )
         _, module, package = _TRACKERS[name]
         if importlib.util.find_spec(module) is None:
@@ -99,4 +107,6 @@ def make(word: str, about: About, known_as: str = "") -> Tracker:
     """Returns the tracker that a word of `--track` names."""
     name, _, place = word.partition(":")
     module, _, kind = _TRACKERS[name][0].partition(":")
-    return getattr(importlib.import_module(f"syrtos.report.trackers.{module}"), kind)(about, place, known_as)
+    return getattr(importlib.import_module(f"syrtos.report.trackers.{module}"), kind)(
+        about, place, known_as
+    )

@@ -1,7 +1,8 @@
 """The status of a TrainJob of Kubeflow Trainer: how far the training is, and its metrics.
 
-Kubeflow Trainer 2.2 and later, with the feature gate TrainJobStatus, gives pods an address to report to
-(pkg/runtime/framework/plugins/trainjobstatus of kubeflow/trainer); `kubectl get trainjob NAME -o yaml` shows what came.
+Kubeflow Trainer 2.2 and later, with the feature gate TrainJobStatus, gives pods an address to
+report to (pkg/runtime/framework/plugins/trainjobstatus of kubeflow/trainer); `kubectl get trainjob
+NAME -o yaml` shows what came.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from syrtos.report.json_files import Tail
 from syrtos.report.trackers import About, Ended, Tracker
 from syrtos.settings import KUBEFLOW_VARIABLES, environment
 
-# The seconds that the controller wants between two reports (Trainer's user guide, "TrainJob Progress").
+# The seconds that the controller wants between two reports (Trainer's user guide, "TrainJob
+# Progress").
 _EVERY = 5.0
 _PATIENCE = 5.0  # seconds
 # The limits of the object: metrics, and the letters of their names and values.
@@ -37,8 +39,9 @@ class Kubeflow(Tracker):
         env = environment()
         if place or not all(env.get(name) for name in KUBEFLOW_VARIABLES):
             raise ConfigurationError(
-                f"`--track kubeflow` reports to the TrainJob in whose pod it runs, which sets {', '.join(KUBEFLOW_VARIABLES)}. Leave it out elsewhere: "
-                "there it is on by itself."
+                "`--track kubeflow` reports to the TrainJob in whose pod it runs, which sets"
+                f" {', '.join(KUBEFLOW_VARIABLES)}. Leave it out elsewhere: there it is on by"
+                " itself."
             )
         self._url, self._authority, self._token = (env[name] for name in KUBEFLOW_VARIABLES)
         self._folder = about.folder
@@ -49,7 +52,11 @@ class Kubeflow(Tracker):
 
     def log(self, points: Sequence[FiguresPoint]) -> None:
         for point in points:
-            self._metrics |= {name: value for name, value in point.values.items() if not name.startswith("system/")}
+            self._metrics |= {
+                name: value
+                for name, value in point.values.items()
+                if not name.startswith("system/")
+            }
         if time.monotonic() > self._reported + _EVERY:
             self._reported = time.monotonic()
             try:
@@ -76,7 +83,9 @@ class Kubeflow(Tracker):
         found = {"progressPercentage": min(int(100 * epoch / epochs), 100)}
         before = self._epochs[-2] if len(self._epochs) > 1 else {}
         if before.get("epoch") == epoch - 1:
-            found["estimatedRemainingSeconds"] = max(int((last["time"] - before["time"]) * (epochs - epoch)), 0)
+            found["estimatedRemainingSeconds"] = max(
+                int((last["time"] - before["time"]) * (epochs - epoch)), 0
+            )
         return found
 
     def _report(self, progress: Mapping[str, int]) -> None:

@@ -48,14 +48,20 @@ class MLflow(Tracker):
         return self._run
 
     def log(self, points: Sequence[FiguresPoint]) -> None:
-        metrics = [Metric(name, value, int(p.time * 1000), p.step) for p in points for name, value in p.values.items()]
+        metrics = [
+            Metric(name, value, int(p.time * 1000), p.step)
+            for p in points
+            for name, value in p.values.items()
+        ]
         for part in _parts(metrics, _METRICS):
             self._client.log_batch(self._run, metrics=part)
 
     def end(self, how: Ended, report: Path | None) -> None:
         if report:
             self._client.log_artifact(self._run, str(report))
-        self._client.set_terminated(self._run, {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}[how])
+        self._client.set_terminated(
+            self._run, {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}[how]
+        )
 
 
 def _parts(values: Sequence[Any], size: int) -> list[list[Any]]:

@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # pyright: ignore[reportMissingImports]
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # pyright: ignore[reportMissingImports]
+    OTLPMetricExporter,
+)
 from opentelemetry.sdk.metrics import MeterProvider  # pyright: ignore[reportMissingImports]
-from opentelemetry.sdk.metrics.export import MetricExportResult, PeriodicExportingMetricReader  # pyright: ignore[reportMissingImports]
+from opentelemetry.sdk.metrics.export import (  # pyright: ignore[reportMissingImports]
+    MetricExportResult,
+    PeriodicExportingMetricReader,
+)
 from opentelemetry.sdk.resources import Resource  # pyright: ignore[reportMissingImports]
 
 from syrtos.report.figures import FiguresPoint
@@ -54,7 +59,9 @@ class OTLP(Tracker):
 
     def _set(self, name: str, value: float) -> None:
         if name not in self._gauges:
-            self._gauges[name] = self._meter.create_gauge("syrtos." + re.sub(r"[^A-Za-z0-9_./-]", "_", name))
+            self._gauges[name] = self._meter.create_gauge(
+                "syrtos." + re.sub(r"[^A-Za-z0-9_./-]", "_", name)
+            )
         self._gauges[name].set(value, self._attributes)
 
     def end(self, how: Ended, report: Path | None) -> None:

@@ -1,4 +1,5 @@
 """Logging to TensorBoard: event files, written by its own writer, without TensorFlow."""
+
 # ruff: noqa: E402
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# TensorBoard looks for this module to know that it is to do without TensorFlow, whose import takes 3 s of the cores
-# that train. Seen on 2.21.
+# TensorBoard looks for this module to know that it is to do without TensorFlow, whose import takes
+# 3 s of the cores that train. Seen on 2.21.
 sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("tensorboard.compat.notf"))
 
 from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2
@@ -44,9 +45,14 @@ class TensorBoard(Tracker):
 
     def log(self, points: Sequence[FiguresPoint]) -> None:
         for point in points:
-            values = [_summary.Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
+            values = [
+                _summary.Summary.Value(tag=name, simple_value=value)
+                for name, value in point.values.items()
+            ]
             self._writer.add_event(
-                _event.Event(wall_time=point.time, step=point.step, summary=_summary.Summary(value=values))
+                _event.Event(
+                    wall_time=point.time, step=point.step, summary=_summary.Summary(value=values)
+                )
             )
         self._writer.flush()
 
@@ -57,10 +63,16 @@ class TensorBoard(Tracker):
     def _text(self, tag: str, words: str) -> None:
         """Writes a text for the plugin "text" of TensorBoard."""
         shape = _shape.TensorShapeProto(dim=[_shape.TensorShapeProto.Dim(size=1)])
-        tensor = _tensor.TensorProto(dtype=_DT_STRING, string_val=[words.encode()], tensor_shape=shape)
-        metadata = _summary.SummaryMetadata(plugin_data=_summary.SummaryMetadata.PluginData(plugin_name="text"))
+        tensor = _tensor.TensorProto(
+            dtype=_DT_STRING, string_val=[words.encode()], tensor_shape=shape
+        )
+        metadata = _summary.SummaryMetadata(
+            plugin_data=_summary.SummaryMetadata.PluginData(plugin_name="text")
+        )
         self._writer.add_event(
             _event.Event(
-                summary=_summary.Summary(value=[_summary.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)])
+                summary=_summary.Summary(
+                    value=[_summary.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)]
+                )
             )
         )

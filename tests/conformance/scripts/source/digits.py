@@ -26,7 +26,11 @@ model = keras.Sequential(
         keras.layers.Dense(10, activation="softmax"),
     ]
 )
-model.compile(keras.optimizers.Adam(asked.learning_rate), "sparse_categorical_crossentropy", metrics=["accuracy"])
+model.compile(
+    keras.optimizers.Adam(asked.learning_rate),
+    "sparse_categorical_crossentropy",
+    metrics=["accuracy"],
+)
 history = model.fit(images, labels, batch_size=asked.batch_size, epochs=asked.epochs, verbose=2)
 
 model.save(os.path.join(os.environ["SM_MODEL_DIR"], "digits.keras"))

@@ -14,7 +14,9 @@ with np.load(os.path.join(os.environ["SM_CHANNEL_TRAIN"], "digits.npz")) as data
 
 tf.keras.utils.set_random_seed(7)
 with strategy.scope():
-    model = tf.keras.Sequential([tf.keras.Input((64,)), tf.keras.layers.Dense(10, activation="softmax")])
+    model = tf.keras.Sequential(
+        [tf.keras.Input((64,)), tf.keras.layers.Dense(10, activation="softmax")]
+    )
     model.compile(tf.keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
 model.fit(images, labels, batch_size=64, epochs=1, verbose=0)
 

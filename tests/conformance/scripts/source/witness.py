@@ -12,7 +12,11 @@ data = Path(os.environ["SM_INPUT_DIR"]) / "data"
 model = Path(os.environ["SM_MODEL_DIR"])
 seen = {
     "arguments": sys.argv[1:],
-    "variables": {name: value for name, value in os.environ.items() if name.startswith(("SM_", "SAGEMAKER_", "TF_"))},
+    "variables": {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("SM_", "SAGEMAKER_", "TF_"))
+    },
     "folder": os.getcwd(),
     "host": socket.gethostname(),
     "addresses": {host: socket.gethostbyname(host) for host in hosts},

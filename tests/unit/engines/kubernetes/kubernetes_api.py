@@ -63,10 +63,14 @@ class Emulated:
         self.enter: Callable[[str], Sequence[str]] = lambda pod: ()
         self.protocols = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
         self.change = threading.Condition()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"state": self}))
+        self._server = ThreadingHTTPServer(
+            ("127.0.0.1", 0), type("Handler", (_Handler,), {"state": self})
+        )
         self._server.daemon_threads = True
         self.kube_config = folder / "kube.config"
-        self.kube_config.write_text(_KUBE_CONFIG.format(port=self._server.server_address[1], token=TOKEN))
+        self.kube_config.write_text(
+            _KUBE_CONFIG.format(port=self._server.server_address[1], token=TOKEN)
+        )
 
     def serve(self) -> None:
         self._server.serve_forever(0.05)
@@ -80,11 +84,20 @@ class Emulated:
         return {PLURALS[plural][1] for plural, _ in self.objects}
 
     def add_pod(
-        self, run: str, host: int, phase: str = "Running", label: str = "jobset.sigs.k8s.io/jobset-name"
+        self,
+        run: str,
+        host: int,
+        phase: str = "Running",
+        label: str = "jobset.sigs.k8s.io/jobset-name",
     ) -> str:
         """Adds a pod of a run, as a controller would, and returns its name."""
         name = f"{run}-{host}-{uuid.uuid4().hex[:5]}"
-        meta = {"name": name, "labels": {label: run}, "annotations": {INDEX: str(host)}, "uid": uuid.uuid4().hex}
+        meta = {
+            "name": name,
+            "labels": {label: run},
+            "annotations": {INDEX: str(host)},
+            "uid": uuid.uuid4().hex,
+        }
         self.put("pods", {"metadata": meta, "status": {"phase": phase}})
         self.logs[name] = []
         return name
@@ -104,7 +117,11 @@ class Emulated:
             self.change.notify_all()
 
     def end_pod(self, pod: str, code: int = 0, reason: str = "Error") -> None:
-        terminated = {"exitCode": code, "reason": reason if code else "Completed", "finishedAt": "2026-11-25T10:00:00Z"}
+        terminated = {
+            "exitCode": code,
+            "reason": reason if code else "Completed",
+            "finishedAt": "2026-11-25T10:00:00Z",
+        }
         status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [
             {"name": "node", "image": "i", "imageID": "", "ready": False, "restartCount": 0, "state": {"terminated": terminated}}]}  # fmt: skip
         self.put("pods", {**self.objects["pods", pod], "status": status})
@@ -114,7 +131,9 @@ class Emulated:
             del self.objects["pods", pod]
             self.change.notify_all()
 
-    def end_run(self, plural: str, name: str, kind: str, reason: str = "", message: str = "") -> None:
+    def end_run(
+        self, plural: str, name: str, kind: str, reason: str = "", message: str = ""
+    ) -> None:
         """Gives the object that owns the pods a condition."""
         condition = {"type": kind, "status": "True", "reason": reason, "message": message}
         self.put(plural, {**self.objects[plural, name], "status": {"conditions": [condition]}})
@@ -163,10 +182,13 @@ class _Handler(BaseHTTPRequestHandler):
         items = [
             each
             for (kind, _), each in list(self.state.objects.items())
-            if kind == plural and (not label or each["metadata"].get("labels", {}).get(label) == value)
+            if kind == plural
+            and (not label or each["metadata"].get("labels", {}).get(label) == value)
         ]
         api, kind = PLURALS[plural]
-        self._answer(200, {"apiVersion": api, "kind": f"{kind}List", "metadata": {}, "items": items})
+        self._answer(
+            200, {"apiVersion": api, "kind": f"{kind}List", "metadata": {}, "items": items}
+        )
 
     def _log(self, pod: str, follow: bool) -> None:
         if ("pods", pod) not in self.state.objects:
@@ -206,7 +228,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.close_connection = True
         pipe = subprocess.PIPE
-        with subprocess.Popen([*self.state.enter(pod), *command], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        with subprocess.Popen(
+            [*self.state.enter(pod), *command], stdin=pipe, stdout=pipe, stderr=pipe
+        ) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             assert process.stderr is not None
@@ -221,7 +245,10 @@ class _Handler(BaseHTTPRequestHandler):
             for each in readers:
                 each.join()
             code = process.wait()
-        cause = {"details": {"causes": [{"reason": "ExitCode", "message": str(code)}]}, "status": "Failure"}
+        cause = {
+            "details": {"causes": [{"reason": "ExitCode", "message": str(code)}]},
+            "status": "Failure",
+        }
         with contextlib.suppress(OSError):
             self._frame(b"\x03" + json.dumps(cause if code else {"status": "Success"}).encode())
             self._frame(b"\x03\xe8", ABNF.OPCODE_CLOSE)
@@ -269,7 +296,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(*_status(409, f'{plural} "{name}" already exists', "AlreadyExists"))
             return
         api, kind = PLURALS[plural]
-        made = {"apiVersion": api, "kind": kind, **body, "metadata": {**body["metadata"], "uid": uuid.uuid4().hex}}
+        made = {
+            "apiVersion": api,
+            "kind": kind,
+            **body,
+            "metadata": {**body["metadata"], "uid": uuid.uuid4().hex},
+        }
         self.state.put(plural, made)
         self._answer(201, made)
 
@@ -319,7 +351,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, code: int, body: Any) -> None:
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
         self.send_response(code)
-        self.send_header("Content-Type", "text/plain" if isinstance(body, str) else "application/json")
+        self.send_header(
+            "Content-Type", "text/plain" if isinstance(body, str) else "application/json"
+        )
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -357,7 +391,12 @@ def _discovered(words: list[str], missing: set[str]) -> dict[str, Any] | None:
         verbs = ["create", "delete", "get", "list", "patch"]
         found = [{"name": plural, "singularName": kind.lower(), "namespaced": True, "kind": kind, "verbs": verbs}
                  for plural, (version, kind) in here.items() if version == api]  # fmt: skip
-        return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": api, "resources": found}
+        return {
+            "kind": "APIResourceList",
+            "apiVersion": "v1",
+            "groupVersion": api,
+            "resources": found,
+        }
     return None
 
 

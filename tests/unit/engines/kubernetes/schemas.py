@@ -20,7 +20,10 @@ CUSTOM = ("JobSet", "TrainJob")
 def errors_of(found: dict[str, Any], version: str = "1.36") -> list[str]:
     """Returns what a strict API server of this version of Kubernetes would say against an object."""
     if found["kind"] in CUSTOM:
-        return [f"{'/'.join(map(str, e.path))}: {e.message[:200]}" for e in _schema(found["kind"]).iter_errors(found)]
+        return [
+            f"{'/'.join(map(str, e.path))}: {e.message[:200]}"
+            for e in _schema(found["kind"]).iter_errors(found)
+        ]
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
     try:
         kubernetes_validate.validate(found, version, strict=True)

@@ -59,7 +59,9 @@ def submitted(folder: Path, workers: int = 2, **values: str) -> Submitted:
         ("TrainJob", {"Secret", "ConfigMap", "TrainJob"}),
     ],
 )
-def test_objects_are_created_and_deleted(kind: str, made: set[str], server: Emulated, tmp_path: Path) -> None:
+def test_objects_are_created_and_deleted(
+    kind: str, made: set[str], server: Emulated, tmp_path: Path
+) -> None:
     run = submitted(tmp_path, kind=kind)
     assert server.names() == made
     secret = server.objects["secrets", "digits"]
@@ -124,7 +126,9 @@ def test_pods_that_take_the_place_of_others_are_followed(server: Emulated, tmp_p
 def test_the_same_command_takes_the_place_of_an_ended_run(server: Emulated, tmp_path: Path) -> None:
     submitted(tmp_path)
     before = server.objects["jobsets", "digits"]["metadata"]["uid"]
-    with pytest.raises(LaunchError, match=r"JobSet digits is in the namespace training already, and goes on"):
+    with pytest.raises(
+        LaunchError, match=r"JobSet digits is in the namespace training already, and goes on"
+    ):
         submitted(tmp_path)
     server.end_pod(server.add_pod("digits", 0), 75)
     server.end_run("jobsets", "digits", "Failed", "FailedJobs", "jobset failed")
@@ -133,13 +137,30 @@ def test_the_same_command_takes_the_place_of_an_ended_run(server: Emulated, tmp_
 
 
 def test_the_commands_follow_a_detached_run(
-    server: Emulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+    server: Emulated,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("print('training')\n")
-    words = ["run", "--on", "kubernetes", "-n", "2", "--with", "image=i", "--run-dir", "digits", "--detach", "train.py"]
+    words = [
+        "run",
+        "--on",
+        "kubernetes",
+        "-n",
+        "2",
+        "--with",
+        "image=i",
+        "--run-dir",
+        "digits",
+        "--detach",
+        "train.py",
+    ]
     assert main(words) == 0
-    command = server.objects["jobsets", "digits"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    command = server.objects["jobsets", "digits"]["spec"]["replicatedJobs"][0]["template"]["spec"][
+        "template"
+    ]["spec"]
     assert command["containers"][0]["command"][-1] == "/syrtos/script/train.py"
     assert b"is lost with the pods" in capfdbinary.readouterr().err
     server.say(server.add_pod("digits", 0), "epoch 1")
@@ -156,9 +177,16 @@ def test_the_commands_follow_a_detached_run(
 # -- refusals ------------------------------------------------------------------------------------------------
 
 
-def test_what_was_created_is_deleted_where_the_last_is_refused(server: Emulated, tmp_path: Path) -> None:
-    server.refusals["POST", "jobsets"] = (422, 'JobSet.jobset.x-k8s.io "digits" is invalid: spec: no')
-    with pytest.raises(LaunchError, match=r"JobSet digits: the cluster refuses: .*is invalid: spec: no"):
+def test_what_was_created_is_deleted_where_the_last_is_refused(
+    server: Emulated, tmp_path: Path
+) -> None:
+    server.refusals["POST", "jobsets"] = (
+        422,
+        'JobSet.jobset.x-k8s.io "digits" is invalid: spec: no',
+    )
+    with pytest.raises(
+        LaunchError, match=r"JobSet digits: the cluster refuses: .*is invalid: spec: no"
+    ):
         submitted(tmp_path)
     assert server.names() == set()
 
@@ -171,20 +199,33 @@ RIGHTS = 'secrets is forbidden: User "ada" cannot create resource "secrets" in A
     ("refusal", "told"),
     [
         ((403, QUOTA), r"quota is exhausted \(exceeded quota: team.*kubectl describe quota"),
-        ((403, RIGHTS), r"this user may not do it \(.*ada.*\): ask .* for a role in the namespace training"),
-        ((404, 'namespaces "training" not found'), r"no namespace training: create it, or .*--with namespace="),
+        (
+            (403, RIGHTS),
+            r"this user may not do it \(.*ada.*\): ask .* for a role in the namespace training",
+        ),
+        (
+            (404, 'namespaces "training" not found'),
+            r"no namespace training: create it, or .*--with namespace=",
+        ),
         ((401, "Unauthorized"), r"does not accept the kube config's credentials: log in again"),
-        ((409, 'secrets "digits" already exists'), r"there is one already: `kubectl delete secret digits`"),
+        (
+            (409, 'secrets "digits" already exists'),
+            r"there is one already: `kubectl delete secret digits`",
+        ),
     ],
 )
-def test_refusals_are_sentences(refusal: tuple[int, str], told: str, server: Emulated, tmp_path: Path) -> None:
+def test_refusals_are_sentences(
+    refusal: tuple[int, str], told: str, server: Emulated, tmp_path: Path
+) -> None:
     server.refusals["POST", "secrets"] = refusal
     with pytest.raises(LaunchError, match=told):
         submitted(tmp_path)
 
 
 @pytest.mark.parametrize(("kind", "plural"), [("JobSet", "jobsets"), ("TrainJob", "trainjobs")])
-def test_a_kind_that_is_not_installed(kind: str, plural: str, server: Emulated, tmp_path: Path) -> None:
+def test_a_kind_that_is_not_installed(
+    kind: str, plural: str, server: Emulated, tmp_path: Path
+) -> None:
     server.missing.add(plural)
     with pytest.raises(LaunchError, match=rf"the cluster has no {kind}s: .*--with kind=Job"):
         submitted(tmp_path, kind=kind)
@@ -210,7 +251,9 @@ def test_no_such_context(server: Emulated, tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_not_there(server: Emulated, tmp_path: Path) -> None:
-    server.kube_config.write_text(server.kube_config.read_text().replace("http://127.0.0.1:", "http://127.0.0.1:1#"))
+    server.kube_config.write_text(
+        server.kube_config.read_text().replace("http://127.0.0.1:", "http://127.0.0.1:1#")
+    )
     with pytest.raises(LaunchError, match="API server can't be reached"):
         submitted(tmp_path)
 
@@ -222,24 +265,41 @@ def test_why_a_pod_waits_is_told(server: Emulated, tmp_path: Path) -> None:
     run = submitted(tmp_path)
     name = server.add_pod("digits", 0, "Pending")
     message = "0/3 nodes are available: 3 Insufficient memory."
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    server.put("pods", {**server.objects["pods", name], "status": {"phase": "Pending", "conditions": [condition]}})
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": message,
+    }
+    server.put(
+        "pods",
+        {**server.objects["pods", name], "status": {"phase": "Pending", "conditions": [condition]}},
+    )
     assert (
-        run.state().why == f"pod {name} waits: {message} Ask for less (`--with memory=`), or wait until some is free."
+        run.state().why
+        == f"pod {name} waits: {message} Ask for less (`--with memory=`), or wait until some is free."
     )
 
 
 def test_why_there_are_no_pods_is_told(server: Emulated, tmp_path: Path) -> None:
     run = submitted(tmp_path)
     about = {"kind": "Job", "name": "digits-2-node-0", "namespace": "training"}
-    other = {"metadata": {"name": "o"}, "involvedObject": about, "reason": "FailedCreate", "message": "of another run"}
+    other = {
+        "metadata": {"name": "o"},
+        "involvedObject": about,
+        "reason": "FailedCreate",
+        "message": "of another run",
+    }
     server.put("events", other)
     assert run.state().why == ""
     about = {"kind": "Job", "name": "digits-node-0", "namespace": "training"}
-    message = (
-        'Error creating: pods "x" is forbidden: exceeded quota: team, requested: cpu=2, used: cpu=9, limited: cpu=10'
-    )
-    event = {"metadata": {"name": "e"}, "involvedObject": about, "reason": "FailedCreate", "message": message}
+    message = 'Error creating: pods "x" is forbidden: exceeded quota: team, requested: cpu=2, used: cpu=9, limited: cpu=10'
+    event = {
+        "metadata": {"name": "e"},
+        "involvedObject": about,
+        "reason": "FailedCreate",
+        "message": message,
+    }
     server.put("events", event)
     assert "quota is exhausted (exceeded quota: team, requested: cpu=2" in run.state().why
     server.refusals["GET", "events"] = (403, "events is forbidden: User may not")
@@ -250,7 +310,13 @@ def test_memory_that_did_not_suffice_is_told(server: Emulated, tmp_path: Path) -
     run = submitted(tmp_path, 1, kind="Job")
     pod = server.add_pod("digits", 0, label="batch.kubernetes.io/job-name")
     server.end_pod(pod, 137, "OOMKilled")
-    server.end_run("jobs", "digits", "Failed", "BackoffLimitExceeded", "Job has reached the specified backoff limit")
+    server.end_run(
+        "jobs",
+        "digits",
+        "Failed",
+        "BackoffLimitExceeded",
+        "Job has reached the specified backoff limit",
+    )
     assert (run.state().phase, run.state().code) == ("failed", 137)
     assert "OOMKilled" in run.state().why
 
@@ -263,7 +329,18 @@ def test_kubectl_creates_what_is_printed(kind: str, server: Emulated, tmp_path: 
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed (apt: kubernetes-client)")
     text = ENGINE.files(wanted(tmp_path, kind=kind))["run.yaml"]
-    command = ["kubectl", "--kubeconfig", str(server.kube_config), "--cache-dir", str(tmp_path), "create", "-f", "-"]
-    done = subprocess.run([*command, "--validate=false"], input=text, capture_output=True, text=True, check=False)
+    command = [
+        "kubectl",
+        "--kubeconfig",
+        str(server.kube_config),
+        "--cache-dir",
+        str(tmp_path),
+        "create",
+        "-f",
+        "-",
+    ]
+    done = subprocess.run(
+        [*command, "--validate=false"], input=text, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert {"Secret", "ConfigMap", kind} <= server.names()

@@ -11,7 +11,8 @@ from syrtos.engines.kubernetes.diagnosis import Seen, state_of
 
 def owner(*conditions: tuple[str, str, str], **labels: str) -> dict[str, Any]:
     told = [
-        {"type": kind, "status": "True", "reason": reason, "message": message} for kind, reason, message in conditions
+        {"type": kind, "status": "True", "reason": reason, "message": message}
+        for kind, reason, message in conditions
     ]
     return {"metadata": {"name": "digits", "labels": labels}, "status": {"conditions": told}}
 
@@ -29,12 +30,28 @@ def waits(reason: str, message: str = "") -> dict[str, Any]:
     return pod(0, "Pending", containerStatuses=[{"name": "node", "image": "r/i:1", "state": state}])
 
 
-def ended(code: int, host: int = 0, reason: str = "Error", at: str = "1", **status: Any) -> dict[str, Any]:
-    state = {"terminated": {"exitCode": code, "reason": reason, "finishedAt": at, "message": "exec: python"}}
-    return pod(host, "Failed" if code else "Succeeded", containerStatuses=[{"name": "node", "state": state}], **status)
+def ended(
+    code: int, host: int = 0, reason: str = "Error", at: str = "1", **status: Any
+) -> dict[str, Any]:
+    state = {
+        "terminated": {
+            "exitCode": code,
+            "reason": reason,
+            "finishedAt": at,
+            "message": "exec: python",
+        }
+    }
+    return pod(
+        host,
+        "Failed" if code else "Succeeded",
+        containerStatuses=[{"name": "node", "state": state}],
+        **status,
+    )
 
 
-def condition(kind: str, reason: str = "", message: str = "", status: str = "True") -> dict[str, str]:
+def condition(
+    kind: str, reason: str = "", message: str = "", status: str = "True"
+) -> dict[str, str]:
     return {"type": kind, "status": status, "reason": reason, "message": message}
 
 
@@ -43,10 +60,14 @@ def event(name: str, reason: str, message: str) -> dict[str, Any]:
 
 
 def unscheduled(message: str) -> dict[str, Any]:
-    return pod(0, "Pending", conditions=[condition("PodScheduled", "Unschedulable", message, "False")])
+    return pod(
+        0, "Pending", conditions=[condition("PodScheduled", "Unschedulable", message, "False")]
+    )
 
 
-def told(pods: list[Any], events: list[Any] | None = None, kind: Any = "JobSet", of: Any = None) -> tuple[str, str]:
+def told(
+    pods: list[Any], events: list[Any] | None = None, kind: Any = "JobSet", of: Any = None
+) -> tuple[str, str]:
     state = state_of(Seen(kind, "digits", of or owner(), pods, events or []))
     return state.phase, state.why
 
@@ -61,8 +82,13 @@ QUOTA = (
     ("seen", "parts"),
     [
         (
-            unscheduled("0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available"),
-            ("pod digits-0-x waits: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", "fewer GPUs"),
+            unscheduled(
+                "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available"
+            ),
+            (
+                "pod digits-0-x waits: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+                "fewer GPUs",
+            ),
         ),
         (unscheduled("0/3 nodes are available: 3 Insufficient memory."), ("--with memory=",)),
         (unscheduled("0/3 nodes are available: 3 Insufficient cpu."), ("--with cpu=",)),
@@ -71,7 +97,9 @@ QUOTA = (
             ("--with tolerate=",),
         ),
         (
-            unscheduled("0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."),
+            unscheduled(
+                "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."
+            ),
             ("--with node-selector=",),
         ),
         (
@@ -83,7 +111,10 @@ QUOTA = (
             waits("ImagePullBackOff", 'Back-off pulling image "r/i:1": manifest unknown'),
             ("the image r/i:1 can't be pulled (ImagePullBackOff)", "push the image"),
         ),
-        (waits("ErrImagePull", "failed to authorize: 401 Unauthorized"), ("registry refuses", "--with pull-secret=")),
+        (
+            waits("ErrImagePull", "failed to authorize: 401 Unauthorized"),
+            ("registry refuses", "--with pull-secret="),
+        ),
         (waits("InvalidImageName", "couldn't parse image name"), ("correct `--with image=...`",)),
         (
             waits("CreateContainerConfigError", 'secret "digits" not found'),
@@ -101,7 +132,9 @@ def test_a_pod_that_waits(seen: dict[str, Any], parts: tuple[str, ...]) -> None:
 def test_pods_that_could_not_be_made() -> None:
     phase, why = told([], [event("digits-node-0", "FailedCreate", QUOTA)])
     assert phase == "waiting"
-    assert "the namespace's quota is exhausted (exceeded quota: team, requested: requests.cpu=2" in why
+    assert (
+        "the namespace's quota is exhausted (exceeded quota: team, requested: requests.cpu=2" in why
+    )
     assert "kubectl describe quota" in why
 
 
@@ -109,7 +142,10 @@ def test_a_volume_of_one_node() -> None:
     message = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) digits-1'
     phase, why = told(
         [waits("ContainerCreating")],
-        [event("digits-1-x", "FailedMount", "?"), event("digits-0-x", "FailedAttachVolume", message)],
+        [
+            event("digits-1-x", "FailedMount", "?"),
+            event("digits-0-x", "FailedAttachVolume", message),
+        ],
     )
     assert phase == "waiting"
     assert "ReadWriteMany" in why
@@ -125,7 +161,10 @@ def test_one_that_runs() -> None:
 
 
 def test_kueue_has_not_admitted_it() -> None:
-    suspended = owner(("Suspended", "SuspendedJobs", "jobset is suspended"), **{"kueue.x-k8s.io/queue-name": "team"})
+    suspended = owner(
+        ("Suspended", "SuspendedJobs", "jobset is suspended"),
+        **{"kueue.x-k8s.io/queue-name": "team"},
+    )
     phase, why = told([], of=suspended)
     assert phase == "waiting"
     assert "waits in the queue team: `kubectl get workloads`" in why
@@ -155,10 +194,18 @@ FAILED = owner(("Failed", "FailedJobs", "jobset failed due to one or more job fa
             1,
         ),
         ([pod(0, "Failed", reason="DeadlineExceeded")], "failed", ("longer than its deadline",), 1),
-        ([ended(128, 0, "StartError")], "failed", ("can't be started: exec: python.", "needs `python`"), 128),
+        (
+            [ended(128, 0, "StartError")],
+            "failed",
+            ("can't be started: exec: python.", "needs `python`"),
+            128,
+        ),
         ([ended(75), ended(75, 1)], "stopped", ("its state is saved", "goes on"), 75),
         (
-            [ended(75), ended(75, 1, conditions=[condition("DisruptionTarget", "PreemptionByScheduler")])],
+            [
+                ended(75),
+                ended(75, 1, conditions=[condition("DisruptionTarget", "PreemptionByScheduler")]),
+            ],
             "stopped",
             ("digits-1-x made room for a pod of higher priority",),
             75,
@@ -172,7 +219,9 @@ FAILED = owner(("Failed", "FailedJobs", "jobset failed due to one or more job fa
         ([], "failed", ("jobset failed due to one or more job failures.",), 1),
     ],
 )
-def test_runs_that_have_failed(pods: list[Any], phase: str, parts: tuple[str, ...], code: int) -> None:
+def test_runs_that_have_failed(
+    pods: list[Any], phase: str, parts: tuple[str, ...], code: int
+) -> None:
     state = state_of(Seen("JobSet", "digits", FAILED, pods))
     assert (state.phase, state.code) == (phase, code)
     for part in parts:

@@ -39,13 +39,21 @@ def test_a_signal_ends_it_alone_where_it_is_not_the_first_process(tmp_path: Path
 
 
 @pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root and unshare")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root and unshare"
+)
 def test_the_first_process_of_a_container_passes_the_signal_on_and_waits(tmp_path: Path) -> None:
     ended, began = tmp_path / "ended", tmp_path / "began"
-    other = f"trap 'sleep 0.3; touch {ended}; exit' TERM; touch {began}; while :; do sleep 0.1; done"
+    other = (
+        f"trap 'sleep 0.3; touch {ended}; exit' TERM; touch {began}; while :; do sleep 0.1; done"
+    )
     separate = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     with hold(tmp_path / "lease", *separate) as outside:
-        while not (found := subprocess.run(["pgrep", "-P", str(outside.pid)], capture_output=True, text=True).stdout):
+        while not (
+            found := subprocess.run(
+                ["pgrep", "-P", str(outside.pid)], capture_output=True, text=True
+            ).stdout
+        ):
             time.sleep(0.05)
         first = found.split()[0]
         time.sleep(1.0)

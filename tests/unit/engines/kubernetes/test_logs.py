@@ -51,7 +51,12 @@ def follow_pods(source: Source, until_read: int) -> list[bytes]:
 
 
 # As Go writes moments: fractions end with their last digit that is not 0, so that the order of texts is not that of time.
-LINES = ["2026-11-25T10:00:00Z a", "2026-11-25T10:00:00.5Z b", "2026-11-25T10:00:00.55Z c", "2026-11-25T10:00:01Z d"]
+LINES = [
+    "2026-11-25T10:00:00Z a",
+    "2026-11-25T10:00:00.5Z b",
+    "2026-11-25T10:00:00.55Z c",
+    "2026-11-25T10:00:01Z d",
+]
 
 
 def test_a_lost_connection_repeats_and_loses_nothing() -> None:

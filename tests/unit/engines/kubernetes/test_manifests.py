@@ -71,7 +71,9 @@ def test_they_are_those_of_the_golden_files(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("values", [{}, {"claim": "runs:/runs"}, {"script": "image", "workdir": "/app"}, ALL])
+@pytest.mark.parametrize(
+    "values", [{}, {"claim": "runs:/runs"}, {"script": "image", "workdir": "/app"}, ALL]
+)
 def test_a_strict_server_takes_them(kind: str, values: dict[str, str], tmp_path: Path) -> None:
     for each in objects(tmp_path, kind=kind, **values):
         assert errors_of(each) == [], each["kind"]
@@ -111,7 +113,10 @@ def test_yaml_has_the_same_objects(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["JobSet", "Job"])
 def test_pods_know_their_place(kind: str, tmp_path: Path) -> None:
     *_, owner = objects(tmp_path, kind=kind)
-    env = {each["name"]: each.get("value", each.get("valueFrom")) for each in pod_of(owner)["containers"][0]["env"]}
+    env = {
+        each["name"]: each.get("value", each.get("valueFrom"))
+        for each in pod_of(owner)["containers"][0]["env"]
+    }
     first = {"JobSet": "digits-node-0-0.digits:29500", "Job": "digits-0.digits:29500"}[kind]
     assert (env["SYRTOS_NODES"], env["SYRTOS_FIRST"], env["SYRTOS_SLOTS"]) == ("4", first, "1")
     path = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -142,7 +147,10 @@ def test_the_script_is_no_link(tmp_path: Path) -> None:
 
 def test_preemption_does_not_count_as_a_failure(tmp_path: Path) -> None:
     *_, owner = objects(tmp_path)
-    policy, job = owner["spec"]["failurePolicy"], owner["spec"]["replicatedJobs"][0]["template"]["spec"]
+    policy, job = (
+        owner["spec"]["failurePolicy"],
+        owner["spec"]["replicatedJobs"][0]["template"]["spec"],
+    )
     assert [(rule["action"], rule["onJobFailureReasons"]) for rule in policy["rules"]] == [
         ("RestartJobSetAndIgnoreMaxRestarts", ["PodFailurePolicy"])
     ]

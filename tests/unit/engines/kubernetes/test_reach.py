@@ -25,13 +25,19 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated
 
 
 def reach(pod: str, *words: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*REACH, pod, *words], input=given, capture_output=True, timeout=60, check=False)
+    return subprocess.run(
+        [*REACH, pod, *words], input=given, capture_output=True, timeout=60, check=False
+    )
 
 
 @pytest.mark.parametrize("protocols", [["v5.channel.k8s.io"], ["v4.channel.k8s.io"]])
-def test_input_output_errors_and_exit_code_are_those_of_the_command(server: Emulated, protocols: list[str]) -> None:
+def test_input_output_errors_and_exit_code_are_those_of_the_command(
+    server: Emulated, protocols: list[str]
+) -> None:
     server.protocols = protocols
-    done = reach(server.add_pod("job", 0), "head -c 5; echo bad >&2; exit 7", given=bytes(range(256)))
+    done = reach(
+        server.add_pod("job", 0), "head -c 5; echo bad >&2; exit 7", given=bytes(range(256))
+    )
     assert (done.stdout, done.stderr, done.returncode) == (bytes(range(5)), b"bad\n", 7)
 
 
@@ -43,9 +49,7 @@ def test_many_bytes_go_through_in_both_directions(server: Emulated) -> None:
 
 
 def test_many_small_pieces_of_two_channels_all_come(server: Emulated) -> None:
-    program = (
-        "import os, time\nfor n in range(2000):\n  os.write(1 + n % 2, b'%07d\\n' % n)\n  time.sleep(0.0001 * (n % 3))"
-    )
+    program = "import os, time\nfor n in range(2000):\n  os.write(1 + n % 2, b'%07d\\n' % n)\n  time.sleep(0.0001 * (n % 3))"
     done = reach(server.add_pod("job", 0), sys.executable, "-c", shlex.quote(program))
     for rest, said in enumerate((done.stdout, done.stderr)):
         assert list(map(int, said.split())) == list(range(rest, 2000, 2))
@@ -64,7 +68,9 @@ def test_a_pod_that_is_not_there(server: Emulated) -> None:
 def test_the_command_ends_with_the_one_that_reaches_it(server: Emulated, tmp_path: Path) -> None:
     pod = server.add_pod("job", 0)
     words = ["echo begun; cat > /dev/null; touch", str(tmp_path / "ended")]
-    with subprocess.Popen([*REACH, pod, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [*REACH, pod, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"begun\n"
         process.kill()

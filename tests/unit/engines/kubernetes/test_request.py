@@ -45,12 +45,16 @@ def test_a_script_with_its_interpreter_travels(tmp_path: Path) -> None:
     assert found.command[-3:] == ("python", "-u", "/syrtos/script/train.py")
 
 
-@pytest.mark.parametrize(("words", "script"), [(("-m", "package"), ("package",)), (("train.py",), ("train.py",))])
+@pytest.mark.parametrize(
+    ("words", "script"), [(("-m", "package"), ("package",)), (("train.py",), ("train.py",))]
+)
 def test_modules_and_scripts_of_the_image_stay_there(
     words: tuple[str, ...], script: tuple[str, ...], tmp_path: Path
 ) -> None:
     values = {"image": "i"} if words[0] == "-m" else {"image": "i", "script": "image"}
-    found = request_of(dataclasses.replace(wanted(tmp_path), words=words, script=script, values=values))
+    found = request_of(
+        dataclasses.replace(wanted(tmp_path), words=words, script=script, values=values)
+    )
     assert found.script is None
     assert found.command[-len(words) :] == words
     assert found.workdir == ""
@@ -58,7 +62,9 @@ def test_modules_and_scripts_of_the_image_stay_there(
 
 def test_a_large_script_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("#" * 900_001)
-    with pytest.raises(ConfigurationError, match=r"has 900001 bytes.*at most 900000.*--with script=image"):
+    with pytest.raises(
+        ConfigurationError, match=r"has 900001 bytes.*at most 900000.*--with script=image"
+    ):
         asked(tmp_path)
 
 
@@ -70,11 +76,17 @@ def test_a_script_that_needs_its_neighbour_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_script_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"nowhere\.py can't be read here.*--with script=image"):
-        request_of(dataclasses.replace(wanted(tmp_path), words=("nowhere.py",), script=("nowhere.py",)))
+    with pytest.raises(
+        ConfigurationError, match=r"nowhere\.py can't be read here.*--with script=image"
+    ):
+        request_of(
+            dataclasses.replace(wanted(tmp_path), words=("nowhere.py",), script=("nowhere.py",))
+        )
 
 
-@pytest.mark.parametrize(("workers", "each", "pods"), [(4, 1, 4), (4, 2, 2), (4, 4, 1), (None, 3, 1)])
+@pytest.mark.parametrize(
+    ("workers", "each", "pods"), [(4, 1, 4), (4, 2, 2), (4, 4, 1), (None, 3, 1)]
+)
 def test_workers_are_divided(workers: int | None, each: int, pods: int, tmp_path: Path) -> None:
     found = asked(tmp_path, workers, **{"workers-per-pod": str(each)})
     assert (found.pods, found.slots) == (pods, each)
@@ -83,7 +95,9 @@ def test_workers_are_divided(workers: int | None, each: int, pods: int, tmp_path
 def test_without_a_number_one_pod_has_its_workers(tmp_path: Path) -> None:
     found = request_of(
         dataclasses.replace(
-            wanted(tmp_path, None, **{"workers-per-pod": "3"}), words=("train.py",), script=("train.py",)
+            wanted(tmp_path, None, **{"workers-per-pod": "3"}),
+            words=("train.py",),
+            script=("train.py",),
         )
     )
     assert found.command[-3:] == ("-n", "3", "/syrtos/script/train.py")
@@ -129,7 +143,10 @@ def test_names(folder: str, name: str, tmp_path: Path) -> None:
 
 def test_long_names_stay_different(tmp_path: Path) -> None:
     one, two = (
-        request_of(dataclasses.replace(wanted(tmp_path), run_dir=tmp_path / ("long-" * 20 + end))).name for end in "ab"
+        request_of(
+            dataclasses.replace(wanted(tmp_path), run_dir=tmp_path / ("long-" * 20 + end))
+        ).name
+        for end in "ab"
     )
     assert one != two
     assert max(len(one), len(two)) <= 40

@@ -52,7 +52,13 @@ class Requester:
 def wanted(folder: Path, count: int = 2, **values: str) -> NodeRequest:
     given = {"image": "i", "claim": f"home:{folder}", "cpu": "4", **values}
     return NodeRequest(
-        job="Digits-1", count=count, workers=2, gpus=1, values=given, python="/opt/python", folder=folder
+        job="Digits-1",
+        count=count,
+        workers=2,
+        gpus=1,
+        values=given,
+        python="/opt/python",
+        folder=folder,
     )
 
 
@@ -99,7 +105,9 @@ def test_pods_are_held_and_given_back(server: Emulated, tmp_path: Path) -> None:
     assert "Job" not in server.names()
 
 
-def test_a_pod_that_is_lost_is_no_node_until_another_has_its_place(server: Emulated, tmp_path: Path) -> None:
+def test_a_pod_that_is_lost_is_no_node_until_another_has_its_place(
+    server: Emulated, tmp_path: Path
+) -> None:
     let_pods_come(server, 2)
     requester = Requester()
     with ENGINE.reserve(wanted(tmp_path), requester) as held:
@@ -118,16 +126,26 @@ def test_a_pod_that_is_lost_is_no_node_until_another_has_its_place(server: Emula
     ("happens", "why", "again"),
     [
         (lambda server, job: server.objects.pop(("jobs", job)), "was deleted", False),
-        (lambda server, job: server.objects["jobs", job]["spec"].update(suspend=True), "has suspended the Job", True),
         (
-            lambda server, job: server.end_run("jobs", job, "Failed", "DeadlineExceeded", "Job was active too long"),
+            lambda server, job: server.objects["jobs", job]["spec"].update(suspend=True),
+            "has suspended the Job",
+            True,
+        ),
+        (
+            lambda server, job: server.end_run(
+                "jobs", job, "Failed", "DeadlineExceeded", "Job was active too long"
+            ),
             "has ended the pods",
             True,
         ),
     ],
 )
 def test_it_is_told_that_the_pods_are_taken_back(
-    happens: Callable[[Emulated, str], object], why: str, again: bool, server: Emulated, tmp_path: Path
+    happens: Callable[[Emulated, str], object],
+    why: str,
+    again: bool,
+    server: Emulated,
+    tmp_path: Path,
 ) -> None:
     let_pods_come(server, 2)
     requester = Requester()
@@ -147,11 +165,25 @@ def test_what_pods_wait_for_is_told(server: Emulated, tmp_path: Path) -> None:
     def come() -> None:
         let_pods_come(server, 1).join()
         name = server.add_pod(job_of(server), 1, "Pending", LABEL)
-        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-        server.put("pods", {**server.objects["pods", name], "status": {"phase": "Pending", "conditions": [condition]}})
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": message,
+        }
+        server.put(
+            "pods",
+            {
+                **server.objects["pods", name],
+                "status": {"phase": "Pending", "conditions": [condition]},
+            },
+        )
 
     threading.Thread(target=come, daemon=True).start()
-    with pytest.raises(LaunchError, match="Gave up waiting"), ENGINE.reserve(wanted(tmp_path), requester):
+    with (
+        pytest.raises(LaunchError, match="Gave up waiting"),
+        ENGINE.reserve(wanted(tmp_path), requester),
+    ):
         raise AssertionError("it has no pods")
     assert message in requester.told[0]
     assert "Job" not in server.names()
@@ -164,12 +196,17 @@ def test_a_job_that_is_deleted_while_it_waits_is_over(server: Emulated, tmp_path
 
     threading.Thread(target=delete, daemon=True).start()
     requester = Requester()
-    with pytest.raises(LaunchError, match="was deleted"), ENGINE.reserve(wanted(tmp_path), requester):
+    with (
+        pytest.raises(LaunchError, match="was deleted"),
+        ENGINE.reserve(wanted(tmp_path), requester),
+    ):
         raise AssertionError("it has no pods")
     assert [again for _, again in requester.lost] == [False]
 
 
-def test_the_pods_of_a_runner_that_was_killed_are_given_back_by_the_next(server: Emulated, tmp_path: Path) -> None:
+def test_the_pods_of_a_runner_that_was_killed_are_given_back_by_the_next(
+    server: Emulated, tmp_path: Path
+) -> None:
     server.put("jobs", {"metadata": {"name": "digits-1-abcdef"}, "spec": {}})
     (tmp_path / "pods.job").write_text("digits-1-abcdef")
 
@@ -189,7 +226,10 @@ def test_the_pods_of_a_runner_that_was_killed_are_given_back_by_the_next(server:
         ({}, "needs `--with image="),
         ({"image": "i"}, "needs `--with claim="),
         ({"image": "i", "claim": "home"}, "is written NAME:/path"),
-        ({"image": "i", "claim": "home:/home", "kind": "JobSet"}, "means nothing to syrtos serve --on kubernetes"),
+        (
+            {"image": "i", "claim": "home:/home", "kind": "JobSet"},
+            "means nothing to syrtos serve --on kubernetes",
+        ),
         ({"image": "i", "claim": "home:/home", "memory": "lots"}, "must be an amount"),
     ],
 )
@@ -200,5 +240,8 @@ def test_values_of_a_service_are_checked(values: dict[str, str], says: str) -> N
 
 def test_a_folder_that_no_claim_holds(server: Emulated, tmp_path: Path) -> None:
     request = wanted(tmp_path, claim="home:/elsewhere")
-    with pytest.raises(ConfigurationError, match=r"no claim is mounted above it"), ENGINE.reserve(request, Requester()):
+    with (
+        pytest.raises(ConfigurationError, match=r"no claim is mounted above it"),
+        ENGINE.reserve(request, Requester()),
+    ):
         raise AssertionError("it has pods")

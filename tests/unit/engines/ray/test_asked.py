@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from syrtos.engines.engine import Wanted
-from syrtos.engines.ray.asked import Asked, asked_of, free_bundles, why_never, why_unfit, why_waiting
+from syrtos.engines.ray.asked import (
+    Asked,
+    asked_of,
+    free_bundles,
+    why_never,
+    why_unfit,
+    why_waiting,
+)
 from syrtos.errors import ConfigurationError, LaunchError
 
 
@@ -71,7 +78,9 @@ def test_workers_take_bundles_that_are_large_enough_from_the_second_on() -> None
     assert free_bundles(asked(workers=1, gpus=1), specs) == [3]
     with pytest.raises(LaunchError) as refused:
         free_bundles(asked(workers=3), specs)
-    assert "of the 4 bundles of the placement group around this process 2 beside the first" in str(refused.value)
+    assert "of the 4 bundles of the placement group around this process 2 beside the first" in str(
+        refused.value
+    )
     assert "[{'CPU': 1.0}] * 3)`" in str(refused.value)
 
 
@@ -79,4 +88,6 @@ def test_what_a_node_lacks() -> None:
     facts = {"has_python": True, "has_folder": True}
     assert why_unfit(asked(), "10.0.0.2", facts) == ""
     said = why_unfit(asked(), "10.0.0.2", {"has_python": False, "has_folder": False})
-    assert said.startswith("The node 10.0.0.2 has not the interpreter /python nor the folder /here, which")
+    assert said.startswith(
+        "The node 10.0.0.2 has not the interpreter /python nor the folder /here, which"
+    )

@@ -44,8 +44,12 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
     opened.close()
 
 
-def reach(env: dict[str, str], *words: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*REACH, *words], input=given, env=env, capture_output=True, timeout=120, check=False)
+def reach(
+    env: dict[str, str], *words: str, given: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*REACH, *words], input=given, env=env, capture_output=True, timeout=120, check=False
+    )
 
 
 def test_hosts_are_listed(env: dict[str, str]) -> None:

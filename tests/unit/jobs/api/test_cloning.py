@@ -16,7 +16,9 @@ from syrtos.jobs.store.job_store import Record
 SDK = {"sagemaker_program": '"train.py"', "sagemaker_submit_directory": '"s3://bucket/code.tar.gz"'}
 
 
-def record(given: dict[str, str] | None = None, tags: dict[str, str] | None = None, **facts: Any) -> Record:
+def record(
+    given: dict[str, str] | None = None, tags: dict[str, str] | None = None, **facts: Any
+) -> Record:
     request = {
         "TrainingJobName": "first",
         "AlgorithmSpecification": {"TrainingInputMode": "File"},
@@ -33,7 +35,9 @@ def record(given: dict[str, str] | None = None, tags: dict[str, str] | None = No
 
 
 def test_all_but_the_name_is_the_same() -> None:
-    found = record({"rate": "0.10", "name": '"a"', "plain": "b"}, {"team": "vision"}, Environment={"A": "1"})
+    found = record(
+        {"rate": "0.10", "name": '"a"', "plain": "b"}, {"team": "vision"}, Environment={"A": "1"}
+    )
     wanted = cloning.offer(found)["hyperparameters"]
     assert json.loads(wanted) == {"rate": 0.1, "name": "a", "plain": "b"}
     request = cloning.request_of(found, "second", wanted, {})
@@ -62,17 +66,25 @@ def test_hyperparameters_that_were_left_out_are_gone() -> None:
 
 def test_secrets_are_neither_told_nor_copied() -> None:
     found = record(
-        {"auth_token": "hidden-1", "a": "1"}, Environment={"DB_PASSWORD": "hidden-2", "HF_TOKEN": "hidden-3"}
+        {"auth_token": "hidden-1", "a": "1"},
+        Environment={"DB_PASSWORD": "hidden-2", "HF_TOKEN": "hidden-3"},
     )
     offered = cloning.offer(found)
     assert "hidden" not in json.dumps(offered)
     assert offered["secrets"] == ["DB_PASSWORD", "HF_TOKEN", "auth_token"]
-    request = cloning.request_of(found, "second", offered["hyperparameters"], {"HF_TOKEN": "new", "other": "x"})
+    request = cloning.request_of(
+        found, "second", offered["hyperparameters"], {"HF_TOKEN": "new", "other": "x"}
+    )
     assert "hidden" not in json.dumps(request)
     assert request["Environment"] == {"HF_TOKEN": "new"}
     assert request["HyperParameters"] == {**SDK, "a": "1"}
     assert "Environment" not in cloning.request_of(found, "second", "", {})
-    assert cloning.request_of(found, "second", '{"auth_token": "t"}', {})["HyperParameters"]["auth_token"] == "t"
+    assert (
+        cloning.request_of(found, "second", '{"auth_token": "t"}', {})["HyperParameters"][
+            "auth_token"
+        ]
+        == "t"
+    )
 
 
 @pytest.mark.parametrize("text", ["[1]", "3", "{", "nothing", "[" * 100_000])

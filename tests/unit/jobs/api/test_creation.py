@@ -41,7 +41,11 @@ def script(tmp_path: Path) -> Path:
 
 
 def created(
-    service: Service, script: Path, inputs: Any = None, job_name: str | None = "my-job", **facts: Any
+    service: Service,
+    script: Path,
+    inputs: Any = None,
+    job_name: str | None = "my-job",
+    **facts: Any,
 ) -> dict[str, Any]:
     """The request that a service gets; it is one that the API would take."""
     estimator = Estimator(facts.pop("entry_point", script), home=service.home.path, **facts)
@@ -62,7 +66,11 @@ def test_without_arguments(service: Service, script: Path) -> None:
     }
     assert request["AlgorithmSpecification"]["TrainingInputMode"] == "File"
     assert request["OutputDataConfig"] == {"S3OutputPath": f"s3://{BUCKET}/"}
-    assert request["ResourceConfig"] == {"InstanceType": "ml.local", "InstanceCount": 1, "VolumeSizeInGB": 30}
+    assert request["ResourceConfig"] == {
+        "InstanceType": "ml.local",
+        "InstanceCount": 1,
+        "VolumeSizeInGB": 30,
+    }
     assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 86400}
     assert request["EnableManagedSpotTraining"] is False
     for name in ("InputDataConfig", "CheckpointConfig", "Tags", "Environment"):
@@ -135,7 +143,10 @@ def test_channels_with_all_their_facts(service: Service, script: Path) -> None:
     assert rest == {
         "InputMode": "Pipe", "ContentType": "a/b", "RecordWrapperType": "RecordIO", "CompressionType": "Gzip", "ShuffleConfig": {"Seed": 0},
     }  # fmt: skip
-    assert (two["ChannelName"], two["DataSource"]["S3DataSource"]["S3Uri"]) == ("b", "s3://bucket/q")
+    assert (two["ChannelName"], two["DataSource"]["S3DataSource"]["S3Uri"]) == (
+        "b",
+        "s3://bucket/q",
+    )
     for wrong in ({"uri": "s3://bucket/p", "mode": "Pipe"}, {"input_mode": "Pipe"}):
         with pytest.raises(ConfigurationError, match="The channel x is a path or URI"):
             created(service, script, {"x": wrong}, "another")
@@ -159,7 +170,9 @@ def test_channels_with_all_their_facts(service: Service, script: Path) -> None:
         ({}, {}),
     ],
 )  # fmt: skip
-def test_distributions(service: Service, script: Path, distribution: dict[str, Any], wanted: dict[str, str]) -> None:
+def test_distributions(
+    service: Service, script: Path, distribution: dict[str, Any], wanted: dict[str, str]
+) -> None:
     request = created(service, script, distribution=distribution)
     usual = ("sagemaker_program", "sagemaker_submit_directory")
     assert {k: v for k, v in request["HyperParameters"].items() if k not in usual} == wanted
@@ -189,7 +202,11 @@ def test_a_folder_and_what_it_needs(service: Service, script: Path, tmp_path: Pa
     (tmp_path / "library").mkdir()
     (tmp_path / "library" / "x.py").write_text("")
     request = created(
-        service, script, entry_point="train.py", source_dir=script.parent, dependencies=[tmp_path / "library"]
+        service,
+        script,
+        entry_point="train.py",
+        source_dir=script.parent,
+        dependencies=[tmp_path / "library"],
     )
     assert packed(service, request, tmp_path) == ["deep/other.py", "library/x.py", "train.py"]
     assert request["HyperParameters"]["sagemaker_program"] == '"train.py"'
@@ -207,7 +224,9 @@ def test_scripts_that_are_not_there(service: Service, script: Path, entry: str) 
 
 
 @pytest.mark.parametrize("name", ["../outside", "a/b", "..", "a" * 64, "a b", "-a", "a\n"])
-def test_names_that_no_job_may_have(service: Service, script: Path, tmp_path: Path, name: str) -> None:
+def test_names_that_no_job_may_have(
+    service: Service, script: Path, tmp_path: Path, name: str
+) -> None:
     before = sorted(tmp_path.iterdir())
     with pytest.raises(ConfigurationError):
         Estimator(script, home=service.home.path).create(service, None, name)

@@ -39,14 +39,19 @@ def written(folder: Path, text: str) -> Path:
 def test_an_earlier_search_is_learnt_from(folder: Path) -> None:
     found = search_file.read(written(folder, GOOD + "warm_start: first-1a2b3c\n"))
     wanted = found.request({"HyperParameters": {}, "AlgorithmSpecification": {}})["WarmStartConfig"]
-    assert wanted["ParentHyperParameterTuningJobs"] == [{"HyperParameterTuningJobName": "first-1a2b3c"}]
+    assert wanted["ParentHyperParameterTuningJobs"] == [
+        {"HyperParameterTuningJobName": "first-1a2b3c"}
+    ]
     assert wanted["WarmStartType"] == "IdenticalDataAndAlgorithm"
     assert search_file.read(written(folder, GOOD + "warm_start: [a, b]\n")).parents == ("a", "b")
 
 
 def test_a_search(folder: Path) -> None:
     found = search_file.read(
-        written(folder, GOOD + "strategy: hyperband\nresource: {max: 9}\njobs: 5\nparallel: 2\nseed: 0\n")
+        written(
+            folder,
+            GOOD + "strategy: hyperband\nresource: {max: 9}\njobs: 5\nparallel: 2\nseed: 0\n",
+        )
     )
     assert found.config == {
         "Strategy": "Hyperband",
@@ -54,10 +59,17 @@ def test_a_search(folder: Path) -> None:
         "ResourceLimits": {"MaxParallelTrainingJobs": 2, "MaxNumberOfTrainingJobs": 5},
         "ParameterRanges": {
             "ContinuousParameterRanges": [
-                {"Name": "lr", "MinValue": "1e-4", "MaxValue": "1e-1", "ScalingType": "Logarithmic"},
+                {
+                    "Name": "lr",
+                    "MinValue": "1e-4",
+                    "MaxValue": "1e-1",
+                    "ScalingType": "Logarithmic",
+                },
                 {"Name": "dropout", "MinValue": "0.0", "MaxValue": "0.5", "ScalingType": "Auto"},
             ],
-            "IntegerParameterRanges": [{"Name": "layers", "MinValue": "1", "MaxValue": "4", "ScalingType": "Auto"}],
+            "IntegerParameterRanges": [
+                {"Name": "layers", "MinValue": "1", "MaxValue": "4", "ScalingType": "Auto"}
+            ],
             "CategoricalParameterRanges": [
                 {"Name": "activation", "Values": ['"relu"', '"tanh"']},
                 {"Name": "flag", "Values": ["true", "null"]},
@@ -75,7 +87,15 @@ def test_the_best_as_a_file_for_submit(folder: Path) -> None:
     path = folder / "best.yaml"
     path.write_text(
         yaml.safe_dump(
-            found.with_values({"lr": "0.01", "activation": '"relu"', "flag": "true", "layers": "2", "dropout": "0.25"})
+            found.with_values(
+                {
+                    "lr": "0.01",
+                    "activation": '"relu"',
+                    "flag": "true",
+                    "layers": "2",
+                    "dropout": "0.25",
+                }
+            )
         )
     )
     job = job_file.read(path)
@@ -102,7 +122,9 @@ def test_a_name_stands_for_the_file_and_its_script(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["", "source_dir: .\n"])
-def test_a_name_stands_for_the_files_that_travel_and_for_the_folder(tmp_path: Path, source: str) -> None:
+def test_a_name_stands_for_the_files_that_travel_and_for_the_folder(
+    tmp_path: Path, source: str
+) -> None:
     def name(folder: str) -> str:
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "train.py").write_text("import data")
@@ -149,9 +171,18 @@ def test_a_regular_expression_of_ones_own(folder: Path) -> None:
         (("objective: {maximize: val_accuracy}", ""), "needs objective"),
         (("{maximize: val_accuracy}", "val_accuracy"), "`objective` is {maximize: METRIC}"),
         (("{maximize: val_accuracy}", "{maximize: a, minimize: b}"), "`objective` is"),
-        (("scale: log", "scales: log"), "lr has a list of values, or min and max, and may have scale. Unknown: scales"),
-        (("scale: log", "scale: logs"), "scale of lr is auto, linear, log, reverse_log. Received: 'logs'"),
-        (("min: 1e-4", "min: 1"), "The range of lr ends before it begins: min is 1, and max is 0.1"),
+        (
+            ("scale: log", "scales: log"),
+            "lr has a list of values, or min and max, and may have scale. Unknown: scales",
+        ),
+        (
+            ("scale: log", "scale: logs"),
+            "scale of lr is auto, linear, log, reverse_log. Received: 'logs'",
+        ),
+        (
+            ("min: 1e-4", "min: 1"),
+            "The range of lr ends before it begins: min is 1, and max is 0.1",
+        ),
         (("min: 1e-4", "min: 0.0"), "logarithmic scale needs a min above 0: lr has 0"),
         (("min: 1e-4, max", "max"), "lr has a list of values, or min and max"),
         (("[relu, tanh]", "[]"), "1 to 30 values. Received for activation: 0"),
@@ -159,17 +190,29 @@ def test_a_regular_expression_of_ones_own(folder: Path) -> None:
             ("entry_point: train.py", "entry_point: train.py\nstrategy: annealing"),
             "`strategy` is random, grid, bayesian, hyperband. Received: 'annealing'",
         ),
-        (("entry_point: train.py", "entry_point: train.py\nstrategy: grid"), "dropout, lr is continuous"),
+        (
+            ("entry_point: train.py", "entry_point: train.py\nstrategy: grid"),
+            "dropout, lr is continuous",
+        ),
         (
             ("entry_point: train.py", "entry_point: train.py\njobs: 0"),
             "`jobs` is a whole number of at least 1. Received: 0",
         ),
-        (("entry_point: train.py", "entry_point: train.py\nresource: {max: 9}"), "is for the strategy Hyperband"),
+        (
+            ("entry_point: train.py", "entry_point: train.py\nresource: {max: 9}"),
+            "is for the strategy Hyperband",
+        ),
         (("epochs: 3", "lr: 3"), "Both: lr"),
-        ((GOOD[GOOD.index("\nparameters") :], "\nparameters: {}\n"), "`parameters` names at least one"),
+        (
+            (GOOD[GOOD.index("\nparameters") :], "\nparameters: {}\n"),
+            "`parameters` names at least one",
+        ),
         ((GOOD, "a: ["), "can't be read"),
         ((GOOD, "a: ["), 'search.yaml", line 1'),
-        (("entry_point: train.py", "entry_point: train.py\nparalel: 2"), "Unknown: paralel (did you mean parallel?). "),
+        (
+            ("entry_point: train.py", "entry_point: train.py\nparalel: 2"),
+            "Unknown: paralel (did you mean parallel?). ",
+        ),
     ],
 )
 def test_mistakes(folder: Path, change: tuple[str, str], said: str) -> None:
@@ -181,4 +224,6 @@ def test_mistakes(folder: Path, change: tuple[str, str], said: str) -> None:
 
 def test_a_grid_of_lists_and_whole_numbers_needs_no_number_of_jobs(folder: Path) -> None:
     text = "entry_point: train.py\nobjective: {minimize: loss}\nstrategy: grid\nparameters: {a: [1, 2], b: {min: 1, max: 3}}\n"
-    assert search_file.read(written(folder, text)).config["ResourceLimits"] == {"MaxParallelTrainingJobs": 1}
+    assert search_file.read(written(folder, text)).config["ResourceLimits"] == {
+        "MaxParallelTrainingJobs": 1
+    }

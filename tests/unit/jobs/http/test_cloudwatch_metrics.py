@@ -63,13 +63,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     home = found.service.home
     add(found, "defined", DEFINITIONS, *ENDED)
     values = [(0, 4.0), (10, 2.0), (70, 1.0), (130, 0.5)]
-    lines = [{"name": "train:loss", "time": BEGAN + s, "count": 1, "sum": v, "min": v, "max": v} for s, v in values]
+    lines = [
+        {"name": "train:loss", "time": BEGAN + s, "count": 1, "sum": v, "min": v, "max": v}
+        for s, v in values
+    ]
     write(home.job("defined") / "metrics.jsonl", lines)
     add(found, "keras", {}, *ENDED)
     run_dir = home.job("keras") / "attempt-1"
-    write(epochs_path(run_dir), [{"time": BEGAN + 60.0 * k, "logs": {"loss": 3.0 - k, "val<&>": 1}} for k in range(3)])
+    write(
+        epochs_path(run_dir),
+        [{"time": BEGAN + 60.0 * k, "logs": {"loss": 3.0 - k, "val<&>": 1}} for k in range(3)],
+    )
     machine = {"number": 0, "cpu": 50.0, "cores": 2, "memory": 1, "memory_total": 4}
-    write(usage_path(run_dir, 0), [{"time": BEGAN + 1.0, "machine": machine}, {"time": BEGAN + 2.0}])
+    write(
+        usage_path(run_dir, 0), [{"time": BEGAN + 1.0, "machine": machine}, {"time": BEGAN + 2.0}]
+    )
     add(found, "waits", {})
     found.start()
     yield found
@@ -78,7 +86,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module", params=["json", "query", "smithy-rpc-v2-cbor"])
-def cloudwatch(request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def cloudwatch(
+    request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
     """A client of boto3's whose model of CloudWatch allows one protocol alone."""
     described: Any = Loader().load_service_model("cloudwatch", "service-2")
     described["metadata"] |= {"protocol": request.param, "protocols": [request.param]}
@@ -92,8 +102,14 @@ def cloudwatch(request: pytest.FixtureRequest, server: Server, tmp_path_factory:
 
 
 def client(server: Server, key: str, secret: str, session: Any = None) -> Any:
-    keys: Any = {"aws_access_key_id": key, "aws_secret_access_key": secret, "region_name": "us-west-2"}
-    return boto3.Session(botocore_session=session).client("cloudwatch", endpoint_url=server.url, **keys)
+    keys: Any = {
+        "aws_access_key_id": key,
+        "aws_secret_access_key": secret,
+        "region_name": "us-west-2",
+    }
+    return boto3.Session(botocore_session=session).client(
+        "cloudwatch", endpoint_url=server.url, **keys
+    )
 
 
 def moment(seconds: float) -> datetime.datetime:
@@ -102,7 +118,11 @@ def moment(seconds: float) -> datetime.datetime:
 
 def of_job(name: str = "defined", metric: str = "train:loss") -> dict[str, Any]:
     dimension = "Host" if "/" in name else "TrainingJobName"
-    return {"Namespace": GROUP, "MetricName": metric, "Dimensions": [{"Name": dimension, "Value": name}]}
+    return {
+        "Namespace": GROUP,
+        "MetricName": metric,
+        "Dimensions": [{"Name": dimension, "Value": name}],
+    }
 
 
 def statistics(**facts: Any) -> dict[str, Any]:
@@ -113,11 +133,22 @@ def statistics(**facts: Any) -> dict[str, Any]:
 
 def data(*queries: dict[str, Any], **facts: Any) -> dict[str, Any]:
     """GetMetricData's parameters."""
-    return {"MetricDataQueries": [*queries], "StartTime": moment(0), "EndTime": moment(600), **facts}
+    return {
+        "MetricDataQueries": [*queries],
+        "StartTime": moment(0),
+        "EndTime": moment(600),
+        **facts,
+    }
 
 
-def query(name: str = "q", stat: str = "Average", period: int = 60, metric: Any = None, **facts: Any) -> dict[str, Any]:
-    return {"Id": name, "MetricStat": {"Metric": metric or of_job(), "Period": period, "Stat": stat}, **facts}
+def query(
+    name: str = "q", stat: str = "Average", period: int = 60, metric: Any = None, **facts: Any
+) -> dict[str, Any]:
+    return {
+        "Id": name,
+        "MetricStat": {"Metric": metric or of_job(), "Period": period, "Stat": stat},
+        **facts,
+    }
 
 
 def refused(call: Callable[..., Any], **facts: Any) -> tuple[str, str]:
@@ -138,7 +169,9 @@ def test_statistics(cloudwatch: Any) -> None:
     assert (second["Timestamp"], second["Average"], third["Average"]) == (moment(60), 1.0, 0.5)
     (whole,) = cloudwatch.get_metric_statistics(**statistics(Period=3600))["Datapoints"]
     assert whole["Average"] == 7.5 / 4
-    texts = statistics(StartTime=moment(65).isoformat(), EndTime=BEGAN + 100, Statistics=["Maximum"])
+    texts = statistics(
+        StartTime=moment(65).isoformat(), EndTime=BEGAN + 100, Statistics=["Maximum"]
+    )
     assert cloudwatch.get_metric_statistics(**texts)["Datapoints"] == [
         {"Timestamp": moment(60), "Maximum": 1.0, "Unit": "None"}
     ]
@@ -147,7 +180,9 @@ def test_statistics(cloudwatch: Any) -> None:
 def test_metrics_of_keras_and_of_its_instance(cloudwatch: Any) -> None:
     found = cloudwatch.get_metric_statistics(**statistics(**of_job("keras", "loss")))
     assert [point["Average"] for point in found["Datapoints"]] == [3.0, 2.0, 1.0]
-    (cpu,) = cloudwatch.get_metric_statistics(**statistics(**of_job("keras/algo-1", "CPUUtilization")))["Datapoints"]
+    (cpu,) = cloudwatch.get_metric_statistics(
+        **statistics(**of_job("keras/algo-1", "CPUUtilization"))
+    )["Datapoints"]
     assert cpu == {"Timestamp": moment(0), "Average": 100.0, "Unit": "Percent"}
     wanted = query(metric=of_job("keras/algo-1", "MemoryUtilization"))
     assert cloudwatch.get_metric_data(**data(wanted))["MetricDataResults"][0]["Values"] == [25.0]
@@ -176,20 +211,28 @@ def test_what_is_not_there_has_no_points(cloudwatch: Any, other: dict[str, Any])
 
 
 def test_data(cloudwatch: Any) -> None:
-    queries = [query("a"), query("b", "Sum", 300, Label="sums"), query("c", metric=of_job("nobody"))]
+    queries = [
+        query("a"),
+        query("b", "Sum", 300, Label="sums"),
+        query("c", metric=of_job("nobody")),
+    ]
     a, b, c = cloudwatch.get_metric_data(**data(*queries))["MetricDataResults"]
     assert (a["Id"], a["Label"], a["StatusCode"]) == ("a", "train:loss", "Complete")
     assert (a["Timestamps"], a["Values"]) == ([moment(120), moment(60), moment(0)], [0.5, 1.0, 3.0])
     assert (b["Label"], b["Timestamps"], b["Values"]) == ("sums", [moment(0)], [7.5])
     assert (c["Id"], c["Values"]) == ("c", [])
-    (first,) = cloudwatch.get_metric_data(**data(queries[0], ScanBy="TimestampAscending"))["MetricDataResults"]
+    (first,) = cloudwatch.get_metric_data(**data(queries[0], ScanBy="TimestampAscending"))[
+        "MetricDataResults"
+    ]
     assert first["Values"] == [3.0, 1.0, 0.5]
 
 
 @pytest.mark.parametrize("order", ["TimestampAscending", "TimestampDescending"])
 def test_pages_of_data(cloudwatch: Any, order: str) -> None:
     asked = data(query("a"), query("b", "Sum", 300), query("c", "Maximum"), ScanBy=order)
-    whole = {one["Id"]: one["Values"] for one in cloudwatch.get_metric_data(**asked)["MetricDataResults"]}
+    whole = {
+        one["Id"]: one["Values"] for one in cloudwatch.get_metric_data(**asked)["MetricDataResults"]
+    }
     for most in (1, 2, 3, 4, 7):
         pages = [*cloudwatch.get_paginator("get_metric_data").paginate(**asked, MaxDatapoints=most)]
         values: dict[str, list[float]] = {}
@@ -211,7 +254,10 @@ def test_lists(cloudwatch: Any) -> None:
     assert cloudwatch.list_metrics(Dimensions=keras)["Metrics"] == found[1:3]
     hosts = cloudwatch.list_metrics(Dimensions=[{"Name": "Host"}])["Metrics"]
     assert hosts == found[3:]
-    assert cloudwatch.list_metrics(Dimensions=[{"Name": "Host", "Value": "keras/algo-2"}])["Metrics"] == []
+    assert (
+        cloudwatch.list_metrics(Dimensions=[{"Name": "Host", "Value": "keras/algo-2"}])["Metrics"]
+        == []
+    )
     assert cloudwatch.list_metrics(Dimensions=[{"Name": "Other"}])["Metrics"] == []
     assert cloudwatch.list_metrics(Namespace="AWS/EC2")["Metrics"] == []
 
@@ -226,7 +272,10 @@ def test_pages_of_lists(cloudwatch: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_mistakes_in_statistics(cloudwatch: Any) -> None:
     ask = cloudwatch.get_metric_statistics
     code, text = refused(ask, **statistics(StartTime=moment(600)))
-    assert (code, text) == ("InvalidParameterValue", "The parameter StartTime must be less than the parameter EndTime.")
+    assert (code, text) == (
+        "InvalidParameterValue",
+        "The parameter StartTime must be less than the parameter EndTime.",
+    )
     code, text = refused(ask, **statistics(Period=61))
     assert (code, "61" in text) == ("InvalidParameterValue", True)
     code, text = refused(ask, **statistics(Period=5, EndTime=moment(86400)))
@@ -234,7 +283,9 @@ def test_mistakes_in_statistics(cloudwatch: Any) -> None:
     code, text = refused(ask, **statistics(ExtendedStatistics=["p90"]))
     assert (code, "Maximum" in text) == ("InvalidParameterValue", True)
     assert (
-        refused(ask, **{name: value for name, value in statistics().items() if name != "Statistics"})[0]
+        refused(
+            ask, **{name: value for name, value in statistics().items() if name != "Statistics"}
+        )[0]
         == "MissingParameter"
     )
     assert refused(ask, **statistics(Statistics=["Median"]))[0] == "ValidationError"
@@ -267,7 +318,10 @@ def test_strangers(server: Server) -> None:
         with pytest.raises(ClientError) as error:
             client(server, *keys).list_metrics()
         response: Any = error.value.response
-        assert (response["Error"]["Code"], response["ResponseMetadata"]["HTTPStatusCode"]) == (code, 403)
+        assert (response["Error"]["Code"], response["ResponseMetadata"]["HTTPStatusCode"]) == (
+            code,
+            403,
+        )
 
 
 _HEADERS = {"json": {"x-amz-target": "x"}, "cbor": {"smithy-protocol": "rpc-v2-cbor"}, "query": {}}
@@ -287,4 +341,6 @@ def test_nonsense(headers: dict[str, str], body: bytes) -> None:
     wire = protocols.wire_of(headers)
     wire.name("/", headers, body)
     with contextlib.suppress(ApiError):
-        protocols.read(wire, model.service_model("cloudwatch").operation_model("GetMetricStatistics"), body)
+        protocols.read(
+            wire, model.service_model("cloudwatch").operation_model("GetMetricStatistics"), body
+        )

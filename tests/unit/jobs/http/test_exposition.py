@@ -42,7 +42,9 @@ def service(tmp_path: Path) -> Service:
     return Service(home, Store(home.database, home.place), Places(store_of(home)), capacity=4)
 
 
-def add(service: Service, name: str, *path: str, slots: int = 1, ago: float = 0.0, attempts: int = 1) -> None:
+def add(
+    service: Service, name: str, *path: str, slots: int = 1, ago: float = 0.0, attempts: int = 1
+) -> None:
     """A job that was created some time ago, and has gone through the statuses of ``path``."""
     began = time.time() - ago
     record = Record(
@@ -65,7 +67,9 @@ def asked(server: Server, method: str = "GET", **headers: str) -> tuple[int, str
 
 def parsed(text: str) -> Samples:
     """Values by name and labels' values."""
-    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    samples = (
+        sample for family in text_string_to_metric_families(text) for sample in family.samples
+    )
     return {(sample.name, (*sample.labels.values(),)): sample.value for sample in samples}
 
 
@@ -76,7 +80,9 @@ def scraped(exposition: Exposition) -> Samples:
 
 def write(path: Path, *lines: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    path.write_text(
+        "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+    )
 
 
 def test_it_needs_the_token(server: Server) -> None:
@@ -100,7 +106,10 @@ def test_the_text_is_what_prometheus_reads(server: Server) -> None:
     found = parsed(text)
     assert found["syrtos_slots", ()] == 3
     assert (
-        found["syrtos_jobs", ("InProgress",)] == found["syrtos_slots_used", ()] == found["syrtos_queue_length", ()] == 0
+        found["syrtos_jobs", ("InProgress",)]
+        == found["syrtos_slots_used", ()]
+        == found["syrtos_queue_length", ()]
+        == 0
     )
 
 
@@ -112,11 +121,15 @@ def test_jobs_and_the_queue(service: Service) -> None:
     add(service, "again", "Downloading", "Training", "Interrupted", "Starting", "Pending", ago=9000)
     add(service, "ended", "Downloading", "Training", "Uploading", "Completed")
     found = scraped(Exposition(service))
-    by_status = {labels[0]: value for (name, labels), value in found.items() if name == "syrtos_jobs"}
+    by_status = {
+        labels[0]: value for (name, labels), value in found.items() if name == "syrtos_jobs"
+    }
     assert by_status == {"InProgress": 5, "Completed": 1, "Failed": 0, "Stopping": 0, "Stopped": 0}
     assert (found["syrtos_slots", ()], found["syrtos_slots_used", ()]) == (4, 3)
     assert found["syrtos_queue_length", ()] == 3
-    assert found["syrtos_queue_oldest_seconds", ()] == pytest.approx(100, abs=5)  # `again` has just been interrupted
+    assert found["syrtos_queue_oldest_seconds", ()] == pytest.approx(
+        100, abs=5
+    )  # `again` has just been interrupted
 
 
 def test_figures_of_jobs_that_train(service: Service) -> None:

@@ -32,14 +32,20 @@ def service(tmp_path: Path) -> Service:
     return Service(home, Store(home.database, home.place), Places(store_of(home)), capacity=4)
 
 
-def add(service: Service, name: str, *path: str, slots: int = 1, attempts: int = 1, **facts: Any) -> Record:
+def add(
+    service: Service, name: str, *path: str, slots: int = 1, attempts: int = 1, **facts: Any
+) -> Record:
     """A job that has gone through the statuses of ``path``."""
     request = {
         "TrainingJobName": name,
         "AlgorithmSpecification": {"TrainingInputMode": "File"},
         "OutputDataConfig": {"S3OutputPath": "s3://bucket/out"},
         "ResourceConfig": {"InstanceType": "ml.x", "InstanceCount": slots, "VolumeSizeInGB": 1},
-        "HyperParameters": {"sagemaker_program": '"train.py"', "depth": "18", "api_key": '"hidden"'},
+        "HyperParameters": {
+            "sagemaker_program": '"train.py"',
+            "depth": "18",
+            "api_key": '"hidden"',
+        },
     }
     record = Record(
         name=name, request=request, tags={"team": "vision"}, state=states.initial_state(time.time()), created=time.time(), modified=0.0,
@@ -66,7 +72,13 @@ def test_kinds_and_counts(service: Service) -> None:
     page = Listing(service)
     answer = page.answer("", "")
     assert names(answer) == ["gone", "giving-way", "queued", "leaving", "going", "ended", "failing"]
-    assert answer["counts"] == {"running": 2, "waiting": 2, "failed": 1, "completed": 1, "stopped": 1}
+    assert answer["counts"] == {
+        "running": 2,
+        "waiting": 2,
+        "failed": 1,
+        "completed": 1,
+        "stopped": 1,
+    }
     assert (answer["capacity"], answer["used"], answer["more"]) == (4, 3, False)
     assert names(page.answer("", "waiting")) == ["giving-way", "queued"]
     assert names(page.answer("", "running")) == ["leaving", "going"]
@@ -106,7 +118,9 @@ def test_values_and_the_time_that_is_left(service: Service) -> None:
     path.parent.mkdir(parents=True)
     now = time.time()
     logs = {"accuracy": 0.5, "loss": 2.0}
-    epochs = [{"epoch": k + 1, "epochs": 4, "time": now + 10 * (k - 1), "logs": logs} for k in range(2)]
+    epochs = [
+        {"epoch": k + 1, "epochs": 4, "time": now + 10 * (k - 1), "logs": logs} for k in range(2)
+    ]
     path.write_text("".join(json.dumps(one) + "\n" for one in epochs))
     ended, going = Listing(service).answer("", "")["jobs"]
     assert (going["metric"], going["script"]) == (("loss", 2.0), "train.py")

@@ -27,7 +27,8 @@ GOOD: dict[str, Any] = {
 
 def parsed(request: Any, operation: Any = CREATE) -> dict[str, Any]:
     return model.parse_request(
-        operation.input_shape, request if isinstance(request, bytes) else json.dumps(request).encode()
+        operation.input_shape,
+        request if isinstance(request, bytes) else json.dumps(request).encode(),
     )
 
 
@@ -41,13 +42,20 @@ def test_good_requests() -> None:
     assert parsed(GOOD) == GOOD
     assert parsed({**GOOD, "Environment": None}) == GOOD
     assert parsed(b"", LIST) == {}
-    assert parsed({"CreationTimeAfter": 1.5, "MaxResults": 100}, LIST) == {"CreationTimeAfter": 1.5, "MaxResults": 100}
+    assert parsed({"CreationTimeAfter": 1.5, "MaxResults": 100}, LIST) == {
+        "CreationTimeAfter": 1.5,
+        "MaxResults": 100,
+    }
     assert model.parse_request(None, b"{}") == {}
 
 
-@pytest.mark.parametrize("uri", ["file:///data/out", "file:///a b/ü", "s3://bucket", "s3://bucket/a b"])
+@pytest.mark.parametrize(
+    "uri", ["file:///data/out", "file:///a b/ü", "s3://bucket", "s3://bucket/a b"]
+)
 def test_folders_of_this_machine_are_places_too(uri: str) -> None:
-    assert parsed({**GOOD, "OutputDataConfig": {"S3OutputPath": uri}})["OutputDataConfig"] == {"S3OutputPath": uri}
+    assert parsed({**GOOD, "OutputDataConfig": {"S3OutputPath": uri}})["OutputDataConfig"] == {
+        "S3OutputPath": uri
+    }
 
 
 def test_instances_of_any_type() -> None:
@@ -78,7 +86,10 @@ def test_what_the_model_does_not_allow(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("missing", ["OutputDataConfig", "RoleArn", "TrainingJobName"])
 def test_what_must_be_there(missing: str) -> None:
-    assert code({name: value for name, value in GOOD.items() if name != missing}) == "ValidationException"
+    assert (
+        code({name: value for name, value in GOOD.items() if name != missing})
+        == "ValidationException"
+    )
 
 
 def test_numbers_out_of_range_and_of_no_size() -> None:
@@ -86,10 +97,15 @@ def test_numbers_out_of_range_and_of_no_size() -> None:
     assert code({"MaxResults": 101}, LIST) == "ValidationException"
     assert code({"MaxResults": True}, LIST) == "ValidationException"
     for text in (b"NaN", b"Infinity", b"-Infinity"):
-        assert code(b'{"CreationTimeAfter": ' + text + b"}", LIST) in ("SerializationException", "ValidationException")
+        assert code(b'{"CreationTimeAfter": ' + text + b"}", LIST) in (
+            "SerializationException",
+            "ValidationException",
+        )
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b"1", b'"x"', b"null", b"\xff", b"{'a': 1}", b"[" * 200_000])
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b"1", b'"x"', b"null", b"\xff", b"{'a': 1}", b"[" * 200_000]
+)
 def test_what_is_no_object(body: bytes) -> None:
     assert code(body) == "SerializationException"
 
@@ -106,13 +122,18 @@ def test_depths(depth: int) -> None:
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*GOOD, "S3Uri", "x"]), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*GOOD, "S3Uri", "x"]), inner, max_size=3)
     ),
     max_leaves=8,
 )
 
 
-@given(st.dictionaries(st.sampled_from([*GOOD, "Tags", "HyperParameters", "Environment", "InputDataConfig"]), _JSON))
+@given(
+    st.dictionaries(
+        st.sampled_from([*GOOD, "Tags", "HyperParameters", "Environment", "InputDataConfig"]), _JSON
+    )
+)
 def test_any_json_is_taken_or_refused(changes: dict[str, Any]) -> None:
     told: list[ApiError] = []
     found: dict[str, Any] = {}
@@ -135,7 +156,14 @@ def test_long_values_are_told_in_short() -> None:
 
 @pytest.mark.parametrize(
     "target",
-    ["", "CreateTrainingJob", "SageMaker.Nothing", "Other.CreateTrainingJob", "SageMaker.", "SageMaker.__class__"],
+    [
+        "",
+        "CreateTrainingJob",
+        "SageMaker.Nothing",
+        "Other.CreateTrainingJob",
+        "SageMaker.",
+        "SageMaker.__class__",
+    ],
 )
 def test_operations_that_are_none(target: str) -> None:
     with pytest.raises(ApiError) as error:
@@ -144,7 +172,9 @@ def test_operations_that_are_none(target: str) -> None:
 
 
 def test_answers_are_checked_too() -> None:
-    assert json.loads(model.answer(LIST, {"TrainingJobSummaries": []})) == {"TrainingJobSummaries": []}
+    assert json.loads(model.answer(LIST, {"TrainingJobSummaries": []})) == {
+        "TrainingJobSummaries": []
+    }
     with pytest.raises(AssertionError, match="would answer"):
         model.answer(LIST, {"TrainingJobSummaries": "x"})
     with pytest.raises(AssertionError, match="would answer"):

@@ -47,7 +47,9 @@ class Sent:
 
 
 def sent(service: str, method: str, url: str, headers: dict[str, str], body: bytes) -> Sent:
-    request = AWSRequest(method=method, url="http://127.0.0.1:9470" + url, data=body, headers=headers)
+    request = AWSRequest(
+        method=method, url="http://127.0.0.1:9470" + url, data=body, headers=headers
+    )
     request.headers["host"] = "127.0.0.1:9470"
     kind = S3SigV4Auth if service == "s3" else SigV4Auth
     kind(Credentials(ACCESS, SECRET), service, "us-west-2").add_auth(request)
@@ -59,11 +61,16 @@ def presigned(life: int = 60, url: str = "/bucket/key?versionId=1") -> Sent:
     request = AWSRequest(method="GET", url="http://127.0.0.1:9470" + url)
     S3SigV4QueryAuth(Credentials(ACCESS, SECRET), "s3", "us-west-2", expires=life).add_auth(request)
     return Sent(
-        "GET", str(request.url).removeprefix("http://127.0.0.1:9470"), {"host": "127.0.0.1:9470"}, signing.UNSIGNED
+        "GET",
+        str(request.url).removeprefix("http://127.0.0.1:9470"),
+        {"host": "127.0.0.1:9470"},
+        signing.UNSIGNED,
     )
 
 
-_NAMES = st.text("abcdefghij-", min_size=1, max_size=8).filter(lambda name: not name.startswith("-"))
+_NAMES = st.text("abcdefghij-", min_size=1, max_size=8).filter(
+    lambda name: not name.startswith("-")
+)
 _VALUES = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=12)
 _KEYS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=8)
 
@@ -72,14 +79,21 @@ _KEYS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0
 def requests(draw: st.DrawFn) -> Sent:
     service = draw(st.sampled_from(["sagemaker", "logs", "sts", "s3"]))
     method = draw(st.sampled_from(["GET", "PUT", "POST", "DELETE", "HEAD"]))
-    path = "/" + "/".join(urllib.parse.quote(part, safe="~") for part in draw(st.lists(_KEYS.filter(bool), max_size=3)))
+    path = "/" + "/".join(
+        urllib.parse.quote(part, safe="~")
+        for part in draw(st.lists(_KEYS.filter(bool), max_size=3))
+    )
     if service != "s3":
         path = "/"
     pairs = draw(st.lists(st.tuples(_NAMES, _KEYS), max_size=3, unique_by=lambda pair: pair[0]))
     query = urllib.parse.urlencode(pairs, quote_via=urllib.parse.quote, safe="~")
-    headers = draw(st.dictionaries(_NAMES.map(lambda name: f"x-amz-meta-{name}"), _VALUES, max_size=3))
+    headers = draw(
+        st.dictionaries(_NAMES.map(lambda name: f"x-amz-meta-{name}"), _VALUES, max_size=3)
+    )
     headers["x-amz-target"] = "SageMaker.ListTrainingJobs"
-    return sent(service, method, f"{path}?{query}" if query else path, headers, draw(st.binary(max_size=20)))
+    return sent(
+        service, method, f"{path}?{query}" if query else path, headers, draw(st.binary(max_size=20))
+    )
 
 
 @given(requests())
@@ -102,19 +116,31 @@ def test_what_was_changed_is_refused(request: Sent, data: st.DataObject) -> None
     credential = request.headers["authorization"]
     service = service_of(request.url, request.headers)
     other = "logs" if service == "sagemaker" else "sagemaker"
-    signed = [name for name in request.headers if name.startswith("x-amz-meta-") or name in ("host", "x-amz-target")]
+    signed = [
+        name
+        for name in request.headers
+        if name.startswith("x-amz-meta-") or name in ("host", "x-amz-target")
+    ]
     name = data.draw(st.sampled_from(signed))
-    later = datetime.datetime.strptime(request.headers["x-amz-date"], _DATE) + datetime.timedelta(seconds=7)
+    later = datetime.datetime.strptime(request.headers["x-amz-date"], _DATE) + datetime.timedelta(
+        seconds=7
+    )
     changed = {
         "method": request.but(method="PATCH"),
         "path": request.but(url=f"{path}x{mark}{query}"),
         "query": request.but(url=f"{request.url}{'&' if mark else '?'}added=1"),
         "header": request.with_header(name, request.headers[name] + "x"),
-        "no header": request.but(headers={k: v for k, v in request.headers.items() if k != name} | {name: "\u00e9"}),
+        "no header": request.but(
+            headers={k: v for k, v in request.headers.items() if k != name} | {name: "\u00e9"}
+        ),
         "payload": request.but(payload=hashlib.sha256(b"another").hexdigest()),
         "unsigned": request.but(payload=signing.UNSIGNED),
-        "service": request.with_header("authorization", credential.replace(f"/{service}/", f"/{other}/")),
-        "region": request.with_header("authorization", credential.replace("/us-west-2/", "/us-east-1/")),
+        "service": request.with_header(
+            "authorization", credential.replace(f"/{service}/", f"/{other}/")
+        ),
+        "region": request.with_header(
+            "authorization", credential.replace("/us-west-2/", "/us-east-1/")
+        ),
         "date": request.with_header("x-amz-date", later.strftime(_DATE)),
     }
     for what, one in changed.items():
@@ -148,7 +174,10 @@ def test_nobody_and_nothing() -> None:
     request = sent("sagemaker", "POST", "/", {}, b"{}")
     assert refused(request.but(headers={"host": "x"})) == "MissingAuthenticationToken"
     given_by = request.headers["authorization"]
-    assert refused(request.with_header("authorization", given_by.replace(ACCESS, "SOMEBODY"))) == "InvalidClientTokenId"
+    assert (
+        refused(request.with_header("authorization", given_by.replace(ACCESS, "SOMEBODY")))
+        == "InvalidClientTokenId"
+    )
     for wrong in (
         "Basic abc",
         "AWS4-HMAC-SHA256",
@@ -158,9 +187,13 @@ def test_nobody_and_nothing() -> None:
     ):
         assert refused(request.with_header("authorization", wrong)) == "IncompleteSignature"
     assert (
-        refused(request.with_header("authorization", given_by.replace("aws4_request", "aws3"))) == "IncompleteSignature"
+        refused(request.with_header("authorization", given_by.replace("aws4_request", "aws3")))
+        == "IncompleteSignature"
     )
-    assert refused(request.with_header("authorization", given_by.replace("host;", ""))) == "IncompleteSignature"
+    assert (
+        refused(request.with_header("authorization", given_by.replace("host;", "")))
+        == "IncompleteSignature"
+    )
     for wrong in ("", "yesterday", "2026-01-01T00:00:00Z", "20269901T000000Z"):
         assert refused(request.with_header("x-amz-date", wrong)) == "IncompleteSignature"
 
@@ -171,10 +204,21 @@ def test_presigned_urls() -> None:
     assert service_of(request.url, {}) == "s3"
     later = datetime.timedelta(seconds=62)
     assert refused(request, now=datetime.datetime.now(datetime.UTC) + later) == "AccessDenied"
-    assert refused(request, now=datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=16)) == "AccessDenied"
-    assert refused(request.but(url=request.url.replace("Expires=60", "Expires=600"))) == "SignatureDoesNotMatch"
-    assert refused(request.but(url=request.url.replace("/key", "/other"))) == "SignatureDoesNotMatch"
-    assert refused(request.but(url=request.url.replace("versionId=1", "versionId=2"))) == "SignatureDoesNotMatch"
+    assert (
+        refused(request, now=datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=16))
+        == "AccessDenied"
+    )
+    assert (
+        refused(request.but(url=request.url.replace("Expires=60", "Expires=600")))
+        == "SignatureDoesNotMatch"
+    )
+    assert (
+        refused(request.but(url=request.url.replace("/key", "/other"))) == "SignatureDoesNotMatch"
+    )
+    assert (
+        refused(request.but(url=request.url.replace("versionId=1", "versionId=2")))
+        == "SignatureDoesNotMatch"
+    )
     assert refused(request.but(url=request.url + "&x=1")) == "SignatureDoesNotMatch"
     assert refused(request.but(method="PUT")) == "SignatureDoesNotMatch"
     assert refused(request.with_header("host", "other")) == "SignatureDoesNotMatch"
@@ -185,7 +229,10 @@ def test_presigned_urls() -> None:
 def test_lives_that_no_url_has(life: str) -> None:
     request = presigned(60)
     url = request.url.replace("X-Amz-Expires=60", f"X-Amz-Expires={urllib.parse.quote(life)}")
-    refused(request.but(url=url), now=datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=1))
+    refused(
+        request.but(url=url),
+        now=datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=1),
+    )
 
 
 def test_chunks_are_a_chain() -> None:

@@ -17,7 +17,9 @@ from syrtos.jobs.store.home import Home
 CALLS: dict[str, Callable[[Any], Any]] = {
     "ec2": lambda client: client.describe_instances(),
     "iam": lambda client: client.list_users(),
-    "sts": lambda client: client.assume_role(RoleArn="arn:aws:iam::000000000000:role/a", RoleSessionName="ab"),
+    "sts": lambda client: client.assume_role(
+        RoleArn="arn:aws:iam::000000000000:role/a", RoleSessionName="ab"
+    ),
     "sns": lambda client: client.list_topics(),
     "sqs": lambda client: client.list_queues(),
     "dynamodb": lambda client: client.list_tables(),
@@ -44,7 +46,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., A
     def make(name: str, secret: str = secret, **facts: Any) -> Any:
         config = Config(retries={"max_attempts": 0}, **facts)
         keys = {"aws_access_key_id": access_key, "aws_secret_access_key": secret}
-        return boto3.client(name, endpoint_url=server.url, region_name="us-west-2", config=config, **keys)
+        return boto3.client(
+            name, endpoint_url=server.url, region_name="us-west-2", config=config, **keys
+        )
 
     yield make
     server.close()
@@ -52,7 +56,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., A
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_client_shows_what_is_served(client: Callable[..., Any], name: str) -> None:
-    with pytest.raises(ClientError, match=r"not served here: this is `syrtos serve`, which has SageMaker's") as error:
+    with pytest.raises(
+        ClientError, match=r"not served here: this is `syrtos serve`, which has SageMaker's"
+    ) as error:
         CALLS[name](client(name))
     expected = "AccessDenied" if name in ("iam", "sts") else "UnknownOperationException"
     assert error.value.response["Error"]["Code"] == expected

@@ -90,7 +90,9 @@ def test_what_a_killed_writer_left_does_not_hide_what_follows(stream: LogStream)
 
 def test_threads_write_whole_lines(stream: LogStream) -> None:
     threads = [
-        threading.Thread(target=lambda k=k: [stream.write([f"{k}-{n}", "x" * 3000]) for n in range(40)])
+        threading.Thread(
+            target=lambda k=k: [stream.write([f"{k}-{n}", "x" * 3000]) for n in range(40)]
+        )
         for k in range(4)
     ]
     for thread in threads:
@@ -132,7 +134,8 @@ def test_lines_are_shown_as_a_terminal_leaves_them(line: str, wanted: str) -> No
 
 
 @pytest.mark.parametrize(
-    "line", ["x" * 1_000_000, "x\r" * 500_000, "\x1b[" * 500_000, "x\x08" * 500_000, "\x08" * 1_000_000]
+    "line",
+    ["x" * 1_000_000, "x\r" * 500_000, "\x1b[" * 500_000, "x\x08" * 500_000, "\x08" * 1_000_000],
 )
 def test_a_long_line_takes_no_time(line: str) -> None:
     """The thread that shows it is one of the process that stops the job."""
@@ -174,7 +177,9 @@ def wait_for(taken: list[str], count: int) -> None:
         time.sleep(0.01)
 
 
-def test_lines_come_whole_while_the_file_grows(tmp_path: Path, tail: LogTail, taken: list[str]) -> None:
+def test_lines_come_whole_while_the_file_grows(
+    tmp_path: Path, tail: LogTail, taken: list[str]
+) -> None:
     with (tmp_path / "log").open("wb", buffering=0) as file:
         file.write(b"first\nsec")
         wait_for(taken, 1)
@@ -215,7 +220,9 @@ def test_blank_lines_are_lines(tmp_path: Path, tail: LogTail, taken: list[str]) 
     assert taken == ["", "", "a", "", "", "b", "", ""]
 
 
-def test_much_output_at_the_end_keeps_its_lines(tmp_path: Path, tail: LogTail, taken: list[str]) -> None:
+def test_much_output_at_the_end_keeps_its_lines(
+    tmp_path: Path, tail: LogTail, taken: list[str]
+) -> None:
     lines = [f"{number:07} " + "x" * 90 for number in range(30_000)]  # 3 MB
     (tmp_path / "new").write_text("\n".join(lines) + "\n")
     tail._over.set()  # the file is there for the last look only
@@ -226,7 +233,9 @@ def test_much_output_at_the_end_keeps_its_lines(tmp_path: Path, tail: LogTail, t
     assert taken == lines
 
 
-def test_a_line_without_an_end_does_not_grow_for_ever(tmp_path: Path, tail: LogTail, taken: list[str]) -> None:
+def test_a_line_without_an_end_does_not_grow_for_ever(
+    tmp_path: Path, tail: LogTail, taken: list[str]
+) -> None:
     (tmp_path / "log").write_bytes(b"\r".join(b"%07d" % number for number in range(300_000)))
     wait_for(taken, 1)
     assert taken

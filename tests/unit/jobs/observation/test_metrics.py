@@ -55,7 +55,9 @@ def test_a_metric_that_ends_in_nan_has_no_value_until_it_is_finite_again() -> No
 
 
 def test_groups_that_are_not_there_or_did_not_match() -> None:
-    found = Metrics([{"Name": "none", "Regex": r"loss: \d"}, {"Name": "other", "Regex": r"loss: \d|acc: (\d)"}])
+    found = Metrics(
+        [{"Name": "none", "Regex": r"loss: \d"}, {"Name": "other", "Regex": r"loss: \d|acc: (\d)"}]
+    )
     found.take(["loss: 1"])
     assert found.values == {}
     found.take(["acc: 2"])
@@ -85,11 +87,16 @@ def test_epochs_are_of_rank_0(tmp_path: Path) -> None:
 
 def test_progress_without_all_of_it() -> None:
     assert metrics.progress([]) == {}
-    assert metrics.progress([{"epoch": 1, "epochs": None, "step": 3.0}]) == {"CurrentStep": 3, "CurrentEpoch": 1}
+    assert metrics.progress([{"epoch": 1, "epochs": None, "step": 3.0}]) == {
+        "CurrentStep": 3,
+        "CurrentEpoch": 1,
+    }
 
 
 def of_a_fit(*epochs: int, every: float = 10.0, total: int = 10) -> list[dict[str, Any]]:
-    return [{"epoch": epoch, "epochs": total, "time": 100 + every * k} for k, epoch in enumerate(epochs)]
+    return [
+        {"epoch": epoch, "epochs": total, "time": 100 + every * k} for k, epoch in enumerate(epochs)
+    ]
 
 
 def test_the_time_that_is_left() -> None:
@@ -99,7 +106,9 @@ def test_the_time_that_is_left() -> None:
     assert (
         metrics.seconds_left(of_a_fit(1, 2, 3), began=0.0, now=500.0) == 60
     )  # an epoch that is slower than the others
-    assert metrics.seconds_left(of_a_fit(9, 10, 1, 2), began=0.0, now=130.0) == 80  # of the second `fit`
+    assert (
+        metrics.seconds_left(of_a_fit(9, 10, 1, 2), began=0.0, now=130.0) == 80
+    )  # of the second `fit`
     assert metrics.seconds_left(of_a_fit(9, 10), began=0.0, now=110.0) is None
     assert metrics.seconds_left([{"epoch": 1, "epochs": None, "time": 1.0}], 0.0, 2.0) is None
     slow = [{"epoch": k, "epochs": 40, "time": 1000.0 * k} for k in range(1, 11)]

@@ -35,12 +35,17 @@ def arguments(job: Job) -> list[str]:
 
 def from_v2(hyperparameters: Mapping[str, Any]) -> list[str]:
     """As SDK v2 sends them: each as JSON."""
-    return arguments(read(request({name: json.dumps(value) for name, value in hyperparameters.items()}), {}))
+    return arguments(
+        read(request({name: json.dumps(value) for name, value in hyperparameters.items()}), {})
+    )
 
 
 def from_v3(hyperparameters: Mapping[str, Any]) -> list[str]:
     """As SDK v3 sends them: texts as they are, the rest as JSON."""
-    sent = {name: value if isinstance(value, str) else json.dumps(value) for name, value in hyperparameters.items()}
+    sent = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in hyperparameters.items()
+    }
     asked = {**request(), "HyperParameters": sent}
     return arguments(read(asked, {"sourcecode": {"entry_script": "train.py"}}))
 
@@ -76,8 +81,22 @@ def test_command_lines(name: str, value: Any, v2: list[str], v3: list[str]) -> N
 
 
 def test_numbers_as_text_stay_text_in_v2_and_do_not_in_v3() -> None:
-    assert from_v2({"x": "007", "y": "1.50", "z": "true"}) == ["-x", "007", "-y", "1.50", "-z", "true"]
-    assert from_v3({"xx": "007", "yy": "1.50", "zz": "True"}) == ["--xx", "007", "--yy", "1.5", "--zz", "True"]
+    assert from_v2({"x": "007", "y": "1.50", "z": "true"}) == [
+        "-x",
+        "007",
+        "-y",
+        "1.50",
+        "-z",
+        "true",
+    ]
+    assert from_v3({"xx": "007", "yy": "1.50", "zz": "True"}) == [
+        "--xx",
+        "007",
+        "--yy",
+        "1.5",
+        "--zz",
+        "True",
+    ]
 
 
 def test_order() -> None:
@@ -100,9 +119,18 @@ def test_hyperparameters_of_the_toolkit_are_not_the_scripts() -> None:
 
 
 def test_a_bare_text_is_taken_as_it_is() -> None:
-    job = read(request({"sagemaker_program": "train.py", "sagemaker_submit_directory": SOURCE, "name": "bob"}), {})
+    job = read(
+        request(
+            {"sagemaker_program": "train.py", "sagemaker_submit_directory": SOURCE, "name": "bob"}
+        ),
+        {},
+    )
     assert job.program is not None
-    assert (job.program.entry, job.program.source, arguments(job)) == ("train.py", SOURCE, ["--name", "bob"])
+    assert (job.program.entry, job.program.source, arguments(job)) == (
+        "train.py",
+        SOURCE,
+        ["--name", "bob"],
+    )
 
 
 def test_a_model_folder_in_s3_is_the_folder_that_is_uploaded() -> None:
@@ -112,7 +140,9 @@ def test_a_model_folder_in_s3_is_the_folder_that_is_uploaded() -> None:
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -121,7 +151,9 @@ _JSON = st.recursive(
 def test_any_values_make_a_pair_each(values: dict[str, Any]) -> None:
     words = arguments_v2(values)
     assert len(words) == 2 * len(values)
-    assert [word.lstrip("-") for word in words[::2]] == [name.lstrip("-") for name in sorted(values)]
+    assert [word.lstrip("-") for word in words[::2]] == [
+        name.lstrip("-") for name in sorted(values)
+    ]
     assert all(isinstance(word, str) for word in words)
 
 
@@ -163,24 +195,46 @@ def test_an_entry_point_of_its_own() -> None:
         "ContainerArguments": ["echo hi"],
     }
     job = read(request(AlgorithmSpecification=algorithm), {})
-    assert (job.program, job.command, job.distribution.kind) == (None, ("/bin/sh", "-c", "echo hi"), "copies")
+    assert (job.program, job.command, job.distribution.kind) == (
+        None,
+        ("/bin/sh", "-c", "echo hi"),
+        "copies",
+    )
 
 
 def test_a_shell_script_is_copied_and_a_module_folder_is_kept() -> None:
     job = read(request({"sagemaker_program": '"deep/train.sh"', "x": "1"}), {})
     assert job.program is not None
-    assert (job.program.entry, job.distribution.kind, job.program.folder) == ("deep/train.sh", "copies", "/opt/ml/code")
+    assert (job.program.entry, job.distribution.kind, job.program.folder) == (
+        "deep/train.sh",
+        "copies",
+        "/opt/ml/code",
+    )
     job = read(request(Environment={"SYRTOS_DISTRIBUTION": "none"}), {})
     assert job.distribution.kind == "copies"
 
 
 def test_scripts_of_sdk_v3() -> None:
-    drivers = {"sourcecode": {"entry_script": "train.py", "requirements": "deep/req.txt"}, "distributed": {}}
+    drivers = {
+        "sourcecode": {"entry_script": "train.py", "requirements": "deep/req.txt"},
+        "distributed": {},
+    }
     job = read({**request(), "HyperParameters": {}}, drivers)
     assert job.program is not None
-    assert (job.program.folder, job.program.requirements) == ("/opt/ml/input/data/code", "deep/req.txt")
-    command = {"TrainingInputMode": "File", "ContainerEntrypoint": ["/bin/bash"], "ContainerArguments": ["-c", "x"]}
-    for code in ({"command": "python train.py"}, {"entry_script": "train.sh"}, {"entry_script": None}):
+    assert (job.program.folder, job.program.requirements) == (
+        "/opt/ml/input/data/code",
+        "deep/req.txt",
+    )
+    command = {
+        "TrainingInputMode": "File",
+        "ContainerEntrypoint": ["/bin/bash"],
+        "ContainerArguments": ["-c", "x"],
+    }
+    for code in (
+        {"command": "python train.py"},
+        {"entry_script": "train.sh"},
+        {"entry_script": None},
+    ):
         job = read(request(AlgorithmSpecification=command), {"sourcecode": code, "distributed": {}})
         assert (job.program, job.distribution.kind) == (None, "copies")
 
@@ -223,12 +277,18 @@ def test_distributions_of_sdk_v2(sent: dict[str, str], gpus: int, wanted: Distri
             0,
             Distribution("mpi", 2, {"FOO": "a b"}),
         ),
-        ({"process_count_per_node": None, "mpi_additional_options": None}, 4, Distribution("mpi", 4)),
+        (
+            {"process_count_per_node": None, "mpi_additional_options": None},
+            4,
+            Distribution("mpi", 4),
+        ),
         ({"process_count_per_node": None, "smp": None}, 0, Distribution("none", 1)),
         ({"process_count_per_node": 3, "smp": None}, 0, Distribution("none", 3)),
     ],
 )
-def test_distributions_of_sdk_v3(described: dict[str, Any], gpus: int, wanted: Distribution) -> None:
+def test_distributions_of_sdk_v3(
+    described: dict[str, Any], gpus: int, wanted: Distribution
+) -> None:
     drivers = {"sourcecode": {"entry_script": "train.py"}, "distributed": described}
     assert read(request(), drivers, gpus).distribution == wanted
 
@@ -256,10 +316,19 @@ def test_settings_that_can_not_be_are_the_users_error(sent: dict[str, str]) -> N
         {"sourcecode": [], "distributed": {}},
         {"sourcecode": {"entry_script": 3}, "distributed": {}},
         {"sourcecode": {"entry_script": "train.py"}, "distributed": []},
-        {"sourcecode": {"entry_script": "train.py"}, "distributed": {"process_count_per_node": "many"}},
+        {
+            "sourcecode": {"entry_script": "train.py"},
+            "distributed": {"process_count_per_node": "many"},
+        },
         {"sourcecode": {"entry_script": "train.py"}, "distributed": {"process_count_per_node": -1}},
-        {"sourcecode": {"entry_script": "train.py"}, "distributed": {"mpi_additional_options": [1]}},
-        {"sourcecode": {"entry_script": "train.py"}, "distributed": {"mpi_additional_options": "-x A=1"}},
+        {
+            "sourcecode": {"entry_script": "train.py"},
+            "distributed": {"mpi_additional_options": [1]},
+        },
+        {
+            "sourcecode": {"entry_script": "train.py"},
+            "distributed": {"mpi_additional_options": "-x A=1"},
+        },
     ],
 )
 def test_drivers_that_no_sdk_writes(drivers: dict[str, Any]) -> None:
@@ -279,14 +348,24 @@ def test_instances() -> None:
         {"InstanceGroupName": name, "InstanceType": "ml.x", "InstanceCount": count}
         for name, count in (("a", 1), ("b", 2))
     ]
-    assert read(request(ResourceConfig={"InstanceGroups": groups}), {}).hosts == ("algo-1", "algo-2", "algo-3")
+    assert read(request(ResourceConfig={"InstanceGroups": groups}), {}).hosts == (
+        "algo-1",
+        "algo-2",
+        "algo-3",
+    )
     for count in (0, 65):
         with pytest.raises(ConfigurationError, match="1 to 64 instances"):
             read(request(ResourceConfig={"InstanceType": "x", "InstanceCount": count}), {})
 
 
-def channel(name: str = "train", uri: str = "s3://bucket/data", kind: str = "S3Prefix", **facts: Any) -> dict[str, Any]:
-    return {"ChannelName": name, "DataSource": {"S3DataSource": {"S3DataType": kind, "S3Uri": uri}}, **facts}
+def channel(
+    name: str = "train", uri: str = "s3://bucket/data", kind: str = "S3Prefix", **facts: Any
+) -> dict[str, Any]:
+    return {
+        "ChannelName": name,
+        "DataSource": {"S3DataSource": {"S3DataType": kind, "S3Uri": uri}},
+        **facts,
+    }
 
 
 def test_channels() -> None:
@@ -297,9 +376,20 @@ def test_channels() -> None:
         ContentType="a/b",
         ShuffleConfig={"Seed": 7},
     )
-    full["DataSource"]["S3DataSource"] |= {"S3DataDistributionType": "ShardedByS3Key", "AttributeNames": ["a", "b"]}
-    system = {"FileSystemDataSource": {"DirectoryPath": "/data/x", "FileSystemId": "fs-1", "FileSystemType": "EFS"}}
-    asked = request(InputDataConfig=[full, channel("val"), {"ChannelName": "disk", "DataSource": system}])
+    full["DataSource"]["S3DataSource"] |= {
+        "S3DataDistributionType": "ShardedByS3Key",
+        "AttributeNames": ["a", "b"],
+    }
+    system = {
+        "FileSystemDataSource": {
+            "DirectoryPath": "/data/x",
+            "FileSystemId": "fs-1",
+            "FileSystemType": "EFS",
+        }
+    }
+    asked = request(
+        InputDataConfig=[full, channel("val"), {"ChannelName": "disk", "DataSource": system}]
+    )
     one, two, three = read(asked, {}).channels
     assert (one.mode, one.sharded, one.record_io, one.gzip, one.seed, one.attributes) == (
         "Pipe",
@@ -341,7 +431,13 @@ def test_channels_that_can_not_be(channels: list[dict[str, Any]]) -> None:
 
 def test_limits_and_the_rest() -> None:
     job = read(request(), {})
-    assert (job.limits.running, job.limits.waiting, job.limits.pending, job.spot, job.checkpoints) == (
+    assert (
+        job.limits.running,
+        job.limits.waiting,
+        job.limits.pending,
+        job.spot,
+        job.checkpoints,
+    ) == (
         86400,
         None,
         None,
@@ -350,8 +446,18 @@ def test_limits_and_the_rest() -> None:
     )
     stop = {"MaxRuntimeInSeconds": 5, "MaxWaitTimeInSeconds": 9, "MaxPendingTimeInSeconds": 7200}
     checkpoints = {"S3Uri": "s3://bucket/kept/", "LocalPath": "/opt/ml/kept"}
-    job = read(request(StoppingCondition=stop, EnableManagedSpotTraining=True, CheckpointConfig=checkpoints), {})
-    assert (job.limits.running, job.limits.waiting, job.limits.pending, job.spot) == (5, 9, 7200, True)
+    job = read(
+        request(
+            StoppingCondition=stop, EnableManagedSpotTraining=True, CheckpointConfig=checkpoints
+        ),
+        {},
+    )
+    assert (job.limits.running, job.limits.waiting, job.limits.pending, job.spot) == (
+        5,
+        9,
+        7200,
+        True,
+    )
     assert job.checkpoints == ("s3://bucket/kept", "/opt/ml/kept")
     assert job.artifacts == "s3://bucket/out/job/output"
 
@@ -402,7 +508,10 @@ def test_copies_that_make_no_world_are_known() -> None:
     assert read(request(), {}).unconnected == ""
     assert read(request(Environment={"SYRTOS_DISTRIBUTION": "none"}), {}).unconnected == ""
     alone = {"InstanceType": "ml.x", "InstanceCount": 1, "VolumeSizeInGB": 1}
-    assert read(request({"sagemaker_program": '"train.sh"'}, ResourceConfig=alone), {}).unconnected == ""
+    assert (
+        read(request({"sagemaker_program": '"train.sh"'}, ResourceConfig=alone), {}).unconnected
+        == ""
+    )
 
 
 def test_tensorboards_files_go_where_the_sdk_looks_for_them() -> None:

@@ -51,7 +51,9 @@ def test_any_walk_is_without_gaps_and_ends_once(data: st.DataObject) -> None:
 @pytest.mark.parametrize("end", sorted(FINAL))
 @pytest.mark.parametrize("then", ALL)
 def test_nothing_follows_an_end(end: str, then: str) -> None:
-    state = JobState(FINAL[end], end, ({"Status": end, "StartTime": 1.0, "EndTime": 1.0, "StatusMessage": ""},))
+    state = JobState(
+        FINAL[end], end, ({"Status": end, "StartTime": 1.0, "EndTime": 1.0, "StatusMessage": ""},)
+    )
     with pytest.raises(ConfigurationError, match=f"that is {end} can't become {then}"):
         state.with_transition(then, 2.0)
 
@@ -111,7 +113,11 @@ def test_each_attempt_counts_and_what_goes_on_counts_until_now() -> None:
         .with_transition("Training", 2.0)
         .with_transition("Interrupted", 5.0)
     )
-    state = state.with_transition("Starting", 6.0).with_transition("Downloading", 7.0).with_transition("Training", 8.0)
+    state = (
+        state.with_transition("Starting", 6.0)
+        .with_transition("Downloading", 7.0)
+        .with_transition("Training", 8.0)
+    )
     assert states.seconds_in(state.transitions, ("Training",), 10.0) == 5.0
 
 

@@ -63,15 +63,23 @@ def test_a_job_that_is_stopped_before_its_runner_begins(home: Home) -> None:
     assert (found.state.secondary, found.failure) == ("Stopped", "")
 
 
-def test_a_job_that_is_stopped_just_before_it_trains(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_is_stopped_just_before_it_trains(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, attempt = prepared(home, record("later"))
-    monkeypatch.setattr(attempt, "_say_notices", lambda: store.change("later", lambda r: r.with_transition("Stopping")))
+    monkeypatch.setattr(
+        attempt,
+        "_say_notices",
+        lambda: store.change("later", lambda r: r.with_transition("Stopping")),
+    )
     attempt.run()
     found = end_of(store, "later")
     assert (found.state.secondary, found.failure) == ("Stopped", "")
 
 
-def test_a_runner_that_a_restarted_service_has_not_seen_leaves_the_job_to_the_next(home: Home) -> None:
+def test_a_runner_that_a_restarted_service_has_not_seen_leaves_the_job_to_the_next(
+    home: Home,
+) -> None:
     store, attempt = prepared(home, record("again"))
     store.change("again", lambda r: r.with_end("Restarting"))
     attempt.run()
@@ -81,7 +89,9 @@ def test_a_runner_that_a_restarted_service_has_not_seen_leaves_the_job_to_the_ne
 
 def test_what_is_missing_is_the_users_error(home: Home) -> None:
     source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/none/"}}
-    store, attempt = prepared(home, record("missing", InputDataConfig=[{"ChannelName": "train", "DataSource": source}]))
+    store, attempt = prepared(
+        home, record("missing", InputDataConfig=[{"ChannelName": "train", "DataSource": source}])
+    )
     attempt.run()
     found = end_of(store, "missing")
     assert found.state.status == "Failed"
@@ -112,7 +122,12 @@ def test_pipes_beside_channels_of_similar_names(
     server.service.places.upload(tmp_path / "data", "s3://bucket/data/one")
     source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data/"}}
     channels = [
-        {"ChannelName": name, "DataSource": source, "InputMode": "Pipe" if name == "train" else mode} for name in names
+        {
+            "ChannelName": name,
+            "DataSource": source,
+            "InputMode": "Pipe" if name == "train" else mode,
+        }
+        for name in names
     ]
     other = "train_x_0" if mode == "Pipe" else "train_x/one"
     script = f'cd "${{SM_INPUT_DATA_DIR}}" && timeout 5 cat train_0 && timeout 5 cat {other} && echo " read"'
@@ -127,10 +142,10 @@ def test_pipes_beside_channels_of_similar_names(
     assert [event.text for event in stream.all()] == ["contentcontent read"]
 
 
-def test_copies_and_what_has_no_effect_are_said_and_files_of_tensorboard_reach_their_uri(server: Server) -> None:
-    script = (
-        "mkdir -p $SM_OUTPUT_DIR/tensorboard/train && echo event > $SM_OUTPUT_DIR/tensorboard/train/$SM_CURRENT_HOST"
-    )
+def test_copies_and_what_has_no_effect_are_said_and_files_of_tensorboard_reach_their_uri(
+    server: Server,
+) -> None:
+    script = "mkdir -p $SM_OUTPUT_DIR/tensorboard/train && echo event > $SM_OUTPUT_DIR/tensorboard/train/$SM_CURRENT_HOST"
     resources = {"InstanceType": "ml.x", "InstanceCount": 2, "VolumeSizeInGB": 1}
     more = {
         "TensorBoardOutputConfig": {"S3OutputPath": "s3://bucket/tb"},

@@ -14,11 +14,16 @@ from syrtos.jobs.runner.contract import InstanceFacts
 
 
 def job(hyperparameters: Mapping[str, str] | None = None, instances: int = 2, **facts: Any) -> Job:
-    own = {"sagemaker_program": '"deep/train.py"', "sagemaker_submit_directory": '"s3://bucket/sourcedir.tar.gz"'}
+    own = {
+        "sagemaker_program": '"deep/train.py"',
+        "sagemaker_submit_directory": '"s3://bucket/sourcedir.tar.gz"',
+    }
     channels = [
         {
             "ChannelName": name,
-            "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://bucket/{name}"}},
+            "DataSource": {
+                "S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://bucket/{name}"}
+            },
         }
         for name in ("train", "my-val.1")
     ]
@@ -27,7 +32,11 @@ def job(hyperparameters: Mapping[str, str] | None = None, instances: int = 2, **
         "AlgorithmSpecification": {"TrainingInputMode": "File"},
         "HyperParameters": {**own, **(hyperparameters or {})},
         "InputDataConfig": channels,
-        "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": instances, "VolumeSizeInGB": 1},
+        "ResourceConfig": {
+            "InstanceType": "ml.m5.large",
+            "InstanceCount": instances,
+            "VolumeSizeInGB": 1,
+        },
         "OutputDataConfig": {"S3OutputPath": "s3://bucket/out"},
         **facts,
     }
@@ -89,7 +98,10 @@ def test_another_root() -> None:
     assert seen["SM_CHANNEL_TRAIN"] == "/home/me/ml/input/data/train"
     assert seen["SAGEMAKER_BASE_DIR"] == "/home/me/ml"
     found = InstanceFacts("/home/me/ml", (), 1, 0)
-    inside = {path: found.instance_path(path) for path in ("/opt/ml", "/opt/ml/model", "/opt/mlx", "/opt", "text")}
+    inside = {
+        path: found.instance_path(path)
+        for path in ("/opt/ml", "/opt/ml/model", "/opt/mlx", "/opt", "text")
+    }
     assert inside == {
         "/opt/ml": "/home/me/ml", "/opt/ml/model": "/home/me/ml/model", "/opt/mlx": "/opt/mlx", "/opt": "/opt", "text": "text",
     }  # fmt: skip
@@ -129,7 +141,11 @@ def test_user_arguments() -> None:
     assert seen["SM_USER_ARGS"] == '["-b","2","--name","x y"]'
     facts = json.loads(seen["SM_TRAINING_ENV"])
     assert facts["user_args"] == ["-b", "2", "--name", "x y"]
-    assert (facts["job_name"], facts["is_master"], facts["master_hostname"]) == ("my-job", True, "algo-1")
+    assert (facts["job_name"], facts["is_master"], facts["master_hostname"]) == (
+        "my-job",
+        True,
+        "algo-1",
+    )
 
 
 def test_files() -> None:
@@ -142,11 +158,19 @@ def test_files() -> None:
         "current_group_name": "homogeneousCluster",
         "hosts": ["algo-1", "algo-2"],
         "instance_groups": [
-            {"instance_group_name": "homogeneousCluster", "instance_type": "ml.m5.large", "hosts": ["algo-1", "algo-2"]}
+            {
+                "instance_group_name": "homogeneousCluster",
+                "instance_type": "ml.m5.large",
+                "hosts": ["algo-1", "algo-2"],
+            }
         ],
         "network_interface_name": "lo",
     }
-    usual = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
+    usual = {
+        "TrainingInputMode": "File",
+        "S3DistributionType": "FullyReplicated",
+        "RecordWrapperType": "None",
+    }
     assert files["inputdataconfig.json"] == {"train": usual, "my-val.1": usual}
     assert json.loads(json.dumps(files)) == files
 
@@ -160,7 +184,10 @@ def test_instance_groups() -> None:
     facts = [contract.files(found, host, place(found))["resourceconfig.json"] for host in range(3)]
     assert [one["current_group_name"] for one in facts] == ["a", "b", "b"]
     assert [one["current_instance_type"] for one in facts] == ["ml.a", "ml.b", "ml.b"]
-    assert [one["hosts"] for one in facts[0]["instance_groups"]] == [["algo-1"], ["algo-2", "algo-3"]]
+    assert [one["hosts"] for one in facts[0]["instance_groups"]] == [
+        ["algo-1"],
+        ["algo-2", "algo-3"],
+    ]
     seen = environment(found, 2)
     assert seen["SM_CURRENT_INSTANCE_GROUP"] == "b"
     assert seen["SM_CURRENT_INSTANCE_GROUP_HOSTS"] == '["algo-2","algo-3"]'
@@ -181,34 +208,62 @@ def test_tf_config_of_parameter_servers() -> None:
         "worker": ["algo-2:2222", "algo-3:2222"],
         "ps": ["algo-1:2223", "algo-2:2223", "algo-3:2223"],
     }
-    tasks = [{"type": "master", "index": 0}, {"type": "worker", "index": 0}, {"type": "worker", "index": 1}]
+    tasks = [
+        {"type": "master", "index": 0},
+        {"type": "worker", "index": 0},
+        {"type": "worker", "index": 1},
+    ]
     for host, task in enumerate(tasks):
-        assert tf_config("parameter_server", host) == {"cluster": cluster, "environment": "cloud", "task": task}
+        assert tf_config("parameter_server", host) == {
+            "cluster": cluster,
+            "environment": "cloud",
+            "task": task,
+        }
 
 
 def test_tf_config_of_mirrored_workers() -> None:
     cluster = {"worker": ["algo-1:8890", "algo-2:8890", "algo-3:8890"]}
     for host in range(3):
-        wanted = {"cluster": cluster, "environment": "cloud", "task": {"type": "worker", "index": host}}
+        wanted = {
+            "cluster": cluster,
+            "environment": "cloud",
+            "task": {"type": "worker", "index": host},
+        }
         assert tf_config("multi_worker_mirrored_strategy", host) == wanted
 
 
 @pytest.mark.parametrize(
-    ("kind", "instances"), [("", 3), ("mpi", 3), ("parameter_server", 1), ("multi_worker_mirrored_strategy", 1)]
+    ("kind", "instances"),
+    [("", 3), ("mpi", 3), ("parameter_server", 1), ("multi_worker_mirrored_strategy", 1)],
 )
 def test_no_tf_config(kind: str, instances: int) -> None:
     assert tf_config(kind, 0, instances) is None
 
 
 def test_variables_of_the_request_and_of_mpi_options() -> None:
-    options = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_custom_mpi_options": '"-x A=1 -x B=2 --verbose"'}
-    seen = environment(job(options, Environment={"B": "mine", "SM_MODEL_DIR": "/elsewhere", "C": "a\nb"}))
-    assert (seen["A"], seen["B"], seen["C"], seen["SM_MODEL_DIR"]) == ("1", "mine", "a\nb", "/elsewhere")
+    options = {
+        "sagemaker_mpi_enabled": "true",
+        "sagemaker_mpi_custom_mpi_options": '"-x A=1 -x B=2 --verbose"',
+    }
+    seen = environment(
+        job(options, Environment={"B": "mine", "SM_MODEL_DIR": "/elsewhere", "C": "a\nb"})
+    )
+    assert (seen["A"], seen["B"], seen["C"], seen["SM_MODEL_DIR"]) == (
+        "1",
+        "mine",
+        "a\nb",
+        "/elsewhere",
+    )
 
 
-@pytest.mark.parametrize("name", ["PMI_RANK", "PMI_SIZE", "HYDRA_HOST_FILE", "SYRTOS_OPTIONS", "SYRTOS_JOB"])
+@pytest.mark.parametrize(
+    "name", ["PMI_RANK", "PMI_SIZE", "HYDRA_HOST_FILE", "SYRTOS_OPTIONS", "SYRTOS_JOB"]
+)
 def test_variables_that_hold_a_job_together_can_not_be_set(name: str) -> None:
     """SYRTOS_JOB is the mark by which a job's processes are found and ended."""
     assert name not in environment(job(Environment={name: "1"}))
-    sent = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_custom_mpi_options": json.dumps(f"-x {name}=1")}
+    sent = {
+        "sagemaker_mpi_enabled": "true",
+        "sagemaker_mpi_custom_mpi_options": json.dumps(f"-x {name}=1"),
+    }
     assert name not in environment(job(sent))

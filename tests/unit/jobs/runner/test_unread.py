@@ -24,7 +24,9 @@ def unread_of(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> list[
     """The names that are told of a script with the hyperparameters `epochs` and `batch-sise`."""
     script = folder / "train.py"
     script.write_text(text)
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", argparse.ArgumentParser.parse_known_args)
+    monkeypatch.setattr(
+        argparse.ArgumentParser, "parse_known_args", argparse.ArgumentParser.parse_known_args
+    )
     monkeypatch.setattr(sys, "argv", ["train.py", "--batch-sise", "8", "--epochs", "3"])
     told = unread.watch(script, {"SM_HPS": json.dumps({"epochs": 3, "batch-sise": 8})})
     runpy.run_path(str(script), run_name="__main__")
@@ -40,7 +42,9 @@ def unread_of(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> list[
         DROPS + "again, unknown = parser.parse_known_args()\n",
     ],
 )
-def test_what_is_dropped_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+def test_what_is_dropped_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
     assert unread_of(monkeypatch, tmp_path, text) == ["batch-sise"]
 
 
@@ -61,10 +65,14 @@ def test_what_is_dropped_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         "parser.add_argument('--batch-sise')\nparser.parse_args()\n",
     ],
 )
-def test_what_may_be_read_is_not_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+def test_what_may_be_read_is_not_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
     assert unread_of(monkeypatch, tmp_path, text) == []
 
 
-def test_a_module_beside_the_script_may_read_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_module_beside_the_script_may_read_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "helper.py").write_text("import os\nsise = os.environ.get('SM_HP_BATCH-SISE')\n")
     assert unread_of(monkeypatch, tmp_path, DROPS) == []

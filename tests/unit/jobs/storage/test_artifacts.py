@@ -36,7 +36,11 @@ def write(folder: Path, **contents: str) -> Path:
 
 
 def files(folder: Path) -> dict[str, str]:
-    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 # -- archives ----------------------------------------------------------------------------------------------
@@ -78,7 +82,9 @@ def test_upload_as_archive_and_file_by_file(places: Places, tmp_path: Path) -> N
     assert places.text("s3://out/job/output/model/same") == "2"
     assert places.text("s3://out/job/output/model/deep/a") == "1"
     (tmp_path / "empty").mkdir()
-    assert not artifacts.upload(places, [tmp_path / "empty"], "s3://out/none", "model.tar.gz", tmp_path)
+    assert not artifacts.upload(
+        places, [tmp_path / "empty"], "s3://out/none", "model.tar.gz", tmp_path
+    )
     assert not artifacts.upload(places, [tmp_path / "empty"], "s3://out/none", None, tmp_path)
     assert not places.exists("s3://out/none")
 
@@ -121,7 +127,9 @@ def archive(tmp_path: Path, *members: Build) -> Path:
         [member("hard", tarfile.LNKTYPE, "not-there")],
     ],
 )  # fmt: skip
-def test_members_that_leave_the_folder_or_are_no_files(tmp_path: Path, members: list[Build]) -> None:
+def test_members_that_leave_the_folder_or_are_no_files(
+    tmp_path: Path, members: list[Build]
+) -> None:
     (tmp_path / "flag").write_text("kept")
     with pytest.raises(DataError, match=r"bad\.tar\.gz"):
         artifacts.unpack(archive(tmp_path, *members), tmp_path / "out")
@@ -197,9 +205,14 @@ def test_sizes_that_are_negative_are_refused(tmp_path: Path) -> None:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    where=st.floats(0, 1), value=st.integers(1, 255), cut=st.booleans(), kind=st.sampled_from(["gz", "xz", "bz2", ""])
+    where=st.floats(0, 1),
+    value=st.integers(1, 255),
+    cut=st.booleans(),
+    kind=st.sampled_from(["gz", "xz", "bz2", ""]),
 )
-def test_damaged_archives_are_the_users_error(tmp_path: Path, where: float, value: int, cut: bool, kind: str) -> None:
+def test_damaged_archives_are_the_users_error(
+    tmp_path: Path, where: float, value: int, cut: bool, kind: str
+) -> None:
     path = tmp_path / "damaged.tar"
     buffer = io.BytesIO()
     with tarfile.open(None, f"w:{kind}", buffer) as tar:  # pyright: ignore[reportCallIssue, reportArgumentType]

@@ -34,7 +34,9 @@ def places(tmp_path: Path) -> Places:
 
 def put(places: Places, folder: Path, **contents: bytes | str) -> None:
     for key, content in contents.items():
-        (folder / "content").write_bytes(content if isinstance(content, bytes) else content.encode())
+        (folder / "content").write_bytes(
+            content if isinstance(content, bytes) else content.encode()
+        )
         places.upload(folder / "content", f"s3://bucket/{key}")
 
 
@@ -47,10 +49,16 @@ def channel(uri: str = "s3://bucket/data/", **facts: Any) -> InputChannel:
 
 
 def files(folder: Path) -> dict[str, str]:
-    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-def order(places: Places, wanted: InputChannel, host: int = 0, hosts: int = 1, epoch: int = 0) -> list[str]:
+def order(
+    places: Places, wanted: InputChannel, host: int = 0, hosts: int = 1, epoch: int = 0
+) -> list[str]:
     return [source.name for source in channels.sources(places, wanted, host, hosts, epoch)]
 
 
@@ -70,8 +78,15 @@ def test_keys_that_no_folder_can_hold_are_the_users_error(places: Places, tmp_pa
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(count=st.integers(1, 12), hosts=st.integers(1, 4), seed=st.none() | st.integers(-5, 5), epoch=st.integers(0, 3))
-def test_shards_are_a_partition(tmp_path: Path, count: int, hosts: int, seed: int | None, epoch: int) -> None:
+@given(
+    count=st.integers(1, 12),
+    hosts=st.integers(1, 4),
+    seed=st.none() | st.integers(-5, 5),
+    epoch=st.integers(0, 3),
+)
+def test_shards_are_a_partition(
+    tmp_path: Path, count: int, hosts: int, seed: int | None, epoch: int
+) -> None:
     folder = tmp_path / f"{count}"
     folder.mkdir(exist_ok=True)
     for number in range(count):
@@ -83,13 +98,17 @@ def test_shards_are_a_partition(tmp_path: Path, count: int, hosts: int, seed: in
             order(places, wanted, count, hosts, epoch)
         return
     shares = [order(places, wanted, host, hosts, epoch) for host in range(hosts)]
-    assert sorted(name for share in shares for name in share) == [f"{number:02}" for number in range(count)]
+    assert sorted(name for share in shares for name in share) == [
+        f"{number:02}" for number in range(count)
+    ]
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     if seed is None:
         assert all(share == sorted(share) for share in shares)
 
 
-def test_the_order_is_a_new_one_each_epoch_and_the_same_on_all_hosts(places: Places, tmp_path: Path) -> None:
+def test_the_order_is_a_new_one_each_epoch_and_the_same_on_all_hosts(
+    places: Places, tmp_path: Path
+) -> None:
     put(places, tmp_path, **{f"data/{number:02}": "x" for number in range(12)})
     wanted = channel(seed=7)
     epochs = [order(places, wanted, epoch=epoch) for epoch in range(4)]
@@ -102,12 +121,24 @@ def test_the_order_is_a_new_one_each_epoch_and_the_same_on_all_hosts(places: Pla
 
 def test_a_manifest_names_its_objects(places: Places, tmp_path: Path) -> None:
     text = json.dumps([{"prefix": "s3://bucket/data/"}, "b", "deep/c"])
-    put(places, tmp_path, **{"list.json": text, "data/a": "A", "data/b": "B", "data/deep/c": "C", "data/deep/c2": "no"})
+    put(
+        places,
+        tmp_path,
+        **{
+            "list.json": text,
+            "data/a": "A",
+            "data/b": "B",
+            "data/deep/c": "C",
+            "data/deep/c2": "no",
+        },
+    )
     wanted = channel("s3://bucket/list.json", kind="ManifestFile")
     assert order(places, wanted) == ["b", "deep/c"]
     assert channels.provide(places, wanted, 0, 1, tmp_path / "ml") == 2
     assert files(tmp_path / "ml") == {"b": "B", "deep/c": "C"}
-    assert order(places, channel("s3://bucket/list.json", kind="ManifestFile", sharded=True), 1, 2) == ["deep/c"]
+    assert order(
+        places, channel("s3://bucket/list.json", kind="ManifestFile", sharded=True), 1, 2
+    ) == ["deep/c"]
 
 
 def test_a_manifest_names_no_neighbours(places: Places, tmp_path: Path) -> None:
@@ -123,7 +154,9 @@ def test_a_manifest_can_not_lead_out(places: Places, tmp_path: Path, name: str) 
     text = json.dumps([{"prefix": "s3://bucket/data/"}, name])
     put(places, tmp_path, **{"list.json": text, f"data/{name}": "X"})
     with pytest.raises(DataError):
-        channels.provide(places, channel("s3://bucket/list.json", kind="ManifestFile"), 0, 1, tmp_path / "ml")
+        channels.provide(
+            places, channel("s3://bucket/list.json", kind="ManifestFile"), 0, 1, tmp_path / "ml"
+        )
     assert not (tmp_path / "up").exists()
 
 
@@ -141,7 +174,9 @@ def test_links_outlive_the_object(places: Places, tmp_path: Path) -> None:
     assert places.text("s3://bucket/data/deep/b") == "another"
 
 
-def test_a_link_to_another_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: Places) -> None:
+def test_a_link_to_another_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: Places
+) -> None:
     put(places, tmp_path, **{"data/a": "A"})
 
     def refused(*_: object) -> None:
@@ -216,7 +251,13 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 def streamed(
-    places: Places, tmp_path: Path, reader: Reader, epochs: int = 1, host: int = 0, hosts: int = 1, **facts: Any
+    places: Places,
+    tmp_path: Path,
+    reader: Reader,
+    epochs: int = 1,
+    host: int = 0,
+    hosts: int = 1,
+    **facts: Any,
 ) -> list[bytes]:
     pipe = Pipe(places, channel(mode="Pipe", **facts), host, hosts, tmp_path / "ml")
     try:
@@ -248,7 +289,9 @@ def test_a_real_open_waits_for_the_data(places: Places, tmp_path: Path, reader: 
     assert found == [b"content"] * 2
 
 
-def test_a_reader_that_stops_early_gets_the_next_epoch(places: Places, tmp_path: Path, reader: Reader) -> None:
+def test_a_reader_that_stops_early_gets_the_next_epoch(
+    places: Places, tmp_path: Path, reader: Reader
+) -> None:
     large = os.urandom(5_000_000)
     put(places, tmp_path, **{"data/a": large})
     pipe = Pipe(places, channel(mode="Pipe"), 0, 1, tmp_path / "ml")
@@ -258,7 +301,9 @@ def test_a_reader_that_stops_early_gets_the_next_epoch(places: Places, tmp_path:
     assert pipe.error is None
 
 
-def test_a_reader_of_small_data_that_stops_early(places: Places, tmp_path: Path, reader: Reader) -> None:
+def test_a_reader_of_small_data_that_stops_early(
+    places: Places, tmp_path: Path, reader: Reader
+) -> None:
     put(places, tmp_path, **{"data/a": b"0123456789"})
     pipe = Pipe(places, channel(mode="Pipe"), 0, 1, tmp_path / "ml")
     assert reader.epoch(0, 4) == b"0123"
@@ -286,7 +331,10 @@ def test_gzip_with_several_members(places: Places, tmp_path: Path, reader: Reade
     put(
         places,
         tmp_path,
-        **{"data/a": gzip.compress(large) + gzip.compress(b"second"), "data/b": gzip.compress(b"third")},
+        **{
+            "data/a": gzip.compress(large) + gzip.compress(b"second"),
+            "data/b": gzip.compress(b"third"),
+        },
     )
     assert streamed(places, tmp_path, reader, gzip=True) == [large + b"secondthird"]
     for old in (tmp_path / "ml").iterdir():
@@ -298,9 +346,15 @@ def test_gzip_with_several_members(places: Places, tmp_path: Path, reader: Reade
 @pytest.mark.parametrize(
     "damaged",
     [gzip.compress(b"x" * 1000)[:-12], b"no gzip", gzip.compress(b"x")[:-4] + b"\0\0\0\0"],
-    ids=["cut", "no gzip", "another length"],  # the time is in the data: two processes would collect different tests
+    ids=[
+        "cut",
+        "no gzip",
+        "another length",
+    ],  # the time is in the data: two processes would collect different tests
 )
-def test_damaged_gzip_is_noticed(places: Places, tmp_path: Path, reader: Reader, damaged: bytes) -> None:
+def test_damaged_gzip_is_noticed(
+    places: Places, tmp_path: Path, reader: Reader, damaged: bytes
+) -> None:
     """A stream that just ends early looks like less data."""
     put(places, tmp_path, **{"data/a": damaged})
     pipe = Pipe(places, channel(mode="Pipe", gzip=True), 0, 1, tmp_path / "ml")
@@ -326,26 +380,42 @@ def test_shares_and_seeds_in_pipes(places: Places, tmp_path: Path, reader: Reade
 
 
 LINES: Sequence[dict[str, Any]] = [
-    {"source-ref": f"s3://bucket/images/{number}", "label": number, "text": f"é{number}"} for number in range(4)
+    {"source-ref": f"s3://bucket/images/{number}", "label": number, "text": f"é{number}"}
+    for number in range(4)
 ]
 
 
 def augmented(places: Places, tmp_path: Path) -> None:
     text = "".join(json.dumps(line) + "\n" for line in LINES)
-    put(places, tmp_path, **{"list": text}, **{f"images/{number}": bytes([number]) * 3 for number in range(4)})
+    put(
+        places,
+        tmp_path,
+        **{"list": text},
+        **{f"images/{number}": bytes([number]) * 3 for number in range(4)},
+    )
 
 
 @pytest.mark.parametrize("record_io", [True, False])
-def test_an_augmented_manifest(places: Places, tmp_path: Path, reader: Reader, record_io: bool) -> None:
+def test_an_augmented_manifest(
+    places: Places, tmp_path: Path, reader: Reader, record_io: bool
+) -> None:
     augmented(places, tmp_path)
-    facts: dict[str, Any] = {"kind": "AugmentedManifestFile", "uri": "s3://bucket/list", "record_io": record_io}
-    found = streamed(places, tmp_path, reader, 2, attributes=("source-ref", "label", "text"), **facts)
+    facts: dict[str, Any] = {
+        "kind": "AugmentedManifestFile",
+        "uri": "s3://bucket/list",
+        "record_io": record_io,
+    }
+    found = streamed(
+        places, tmp_path, reader, 2, attributes=("source-ref", "label", "text"), **facts
+    )
     parts = [part for n in range(4) for part in (bytes([n]) * 3, str(n).encode(), f"é{n}".encode())]
     wanted = b"".join(channels.frame_record(part) if record_io else part for part in parts)
     assert found == [wanted, wanted]
 
 
-def test_an_augmented_manifest_is_shuffled_by_lines(places: Places, tmp_path: Path, reader: Reader) -> None:
+def test_an_augmented_manifest_is_shuffled_by_lines(
+    places: Places, tmp_path: Path, reader: Reader
+) -> None:
     augmented(places, tmp_path)
     facts: dict[str, Any] = {"kind": "AugmentedManifestFile", "uri": "s3://bucket/list", "seed": 5}
     found = streamed(places, tmp_path, reader, 6, attributes=("label",), **facts)
@@ -353,9 +423,15 @@ def test_an_augmented_manifest_is_shuffled_by_lines(places: Places, tmp_path: Pa
     assert all(sorted(epoch) == list(b"0123") for epoch in found)
 
 
-def test_an_augmented_manifest_is_shared_out(places: Places, tmp_path: Path, reader: Reader) -> None:
+def test_an_augmented_manifest_is_shared_out(
+    places: Places, tmp_path: Path, reader: Reader
+) -> None:
     augmented(places, tmp_path)
-    facts: dict[str, Any] = {"kind": "AugmentedManifestFile", "uri": "s3://bucket/list", "sharded": True}
+    facts: dict[str, Any] = {
+        "kind": "AugmentedManifestFile",
+        "uri": "s3://bucket/list",
+        "sharded": True,
+    }
     shares = []
     for host in range(2):
         shares += streamed(places, tmp_path, reader, 1, host, 2, attributes=("label",), **facts)
@@ -366,7 +442,9 @@ def test_an_augmented_manifest_is_shared_out(places: Places, tmp_path: Path, rea
 
 def test_what_is_missing_is_said(places: Places, tmp_path: Path, reader: Reader) -> None:
     put(places, tmp_path, **{"list": json.dumps({"source-ref": "s3://bucket/gone"})})
-    wanted = channel("s3://bucket/list", kind="AugmentedManifestFile", mode="Pipe", attributes=("source-ref",))
+    wanted = channel(
+        "s3://bucket/list", kind="AugmentedManifestFile", mode="Pipe", attributes=("source-ref",)
+    )
     pipe = Pipe(places, wanted, 0, 1, tmp_path / "ml")
     reader.begun(0)
     deadline = time.monotonic() + 3

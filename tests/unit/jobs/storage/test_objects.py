@@ -16,7 +16,20 @@ from hypothesis import strategies as st
 from syrtos.errors import ConfigurationError, DataError
 from syrtos.jobs.storage.objects import FolderStore, ObjectStore, RemoteStore
 
-KEYS = ["a", "a/b", "a/b/c", "ab", "b c+d%20&<e>.txt", "x/", "é/ü", "日本/\U0001f600", "~", "%", "_", "a" * 900]
+KEYS = [
+    "a",
+    "a/b",
+    "a/b/c",
+    "ab",
+    "b c+d%20&<e>.txt",
+    "x/",
+    "é/ü",
+    "日本/\U0001f600",
+    "~",
+    "%",
+    "_",
+    "a" * 900,
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +43,9 @@ def moto() -> Iterator[str]:
 
 
 @pytest.fixture(params=["folder", "remote"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> ObjectStore:
     if request.param == "folder":
         return FolderStore(tmp_path / "objects")
     for name, value in (
@@ -49,14 +64,18 @@ def bucket(store: ObjectStore) -> str:
     return name
 
 
-def put(store: ObjectStore, bucket: str, key: str, content: bytes, headers: dict[str, str] | None = None) -> None:
+def put(
+    store: ObjectStore, bucket: str, key: str, content: bytes, headers: dict[str, str] | None = None
+) -> None:
     file = store.incoming()
     file.write_bytes(content)
     store.put(bucket, key, file, "0" * 32, headers or {})
     assert not file.exists()
 
 
-def content(store: ObjectStore, bucket: str, key: str, start: int = 0, stop: int | None = None) -> bytes:
+def content(
+    store: ObjectStore, bucket: str, key: str, start: int = 0, stop: int | None = None
+) -> bytes:
     entry = store.head(bucket, key)
     assert entry is not None
     return b"".join(store.read(bucket, entry, start, entry.size if stop is None else stop))
@@ -98,7 +117,10 @@ def test_empty_and_large_objects(store: ObjectStore, bucket: str, tmp_path: Path
     large = os.urandom((3 << 20) + 17)
     (tmp_path / "large").write_bytes(large)
     store.upload(bucket, "large", tmp_path / "large")
-    assert content(store, bucket, "large", 1_000_001, (2 << 20) + 5) == large[1_000_001 : (2 << 20) + 5]
+    assert (
+        content(store, bucket, "large", 1_000_001, (2 << 20) + 5)
+        == large[1_000_001 : (2 << 20) + 5]
+    )
     entry = store.head(bucket, "large")
     assert entry is not None
     store.fetch(bucket, entry, tmp_path / "again")
@@ -114,7 +136,21 @@ def test_a_put_replaces(store: ObjectStore, bucket: str) -> None:
 
 
 def test_lists_are_in_order_of_keys_with_prefix_and_place(store: ObjectStore, bucket: str) -> None:
-    keys = ["B", "a", "a%b", "a%c", "a/1", "a/10", "a/2", "a0", "aXb", "a_b", "b", "é", "\U0001f600"]
+    keys = [
+        "B",
+        "a",
+        "a%b",
+        "a%c",
+        "a/1",
+        "a/10",
+        "a/2",
+        "a0",
+        "aXb",
+        "a_b",
+        "b",
+        "é",
+        "\U0001f600",
+    ]
     for key in reversed(keys):
         put(store, bucket, key, key.encode())
 
@@ -140,7 +176,9 @@ def test_a_missing_bucket_holds_nothing(store: ObjectStore) -> None:
     assert list(store.all("not-there-at-all", "p/")) == []
 
 
-@pytest.mark.parametrize("name", ["A", "ab", "a..b", "-ab", "ab-", "a/b", "../..", "a" * 64, "ä" * 5, ""])
+@pytest.mark.parametrize(
+    "name", ["A", "ab", "a..b", "-ab", "ab-", "a/b", "../..", "a" * 64, "ä" * 5, ""]
+)
 def test_names_that_no_bucket_has(tmp_path: Path, name: str) -> None:
     store = FolderStore(tmp_path / "objects")
     with pytest.raises(ConfigurationError, match="no name for a bucket"):
@@ -239,12 +277,16 @@ def test_writers_of_one_key_leave_one_whole_object(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("objects/blobs/*/*"))) == 1
 
 
-_TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=6)
+_TEXT = st.text(
+    st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=6
+)
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=st.sets(_TEXT, max_size=12), prefix=_TEXT, after=_TEXT, limit=st.integers(1, 5))
-def test_any_keys_are_listed_as_s3_does(tmp_path: Path, keys: set[str], prefix: str, after: str, limit: int) -> None:
+def test_any_keys_are_listed_as_s3_does(
+    tmp_path: Path, keys: set[str], prefix: str, after: str, limit: int
+) -> None:
     store = FolderStore(tmp_path / "objects")
     bucket = f"bucket{time.time_ns()}"
     store.make_bucket(bucket)

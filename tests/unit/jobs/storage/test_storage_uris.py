@@ -39,12 +39,20 @@ def names(places: Places, uri: str) -> list[str]:
         ("s3://bucket/data/train/a.txt", ["a.txt"]),
         ("s3://bucket/data/tr", ["train/a.txt", "train/deep/b.txt", "train2/c.txt"]),
         ("s3://bucket/data/", ["train/a.txt", "train/deep/b.txt", "train2/c.txt"]),
-        ("s3://bucket", ["data/train/a.txt", "data/train/deep/b.txt", "data/train2/c.txt", "top.txt"]),
-        ("s3://bucket/", ["data/train/a.txt", "data/train/deep/b.txt", "data/train2/c.txt", "top.txt"]),
+        (
+            "s3://bucket",
+            ["data/train/a.txt", "data/train/deep/b.txt", "data/train2/c.txt", "top.txt"],
+        ),
+        (
+            "s3://bucket/",
+            ["data/train/a.txt", "data/train/deep/b.txt", "data/train2/c.txt", "top.txt"],
+        ),
         ("s3://bucket/top.txt", ["top.txt"]),
     ],
 )
-def test_prefixes_mean_what_they_mean_to_s3(places: Places, tmp_path: Path, uri: str, wanted: list[str]) -> None:
+def test_prefixes_mean_what_they_mean_to_s3(
+    places: Places, tmp_path: Path, uri: str, wanted: list[str]
+) -> None:
     """A prefix is no folder: it may end in the middle of a name. Folders' own markers are no files."""
     put(
         places,
@@ -73,7 +81,9 @@ def test_a_folder_of_this_machine(places: Places, tmp_path: Path) -> None:
     assert (tmp_path / "copy").read_text() == "b"
 
 
-@pytest.mark.parametrize("uri", ["s3://bucket/nothing/", "s3://no-bucket/x", "file:///not/there/at/all"])
+@pytest.mark.parametrize(
+    "uri", ["s3://bucket/nothing/", "s3://no-bucket/x", "file:///not/there/at/all"]
+)
 def test_nothing_is_an_error(places: Places, uri: str) -> None:
     with pytest.raises(DataError, match="There is nothing under"):
         places.under(uri)
@@ -190,7 +200,9 @@ def test_a_manifest() -> None:
     assert manifest(text) == ("s3://bucket/p/", ["a", "b/c"])
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '["a"]', '[{"x": 1}]', "3", '[{"prefix": 1}, "a"]', "[" * 5000])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '["a"]', '[{"x": 1}]', "3", '[{"prefix": 1}, "a"]', "[" * 5000]
+)
 def test_no_manifest(text: str) -> None:
     with pytest.raises(DataError, match="A manifest is a JSON list"):
         manifest(text)

@@ -73,9 +73,13 @@ def empty_table(path: Path) -> None:
         (empty_table, "holds no job any more"),
     ],
 )
-def test_what_is_lost_is_said_and_taken_back(tmp_path: Path, backups: Backups, harm: object, words: str) -> None:
+def test_what_is_lost_is_said_and_taken_back(
+    tmp_path: Path, backups: Backups, harm: object, words: str
+) -> None:
     harm(tmp_path / "jobs.sqlite")  # type: ignore[operator]
-    with pytest.raises(ConfigurationError, match=f"{words}.*`syrtos serve --restore` takes back the copy of"):
+    with pytest.raises(
+        ConfigurationError, match=f"{words}.*`syrtos serve --restore` takes back the copy of"
+    ):
         backups.check()
     assert backups.restore() == backups.newest_first()[0]
     assert jobs(tmp_path / "jobs.sqlite") == ["one", "two"]

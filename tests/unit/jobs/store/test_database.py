@@ -21,7 +21,10 @@ from syrtos.jobs.store.job_store import Store
 
 JOBS = 10_000
 FAILED = JOBS // 4
-ENDS = {True: ("Downloading", "Training", "Failed"), False: ("Downloading", "Training", "Uploading", "Completed")}
+ENDS = {
+    True: ("Downloading", "Training", "Failed"),
+    False: ("Downloading", "Training", "Uploading", "Completed"),
+}
 PARAMETERS = {f"parameter-{k}": "x" * 50 for k in range(20)}  # a row is long, as real ones are
 
 
@@ -32,7 +35,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     path = home.database.removeprefix("sqlite:///")
     Store(home.database)
     with sqlite3.connect(path) as database:
-        for (name,) in database.execute("SELECT name FROM sqlite_master WHERE name LIKE 'ix_jobs_listed%'").fetchall():
+        for (name,) in database.execute(
+            "SELECT name FROM sqlite_master WHERE name LIKE 'ix_jobs_listed%'"
+        ).fetchall():
             database.execute(f"DROP INDEX {name}")
     engine = sql.create_engine(home.database)
     with engine.begin() as connection:
@@ -46,7 +51,10 @@ def row(number: int) -> dict[str, Any]:
     for status in ENDS[number % 4 == 0]:
         state = state.with_transition(status, float(number))
     request = {"HyperParameters": PARAMETERS}
-    return {**job_store._row(record(f"job-{number:05}", float(number), state=state, request=request)), "place": ""}
+    return {
+        **job_store._row(record(f"job-{number:05}", float(number), state=state, request=request)),
+        "place": "",
+    }
 
 
 @pytest.fixture
@@ -62,7 +70,9 @@ def plans(service: Service) -> Iterator[list[str]]:
     def explain(connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
         if statement.startswith("SELECT"):
             raw = connection.connection.dbapi_connection
-            found.extend(step[3] for step in raw.execute(f"EXPLAIN QUERY PLAN {statement}", parameters))
+            found.extend(
+                step[3] for step in raw.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            )
 
     engine = service.store._database.engine
     event.listen(engine, "before_cursor_execute", explain)
@@ -79,7 +89,9 @@ def plans(service: Service) -> Iterator[list[str]]:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_page_reads_no_rows_but_its_own(service: Service, plans: list[str], request_: dict[str, Any]) -> None:
+def test_a_page_reads_no_rows_but_its_own(
+    service: Service, plans: list[str], request_: dict[str, Any]
+) -> None:
     """The names of a page are found in indices, which are small; whole rows, with their requests, are read by name."""
     service.list_training_jobs({**request_, "NextToken": "200", "MaxResults": 100})
     looked = [step for step in plans if step.startswith(("SCAN jobs", "SEARCH jobs"))]
@@ -92,7 +104,12 @@ def test_a_page_reads_no_rows_but_its_own(service: Service, plans: list[str], re
 @pytest.mark.parametrize("order", ["Ascending", "Descending"])
 def test_pages_hold_each_job_once(service: Service, by: str, order: str) -> None:
     found: list[str] = []
-    asked: dict[str, Any] = {"SortBy": by, "SortOrder": order, "StatusEquals": "Failed", "MaxResults": 100}
+    asked: dict[str, Any] = {
+        "SortBy": by,
+        "SortOrder": order,
+        "StatusEquals": "Failed",
+        "MaxResults": 100,
+    }
     token: dict[str, str] = {}
     while page := service.list_training_jobs({**asked, **token}):
         found += [job["TrainingJobName"] for job in page["TrainingJobSummaries"]]

@@ -27,7 +27,13 @@ def store(url: str) -> Iterator[Store]:
 
 
 def test_what_was_added_is_found(store: Store) -> None:
-    wanted = record("one", tags={"ü": "é"}, metrics={"loss": [0.1, 2.0]}, progress={"CurrentStep": 3}, failure="ß\n")
+    wanted = record(
+        "one",
+        tags={"ü": "é"},
+        metrics={"loss": [0.1, 2.0]},
+        progress={"CurrentStep": 3},
+        failure="ß\n",
+    )
     assert store.add(wanted)
     assert store.get("one") == wanted
     assert store.by_key("KEYone") == wanted
@@ -73,7 +79,9 @@ def test_active_jobs_come_oldest_first(store: Store) -> None:
     store.add(record("c", 1.0))
     store.add(record("a", 2.0))
     store.add(record("over", 0.5, state=states.initial_state(0.5).with_transition("Failed", 0.6)))
-    store.add(record("leaving", 3.0, state=states.initial_state(0.5).with_transition("Stopping", 0.6)))
+    store.add(
+        record("leaving", 3.0, state=states.initial_state(0.5).with_transition("Stopping", 0.6))
+    )
     assert [found.name for found in store.active()] == ["c", "a", "b", "leaving"]
 
 
@@ -135,7 +143,9 @@ def test_processes_lose_no_change(store: Store, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a\0b", "\x01\x1b[0m", "\U0001f600", "\ufffd"], ids=["nul", "control", "astral", "replaced"]
+    "text",
+    ["a\0b", "\x01\x1b[0m", "\U0001f600", "\ufffd"],
+    ids=["nul", "control", "astral", "replaced"],
 )
 def test_any_text_that_a_script_may_leave_can_be_written_down(store: Store, text: str) -> None:
     """A job whose last words can't be stored would never end."""
@@ -172,6 +182,9 @@ _OPENS = "import sys; from syrtos.jobs.store.job_store import Store; Store(sys.a
 
 def test_processes_may_make_the_same_database(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'new.sqlite'}"
-    opening = [subprocess.Popen([sys.executable, "-c", _OPENS, url], stderr=subprocess.PIPE) for _ in range(3)]
+    opening = [
+        subprocess.Popen([sys.executable, "-c", _OPENS, url], stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]
     said = [process.communicate(timeout=60)[1] for process in opening]
     assert [process.returncode for process in opening] == [0, 0, 0], said

@@ -26,7 +26,10 @@ def job(entry: list[str] | None = None, **given: Any) -> Job:
 
 
 def test_the_command_of_a_script() -> None:
-    code = {"sagemaker_program": "src/train.py", "sagemaker_submit_directory": "s3://bucket/code.tar.gz"}
+    code = {
+        "sagemaker_program": "src/train.py",
+        "sagemaker_submit_directory": "s3://bucket/code.tar.gz",
+    }
     mpi = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 2}
     assert runs.describe_program(job(**code, **mpi, epochs=3)) == {
         "workers": 4,
@@ -49,7 +52,11 @@ def test_the_last_attempt_counts(tmp_path: Path) -> None:
     assert runs.read(tmp_path) == {}
     for attempt in (2, 9, 10):
         runs.write(tmp_path / f"attempt-{attempt}", job(["/bin/true"]), {"keras": str(attempt)})
-    assert [path.name for path in runs.attempts(tmp_path)] == ["attempt-2", "attempt-9", "attempt-10"]
+    assert [path.name for path in runs.attempts(tmp_path)] == [
+        "attempt-2",
+        "attempt-9",
+        "attempt-10",
+    ]
     assert runs.read(tmp_path)["versions"] == {"keras": "10"}
     (tmp_path / "attempt-10" / "run.json").write_text("{half")
     assert runs.read(tmp_path)["versions"] == {"keras": "9"}

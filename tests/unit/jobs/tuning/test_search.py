@@ -24,7 +24,9 @@ REQUEST: dict[str, Any] = {
         "HyperParameterTuningJobObjective": {"Type": "Maximize", "MetricName": "accuracy"},
         "ResourceLimits": {"MaxNumberOfTrainingJobs": 10, "MaxParallelTrainingJobs": 2},
         "ParameterRanges": {
-            "ContinuousParameterRanges": [{"Name": "x", "MinValue": "0", "MaxValue": "1", "ScalingType": "Linear"}]
+            "ContinuousParameterRanges": [
+                {"Name": "x", "MinValue": "0", "MaxValue": "1", "ScalingType": "Linear"}
+            ]
         },
     },
     "TrainingJobDefinition": {
@@ -41,7 +43,9 @@ REQUEST: dict[str, Any] = {
 
 WARM = {
     "WarmStartType": "TransferLearning",
-    "ParentHyperParameterTuningJobs": [{"HyperParameterTuningJobName": name} for name in ("a", "b", "a")],
+    "ParentHyperParameterTuningJobs": [
+        {"HyperParameterTuningJobName": name} for name in ("a", "b", "a")
+    ],
 }
 
 
@@ -77,19 +81,36 @@ def test_what_is_refused(request_: dict[str, Any], said: str) -> None:
 
 def test_a_trials_request() -> None:
     found = requests.of_trial(REQUEST, "accuracy", "tune-001-abc", {"x": "0.5"})
-    assert found["HyperParameters"] == {"epochs": "3", "_tuning_objective_metric": "accuracy", "x": "0.5"}
+    assert found["HyperParameters"] == {
+        "epochs": "3",
+        "_tuning_objective_metric": "accuracy",
+        "x": "0.5",
+    }
     assert found["CheckpointConfig"]["S3Uri"] == "s3://b/checkpoints/tune-001-abc"
     assert found["TuningJobArn"].endswith(":hyper-parameter-tuning-job/tune")
-    assert [one["Name"] for one in found["AlgorithmSpecification"]["MetricDefinitions"]] == ["other", "accuracy"]
+    assert [one["Name"] for one in found["AlgorithmSpecification"]["MetricDefinitions"]] == [
+        "other",
+        "accuracy",
+    ]
     kept = requests.of_trial(REQUEST, "other", "tune-001-abc", {})
-    assert kept["AlgorithmSpecification"]["MetricDefinitions"] == [{"Name": "other", "Regex": "other (.*)"}]
+    assert kept["AlgorithmSpecification"]["MetricDefinitions"] == [
+        {"Name": "other", "Regex": "other (.*)"}
+    ]
 
 
 @pytest.mark.parametrize(
     ("metric", "line", "value"),
     [
-        ("accuracy", "29/29 - 0s - 12ms/step - accuracy: 0.9123 - loss: 0.3 - val_accuracy: 0.5", 0.9123),
-        ("val_accuracy", "29/29 - 0s - 12ms/step - accuracy: 0.9123 - loss: 0.3 - val_accuracy: 0.5", 0.5),
+        (
+            "accuracy",
+            "29/29 - 0s - 12ms/step - accuracy: 0.9123 - loss: 0.3 - val_accuracy: 0.5",
+            0.9123,
+        ),
+        (
+            "val_accuracy",
+            "29/29 - 0s - 12ms/step - accuracy: 0.9123 - loss: 0.3 - val_accuracy: 0.5",
+            0.5,
+        ),
         ("loss", "1/9 ━━━ loss: 0.9\b\b\b9/9 ━━━ loss: 0.2500 - val_loss: 7", 0.25),
         ("loss", "loss=1e-05", 1e-5),
         ("loss", "loss = -.5", -0.5),
@@ -129,7 +150,9 @@ def of(**facts: Any) -> Search:
     return Search(name="s", **(defaults | facts))
 
 
-def done(number: int, objective: float | None, status: str = "Completed", **facts: Any) -> SearchTrial:
+def done(
+    number: int, objective: float | None, status: str = "Completed", **facts: Any
+) -> SearchTrial:
     ended = None if status == "InProgress" else float(number)
     return SearchTrial(
         number=number,
@@ -166,7 +189,9 @@ def test_decisions() -> None:
     assert decide(of(), [], False, 0) == SearchDecision(start=2)
     assert decide(of(), [done(1, 1.0), running], False, 0) == SearchDecision(start=1)
     assert decide(of(trials=2), [done(1, 1.0), running], False, 0) == SearchDecision()
-    assert decide(of(trials=2), [done(1, 1.0), done(2, None, "Failed")], False, 0) == SearchDecision(status="Completed")
+    assert decide(
+        of(trials=2), [done(1, 1.0), done(2, None, "Failed")], False, 0
+    ) == SearchDecision(status="Completed")
     assert decide(of(), [running], True, 0) == SearchDecision(stop=True)
     assert decide(of(), [done(1, 1.0)], True, 0) == SearchDecision(status="Stopped")
     assert decide(of(), [], True, 0) == SearchDecision(status="Stopped")
@@ -193,11 +218,18 @@ def test_a_search_whose_trials_all_fail_gives_up() -> None:
     assert "No training job succeeded after 5 attempts" in found.reason
     assert "AlgorithmError: 5" in found.reason
     running = done(6, None, "InProgress")
-    assert decide(of(trials=99), [*failed, running], False, 0) == SearchDecision()  # which may succeed yet
+    assert (
+        decide(of(trials=99), [*failed, running], False, 0) == SearchDecision()
+    )  # which may succeed yet
     assert decide(
-        of(trials=99), [*failed, dataclasses.replace(running, status="Completed", objective=1.0)], False, 0
+        of(trials=99),
+        [*failed, dataclasses.replace(running, status="Completed", objective=1.0)],
+        False,
+        0,
     ) == SearchDecision(start=2)
-    assert decide(of(trials=1), failed[:1], False, 0).reason.startswith("No training job succeeded after 1 attempt.")
+    assert decide(of(trials=1), failed[:1], False, 0).reason.startswith(
+        "No training job succeeded after 1 attempt."
+    )
 
 
 @given(
@@ -206,10 +238,15 @@ def test_a_search_whose_trials_all_fail_gives_up() -> None:
     st.integers(1, 8),
     st.integers(1, 4),
 )
-def test_a_search_always_gets_to_an_end(statuses: list[str], stopping: bool, most: int, parallel: int) -> None:
+def test_a_search_always_gets_to_an_end(
+    statuses: list[str], stopping: bool, most: int, parallel: int
+) -> None:
     """Whatever its trials do: it never has too many, and ends when none is left to start or to wait for."""
     wanted = of(trials=most, parallel=parallel)
-    some = [done(k, 1.0 if status == "Completed" else None, status) for k, status in enumerate(statuses[:most], 1)]
+    some = [
+        done(k, 1.0 if status == "Completed" else None, status)
+        for k, status in enumerate(statuses[:most], 1)
+    ]
     found = decide(wanted, some, stopping, 0)
     active = sum(trial.active for trial in some)
     assert len(some) + found.start <= most
@@ -248,7 +285,10 @@ def test_a_warm_start_is_read() -> None:
     found = search.read({**REQUEST, "WarmStartConfig": WARM}, 0)
     assert (found.parents, found.transfer) == (("a", "b"), True)
     assert (
-        search.read({**REQUEST, "WarmStartConfig": {**WARM, "WarmStartType": "IdenticalDataAndAlgorithm"}}, 0).transfer
+        search.read(
+            {**REQUEST, "WarmStartConfig": {**WARM, "WarmStartType": "IdenticalDataAndAlgorithm"}},
+            0,
+        ).transfer
         is False
     )
     assert search.read(REQUEST, 0).parents == ()
@@ -258,7 +298,8 @@ def test_a_search_that_knows_an_earlier_one_begins_near_its_best() -> None:
     distances: dict[int, float] = {}
     for count in (0, 40):
         before = [
-            dataclasses.replace(done(k, abs(k / 40 - 0.3)), tuned={"x": repr(k / 40)}) for k in range(1, count + 1)
+            dataclasses.replace(done(k, abs(k / 40 - 0.3)), tuned={"x": repr(k / 40)})
+            for k in range(1, count + 1)
         ]
         first = [float(suggestion.suggest(of(seed=seed), [], 1, before)["x"]) for seed in range(20)]
         distances[count] = sum(abs(x - 0.3) for x in first) / 20
@@ -274,17 +315,29 @@ def test_points_of_an_earlier_search_are_not_drawn_again(strategy: str) -> None:
 
 
 def test_the_best_points_of_each_earlier_search_are_tried_first() -> None:
-    points = {1: (0.9, "a"), 2: (0.1, "a"), 3: (0.5, "a"), 4: (0.2, "a"), 5: (0.3, "b"), 6: (0.1, "b")}
+    points = {
+        1: (0.9, "a"),
+        2: (0.1, "a"),
+        3: (0.5, "a"),
+        4: (0.2, "a"),
+        5: (0.3, "b"),
+        6: (0.1, "b"),
+    }
     before = [dataclasses.replace(done(k, x), tuned={"x": repr(x)}) for k, (x, _) in points.items()]
     parents = {trial.name: points[trial.number][1] for trial in before}
     found = warm_start.tried_first(of(trials=20), before, parents)
     assert [float(one["x"]) for one in found] == [0.1, 0.2, 0.3, 0.5]
-    assert [float(one["x"]) for one in warm_start.tried_first(of(trials=5), before, parents)] == [0.1, 0.2]
+    assert [float(one["x"]) for one in warm_start.tried_first(of(trials=5), before, parents)] == [
+        0.1,
+        0.2,
+    ]
     assert warm_start.tried_first(of(), [], {}) == []
 
 
 def test_a_grid_tries_what_was_not_tried() -> None:
-    parameters = space.read({"CategoricalParameterRanges": [{"Name": "c", "Values": ["a", "b", "c"]}]})
+    parameters = space.read(
+        {"CategoricalParameterRanges": [{"Name": "c", "Values": ["a", "b", "c"]}]}
+    )
     wanted = of(strategy="Grid", space=parameters, trials=3)
     tried = [dataclasses.replace(done(k, 1.0), tuned={"c": c}) for k, c in ((1, "a"), (3, "c"))]
     assert suggestion.suggest(wanted, tried, 2) == {"c": "b"}
@@ -302,13 +355,18 @@ def test_hyperband_ends_the_worse_trials_at_rungs_and_never_the_best() -> None:
     assert 1 not in ended
     assert sum(ended) / len(ended) > 14  # the worse half, mostly
     best = of(strategy="Hyperband", resource=(1, 27), maximize=True)
-    assert sum(trial.number for trial in pruning.hopeless(best, some)) / len(ended) != sum(ended) / len(ended)
+    assert sum(trial.number for trial in pruning.hopeless(best, some)) / len(ended) != sum(
+        ended
+    ) / len(ended)
 
 
 def test_hyperband_ends_a_trial_beyond_the_largest_resource_alone() -> None:
     wanted = of(strategy="Hyperband", resource=(1, 3))
     assert pruning.hopeless(wanted, [done(1, None, "InProgress", values=series(1, 1, 1, 1))]) == []
-    assert len(pruning.hopeless(wanted, [done(1, None, "InProgress", values=series(1, 1, 1, 1, 1))])) == 1
+    assert (
+        len(pruning.hopeless(wanted, [done(1, None, "InProgress", values=series(1, 1, 1, 1, 1))]))
+        == 1
+    )
 
 
 def test_hyperband_learns_from_a_finished_trial_how_long_one_is() -> None:
@@ -321,7 +379,9 @@ def test_hyperband_learns_from_a_finished_trial_how_long_one_is() -> None:
 def test_the_median_rule() -> None:
     wanted = of(early_stopping=True)
     finished = [done(k, k / 10, values=series(k, *[k / 10] * 5)) for k in range(1, 6)]
-    good, bad = (done(6, None, "InProgress", values=series(6, *[value] * 3)) for value in (0.25, 0.45))
+    good, bad = (
+        done(6, None, "InProgress", values=series(6, *[value] * 3)) for value in (0.25, 0.45)
+    )
     assert pruning.hopeless(wanted, [*finished, good]) == []
     assert pruning.hopeless(wanted, [*finished, bad]) == [bad]
     assert pruning.hopeless(wanted, [*finished[:3], bad]) == []  # too few to have a median

@@ -14,9 +14,15 @@ from syrtos.jobs.tuning.search import Search
 from syrtos.jobs.tuning.trials import SearchTrial
 
 
-def number(kind: str, low: object, high: object, scale: str | None = None, name: str = "x") -> dict[str, Any]:
+def number(
+    kind: str, low: object, high: object, scale: str | None = None, name: str = "x"
+) -> dict[str, Any]:
     asked = {"ScalingType": scale} if scale else {}
-    return {f"{kind}ParameterRanges": [{"Name": name, "MinValue": str(low), "MaxValue": str(high), **asked}]}
+    return {
+        f"{kind}ParameterRanges": [
+            {"Name": name, "MinValue": str(low), "MaxValue": str(high), **asked}
+        ]
+    }
 
 
 @pytest.mark.parametrize(
@@ -40,7 +46,10 @@ def test_ranges_that_are_none(ranges: dict[str, Any], said: str) -> None:
 
 
 def test_wide_ranges_are_logarithmic_where_nothing_is_asked_for() -> None:
-    assert [space.read(number("Continuous", *ends))[0].scale for ends in ((1e-4, 1e-1), (1e-4, 5e-3), (0, 1))] == [
+    assert [
+        space.read(number("Continuous", *ends))[0].scale
+        for ends in ((1e-4, 1e-1), (1e-4, 5e-3), (0, 1))
+    ] == [
         "log",
         "linear",
         "linear",
@@ -49,7 +58,8 @@ def test_wide_ranges_are_logarithmic_where_nothing_is_asked_for() -> None:
 
 def test_a_grid_has_all_combinations_in_an_order() -> None:
     found = space.read(
-        number("Integer", 1, 2, name="n") | {"CategoricalParameterRanges": [{"Name": "c", "Values": ["a", "b"]}]}
+        number("Integer", 1, 2, name="n")
+        | {"CategoricalParameterRanges": [{"Name": "c", "Values": ["a", "b"]}]}
     )
     assert space.combinations(found) == 4
     assert list(space.grid(found)) == [{"c": c, "n": n} for c in "ab" for n in "12"]
@@ -73,16 +83,27 @@ def test_suggestions_are_in_range_and_are_read_again_as_they_were(
     low_high: list[float], scale: str, seed: int, strategy: Any
 ) -> None:
     low, high = low_high
-    found = space.read(number("Continuous", low, high, scale) | number("Integer", 1, 300, "Logarithmic", "n"))
+    found = space.read(
+        number("Continuous", low, high, scale) | number("Integer", 1, 300, "Logarithmic", "n")
+    )
     search = Search(
-        name="s", strategy=strategy, space=found, metric="m", maximize=False, trials=9, parallel=1, seed=seed
+        name="s",
+        strategy=strategy,
+        space=found,
+        metric="m",
+        maximize=False,
+        trials=9,
+        parallel=1,
+        seed=seed,
     )
     trials: list[SearchTrial] = []
     for k in range(1, 4):
         tuned = suggestion.suggest(search, trials, k)
         assert low <= float(tuned["x"]) <= high
         assert 1 <= int(tuned["n"]) <= 300
-        trials.append(SearchTrial(number=k, name=str(k), tuned=tuned, status="Completed", objective=float(k)))
+        trials.append(
+            SearchTrial(number=k, name=str(k), tuned=tuned, status="Completed", objective=float(k))
+        )
     studies.add(studies.study(search), search, trials)  # Optuna takes them back
 
 
@@ -90,9 +111,23 @@ def test_scales_are_what_they_are_called() -> None:
     """Of many random values, half are on each side of the middle of the scale."""
     middles = {"Linear": 0.5, "Logarithmic": 1e-2, "ReverseLogarithmic": 1 - 1e-2}
     for scale, middle in middles.items():
-        low, high = (0.0, 1.0) if scale == "Linear" else (1e-4, 1.0) if scale == "Logarithmic" else (0.0, 1 - 1e-4)
+        low, high = (
+            (0.0, 1.0)
+            if scale == "Linear"
+            else (1e-4, 1.0)
+            if scale == "Logarithmic"
+            else (0.0, 1 - 1e-4)
+        )
         found = space.read(number("Continuous", low, high, scale))
-        search = Search(name="s", strategy="Random", space=found, metric="m", maximize=False, trials=999, parallel=1)
+        search = Search(
+            name="s",
+            strategy="Random",
+            space=found,
+            metric="m",
+            maximize=False,
+            trials=999,
+            parallel=1,
+        )
         values = [float(suggestion.suggest(search, [], k)["x"]) for k in range(1, 301)]
         assert 110 < sum(value < middle for value in values) < 190, scale
 

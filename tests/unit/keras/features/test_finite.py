@@ -22,7 +22,9 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.usefixtures("session")
-@pytest.mark.parametrize("losses", [[1.0, math.nan, 2.0], [np.float32(1), np.array(np.inf), np.array(0.5)]])
+@pytest.mark.parametrize(
+    "losses", [[1.0, math.nan, 2.0], [np.float32(1), np.array(np.inf), np.array(0.5)]]
+)
 def test_the_first_one_is_named(losses: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     notice = finite.Notice()
     for batch, loss in enumerate(losses):

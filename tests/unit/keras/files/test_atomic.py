@@ -92,7 +92,9 @@ def test_a_process_forked_while_a_file_is_written_holds_no_lock(tmp_path: Path) 
         os.waitpid(sleeper, 0)
 
 
-def test_a_reader_leaves_the_version_after_the_one_it_settles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_leaves_the_version_after_the_one_it_settles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The writer puts the next version into the folder that a reader has just emptied."""
     complete, path = tmp_path / ".ckpt.complete", str(tmp_path / "ckpt")
     complete.mkdir()

@@ -31,7 +31,9 @@ class _Others(InProcessCommunicator):
         super().__init__(rank, 2)
         self._do, self.called = do, list[str]()
 
-    def pass_by(self, call: str, again: bool = False, until: Callable[[], bool] | None = None) -> bool:
+    def pass_by(
+        self, call: str, again: bool = False, until: Callable[[], bool] | None = None
+    ) -> bool:
         self.called.append(call)
         self._do()
         assert until is not None
@@ -95,7 +97,9 @@ def test_another_worker_waits_until_the_first_has_written(tmp_path: Path, play: 
     assert len(others.called) == 1
 
 
-def test_another_worker_does_not_wait_for_a_first_one_that_writes_something_else(tmp_path: Path, play: Play) -> None:
+def test_another_worker_does_not_wait_for_a_first_one_that_writes_something_else(
+    tmp_path: Path, play: Play
+) -> None:
     others = play(1)
     _first_writes(tmp_path / "of the first", "")
     write_once.once(str(tmp_path / "own"), lambda: (tmp_path / "own").write_text("whole"))
@@ -126,7 +130,9 @@ def test_a_writer_that_hangs_is_told_of(tmp_path: Path, play: Play) -> None:
     write_once.once(path, lambda: None)
 
 
-def test_where_locks_do_not_work_one_worker_fetches(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_locks_do_not_work_one_worker_fetches(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -145,16 +151,22 @@ def test_where_locks_do_not_work_one_worker_fetches(play: Play, monkeypatch: pyt
     assert most == [True] * 3
 
 
-def test_a_fetch_is_known_by_its_file_and_nothing_tells_its_address(tmp_path: Path, play: Play) -> None:
+def test_a_fetch_is_known_by_its_file_and_nothing_tells_its_address(
+    tmp_path: Path, play: Play
+) -> None:
     fetched: list[str] = []
 
     @write_once.fetching
-    def get_file(fname: str, origin: str, progress: object = None, cache_dir: str | None = None) -> str:
+    def get_file(
+        fname: str, origin: str, progress: object = None, cache_dir: str | None = None
+    ) -> str:
         fetched.append(fname)
         (tmp_path / fname).write_text("whole")
         return str(tmp_path / fname)
 
-    get = functools.partial(get_file, "file", "https://host/file?signature=secret", cache_dir=str(tmp_path))
+    get = functools.partial(
+        get_file, "file", "https://host/file?signature=secret", cache_dir=str(tmp_path)
+    )
     play(0)
     expected = get(object())
     write_once._thread = write_once._Thread()

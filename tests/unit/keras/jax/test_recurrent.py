@@ -90,8 +90,14 @@ Computed = tuple[str, list[Any]]
 
 @pytest.fixture(scope="module")
 def computed() -> dict[str, tuple[Computed, Computed]]:
-    env = {**os.environ, "KERAS_BACKEND": "jax", "XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {QUICK_XLA}"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=False)
+    env = {
+        **os.environ,
+        "KERAS_BACKEND": "jax",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {QUICK_XLA}",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -100,11 +106,15 @@ def exchanges_in_loops(program: str) -> int:
     """The number of exchanges in computations that are the body of a loop."""
     bodies = set(re.findall(r"body=%?([\w.\-]+)", program))
     parts = re.split(r"\n(?=(?:ENTRY )?%?[\w.\-]+ \()", program)
-    return sum(part.count("all-reduce(") for part in parts if part.lstrip("%").split(" ")[0] in bodies)
+    return sum(
+        part.count("all-reduce(") for part in parts if part.lstrip("%").split(" ")[0] in bodies
+    )
 
 
 @pytest.mark.parametrize("layer", ["lstm", "gru", "dropout", "stacked", "images"])
-def test_gradients_are_equal_and_exchanged_once(computed: dict[str, tuple[Computed, Computed]], layer: str) -> None:
+def test_gradients_are_equal_and_exchanged_once(
+    computed: dict[str, tuple[Computed, Computed]], layer: str
+) -> None:
     (plain, wanted), (patched, found) = computed[layer]
     assert exchanges_in_loops(plain) > 0, "XLA has learnt it: the patch can go"
     assert exchanges_in_loops(patched) == 0

@@ -23,4 +23,9 @@ assert numbers(many) == [float(value) for value in range(150)]
 
 
 def test_few_numbers_and_many() -> None:
-    subprocess.run([sys.executable, "-c", SCRIPT], check=True, env={"KERAS_BACKEND": "jax", "PATH": ""}, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        check=True,
+        env={"KERAS_BACKEND": "jax", "PATH": ""},
+        timeout=120,
+    )

@@ -62,13 +62,18 @@ def own(comm: InProcessCommunicator, model: Any) -> None:
         ((own, whole, own, accumulation.gather), [7.0, 0.0, 0.0]),
     ],
 )
-def test_the_sum_over_workers_stays(together: Any, steps: Sequence[Any], expected: list[float]) -> None:
+def test_the_sum_over_workers_stays(
+    together: Any, steps: Sequence[Any], expected: list[float]
+) -> None:
     assert after(together, [accumulating(v) for v in (1.0, 2.0, 4.0)], *steps) == expected
 
 
 def test_gradients_that_all_have_loaded_from_one_file_count_once(together: Any) -> None:
     assert after(together, [accumulating(5.0), accumulating(5.0)], accumulation.begin) == [5.0, 0.0]
-    assert after(together, [accumulating(5.0), accumulating(5.0)], accumulation.begin, whole) == [5.0, 5.0]
+    assert after(together, [accumulating(5.0), accumulating(5.0)], accumulation.begin, whole) == [
+        5.0,
+        5.0,
+    ]
 
 
 def test_rank_0_restores_gradients_of_whole_batches_for_all(together: Any) -> None:

@@ -24,7 +24,9 @@ def began(kind: Any, path: Path, facts: list[Any] | None = None) -> Any:
 
 @pytest.mark.parametrize("kind", [keras, tf_keras])
 @pytest.mark.parametrize("before", [None, "epoch,loss,val_loss\n0,9.0,9.0\n1,9.0,9.0\n2,9.0,9.0\n"])
-def test_lines_of_steps_that_are_trained_again_are_cut_off(tmp_path: Path, kind: Any, before: str | None) -> None:
+def test_lines_of_steps_that_are_trained_again_are_cut_off(
+    tmp_path: Path, kind: Any, before: str | None
+) -> None:
     """Also where the snapshot is older than the first line, and an earlier run has left a log."""
     path = tmp_path / "log.csv"
     if before is not None:

@@ -31,7 +31,11 @@ def variables(rank: int = 0, size: int = 4) -> list[tf.Variable]:
 @pytest.mark.parametrize("root", [0, 2])
 def test_broadcasting_gives_everyone_the_roots_values(together: Any, root: int) -> None:
     def play(comm: InProcessCommunicator) -> list[float]:
-        mine = [variable(float(comm.rank)), variable([comm.rank > 1]), variable(np.int64(comm.rank))]
+        mine = [
+            variable(float(comm.rank)),
+            variable([comm.rank > 1]),
+            variable(np.int64(comm.rank)),
+        ]
         state.broadcast(comm, mine, root)
         return [float(v.numpy().item()) for v in mine]
 
@@ -58,8 +62,14 @@ def test_equal_models_are_accepted(together: Any) -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (lambda: variables(size=5), r"rank 0: kernel:0 \(4,\) float32\n  rank 1: kernel:0 \(5,\) float32"),
-        (lambda: [variables()[0], variable(np.zeros(3, np.float64), name="bias")], r"rank 1: bias:0 \(3,\) float64"),
+        (
+            lambda: variables(size=5),
+            r"rank 0: kernel:0 \(4,\) float32\n  rank 1: kernel:0 \(5,\) float32",
+        ),
+        (
+            lambda: [variables()[0], variable(np.zeros(3, np.float64), name="bias")],
+            r"rank 1: bias:0 \(3,\) float64",
+        ),
         (lambda: variables()[::-1], "rank 1: bias:0"),
         (lambda: variables()[:1], "rank 0: 2 variables\n  rank 1: 1 variables"),
     ],
@@ -71,7 +81,9 @@ def test_different_models_are_out_of_step(together: Any, other: Any, message: st
 
 
 def test_diverged_replicas_are_named_by_variable_and_rank(together: Any) -> None:
-    with pytest.raises(DivergenceError, match=r"by step 7: `bias:0` is the first.*ranks \[0, 1\] / \[2\]"):
+    with pytest.raises(
+        DivergenceError, match=r"by step 7: `bias:0` is the first.*ranks \[0, 1\] / \[2\]"
+    ):
         together(3, lambda comm: state.check_equal(comm, variables(int(comm.rank == 2)), step=7))
 
 
@@ -88,14 +100,18 @@ def checksum(value: Any) -> int:
     return state.checksum(variable(value))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8", "int64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "bfloat16", "float32", "float64", "int8", "int64", "bool"]
+)
 def test_every_dtype_has_a_checksum(dtype: str) -> None:
     one, other = (tf.cast(tf.constant([1, last, 0]), dtype) for last in (0, 1))
     assert checksum(one) == checksum(tf.identity(one))
     assert checksum(one) != checksum(other)
 
 
-@pytest.mark.parametrize("value", [np.zeros(0, np.float32), np.float32(3.0), np.zeros((0, 3), np.float32)])
+@pytest.mark.parametrize(
+    "value", [np.zeros(0, np.float32), np.float32(3.0), np.zeros((0, 3), np.float32)]
+)
 def test_scalars_and_nothing_have_checksums(value: Any) -> None:
     assert checksum(value) == checksum(value)
     assert checksum(np.float32(3.0)) != checksum(np.float32(4.0))
@@ -114,7 +130,11 @@ def test_a_checksum_sees_swapped_values() -> None:
 
 def test_names_that_keras_has_numbered_may_differ(together: Any) -> None:
     def play(comm: InProcessCommunicator) -> None:
-        names = ("dense/kernel", "dense_1/kernel") if comm.rank else ("dense_4/kernel", "dense_12/kernel")
+        names = (
+            ("dense/kernel", "dense_1/kernel")
+            if comm.rank
+            else ("dense_4/kernel", "dense_12/kernel")
+        )
         state.check_structure(comm, [variable(np.zeros(3), name) for name in names])
 
     assert together(2, play) == [None] * 2
@@ -123,7 +143,9 @@ def test_names_that_keras_has_numbered_may_differ(together: Any) -> None:
 def test_names_that_the_script_has_given_may_not(together: Any) -> None:
     def play(comm: InProcessCommunicator) -> None:
         with pytest.raises(OutOfStepError):
-            state.check_structure(comm, [variable(np.zeros(3), "left/kernel" if comm.rank else "right/kernel")])
+            state.check_structure(
+                comm, [variable(np.zeros(3), "left/kernel" if comm.rank else "right/kernel")]
+            )
 
     together(2, play)
 
@@ -132,14 +154,19 @@ def test_a_models_variables_are_its_own_and_its_optimizers_once() -> None:
     kernel, bias = variables()
     rate = variable(0.1)
     for listed in ([rate, kernel], lambda: [rate, kernel]):
-        model: Any = SimpleNamespace(variables=[kernel, bias, kernel], optimizer=SimpleNamespace(variables=listed))
+        model: Any = SimpleNamespace(
+            variables=[kernel, bias, kernel], optimizer=SimpleNamespace(variables=listed)
+        )
         found = state.of_model(model)
         assert [id(v) for v in found] == [id(kernel), id(bias), id(rate)]
 
 
 def test_a_model_without_an_optimizer_has_its_own_variables_only() -> None:
     mine = variables()
-    models: list[Any] = [SimpleNamespace(variables=mine, optimizer=None), SimpleNamespace(variables=mine)]
+    models: list[Any] = [
+        SimpleNamespace(variables=mine, optimizer=None),
+        SimpleNamespace(variables=mine),
+    ]
     assert [len(state.of_model(model)) for model in models] == [2, 2]
 
 
@@ -149,6 +176,7 @@ def test_the_first_difference_is_not_one_of_numbers(together: Any) -> None:
         state.check_structure(comm, [first, variable(np.zeros(5 + comm.rank), "dense_9/bias")])
 
     with pytest.raises(
-        OutOfStepError, match=r"difference:\n  rank 0: dense_9/bias:0 \(5,\).*\n  rank 1: dense_9/bias:0 \(6,\)"
+        OutOfStepError,
+        match=r"difference:\n  rank 0: dense_9/bias:0 \(5,\).*\n  rank 1: dense_9/bias:0 \(6,\)",
     ):
         together(2, play)

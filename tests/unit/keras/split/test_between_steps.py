@@ -45,7 +45,9 @@ def test_changes_are_seen_by_all_workers(together: Callable[..., list[Any]]) -> 
     assert together(2, seen) == [[False, True, True, False, False]] * 2
 
 
-def test_a_number_that_changes_in_each_epoch_is_looked_into_a_few_times(together: Callable[..., list[Any]]) -> None:
+def test_a_number_that_changes_in_each_epoch_is_looked_into_a_few_times(
+    together: Callable[..., list[Any]],
+) -> None:
     def seen(comm: InProcessCommunicator) -> int:
         model = Annealed()
         numbers = NumbersBetweenSteps(model, SimpleNamespace(comm=comm))  # type: ignore[arg-type]
@@ -71,7 +73,9 @@ def test_zeros_that_may_weigh_a_term_are_raised_for_a_while() -> None:
     model.compile("sgd", loss, metrics=["mae"])
     weights = [weight.numpy() for weight in model.weights]
     with between_steps.zeros_raised(model, reads_attributes=True) as names:
-        assert sorted(names) == ["share", "weight_of_term"], "not what is trained, counts, is large, or is not 0"
+        assert sorted(names) == ["share", "weight_of_term"], (
+            "not what is trained, counts, is large, or is not 0"
+        )
         assert model.weight_of_term == 1.0
         assert loss.share.numpy().tolist() == [1.0, 1.0]
     assert (model.weight_of_term, loss.share.numpy().tolist()) == (0.0, [0.0, 0.0])

@@ -25,7 +25,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock()
 
 
-def checked_steps(comm: InProcessCommunicator, steps: int, cost: float, step: float, few: int = 0) -> list[int]:
+def checked_steps(
+    comm: InProcessCommunicator, steps: int, cost: float, step: float, few: int = 0
+) -> list[int]:
     """The numbers of the steps that were checked, from 0, where the first ``few`` batches have few rows."""
     found, made = Checks(), []
     for number in range(steps):
@@ -98,7 +100,10 @@ def test_the_step_that_ends_an_epoch_is_checked_once(
     """In the first epoch if its length is known, else in the second."""
 
     def ends(comm: InProcessCommunicator) -> list[int]:
-        found, at = Checks(trains=True), []  # before the first epoch begins, as `fit` makes its function
+        found, at = (
+            Checks(trains=True),
+            [],
+        )  # before the first epoch begins, as `fit` makes its function
         for number in range(30):
             if number % 10 == 0:
                 Checks.epochs += 1

@@ -78,7 +78,10 @@ class Trial:
         return self.comm.allreduce(np.asarray(own) * share)
 
     def _outcome(self, rows: np.ndarray[Any, Any]) -> StepOutcome:
-        computed = (np.asarray(part(rows), np.float64) for part in (self.gradient, self.returns, self.assigns))
+        computed = (
+            np.asarray(part(rows), np.float64)
+            for part in (self.gradient, self.returns, self.assigns)
+        )
         gradient, log, value = computed
         assigned = {KEY: Assigned("state", np.zeros(()), value)}
         return StepOutcome([gradient], ["kernel"], [log], ["loss"], [], assigned)
@@ -104,30 +107,43 @@ def decided(together: Callable[..., list[Any]], **parts: Compute) -> SplitPlan:
 
 def test_means_are_split_as_they_are(together: Callable[..., list[Any]]) -> None:
     plan = decided(together, gradient=lambda r: r.mean(axis=0), returns=np.mean, assigns=np.mean)
-    assert (plan.reason_not_split, plan.gradients, plan.variables, plan.logs) == ("", "mean", {}, {})
+    assert (plan.reason_not_split, plan.gradients, plan.variables, plan.logs) == (
+        "",
+        "mean",
+        {},
+        {},
+    )
     assert plan.difference == pytest.approx(0.0, abs=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("rule", "of_rows"), [("sum", np.sum), ("sum", len), ("max", np.max), ("min", np.min), ("equal", lambda r: 3.0)]
+    ("rule", "of_rows"),
+    [("sum", np.sum), ("sum", len), ("max", np.max), ("min", np.min), ("equal", lambda r: 3.0)],
 )
 def test_what_makes_a_variable_that_of_one_process_is_its_rule(
     together: Callable[..., list[Any]], rule: str, of_rows: Compute
 ) -> None:
     plan = decided(together, assigns=of_rows)
     assert plan.reason_not_split == ""
-    assert plan.variables == ({} if rule == "equal" else {KEY: rule})  # a mean of equal values is the value
+    assert plan.variables == (
+        {} if rule == "equal" else {KEY: rule}
+    )  # a mean of equal values is the value
 
 
 def test_the_same_of_numbers_that_a_step_returns(together: Callable[..., list[Any]]) -> None:
     plan = decided(together, returns=np.max)
     assert (plan.reason_not_split, plan.logs) == ("", {0: "max"})
-    assert [(row.name, row.rule, row.difference) for row in plan.rows if row.kind == "log"] == [("loss", "max", 0.0)]
+    assert [(row.name, row.rule, row.difference) for row in plan.rows if row.kind == "log"] == [
+        ("loss", "max", 0.0)
+    ]
 
 
 def test_a_value_of_one_row_is_no_maximum(together: Callable[..., list[Any]]) -> None:
     """Of two workers one has the larger value in any case."""
-    assert "the `loss` that it returns" in decided(together, returns=lambda r: r[0, 0]).reason_not_split
+    assert (
+        "the `loss` that it returns"
+        in decided(together, returns=lambda r: r[0, 0]).reason_not_split
+    )
 
 
 def test_a_small_change_is_compared_too(together: Callable[..., list[Any]]) -> None:
@@ -139,7 +155,9 @@ def test_gradients_of_a_sum_are_added(together: Callable[..., list[Any]]) -> Non
     assert (plan.reason_not_split, plan.gradients) == ("", "sum")
 
 
-def test_what_no_rule_makes_equal_is_not_split_and_named(together: Callable[..., list[Any]]) -> None:
+def test_what_no_rule_makes_equal_is_not_split_and_named(
+    together: Callable[..., list[Any]],
+) -> None:
     assert (
         "`state` becomes 2.1"
         in decided(together, assigns=lambda r: np.sqrt(np.square(r).mean()) * 0.7).reason_not_split
@@ -163,7 +181,9 @@ def test_a_step_that_fails_on_a_part_is_not_split(together: Callable[..., list[A
     )
 
 
-def test_a_step_that_fails_on_one_worker_alone_leaves_nobody_waiting(together: Callable[..., list[Any]]) -> None:
+def test_a_step_that_fails_on_one_worker_alone_leaves_nobody_waiting(
+    together: Callable[..., list[Any]],
+) -> None:
     def dislikes_one(rows: np.ndarray[Any, Any]) -> float:
         if len(rows) == 1:
             raise ValueError("one row")
@@ -186,8 +206,12 @@ def test_errors_of_a_step_say_that_its_batch_is_split() -> None:
     def fails(error: Exception) -> None:
         raise error
 
-    session: Any = SimpleNamespace(world=SimpleNamespace(size=2), options=SimpleNamespace(batch="global"))
-    step = verdicts.naming_split(SplitPlan(), session, verdicts.naming_split(SplitPlan(), session, fails))
+    session: Any = SimpleNamespace(
+        world=SimpleNamespace(size=2), options=SimpleNamespace(batch="global")
+    )
+    step = verdicts.naming_split(
+        SplitPlan(), session, verdicts.naming_split(SplitPlan(), session, fails)
+    )
     with pytest.raises(ValueError, match="shape") as raised:
         step(ValueError("shape"))
     (note,) = raised.value.__notes__
@@ -203,7 +227,10 @@ def test_errors_of_a_step_say_that_its_batch_is_split() -> None:
 
 
 def test_a_variable_that_stays_as_it_was_shows_no_rule(together: Callable[..., list[Any]]) -> None:
-    assert "`state`, which it assigns, does not change" in decided(together, assigns=lambda r: 0.0).reason_not_split
+    assert (
+        "`state`, which it assigns, does not change"
+        in decided(together, assigns=lambda r: 0.0).reason_not_split
+    )
 
 
 def test_a_count_of_rare_rows_is_a_sum(together: Callable[..., list[Any]]) -> None:
@@ -233,7 +260,9 @@ def test_a_later_batch_that_disagrees_is_seen(together: Callable[..., list[Any]]
     assert together(2, later) == [(True, False)] * 2
 
 
-def test_rounding_of_gradients_near_zero_is_no_difference(together: Callable[..., list[Any]]) -> None:
+def test_rounding_of_gradients_near_zero_is_no_difference(
+    together: Callable[..., list[Any]],
+) -> None:
     def later(comm: InProcessCommunicator) -> bool:
         plan, session = SplitPlan(), SimpleNamespace(comm=comm)
         first_batch.decide(plan, Trial(comm, gradient=lambda r: r.mean(axis=0)), session)  # type: ignore[arg-type]
@@ -258,19 +287,27 @@ def test_rows_of_an_input_that_came_from_the_first_batch_mean_nothing() -> None:
 def test_parts_of_keras_that_mix_rows_are_not_known() -> None:
     texts = keras.layers.TextVectorization(output_mode="int")
     assert not known_parts.is_known_layer(texts)
-    assert known_parts.is_known_layer(keras.layers.TextVectorization(output_mode="int", output_sequence_length=4))
+    assert known_parts.is_known_layer(
+        keras.layers.TextVectorization(output_mode="int", output_sequence_length=4)
+    )
     assert not known_parts.is_known_layer(keras.layers.MelSpectrogram())
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", keras.losses.MeanSquaredError(reduction="none"))
-    assert known_parts.unknown_parts(model, True, "train_step") == ["the loss MeanSquaredError without a reduction"]
+    assert known_parts.unknown_parts(model, True, "train_step") == [
+        "the loss MeanSquaredError without a reduction"
+    ]
     assert known_parts.unknown_parts(model, True, "predict_step") == []
 
 
 def test_more_rows_are_compared_where_they_are_small(together: Callable[..., list[Any]]) -> None:
     def taken(comm: InProcessCommunicator) -> tuple[int, ...]:
         small, large = 100 * 16, 100 << 20
-        few, more, everything = (trial_step.rows_to_take(comm, 100, small, amount) for amount in trial_step.Amount)
-        assert [trial_step.rows_to_take(comm, 100, large, amount) for amount in trial_step.Amount] == [few] * 3
+        few, more, everything = (
+            trial_step.rows_to_take(comm, 100, small, amount) for amount in trial_step.Amount
+        )
+        assert [
+            trial_step.rows_to_take(comm, 100, large, amount) for amount in trial_step.Amount
+        ] == [few] * 3
         return few, more, everything
 
     assert together(2, taken) == [(5, 33, 100), (4, 32, 100)]
@@ -302,5 +339,9 @@ def test_what_few_rows_do_not_show_more_rows_may(together: Callable[..., list[An
         (5.0, 6.0, 6.1, False),
     ],
 )
-def test_changes_of_values_that_stand_for_none(before: Any, one: Any, other: Any, are_equal: bool) -> None:
-    assert (comparison.distance_of_changes(*map(np.asarray, (before, one, other))) < 1e-4) == are_equal
+def test_changes_of_values_that_stand_for_none(
+    before: Any, one: Any, other: Any, are_equal: bool
+) -> None:
+    assert (
+        comparison.distance_of_changes(*map(np.asarray, (before, one, other))) < 1e-4
+    ) == are_equal

@@ -66,7 +66,9 @@ def model() -> Counting:
     return made
 
 
-def test_numbers_and_containers_are_put_back(model: Counting, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_and_containers_are_put_back(
+    model: Counting, capsys: pytest.CaptureFixture[str]
+) -> None:
     before, draws = changed(model), str(np.random.get_state())
     with keeping_python_state(model):
         change(model)
@@ -150,7 +152,9 @@ def test_a_name_gets_its_list_again(model: Counting) -> None:
     ]
 
 
-def test_namespaces_and_arguments_are_put_back(model: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_namespaces_and_arguments_are_put_back(
+    model: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def step(count: list[int] = [0]) -> None:  # noqa: B006
         count.append(1)
         step.calls = step.calls + 1  # type: ignore[attr-defined]
@@ -172,7 +176,10 @@ def test_numbers_that_were_not_there_are_changes(model: Counting) -> None:
         model.running = 0.25
         model.made_meanwhile = 2.0
     found = {change.name: (change.before.tolist(), change.after.tolist()) for change in changes}
-    assert found == {f"{model.name}.running": (0.0, 0.25), f"{model.name}.made_meanwhile": (0.0, 2.0)}
+    assert found == {
+        f"{model.name}.running": (0.0, 0.25),
+        f"{model.name}.made_meanwhile": (0.0, 2.0),
+    }
 
 
 def test_arrays_in_a_list_are_numbers(model: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +188,9 @@ def test_arrays_in_a_list_are_numbers(model: Counting, monkeypatch: pytest.Monke
     with keeping_python_state(model) as changes:
         outputs.append(np.ones((2, 2)))
     assert outputs == []
-    assert [change.after.tolist() for change in changes if "outputs_of_test" in change.name] == [[1.0] * 4]
+    assert [change.after.tolist() for change in changes if "outputs_of_test" in change.name] == [
+        [1.0] * 4
+    ]
 
 
 @pytest.mark.needs("torch")
@@ -198,12 +207,16 @@ def test_a_generator_of_torch_is_put_back(model: Counting, monkeypatch: pytest.M
 def test_modules_beside_the_script_are_put_back(
     model: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "annealing_of_test.py").write_text("STEP = 0\ndef advance():\n    global STEP\n    STEP += 1\n")
+    (tmp_path / "annealing_of_test.py").write_text(
+        "STEP = 0\ndef advance():\n    global STEP\n    STEP += 1\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     annealing = importlib.import_module("annealing_of_test")
     monkeypatch.delitem(sys.modules, "annealing_of_test")
     monkeypatch.setitem(sys.modules, "annealing_of_test", annealing)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "train.py"), raising=False)
+    monkeypatch.setattr(
+        sys.modules["__main__"], "__file__", str(tmp_path / "train.py"), raising=False
+    )
     with keeping_python_state(model) as changes:
         annealing.advance()
     assert annealing.STEP == 0
@@ -254,7 +267,13 @@ def step_in_a_function(iterator: Any, box: dict[str, Any], total: float = 0.0) -
     log: list[float] = []
 
     class Model(keras.Model):
-        def train_step(self, data: Any, seen: list[float] = [], *, kept: dict[str, float] = {}) -> Any:  # noqa: B006
+        def train_step(
+            self,
+            data: Any,
+            seen: list[float] = [],  # noqa: B006
+            *,
+            kept: dict[str, float] = {},  # noqa: B006
+        ) -> Any:
             nonlocal best, total
             drawn = next(iterator) + next(box["weights"])
             best, total = min(best, drawn), total + drawn
@@ -274,7 +293,9 @@ def test_what_a_function_around_the_step_holds(kind: Any) -> None:
         with keeping_python_state(made) as changes:
             assert made.train_step(None) == (11.0, 11.0, [11.0], [11.0], {"11.0": 11.0})
         names = {change.name for change in changes}
-        assert {f"train_step.{name}" for name in ("best", "total", "log", "default 0", "kept")} <= names
+        assert {
+            f"train_step.{name}" for name in ("best", "total", "log", "default 0", "kept")
+        } <= names
     assert made.train_step(None)[:2] == (11.0, 11.0)
     assert made.train_step(None)[:3] == (11.0, 33.0, [11.0, 22.0])
 

@@ -24,5 +24,8 @@ def test_the_cause_is_named(message: str, said: str) -> None:
 
 
 def test_the_bytes_of_a_batch_are_those_of_leaves_with_one_shape() -> None:
-    dense, ragged = np.zeros((4, 3), np.float32), SimpleNamespace(shape=(4, None), dtype=np.dtype(np.int64))
+    dense, ragged = (
+        np.zeros((4, 3), np.float32),
+        SimpleNamespace(shape=(4, None), dtype=np.dtype(np.int64)),
+    )
     assert bytes_of_batch([dense, ragged, None]) == 48

@@ -24,13 +24,22 @@ class Own(keras.losses.Loss):
 
 @pytest.mark.parametrize(
     "name",
-    ["MeanSquaredError", "BinaryCrossentropy", "SparseCategoricalCrossentropy", "Huber", "CosineSimilarity", "CTC"],
+    [
+        "MeanSquaredError",
+        "BinaryCrossentropy",
+        "SparseCategoricalCrossentropy",
+        "Huber",
+        "CosineSimilarity",
+        "CTC",
+    ],
 )
 def test_losses_of_keras_that_look_at_each_row(name: str) -> None:
     assert whole_batch.loss_is_row_by_row(getattr(keras.losses, name)())
 
 
-@pytest.mark.parametrize("loss", [keras.losses.Dice(), keras.losses.Tversky(), keras.losses.Circle(), Own()])
+@pytest.mark.parametrize(
+    "loss", [keras.losses.Dice(), keras.losses.Tversky(), keras.losses.Circle(), Own()]
+)
 def test_losses_that_may_mix_rows(loss: keras.losses.Loss) -> None:
     assert not whole_batch.loss_is_row_by_row(loss)
 

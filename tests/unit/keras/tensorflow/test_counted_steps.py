@@ -35,7 +35,9 @@ class Ledger:
 def noting_when_data_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes graphs note it, as in a run, until the test ends."""
     monkeypatch.setattr(
-        iterators := tf_internals_iterators.iterator_ops.OwnedIterator, "_next_internal", iterators._next_internal
+        iterators := tf_internals_iterators.iterator_ops.OwnedIterator,
+        "_next_internal",
+        iterators._next_internal,
     )
     tf_internals_iterators.watch_iterators.__wrapped__(contextlib.nullcontext)
 
@@ -72,7 +74,11 @@ def slow_batches() -> Iterator[np.ndarray[Any, Any]]:
 @pytest.mark.usefixtures("noting_when_data_is_asked_for")
 def test_waiting_for_data_is_counted_and_nothing_else() -> None:
     ledger = Ledger()
-    batches = iter(tf.data.Dataset.from_generator(slow_batches, output_signature=tf.TensorSpec((3,), tf.float32)))
+    batches = iter(
+        tf.data.Dataset.from_generator(
+            slow_batches, output_signature=tf.TensorSpec((3,), tf.float32)
+        )
+    )
     asking = function_of(ledger, next)
     asking(batches)
     asking(batches)

@@ -44,9 +44,13 @@ def test_a_mean_that_is_compared_is_found_with_its_line(rows: int | None) -> Non
         lambda x: tf.function(lambda y: tf.abs(tf.reduce_mean(y)))(x),
         lambda x: tf.abs(tf.function(tf.reduce_mean)(x)),
         lambda x: tf.cond(tf.size(x) > 6, lambda: tf.maximum(tf.reduce_mean(x), 1.0), lambda: 0.0),
-        lambda x: tf.while_loop(lambda i, y: tf.reduce_mean(y) > i, lambda i, y: (i + 1.0, y), [0.0, x])[0],
+        lambda x: tf.while_loop(
+            lambda i, y: tf.reduce_mean(y) > i, lambda i, y: (i + 1.0, y), [0.0, x]
+        )[0],
         lambda x: tf_keras.backend.maximum(tf_keras.backend.mean(x), 1.0),
-        lambda x: tf.reduce_sum(x) / tf.reduce_sum(tf.cast(x > 0.5, tf.float32)),  # a mean over chosen rows
+        lambda x: (
+            tf.reduce_sum(x) / tf.reduce_sum(tf.cast(x > 0.5, tf.float32))
+        ),  # a mean over chosen rows
         lambda x: tf.math.divide_no_nan(tf.reduce_sum(x), tf.reduce_sum(x[:, 0])),
         lambda x: tf.reduce_mean(tf.square(tf.boolean_mask(x, x[:, 0] > 0.5))),
     ],
@@ -74,13 +78,17 @@ def _keras_alone(x: Any) -> Any:
     "step",
     [
         lambda x: tf.reduce_mean(tf.maximum(x, 1.0)),  # of rows
-        lambda x: tf.reduce_mean(x) * 2.0 + tf.sqrt(tf.reduce_sum(x * x)),  # a comparison shows these
+        lambda x: (
+            tf.reduce_mean(x) * 2.0 + tf.sqrt(tf.reduce_sum(x * x))
+        ),  # a comparison shows these
         lambda x: tf.reduce_mean(x) / tf.cast(tf.maximum(tf.shape(x)[0], 1), tf.float32),
         lambda x: tf.reduce_mean(x / tf.reduce_sum(x, axis=1, keepdims=True)),  # of a row
         lambda x: tf.reduce_sum(tf.boolean_mask(x, x[:, 0] > 0.5)),
         lambda x: tf.gradients(keras.ops.mean(keras.losses.cosine_similarity(x, 2 * x)), x),
         lambda x: tf.maximum(tf.constant(2.0), 1.0) * x,
-        lambda x: LARGEST.assign(tf.maximum(LARGEST, tf.reduce_max(x))),  # a rule that a comparison finds
+        lambda x: LARGEST.assign(
+            tf.maximum(LARGEST, tf.reduce_max(x))
+        ),  # a rule that a comparison finds
         _exchanged,
         _keras_alone,
         lambda x: tf.debugging.assert_less(tf.reduce_mean(x), 9.0),
@@ -98,7 +106,9 @@ def test_what_decides_nothing_by_a_part_is_not(step: Callable[[Any], Any]) -> No
         lambda x: tf.reshape(x[: tf.size(x) // 3], [-1]),
     ],
 )
-def test_a_number_of_rows_that_decides_is_found_where_it_is_to_be(step: Callable[[Any], Any]) -> None:
+def test_a_number_of_rows_that_decides_is_found_where_it_is_to_be(
+    step: Callable[[Any], Any],
+) -> None:
     assert decision(step) == ""
     assert decision(step, by_count=True).startswith("the number of rows: ")
 

@@ -14,7 +14,13 @@ from syrtos.comm import world
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import DataError
 from syrtos.keras.tensorflow import ops, tf_internals
-from syrtos.keras.tensorflow.input import cut, global_batches, numbered_batches, spec_of_share, worker_batches
+from syrtos.keras.tensorflow.input import (
+    cut,
+    global_batches,
+    numbered_batches,
+    spec_of_share,
+    worker_batches,
+)
 
 Answer = Callable[[float], list[float]]
 
@@ -57,7 +63,9 @@ def test_shares_in_rank_order_are_the_batch(size: int, drop: bool) -> None:
     data = np.arange(22).reshape(11, 2)
     dataset = tf.data.Dataset.from_tensor_slices(data).batch(4, drop_remainder=drop)
     for whole, *parts in zip(dataset, *shares(dataset, size), strict=True):
-        np.testing.assert_array_equal(np.concatenate([part.numpy() for part in parts]), whole.numpy())
+        np.testing.assert_array_equal(
+            np.concatenate([part.numpy() for part in parts]), whole.numpy()
+        )
         assert max(counts(parts)) - min(counts(parts)) <= 1
 
 
@@ -67,28 +75,39 @@ def test_a_worker_may_have_no_rows_of_a_small_batch() -> None:
 
 
 def test_a_share_without_rows_holds_a_row_that_does_not_count() -> None:
-    dataset = tf.data.Dataset.from_tensor_slices((np.arange(1, 6), ["a", "b", "c", "d", "e"])).batch(4)
+    dataset = tf.data.Dataset.from_tensor_slices(
+        (np.arange(1, 6), ["a", "b", "c", "d", "e"])
+    ).batch(4)
     for rank, expected in enumerate([(0, 5), (0, 5), (0, 5), (1, 5)]):
         *_, last = tf_internals.counted_pipeline(global_batches(dataset, OneOf(rank, 4)))
-        assert (int(last.samples), int(last.data[0][0]), last.data[1].numpy().tolist()) == (*expected, [b"e"])
+        assert (int(last.samples), int(last.data[0][0]), last.data[1].numpy().tolist()) == (
+            *expected,
+            [b"e"],
+        )
 
 
 def test_a_worker_that_has_run_out_holds_a_row_of_its_own() -> None:
     dataset = tf.data.Dataset.from_tensor_slices(np.arange(1, 6)).batch(2)
-    *_, last, idle = tf_internals.counted_pipeline(worker_batches(dataset, OneOf(0, 2, busy_for(4))))
+    *_, last, idle = tf_internals.counted_pipeline(
+        worker_batches(dataset, OneOf(0, 2, busy_for(4)))
+    )
     assert (int(last.samples), last.data.numpy().tolist()) == (1, [5])
     assert (int(idle.samples), idle.data.numpy().tolist()) == (0, [5])
 
 
 def test_a_worker_that_never_had_a_batch_holds_a_row_of_another() -> None:
     def read(comm: InProcessCommunicator) -> list[Any]:
-        rows = tf.data.Dataset.from_tensor_slices((np.arange(1, 4), ["a", "b", "c"])).take(3 if comm.rank else 0)
+        rows = tf.data.Dataset.from_tensor_slices((np.arange(1, 4), ["a", "b", "c"])).take(
+            3 if comm.rank else 0
+        )
         return list(tf_internals.counted_pipeline(worker_batches(rows.batch(2), comm)))
 
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         without, _ = threads.map(read, InProcessCommunicator.world(2))
     assert [int(share.samples) for share in without] == [0, 0]
-    assert [[leaf.numpy().tolist() for leaf in share.data] for share in without] == [[[1], [b"a"]]] * 2
+    assert [[leaf.numpy().tolist() for leaf in share.data] for share in without] == [
+        [[1], [b"a"]]
+    ] * 2
 
 
 def test_sizes_of_shares_are_static_only_where_they_are_equal() -> None:
@@ -108,7 +127,11 @@ def test_the_structure_of_elements_is_kept() -> None:
 
 def test_an_input_that_is_left_out_stays_so() -> None:
     """As Keras has optional ones."""
-    dataset = tf.data.Dataset.from_tensor_slices(np.arange(4.0)).batch(4).map(lambda x: ({"a": x, "b": None}, x))
+    dataset = (
+        tf.data.Dataset.from_tensor_slices(np.arange(4.0))
+        .batch(4)
+        .map(lambda x: ({"a": x, "b": None}, x))
+    )
     ((features, _),) = shares(dataset, 2)[1]
     assert features["a"].numpy().tolist() == [2, 3]
     assert features["b"] is None
@@ -141,18 +164,24 @@ def test_what_has_no_rows_is_everyones() -> None:
 
 
 def test_batches_from_a_python_function_are_shared() -> None:
-    dataset = tf.data.Dataset.from_tensors(np.arange(4)).map(lambda x: tf.numpy_function(np.negative, [x], tf.int64))
+    dataset = tf.data.Dataset.from_tensors(np.arange(4)).map(
+        lambda x: tf.numpy_function(np.negative, [x], tf.int64)
+    )
     assert [counts(mine) for mine in shares(dataset, 2)] == [[2], [2]]
 
 
 def test_workers_that_read_different_data_are_told() -> None:
     dataset = tf.data.Dataset.from_tensor_slices(np.arange(8.0)).batch(4)
     comm = OneOf(0, 3, lambda mine: [mine, mine + 1, mine])
-    with pytest.raises(tf.errors.UnknownError, match=r"different data in batch 0: ranks \[0, 2\] / \[1\] disagree"):
+    with pytest.raises(
+        tf.errors.UnknownError, match=r"different data in batch 0: ranks \[0, 2\] / \[1\] disagree"
+    ):
         list(global_batches(dataset, comm))
 
 
-@pytest.mark.parametrize(("first", "second"), [(np.arange(8.0), np.arange(8.0)[::-1]), (np.zeros(8), np.eye(1, 8)[0])])
+@pytest.mark.parametrize(
+    ("first", "second"), [(np.arange(8.0), np.arange(8.0)[::-1]), (np.zeros(8), np.eye(1, 8)[0])]
+)
 def test_checksums_tell_batches_apart(first: Any, second: Any) -> None:
     assert checksum_of(first) == checksum_of(first.copy())
     assert checksum_of(first) != checksum_of(second)
@@ -185,11 +214,21 @@ def test_batches_are_compared_now_and_then() -> None:
 
 
 FORMS: dict[str, Callable[[], Any]] = {
-    "arrays": lambda: tf.data.Dataset.from_tensor_slices((np.arange(22).reshape(11, 2), np.arange(11.0))).batch(4),
-    "static": lambda: tf.data.Dataset.from_tensor_slices(np.arange(8)).batch(4, drop_remainder=True),
-    "strings": lambda: tf.data.Dataset.from_tensor_slices((["a", "b", "c"], [True, False, True])).batch(2),
-    "ragged": lambda: tf.data.Dataset.from_tensors(tf.ragged.constant([[1], [2, 3], [], [4, 5, 6]])),
-    "sparse": lambda: tf.data.Dataset.from_tensor_slices(tf.sparse.from_dense(np.diag(np.arange(1.0, 6.0)))).batch(5),
+    "arrays": lambda: tf.data.Dataset.from_tensor_slices(
+        (np.arange(22).reshape(11, 2), np.arange(11.0))
+    ).batch(4),
+    "static": lambda: tf.data.Dataset.from_tensor_slices(np.arange(8)).batch(
+        4, drop_remainder=True
+    ),
+    "strings": lambda: tf.data.Dataset.from_tensor_slices(
+        (["a", "b", "c"], [True, False, True])
+    ).batch(2),
+    "ragged": lambda: tf.data.Dataset.from_tensors(
+        tf.ragged.constant([[1], [2, 3], [], [4, 5, 6]])
+    ),
+    "sparse": lambda: tf.data.Dataset.from_tensor_slices(
+        tf.sparse.from_dense(np.diag(np.arange(1.0, 6.0)))
+    ).batch(5),
     "scalar": lambda: tf.data.Dataset.from_tensors((tf.range(4), tf.constant(0.5))),
     "left_out": lambda: tf.data.Dataset.range(4).batch(4).map(lambda x: ({"a": x, "b": None}, x)),
     "one_row": lambda: tf.data.Dataset.range(1).batch(1),
@@ -204,11 +243,15 @@ def test_a_step_cuts_the_share_that_a_pipeline_gives(form: str, in_graph: bool) 
         for rank in range(size):
             comm = OneOf(rank, size)
             numbered = numbered_batches(dataset)
-            cut_it = (tf.function if in_graph else lambda call: call)(lambda batch, comm=comm: cut(batch, comm))
+            cut_it = (tf.function if in_graph else lambda call: call)(
+                lambda batch, comm=comm: cut(batch, comm)
+            )
             given = list(tf_internals.counted_pipeline(global_batches(dataset, OneOf(rank, size))))
             for mine, theirs in zip(map(cut_it, numbered), given, strict=True):
                 assert int(mine.samples) == int(theirs.samples)
-                for one, other in zip(*(tf.nest.flatten(each.data, True) for each in (mine, theirs)), strict=True):
+                for one, other in zip(
+                    *(tf.nest.flatten(each.data, True) for each in (mine, theirs)), strict=True
+                ):
                     np.testing.assert_array_equal(one, other)
 
 
@@ -223,7 +266,10 @@ def test_a_step_that_was_traced_for_shares_is_traced_again_for_batches_that_it_c
         traced.append(type(batch).__name__)
         return batch
 
-    for batches in (tf_internals.counted_pipeline(global_batches(data, OneOf(0, 2))), numbered_batches(data)):
+    for batches in (
+        tf_internals.counted_pipeline(global_batches(data, OneOf(0, 2))),
+        numbered_batches(data),
+    ):
         step(iter(batches))
     assert traced == ["Share", "Numbered"]
 
@@ -237,7 +283,9 @@ def test_batches_that_steps_cut_are_not_read_ahead() -> None:
             drawn.append(number)
             yield number
 
-    data = tf.data.Dataset.from_generator(records, output_signature=tf.TensorSpec([], tf.int64)).batch(8)
+    data = tf.data.Dataset.from_generator(
+        records, output_signature=tf.TensorSpec([], tf.int64)
+    ).batch(8)
     options = tf.data.Options()
     options.autotune.enabled = True
     batches = iter(numbered_batches(data).with_options(options))
@@ -247,23 +295,41 @@ def test_batches_that_steps_cut_are_not_read_ahead() -> None:
 
 
 def test_the_spec_of_a_share_is_static_only_where_shares_are_equal() -> None:
-    dataset = tf.data.Dataset.from_tensor_slices((np.zeros((8, 2)), np.arange(8))).batch(4, drop_remainder=True)
-    specs = [spec_of_share(numbered_batches(dataset).element_spec, OneOf(0, size)) for size in (2, 3)]
-    assert [[leaf.shape.as_list() for leaf in spec] for spec in specs] == [[[2, 2], [2]], [[None, 2], [None]]]
+    dataset = tf.data.Dataset.from_tensor_slices((np.zeros((8, 2)), np.arange(8))).batch(
+        4, drop_remainder=True
+    )
+    specs = [
+        spec_of_share(numbered_batches(dataset).element_spec, OneOf(0, size)) for size in (2, 3)
+    ]
+    assert [[leaf.shape.as_list() for leaf in spec] for spec in specs] == [
+        [[2, 2], [2]],
+        [[None, 2], [None]],
+    ]
 
 
-@pytest.mark.parametrize(("calls", "compared"), [(None, True), (4, False)], ids=["alike", "left to threads"])
+@pytest.mark.parametrize(
+    ("calls", "compared"), [(None, True), (4, False)], ids=["alike", "left to threads"]
+)
 def test_steps_compare_what_workers_read_now_and_then(calls: int | None, compared: bool) -> None:
     seen: list[float] = []
     comm = OneOf(0, 2, lambda mine: [seen.append(mine) or mine] * 2)
-    data = tf.data.Dataset.range(130).map(lambda n: tf.numpy_function(lambda n: n, [n], tf.int64), calls).batch(1)
+    data = (
+        tf.data.Dataset.range(130)
+        .map(lambda n: tf.numpy_function(lambda n: n, [n], tf.int64), calls)
+        .batch(1)
+    )
     for batch in numbered_batches(data):
         cut(batch, comm)
-    assert (len(seen), len(set(seen))) == (3, 3 if compared else 1)  # numbers of rows are the same in all batches
+    assert (len(seen), len(set(seen))) == (
+        3,
+        3 if compared else 1,
+    )  # numbers of rows are the same in all batches
 
 
 def test_a_worker_goes_on_without_rows_until_all_have_run_out() -> None:
-    dataset = tf.data.Dataset.from_tensor_slices((np.ones((5, 3), np.float32), np.arange(5))).batch(2)
+    dataset = tf.data.Dataset.from_tensor_slices((np.ones((5, 3), np.float32), np.arange(5))).batch(
+        2
+    )
     batches = list(worker_batches(dataset, OneOf(0, 2, busy_for(5))))
     assert counts(x for x, _ in batches) == [2, 2, 1, 0, 0]
     assert counts(y for _, y in batches) == [2, 2, 1, 0, 0]
@@ -274,7 +340,9 @@ def test_a_worker_goes_on_without_rows_until_all_have_run_out() -> None:
 def test_a_worker_reads_all_its_own_batches() -> None:
     dataset = tf.data.Dataset.from_tensor_slices(np.arange(6.0)).batch(2)
     batches = list(worker_batches(dataset, OneOf(0, 2, busy_for(1))))
-    np.testing.assert_array_equal(np.concatenate([batch.numpy() for batch in batches]), np.arange(6.0))
+    np.testing.assert_array_equal(
+        np.concatenate([batch.numpy() for batch in batches]), np.arange(6.0)
+    )
 
 
 def test_one_vote_goes_before_each_batch() -> None:
@@ -296,7 +364,9 @@ def test_tuples_of_one_pass_through() -> None:
     assert counts(x for (x,) in batches) == [2, 0]
 
 
-@pytest.mark.parametrize("element", [tf.constant(1.0), tf.ragged.constant([[1], [2, 3]])], ids=["scalar", "ragged"])
+@pytest.mark.parametrize(
+    "element", [tf.constant(1.0), tf.ragged.constant([[1], [2, 3]])], ids=["scalar", "ragged"]
+)
 def test_what_can_not_be_without_rows_is_refused(element: Any) -> None:
     with pytest.raises(DataError, match="dense tensors with a batch dimension"):
         worker_batches(tf.data.Dataset.from_tensors(element), OneOf(0, 2))

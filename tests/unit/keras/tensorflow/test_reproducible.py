@@ -205,7 +205,9 @@ def test_a_function_may_name_its_argument_as_keras_does(caplog: pytest.LogCaptur
 def test_a_seed_of_an_operation_means_what_it_means_without_a_global_seed() -> None:
     """The global seed that syrtos sets for a script that sets none does not count beside it; one of the script's does."""
     tf_internals_random.draw_from_given_seeds(is_seed_of_run)
-    wanted = tf.raw_ops.RandomUniform(shape=[4], dtype=tf.float32, seed=NO_GLOBAL_SEED, seed2=3).numpy()
+    wanted = tf.raw_ops.RandomUniform(
+        shape=[4], dtype=tf.float32, seed=NO_GLOBAL_SEED, seed2=3
+    ).numpy()
     tf.random.set_seed(settings.common_seed())
     assert tf.random.uniform([4], seed=3).numpy().tolist() == wanted.tolist()
     tf.random.set_seed(settings.common_seed() + 12345)

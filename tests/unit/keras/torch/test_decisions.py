@@ -20,7 +20,9 @@ def decision(step: Callable[[Any], Any]) -> str:
 
 
 def test_a_mean_that_is_compared_is_found_with_its_line() -> None:
-    assert decision(lambda x: torch.clamp(x.mean(), min=1.0)).startswith("clamp in test_decisions.py, line ")
+    assert decision(lambda x: torch.clamp(x.mean(), min=1.0)).startswith(
+        "clamp in test_decisions.py, line "
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,9 @@ def test_a_mean_that_is_compared_is_found_with_its_line() -> None:
         lambda x: x.sum() / (x[:, 0] > 0.5).sum().float().item(),
         lambda x: x[x[:, 0] > 0.5].square().mean(),
         lambda x: torch.masked_select(x, x > 0.5).mean(),
-        lambda x: 1 if torch.isnan(x.mean()) else 2,  # a guard, for which one worker alone would leave out a step
+        lambda x: (
+            1 if torch.isnan(x.mean()) else 2
+        ),  # a guard, for which one worker alone would leave out a step
         lambda x: 1 if torch.isfinite(x).all() else 2,
         lambda x: 1 if x.isnan().any() else 2,
         lambda x: 1 if math.isnan(x.mean().item()) else 2,

@@ -20,8 +20,12 @@ def imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Imports
     """Imports modules of a folder, of which `toy.late` is put off and `toy.careful` does without JAX."""
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "__init__.py").write_text("from toy import late\n")
-    (tmp_path / "toy" / "late.py").write_text("import time, toy_library\ntime.sleep(0.1)\nname = toy_library.name\n")
-    (tmp_path / "toy" / "careful.py").write_text("try:\n    import jax\nexcept ImportError:\n    jax = None\n")
+    (tmp_path / "toy" / "late.py").write_text(
+        "import time, toy_library\ntime.sleep(0.1)\nname = toy_library.name\n"
+    )
+    (tmp_path / "toy" / "careful.py").write_text(
+        "try:\n    import jax\nexcept ImportError:\n    jax = None\n"
+    )
     (tmp_path / "toy_library.py").write_text("name = 'of the library'\n")
     (tmp_path / "jax.py").write_text("name = 'of jax'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -46,7 +50,9 @@ def test_a_module_is_executed_when_a_name_is_asked_of_it(imports: Imports) -> No
     assert "toy_library" not in sys.modules
     assert late.name == "of the library"
     assert late.__spec__ is not None
-    assert type(late.__spec__.loader).__name__ == type(late.__loader__).__name__ == "SourceFileLoader"
+    assert (
+        type(late.__spec__.loader).__name__ == type(late.__loader__).__name__ == "SourceFileLoader"
+    )
     assert inspect.getsource(late).startswith("import time")
     with pytest.raises(AttributeError, match=r"module 'toy\.late' has no attribute 'other'"):
         _ = late.other

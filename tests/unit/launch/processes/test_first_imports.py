@@ -10,7 +10,9 @@ from syrtos.launch.processes.first_imports import FirstImports, first_imports
 from syrtos.launch.program import Program
 
 
-def found(folder: Path, text: str, env: dict[str, str] | None = None, **program: object) -> FirstImports | None:
+def found(
+    folder: Path, text: str, env: dict[str, str] | None = None, **program: object
+) -> FirstImports | None:
     (folder / "train.py").write_text(text)
     return first_imports(Program(str(folder / "train.py"), **program), env or {})  # type: ignore[arg-type]
 
@@ -38,14 +40,26 @@ def test_frameworks(tmp_path: Path, text: str, frameworks: tuple[str, ...]) -> N
 
 
 @pytest.mark.parametrize(
-    "text", ["", "print(1)", "import numpy", "if False:\n    pass", "import kerasx", "from . import keras", "def"]
+    "text",
+    [
+        "",
+        "print(1)",
+        "import numpy",
+        "if False:\n    pass",
+        "import kerasx",
+        "from . import keras",
+        "def",
+    ],
 )
 def test_nothing_to_import(tmp_path: Path, text: str) -> None:
     assert found(tmp_path, text) is None
 
 
 def test_libraries_that_take_long(tmp_path: Path) -> None:
-    imports = found(tmp_path, "import keras, wandb\nfrom sklearn.datasets import load_digits\nimport pandas as pd")
+    imports = found(
+        tmp_path,
+        "import keras, wandb\nfrom sklearn.datasets import load_digits\nimport pandas as pd",
+    )
     assert imports is not None
     assert imports.libraries == ("sklearn.datasets", "pandas")
 
@@ -75,7 +89,11 @@ def test_the_keras_of_tensorflow_may_be_the_old_one(tmp_path: Path) -> None:
     ],
 )
 def test_variables(tmp_path: Path, line: str, variables: dict[str, str]) -> None:
-    imports = found(tmp_path, f"import os\nfrom os import environ\n{line}\nimport keras", {"KERAS_BACKEND": "torch"})
+    imports = found(
+        tmp_path,
+        f"import os\nfrom os import environ\n{line}\nimport keras",
+        {"KERAS_BACKEND": "torch"},
+    )
     assert imports is not None
     assert imports.variables == variables
 
@@ -101,9 +119,13 @@ def test_what_can_not_be_known_is_left_to_the_workers(tmp_path: Path, text: str)
 
 def test_files_beside_the_script(tmp_path: Path) -> None:
     (tmp_path / "settings").mkdir()
-    (tmp_path / "settings" / "__init__.py").write_text("import os\nos.environ['KERAS_BACKEND'] = 'jax'\nimport model")
+    (tmp_path / "settings" / "__init__.py").write_text(
+        "import os\nos.environ['KERAS_BACKEND'] = 'jax'\nimport model"
+    )
     (tmp_path / "model.py").write_text("import settings\nimport keras")
-    assert found(tmp_path, "import settings") == FirstImports(("keras",), (), {"KERAS_BACKEND": "jax"})
+    assert found(tmp_path, "import settings") == FirstImports(
+        ("keras",), (), {"KERAS_BACKEND": "jax"}
+    )
 
 
 def test_a_process_that_is_watched_from_its_start_is_not_forked(tmp_path: Path) -> None:

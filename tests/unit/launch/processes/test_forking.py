@@ -26,7 +26,9 @@ def empty() -> Iterator[Zygote]:
     found.close()
 
 
-def test_a_path_that_exists_can_be_connected_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_path_that_exists_can_be_connected_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     path = str(tmp_path / "socket")
     found: list[bool] = []
 
@@ -75,7 +77,11 @@ def test_one_process_as_a_popen(empty: Zygote) -> None:
         read, write = os.pipe()
         folder = Path(empty.path).parent
         (folder / "script.py").write_text(code)
-        process = Forked(empty.path, Command([str(folder / "script.py")], {"SAID": "x"}), (nothing.fileno(), write, 2))
+        process = Forked(
+            empty.path,
+            Command([str(folder / "script.py")], {"SAID": "x"}),
+            (nothing.fileno(), write, 2),
+        )
         os.close(write)
     assert process.wait(60) == 3
     with os.fdopen(read) as said:
@@ -115,7 +121,11 @@ def written_by(zygote_: Zygote, folder: Path, script: str, stdin: bytes = b"") -
     (folder / "script.py").write_text(script)
     (folder / "in").write_bytes(stdin)
     with (folder / "in").open("rb") as given, (folder / "out").open("wb") as out:
-        process = Forked(zygote_.path, Command([str(folder / "script.py")], ENV), (given.fileno(), out.fileno(), 2))
+        process = Forked(
+            zygote_.path,
+            Command([str(folder / "script.py")], ENV),
+            (given.fileno(), out.fileno(), 2),
+        )
         assert process.wait(60) == 0
     return (folder / "out").read_text()
 
@@ -158,7 +168,9 @@ def test_what_is_logged_at_the_end_is_no_traceback(tmp_path: Path) -> None:
     assert (tmp_path / "said").read_text() == "True\n"
 
 
-def test_standard_input_can_be_sought_as_in_a_new_interpreter(empty: Zygote, tmp_path: Path) -> None:
+def test_standard_input_can_be_sought_as_in_a_new_interpreter(
+    empty: Zygote, tmp_path: Path
+) -> None:
     script = "import sys; sys.stdin.read(); sys.stdin.seek(0); print(sys.stdin.read())"
     assert written_by(empty, tmp_path, script, b"hello") == "hello\n"
 
@@ -172,7 +184,9 @@ def test_modules_and_packages_are_run(empty: Zygote, tmp_path: Path) -> None:
     said = {}
     for name in ("package", "package.inner", "module"):
         with (tmp_path / "out").open("wb") as out:
-            process = Forked(empty.path, Command(["-m", name, "x"], ENV, str(tmp_path)), (0, out.fileno(), 2))
+            process = Forked(
+                empty.path, Command(["-m", name, "x"], ENV, str(tmp_path)), (0, out.fileno(), 2)
+            )
             assert process.wait(60) == 0
         said[name] = (tmp_path / "out").read_text().split()
     assert said == {

@@ -61,7 +61,9 @@ def test_names_go_early_and_the_memory_stays(segment: Segment, together: Togethe
         assert memory[0] == 7
 
 
-def test_names_stay_until_every_worker_has_mapped_them(segment: Segment, together: Together) -> None:
+def test_names_stay_until_every_worker_has_mapped_them(
+    segment: Segment, together: Together
+) -> None:
     path = segment()
     seen: list[bool] = []
 
@@ -123,7 +125,12 @@ def test_segments_are_removed_by_name(segment: Segment) -> None:
 
 
 @pytest.mark.parametrize(
-    "where", ["{folder}/mpich_shm_a", "/dev/shm/../..{folder}/mpich_shm_a", "/dev/shm/x/..{folder}/mpich_shm_a"]
+    "where",
+    [
+        "{folder}/mpich_shm_a",
+        "/dev/shm/../..{folder}/mpich_shm_a",
+        "/dev/shm/x/..{folder}/mpich_shm_a",
+    ],
 )
 def test_nothing_outside_shared_memory_is_removed(tmp_path: Path, where: str) -> None:
     path = tmp_path / "mpich_shm_a"

@@ -48,14 +48,18 @@ def test_it_is_a_success_when_all_have_said_so(capfd: pytest.CaptureFixture[str]
         ("os._exit(3)", End.LOST, 3, 3),
     ],
 )
-def test_the_worker_that_ends_first_is_known_with_its_end(ending: str, end: End, status: int, code: int) -> None:
+def test_the_worker_that_ends_first_is_known_with_its_end(
+    ending: str, end: End, status: int, code: int
+) -> None:
     began = time.monotonic()
     outcome = run(f"{ending} if rank == 1 else time.sleep(600)")
     assert (outcome.end, outcome.rank, outcome.status, outcome.code) == (end, 1, status, code)
     assert time.monotonic() - began < LONG
 
 
-def test_the_others_have_their_grace_after_an_end_with_code_0(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_others_have_their_grace_after_an_end_with_code_0(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     outcome = run("if rank: time.sleep(1.5), print('uploaded')", ranks=2, grace=LONG)
     assert (outcome.end, outcome.rank, outcome.status, outcome.code) == (End.LOST, 0, 0, 1)
     assert capfd.readouterr().out == "uploaded\n"
@@ -63,7 +67,9 @@ def test_the_others_have_their_grace_after_an_end_with_code_0(capfd: pytest.Capt
 
 def test_others_that_wait_for_it_have_no_grace() -> None:
     began = time.monotonic()
-    waits = "send(2, 'waiting', rank, call='allreduce', seconds=2.0, watchdog='main'); time.sleep(600)"
+    waits = (
+        "send(2, 'waiting', rank, call='allreduce', seconds=2.0, watchdog='main'); time.sleep(600)"
+    )
     outcome = run(f"if rank: sys.exit(0)\n{waits}", ranks=2, grace=600)
     assert (outcome.end, outcome.rank, outcome.status) == (End.LOST, 1, 0)
     assert time.monotonic() - began < LONG
@@ -82,7 +88,9 @@ def test_what_others_report_after_a_call_of_exit_is_not_the_reason(tmp_path: Pat
 
 
 def test_a_reported_failure_goes_before_the_end_of_its_process() -> None:
-    outcome = run("if rank == 2: send(2, 'failed', rank, text='ValueError: x', code=7); sys.exit(7)\ntime.sleep(600)")
+    outcome = run(
+        "if rank == 2: send(2, 'failed', rank, text='ValueError: x', code=7); sys.exit(7)\ntime.sleep(600)"
+    )
     assert (outcome.end, outcome.rank, outcome.code) == (End.FAILED, 2, 7)
 
 
@@ -123,7 +131,9 @@ def test_children_of_a_worker_end_with_it(tmp_path: Path) -> None:
         assert not child.exists()
 
 
-def test_a_signal_reaches_all_and_they_may_save(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_signal_reaches_all_and_they_may_save(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     outcome = run(
         "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'saved\\n'), sys.exit(0)))\n"
         f"Path({str(tmp_path)!r}, str(rank)).touch()\n"

@@ -39,7 +39,9 @@ def test_the_last_one_opens_a_barrier() -> None:
 
 
 def test_no_two_worlds_have_one_name() -> None:
-    assert pmi.KeyValues([0]).answer(0, "cmd=get_my_kvsname\n") != pmi.KeyValues([0]).answer(0, "cmd=get_my_kvsname\n")
+    assert pmi.KeyValues([0]).answer(0, "cmd=get_my_kvsname\n") != pmi.KeyValues([0]).answer(
+        0, "cmd=get_my_kvsname\n"
+    )
 
 
 def test_places_of_a_worker() -> None:
@@ -54,6 +56,9 @@ def test_messages_that_arrive_together_are_read_one_by_one() -> None:
     sockets = pmi.Sockets([0, 1], lambda rank, line: heard.put((rank, line)))
     sockets.ends[1].sendall(b"cmd=abort exitcode=3\ncmd=barrier_in\n")
     sockets.start()
-    assert [heard.get(timeout=60) for _ in range(2)] == [(1, "cmd=abort exitcode=3"), (1, "cmd=barrier_in")]
+    assert [heard.get(timeout=60) for _ in range(2)] == [
+        (1, "cmd=abort exitcode=3"),
+        (1, "cmd=barrier_in"),
+    ]
     for end in sockets.ends.values():
         end.close()

@@ -24,13 +24,18 @@ def test_a_pipe_is_copied_to_those_who_read_though_others_do_not() -> None:
     data = os.urandom(3_000_000)  # more than all pipes hold, and than is read ahead
     source, target = os.pipe()
     with copying_input(source, 3) as told:
-        readers = [worker(told, rank, "sys.stdout.buffer.write(sys.stdin.buffer.read())") for rank in (0, 2)]
+        readers = [
+            worker(told, rank, "sys.stdout.buffer.write(sys.stdin.buffer.read())")
+            for rank in (0, 2)
+        ]
         with os.fdopen(target, "wb") as stream:
             stream.write(data)
         assert [reader.communicate(timeout=300)[0] for reader in readers] == [data, data]
 
 
-def test_nothing_of_a_pipe_is_written_to_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nothing_of_a_pipe_is_written_to_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     source, target = os.pipe()
     with copying_input(source, 1) as told:
@@ -51,7 +56,9 @@ def test_bytes_that_all_have_read_are_dropped() -> None:
             while wanted:
                 wanted -= len(os.read(end, wanted))
     with copies._change:
-        assert copies._change.wait_for(lambda: (copies._size, len(copies._held)) == (4 << 16, 0), 60)
+        assert copies._change.wait_for(
+            lambda: (copies._size, len(copies._held)) == (4 << 16, 0), 60
+        )
     os.close(target)
 
 
@@ -59,7 +66,9 @@ def test_lines_arrive_while_the_stream_goes_on() -> None:
     source, target = os.pipe()
     with copying_input(source, 2) as told:
         os.write(target, b"one\n")
-        readers = [worker(told, rank, "print(input(), flush=True); print(input())") for rank in range(2)]
+        readers = [
+            worker(told, rank, "print(input(), flush=True); print(input())") for rank in range(2)
+        ]
         first = [reader.stdout.readline() for reader in readers if reader.stdout]
         os.write(target, b"two\n")
         rest = [reader.communicate(timeout=300)[0] for reader in readers]

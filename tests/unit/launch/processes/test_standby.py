@@ -46,7 +46,9 @@ def ready(standby: Standby) -> int:
     return standby._zygote.process.pid
 
 
-def test_new_interpreters_until_one_is_ready(standby: Standby, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_interpreters_until_one_is_ready(
+    standby: Standby, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert parent_of_started(standby, tmp_path) == os.getpid()
     pid = ready(standby)
@@ -58,7 +60,9 @@ def test_flags_of_the_interpreter_need_a_new_one(standby: Standby, tmp_path: Pat
     assert parent_of_started(standby, tmp_path, "-u") == os.getpid()
 
 
-def test_one_that_has_died_is_replaced_when_the_workers_have_imported_again(standby: Standby, tmp_path: Path) -> None:
+def test_one_that_has_died_is_replaced_when_the_workers_have_imported_again(
+    standby: Standby, tmp_path: Path
+) -> None:
     first = ready(standby)
     assert ready(standby) == first
     assert standby._zygote is not None
@@ -69,7 +73,10 @@ def test_one_that_has_died_is_replaced_when_the_workers_have_imported_again(stan
 
 
 def test_one_that_does_not_answer_is_given_up(
-    standby: Standby, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    standby: Standby,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("syrtos.launch.processes.standby._PATIENCE", 0.1)
     os.kill(ready(standby), signal.SIGSTOP)
@@ -92,11 +99,21 @@ def test_another_file_of_a_module_is_not_what_the_workers_have(standby: Standby)
     assert "and was /my/json.py" in standby._zygote.printed_text
 
 
-def test_variables_are_those_of_the_import(standby: Standby, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_those_of_the_import(
+    standby: Standby, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A script may have removed some that the run began with."""
     given: list[dict[str, str]] = []
-    monkeypatch.setattr("syrtos.launch.processes.standby.Zygote", lambda modules, env, **how: given.append(env) or OVER)
-    env = {"KERAS_BACKEND": "jax", "HOME": "/h", "CUDA_VISIBLE_DEVICES": "1", "SYRTOS_SECRET": "s3cr3t"}
+    monkeypatch.setattr(
+        "syrtos.launch.processes.standby.Zygote",
+        lambda modules, env, **how: given.append(env) or OVER,
+    )
+    env = {
+        "KERAS_BACKEND": "jax",
+        "HOME": "/h",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "SYRTOS_SECRET": "s3cr3t",
+    }
     standby.prepare(Imports({}, {"TF_ENABLE_ONEDNN_OPTS": "0"}), env)
     assert given == [{"TF_ENABLE_ONEDNN_OPTS": "0", "HOME": "/h", "CUDA_VISIBLE_DEVICES": "1"}]
 
@@ -142,7 +159,13 @@ def started(
     (folder / "train.py").write_text(script)
     command = (sys.executable, "-m", "worker", str(folder / "train.py"))
     place = {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": str(workers)}
-    variables = {"PYTHONPATH": str(folder), "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **place, **(env or {})}
+    variables = {
+        "PYTHONPATH": str(folder),
+        "PATH": os.environ["PATH"],
+        "OMP_NUM_THREADS": "1",
+        **place,
+        **(env or {}),
+    }
     standby.begin(command, variables, workers)
     standby.settle(lambda: False)
     with open(os.devnull, "rb") as nothing:
@@ -151,7 +174,9 @@ def started(
     return json.loads((folder / "train.json").read_text())
 
 
-def test_workers_are_forked_from_what_has_imported_for_them(standby: Standby, tmp_path: Path) -> None:
+def test_workers_are_forked_from_what_has_imported_for_them(
+    standby: Standby, tmp_path: Path
+) -> None:
     script = "import os\nos.environ['KERAS_BACKEND'] = 'jax'\nimport keras"
     facts = started(standby, tmp_path, script)
     assert standby._zygote is not None
@@ -161,8 +186,12 @@ def test_workers_are_forked_from_what_has_imported_for_them(standby: Standby, tm
     assert facts["argv"] == ["-m", "worker"]
 
 
-def test_scripts_that_can_not_be_understood_have_interpreters_of_their_own(standby: Standby, tmp_path: Path) -> None:
-    facts = started(standby, tmp_path, "import os\nos.environ.update(KERAS_BACKEND='jax')\nimport keras")
+def test_scripts_that_can_not_be_understood_have_interpreters_of_their_own(
+    standby: Standby, tmp_path: Path
+) -> None:
+    facts = started(
+        standby, tmp_path, "import os\nos.environ.update(KERAS_BACKEND='jax')\nimport keras"
+    )
     assert facts["parent"] == os.getpid()
     assert facts["backend"] == "jax"
 
@@ -173,7 +202,9 @@ def test_new_interpreters_can_be_asked_for(standby: Standby, tmp_path: Path) -> 
 
 
 @_SEVERAL_CORES
-def test_workers_of_another_number_are_forked_from_another_import(standby: Standby, tmp_path: Path) -> None:
+def test_workers_of_another_number_are_forked_from_another_import(
+    standby: Standby, tmp_path: Path
+) -> None:
     one = started(standby, tmp_path, "import keras")
     assert started(standby, tmp_path, "import keras")["parent"] == one["parent"] != os.getpid()
     # As after a resize: each of more workers has fewer threads.
@@ -183,7 +214,9 @@ def test_workers_of_another_number_are_forked_from_another_import(standby: Stand
 
 
 @_SEVERAL_CORES
-def test_what_stands_by_for_another_number_of_workers_is_ended(standby: Standby, tmp_path: Path) -> None:
+def test_what_stands_by_for_another_number_of_workers_is_ended(
+    standby: Standby, tmp_path: Path
+) -> None:
     by_itself = "import os\nos.environ.update(KERAS_BACKEND='jax')\nimport keras"
     assert started(standby, tmp_path, by_itself)["parent"] == os.getpid()
     standby.prepare(Imports({"json": ""}, {}), {"PATH": os.environ["PATH"]})
@@ -194,7 +227,9 @@ def test_what_stands_by_for_another_number_of_workers_is_ended(standby: Standby,
 
 def test_an_import_that_fails_is_left_to_the_script(standby: Standby, tmp_path: Path) -> None:
     script = "import keras\ntry:\n    import sklearn.no_such_module\nexcept ImportError:\n    pass"
-    assert started(standby, tmp_path, script)["parent"] != os.getpid()  # a library, which the script does without
+    assert (
+        started(standby, tmp_path, script)["parent"] != os.getpid()
+    )  # a library, which the script does without
     (tmp_path / "tf_keras.py").write_text("1 / 0")
     with contextlib.closing(Standby()) as another:
         script = "import keras\ntry:\n    import tf_keras\nexcept ZeroDivisionError:\n    pass"
@@ -208,7 +243,10 @@ def test_an_import_that_fails_is_left_to_the_script(standby: Standby, tmp_path: 
             "import os\ne = os.environ\ne['KERAS_BACKEND'] = 'jax'\nimport keras",
             "KERAS_BACKEND is 'jax' where the script imports keras; ",
         ),
-        ("import sys\nsys.path.insert(0, sys.path[0] + '/other')\nimport keras", "the script imports keras from "),
+        (
+            "import sys\nsys.path.insert(0, sys.path[0] + '/other')\nimport keras",
+            "the script imports keras from ",
+        ),
         ("import os\ne = os.environ\ne['UNKNOWN'] = 'x'\nimport keras", "UNKNOWN is 'x' where"),
     ],
 )
@@ -234,7 +272,11 @@ def test_what_an_import_prints_is_shown_once(
 def test_a_signal_ends_the_wait(standby: Standby, tmp_path: Path) -> None:
     (tmp_path / "keras.py").write_text("import time; time.sleep(600)")
     (tmp_path / "train.py").write_text("import keras")
-    standby.begin((sys.executable, "-m", "worker", str(tmp_path / "train.py")), {"PYTHONPATH": str(tmp_path)}, 2)
+    standby.begin(
+        (sys.executable, "-m", "worker", str(tmp_path / "train.py")),
+        {"PYTHONPATH": str(tmp_path)},
+        2,
+    )
     assert not standby.is_settled()
     standby.settle(lambda: True)
 
@@ -269,7 +311,9 @@ def test_workers_are_forked_from_one_that_was_started_early(tmp_path: Path, scri
         ("import keras", {"SYRTOS_NEW_INTERPRETERS": "1"}),
     ],
 )
-def test_one_that_has_read_another_environment_is_ended(tmp_path: Path, script: str, variables: dict[str, str]) -> None:
+def test_one_that_has_read_another_environment_is_ended(
+    tmp_path: Path, script: str, variables: dict[str, str]
+) -> None:
     process = early(tmp_path)
     with contextlib.closing(Standby(process)) as standby:
         assert started(standby, tmp_path, script, variables)["parent"] == os.getpid()
@@ -280,7 +324,9 @@ def test_one_without_frameworks_is_replaced_when_the_workers_have_imported(tmp_p
     process = early(tmp_path)
     with contextlib.closing(Standby(process)) as standby:
         assert started(standby, tmp_path, BY_ITSELF)["parent"] == process.pid
-        standby.prepare(Imports({"json": ""}, {}), {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)})
+        standby.prepare(
+            Imports({"json": ""}, {}), {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
+        )
         # The workers that run are its children.
         assert Path(f"/proc/{process.pid}").exists()
         assert standby._zygote is not None

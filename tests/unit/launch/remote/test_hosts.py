@@ -41,15 +41,21 @@ def agents() -> Iterator[Agents]:
     found.close()
 
 
-def run(agents: Agents, code: str, ranks: int = 2, grace: float = 5.0, first: tuple[str, ...] = AGENT) -> Outcome:
+def run(
+    agents: Agents, code: str, ranks: int = 2, grace: float = 5.0, first: tuple[str, ...] = AGENT
+) -> Outcome:
     """A run of so many hosts with a worker each; ``first`` starts the agent of the first host."""
     command = (sys.executable, "-c", PRELUDE + code)
     groups = tuple(Group(command, range(rank, rank + 1), f"host-{rank}") for rank in range(ranks))
     commands = {f"host-{rank}": first if rank == 0 else AGENT for rank in range(ranks)}
-    return supervise(Plan(groups, {"UCX_NET_DEVICES": "lo"}, agents=commands), os.environ, grace, agents=agents)
+    return supervise(
+        Plan(groups, {"UCX_NET_DEVICES": "lo"}, agents=commands), os.environ, grace, agents=agents
+    )
 
 
-def test_workers_of_all_hosts_are_one_world(agents: Agents, capfd: pytest.CaptureFixture[str]) -> None:
+def test_workers_of_all_hosts_are_one_world(
+    agents: Agents, capfd: pytest.CaptureFixture[str]
+) -> None:
     code = "from mpi4py import MPI\nworld = MPI.COMM_WORLD\nsay(f'{world.rank} {world.allreduce(1)}'); finish()"
     assert run(agents, code, ranks=3).end is End.FINISHED
     assert sorted(capfd.readouterr().out.splitlines()) == ["0 3", "1 3", "2 3"]
@@ -61,7 +67,9 @@ def test_output_comes_whole(agents: Agents, capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr().out.startswith("x" * 500_000)
 
 
-def test_agents_serve_several_generations(agents: Agents, capfd: pytest.CaptureFixture[str]) -> None:
+def test_agents_serve_several_generations(
+    agents: Agents, capfd: pytest.CaptureFixture[str]
+) -> None:
     for _ in range(2):
         assert run(agents, "say(number_of_agent()); finish()").end is End.FINISHED
     numbers = capfd.readouterr().out.split()
@@ -69,9 +77,12 @@ def test_agents_serve_several_generations(agents: Agents, capfd: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("ending", "end", "code"), [("os.kill(os.getpid(), 9)", End.CRASHED, 137), ("os._exit(3)", End.LOST, 3)]
+    ("ending", "end", "code"),
+    [("os.kill(os.getpid(), 9)", End.CRASHED, 137), ("os._exit(3)", End.LOST, 3)],
 )
-def test_the_worker_that_ends_first_ends_all(agents: Agents, ending: str, end: End, code: int) -> None:
+def test_the_worker_that_ends_first_ends_all(
+    agents: Agents, ending: str, end: End, code: int
+) -> None:
     began = time.monotonic()
     outcome = run(agents, f"{ending} if rank == 1 else time.sleep(600)")
     assert (outcome.end, outcome.rank, outcome.code) == (end, 1, code)
@@ -122,7 +133,9 @@ time.sleep(600)
     assert psutil.wait_procs(left, LONG)[1] == []
 
 
-def test_a_host_that_is_silent_is_lost(agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_is_silent_is_lost(
+    agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(launchers_side, "_PATIENCE", 3.0)
     path = tmp_path / "pid"
     code = f"""
@@ -140,7 +153,9 @@ time.sleep(600)
     assert "has not been heard of for 3 s" in str(outcome)
 
 
-def test_what_a_login_shell_prints_is_no_message(agents: Agents, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_a_login_shell_prints_is_no_message(
+    agents: Agents, capfd: pytest.CaptureFixture[str]
+) -> None:
     shell = ("sh", "-c", 'echo "Welcome to host-0"; exec "$0" "$@"', *AGENT)
     assert run(agents, "say(rank); finish()", first=shell).end is End.FINISHED
     assert sorted(capfd.readouterr().out.split()) == ["0", "1"]
@@ -158,7 +173,11 @@ def test_a_host_without_an_agent(
 ) -> None:
     """No worker is started anywhere."""
     outcome = run(agents, "print('started'); finish()", first=first)
-    assert (outcome.end, outcome.rank, outcome.why) == (End.NOT_STARTED, 0, f"on host-0 could not be started: {why}")
+    assert (outcome.end, outcome.rank, outcome.why) == (
+        End.NOT_STARTED,
+        0,
+        f"on host-0 could not be started: {why}",
+    )
     said = capfd.readouterr()
     assert "started" not in said.out
     assert "syrtos: host-0: no " in said.err
@@ -183,7 +202,9 @@ def test_an_agent_that_never_comes_up(agents: Agents, monkeypatch: pytest.Monkey
     assert outcome.why == "on host-0 could not be started: no agent has come up in 1 s"
 
 
-def test_a_link_that_is_cut_in_the_middle_of_a_message(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_that_is_cut_in_the_middle_of_a_message(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both ends give up: the launcher, and the agent, which can't send any more, with its worker."""
     monkeypatch.setattr(launchers_side, "_PATIENCE", 5.0)
     cut = ("sh", "-c", '"$@" | (dd bs=1 count=300001 status=none; sleep 30)', "sh", *AGENT)

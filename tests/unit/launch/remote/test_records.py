@@ -32,7 +32,9 @@ def here(tmp_path: Path) -> Path:
     return tmp_path / "here"
 
 
-def test_what_is_not_here_comes_whole(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_here_comes_whole(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(records, "_PIECE", 5)
     written(ledger_path(tmp_path / "there", 1), "of rank 1, in several pieces\n")
     written(usage_path(tmp_path / "there", 1), "12345")  # as long as a piece
@@ -60,7 +62,9 @@ def test_a_host_writes_the_files_of_its_own_ranks_alone(here: Path) -> None:
 
 def test_nothing_is_asked_of_commands_and_of_this_machine(here: Path) -> None:
     assert MissingRecords(plan(here, reports=False)).missing("b") == []
-    assert MissingRecords(Plan((Group(("x",), range(2)),), plan(here).environment)).missing("") == []
+    assert (
+        MissingRecords(Plan((Group(("x",), range(2)),), plan(here).environment)).missing("") == []
+    )
 
 
 def test_files_of_an_earlier_run_are_not_sent(here: Path) -> None:

@@ -14,7 +14,11 @@ from syrtos.launch.remote.rendezvous import _interface_of
         ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
         ("workstation", "127.0.1.1", ""),  # Debian's /etc/hosts
         ("workstation", "127.0.0.2", ""),  # SUSE's
-        ("algo-1", "127.70.3.1", "127.70.3.1"),  # two jobs of one machine have other addresses, and the same port
+        (
+            "algo-1",
+            "127.70.3.1",
+            "127.70.3.1",
+        ),  # two jobs of one machine have other addresses, and the same port
         ("gateway", "192.0.2.1", ""),  # an address of no interface here
         ("not-known-yet", "", ""),
     ],

@@ -17,7 +17,11 @@ def test_the_position_is_the_innermost_line_of_the_script() -> None:
     name = "test_the_position_is_the_innermost_line_of_the_script"
     assert heartbeat.position(here) == f"test_heartbeat.py:{here.f_lineno}, in `{name}`"
     inside = []
-    json.loads("[1]", object_hook=None, parse_int=lambda text: inside.append(heartbeat.position(sys._getframe())))
+    json.loads(
+        "[1]",
+        object_hook=None,
+        parse_int=lambda text: inside.append(heartbeat.position(sys._getframe())),
+    )
     assert inside[0].endswith("in `<lambda>`")
     assert heartbeat.position(None) == ""
 

@@ -72,13 +72,18 @@ def test_a_module_keeps_its_own_spec_and_loader(module: Write) -> None:
 
 
 def test_the_loader_is_its_own_while_the_module_runs(module: Write) -> None:
-    name = module("hooked_f.py", "loader = type(__loader__).__name__, type(__spec__.loader).__name__\n")
+    name = module(
+        "hooked_f.py", "loader = type(__loader__).__name__, type(__spec__.loader).__name__\n"
+    )
     after_import(name, lambda: None)
     assert importlib.import_module(name).loader == ("SourceFileLoader", "SourceFileLoader")
 
 
 def test_packages_work_and_so_do_their_modules(module: Write) -> None:
-    name, seen = module("hooked_pack/__init__.py", "from hooked_pack.inner import value\n"), list[int]()
+    name, seen = (
+        module("hooked_pack/__init__.py", "from hooked_pack.inner import value\n"),
+        list[int](),
+    )
     module("hooked_pack/inner.py", "value = 7\n")
     after_import(name, lambda: seen.append(sys.modules[name].value))
     package = importlib.import_module(name + ".inner")
@@ -146,7 +151,9 @@ def test_asking_whether_a_module_exists_keeps_the_hook(module: Write) -> None:
 
 def test_an_import_that_failed_can_be_repeated(module: Write) -> None:
     name, calls = (
-        module("hooked_l.py", "import sys\nif not hasattr(sys, 'hooked_ready'): raise ImportError\n"),
+        module(
+            "hooked_l.py", "import sys\nif not hasattr(sys, 'hooked_ready'): raise ImportError\n"
+        ),
         list[str](),
     )
     after_import(name, lambda: calls.append("called"))
@@ -159,7 +166,10 @@ def test_an_import_that_failed_can_be_repeated(module: Write) -> None:
 
 
 def test_called_before_the_module_runs_and_not_when_looked_up(module: Write) -> None:
-    name, calls = module("hooked_m.py", "import sys\nsys.modules['hooked_calls'].append('module')\n"), list[str]()
+    name, calls = (
+        module("hooked_m.py", "import sys\nsys.modules['hooked_calls'].append('module')\n"),
+        list[str](),
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "hooked_calls", calls)  # pyright: ignore[reportArgumentType]
         after_import(name, lambda: calls.append("after"), before=lambda: calls.append("before"))

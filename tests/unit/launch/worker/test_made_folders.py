@@ -62,14 +62,18 @@ def test_a_folder_that_may_be_there_costs_no_wait(
         (tmp_path / "one").mkdir(exist_ok=True)
 
 
-def test_what_was_there_before_is_an_error(tmp_path: Path, workers: Callable[..., list[Makes]]) -> None:
+def test_what_was_there_before_is_an_error(
+    tmp_path: Path, workers: Callable[..., list[Makes]]
+) -> None:
     (tmp_path / "old").mkdir()
     for worker in workers():
         with pytest.raises(FileExistsError):
             worker(tmp_path / "old")
 
 
-def test_a_script_that_knows_its_rank_decides_itself(tmp_path: Path, workers: Callable[..., list[Makes]]) -> None:
+def test_a_script_that_knows_its_rank_decides_itself(
+    tmp_path: Path, workers: Callable[..., list[Makes]]
+) -> None:
     first, second = workers(rank_aware=True)
     first(tmp_path / "lock")
     with pytest.raises(FileExistsError):
@@ -78,7 +82,9 @@ def test_a_script_that_knows_its_rank_decides_itself(tmp_path: Path, workers: Ca
 
 def test_libraries_may_lock_by_folders(tmp_path: Path, workers: Callable[..., list[Makes]]) -> None:
     library: dict[str, Makes] = {}
-    code = compile("def lock(mkdir, path): mkdir(path)", "/env/lib/python3.11/site-packages/locks.py", "exec")
+    code = compile(
+        "def lock(mkdir, path): mkdir(path)", "/env/lib/python3.11/site-packages/locks.py", "exec"
+    )
     exec(code, library)
     first, second = workers()
     library["lock"](first, tmp_path / "lock")

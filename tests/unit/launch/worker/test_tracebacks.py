@@ -62,7 +62,11 @@ def test_errors_that_it_came_from_are_shortened_alike() -> None:
             raise ValueError("no hosts") from error
 
     shown = tracebacks.short_text(caught(fails))
-    assert shown.index("ConfigurationError") < shown.index("direct cause") < shown.index("ValueError: no hosts")
+    assert (
+        shown.index("ConfigurationError")
+        < shown.index("direct cause")
+        < shown.index("ValueError: no hosts")
+    )
     assert "spec.py" not in shown
 
 
@@ -94,7 +98,8 @@ def test_lines_of_the_standard_library_are_shown_where_no_others_are() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda path: os.mkdir(path), lambda path: os.makedirs(path), lambda path: Path(path).mkdir()]
+    "make",
+    [lambda path: os.mkdir(path), lambda path: os.makedirs(path), lambda path: Path(path).mkdir()],
 )
 def test_a_folder_that_another_worker_made(tmp_path: Path, make: Callable[[str], None]) -> None:
     error = caught(lambda: make(str(tmp_path)))
@@ -168,7 +173,9 @@ def misspell_in_a_handler() -> None:
         (misspell_in_a_handler, "Dense"),
     ],
 )
-def test_a_misspelt_name_is_shown_with_the_one_that_was_meant(call: Callable[[], None], meant: str) -> None:
+def test_a_misspelt_name_is_shown_with_the_one_that_was_meant(
+    call: Callable[[], None], meant: str
+) -> None:
     error = caught(call)
     for text in (tracebacks.short_text(error), tracebacks.full_text(error)):
         (line,) = [line for line in text.splitlines() if "Did you mean" in line]
@@ -190,14 +197,18 @@ def test_an_absent_backend_is_explained_where_keras_imports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, name: str
 ) -> None:
     monkeypatch.setattr(
-        tracebacks, "propose_backend", lambda command: f"JAX is installed: `KERAS_BACKEND=jax {command}`"
+        tracebacks,
+        "propose_backend",
+        lambda command: f"JAX is installed: `KERAS_BACKEND=jax {command}`",
     )
     file = tmp_path / "keras" / "src" / "tree.py"
     code = compile(f"raise ModuleNotFoundError('no', name='{package}')", file, "exec")
     advice = tracebacks.advice(caught(lambda: exec(code)), 1)
     assert advice.startswith(f"Keras's backend is {name}, which is not installed.")
     assert advice.endswith("JAX is installed: `KERAS_BACKEND=jax syrtos run ...`.")
-    of_script = compile(f"raise ModuleNotFoundError('no', name='{package}')", tmp_path / "train.py", "exec")
+    of_script = compile(
+        f"raise ModuleNotFoundError('no', name='{package}')", tmp_path / "train.py", "exec"
+    )
     assert tracebacks.advice(caught(lambda: exec(of_script)), 1) == ""
 
 

@@ -34,8 +34,26 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cont
     if shutil.which("openssl") is None:
         pytest.skip("openssl, which makes a certificate, is not installed")
     key, certificate, token = (tmp_path / name for name in ("key.pem", "ca.crt", "token"))
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=trainer", "-days", "1"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        "/CN=trainer",
+        "-days",
+        "1",
+    ]
+    command += [
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     token.write_text("first\n")
     state = Controller()
@@ -80,12 +98,18 @@ def test_progress_and_metrics(tracker: Tracker, controller: Controller, tmp_path
     end_epoch(tmp_path, 1, 100.0)
     end_epoch(tmp_path, 2, 110.0)
     tracker.log(
-        [FiguresPoint(1.0, 5, {"loss": 0.25, "system/rank 0 memory bytes": 1.0}), FiguresPoint(2.0, 6, {"loss": 0.125})]
+        [
+            FiguresPoint(1.0, 5, {"loss": 0.25, "system/rank 0 memory bytes": 1.0}),
+            FiguresPoint(2.0, 6, {"loss": 0.125}),
+        ]
     )
     ((token, status),) = controller.reports
     assert token == "Bearer first"
     assert status["lastUpdatedTime"].endswith("Z")
-    assert {name: status[name] for name in ("progressPercentage", "estimatedRemainingSeconds", "metrics")} == {
+    assert {
+        name: status[name]
+        for name in ("progressPercentage", "estimatedRemainingSeconds", "metrics")
+    } == {
         "progressPercentage": 50,
         "estimatedRemainingSeconds": 20,
         "metrics": [{"name": "loss", "value": "0.125"}],

@@ -47,7 +47,10 @@ def apply(optimizer: Optimizer, grads: Sequence[Gradient], variables: Sequence[V
     if found is None:
         # Eagerly, so once, also where the step is being traced.
         with tf.init_scope():
-            found = Served(optimizer, {state.identity(v) for v, g in zip(variables, grads, strict=True) if _is_rows(g)})
+            found = Served(
+                optimizer,
+                {state.identity(v) for v, g in zip(variables, grads, strict=True) if _is_rows(g)},
+            )
             object.__setattr__(optimizer, _MARK, found)
             asynchronous.hold(found)
             found.begin()
@@ -77,9 +80,9 @@ class Served:
         self._index = {state.identity(v): i for i, v in enumerate(self.variables)}
         self._tables = {i for i, v in enumerate(self.variables) if state.identity(v) in tables}
         # Of an optimizer that treats each number by itself a variable can be cut anywhere.
-        cut = type(optimizer).__name__ in keras_internals.ELEMENTWISE and type(optimizer).__module__.startswith(
-            ("keras.", "tf_keras.")
-        )
+        cut = type(optimizer).__name__ in keras_internals.ELEMENTWISE and type(
+            optimizer
+        ).__module__.startswith(("keras.", "tf_keras."))
         if cut and not any(v.constraint for v in self.variables):
             self._parts = partition.divide_evenly(self.variables, self._tables, asked.count)
         else:
@@ -90,14 +93,18 @@ class Served:
     def step(self, grads: Sequence[Gradient], variables: Sequence[Variable]) -> None:
         """Gives gradients to the servers, eagerly or in a graph, and takes their weights."""
         present = [self._index[state.identity(v)] for v in variables]
-        weight, given = self._weigh([self._as_held(i, g) for i, g in zip(present, grads, strict=True)])
+        weight, given = self._weigh(
+            [self._as_held(i, g) for i, g in zip(present, grads, strict=True)]
+        )
         scheduled = keras_internals.has_schedule(self.optimizer)
         rate = tf.constant(-1.0) if scheduled else tf.cast(self.optimizer.learning_rate, tf.float32)
 
         def push(weight: Array, rate: Array, *arrays: Array) -> list[Array]:
             chosen = None if scheduled else float(rate)
             pushed = tf.nest.pack_sequence_as(inputs, arrays)
-            return self._push({"weight": float(weight), "rate": chosen}, dict(zip(present, pushed, strict=True)))
+            return self._push(
+                {"weight": float(weight), "rate": chosen}, dict(zip(present, pushed, strict=True))
+            )
 
         inputs = [(g.values, g.indices) if _is_rows(g) else g for g in given]
         dtypes = [tf.int64, *(tf.as_dtype(v.dtype) for v in self.variables)]
@@ -120,9 +127,10 @@ class Served:
     def _weigh(self, grads: list[Gradient]) -> tuple[tf.Tensor, list[Gradient]]:
         """Returns this worker's weight in an update, and its gradients for the servers.
 
-        Where workers update at their own pace, the weight is 1, and the worker clips the gradients itself. Where
-        updates are made together, the weight in `fit` is this worker's number of samples; outside of it the weight is
-        1, and gradients are scaled by `gradients.sum_of_means`.
+        Where workers update at their own pace, the weight is 1, and the worker clips the gradients
+        itself. Where updates are made together, the weight in `fit` is this worker's number of
+        samples; outside of it the weight is 1, and gradients are scaled by
+        `gradients.sum_of_means`.
         """
         if not self._servers.synchronous:
             return tf.constant(1.0), keras_internals.clip(self.optimizer, grads)
@@ -141,20 +149,37 @@ class Served:
         for parts in self._parts:
             mine = [(i, part) for i, part in enumerate(parts) if part.variable in given]
             whole = [(given[part.variable], part) for _, part in mine]
-            dense = [g.reshape(-1)[part.start : part.stop] for g, part in whole if not isinstance(g, tuple)]
+            dense = [
+                g.reshape(-1)[part.start : part.stop]
+                for g, part in whole
+                if not isinstance(g, tuple)
+            ]
             rows = [part.rows_of(*g) for g, part in whole if isinstance(g, tuple)]
-            present = {"present": [i for i, _ in mine], "rows": [i for i, part in mine if self._by_rows(part)]}
-            messages.append(({**fields, **present}, [pack_arrays(dense), *(array for pair in rows for array in pair)]))
+            present = {
+                "present": [i for i, _ in mine],
+                "rows": [i for i, part in mine if self._by_rows(part)],
+            }
+            messages.append(
+                (
+                    {**fields, **present},
+                    [pack_arrays(dense), *(array for pair in rows for array in pair)],
+                )
+            )
         answers = self._servers.push(self._key, messages)
         iterations = max(answer["iterations"] for answer, _ in answers)
-        return [np.asarray(iterations, np.int64), *self._assemble([arrays[0] for _, arrays in answers])]
+        return [
+            np.asarray(iterations, np.int64),
+            *self._assemble([arrays[0] for _, arrays in answers]),
+        ]
 
     def _by_rows(self, part: Part) -> bool:
         return part.variable in self._tables
 
     def _assemble(self, data: Sequence[Array]) -> list[Array]:
         """Returns the values of all variables, from the servers' bytes."""
-        values = [np.empty(tuple(v.shape), tf.as_dtype(v.dtype).as_numpy_dtype) for v in self.variables]
+        values = [
+            np.empty(tuple(v.shape), tf.as_dtype(v.dtype).as_numpy_dtype) for v in self.variables
+        ]
         for parts, one in zip(self._parts, data, strict=True):
             at = 0
             for part in parts:
@@ -171,32 +196,42 @@ class Served:
             getattr(self.optimizer, name) for name in _CLIPS
         ):
             raise ConfigurationError(
-                "Parameter servers can't clip gradients that are accumulated over several steps. Leave out `gradient_accumulation_steps`, "
-                "or the clipping, or train without `--ps`."
+                "Parameter servers can't clip gradients that are accumulated over several steps."
+                " Leave out `gradient_accumulation_steps`, or the clipping, or train without"
+                " `--ps`."
             )
         self._key = f"{self._number}.{self._begun}"
         self._begun += 1
         try:
-            answers = self._servers.register(self._key, [self._describe_parts(parts) for parts in self._parts])
+            answers = self._servers.register(
+                self._key, [self._describe_parts(parts) for parts in self._parts]
+            )
         except StalledError:
             raise
         except ExchangeError as error:
             raise ConfigurationError(
-                f"The parameter servers can't make a {type(self.optimizer).__name__} of their own: {error} An optimizer, schedule or "
-                "constraint of the script's own must live in a module beside the script, which the servers can import."
+                f"The parameter servers can't make a {type(self.optimizer).__name__} of their own:"
+                f" {error} An optimizer, schedule or constraint of the script's own must live in a"
+                " module beside the script, which the servers can import."
             ) from error
-        for variable, value in zip(self.variables, self._assemble([a[0] for _, a in answers]), strict=True):
+        for variable, value in zip(
+            self.variables, self._assemble([a[0] for _, a in answers]), strict=True
+        ):
             variable.assign(value)
 
     def _describe_parts(self, parts: Sequence[Part]) -> tuple[Fields, list[Array]]:
         optimizer = self.optimizer
         described = self._keras.saving.serialize_keras_object(optimizer)
-        # A server has parts of the gradients: what clips them by norms is done apart, over all servers.
+        # A server has parts of the gradients: what clips them by norms is done apart, over all
+        # servers.
         config = described["config"]
         clip = {name: config.get(name) for name in _CLIPS}
         config.update({name: None for name in (*_CLIPS, "loss_scale_factor") if name in config})
         held = [self.variables[part.variable] for part in parts]
-        pieces = [tensor_of(v).numpy().reshape(-1)[p.start : p.stop] for v, p in zip(held, parts, strict=True)]
+        pieces = [
+            tensor_of(v).numpy().reshape(-1)[p.start : p.stop]
+            for v, p in zip(held, parts, strict=True)
+        ]
         remembered = self._optimizer_state(parts)
         fields = {
             "replaces": f"{self._number}.{self._begun - 2}",
@@ -216,14 +251,18 @@ class Served:
             "shape": list(part.shape),
             "dtype": tf.as_dtype(variable.dtype).name,
             "decays": keras_internals.decays(self.optimizer, variable),
-            "constraint": self._keras.constraints.serialize(variable.constraint) if variable.constraint else None,
+            "constraint": (
+                self._keras.constraints.serialize(variable.constraint)
+                if variable.constraint
+                else None
+            ),
         }
 
     def _slots(self, parts: Sequence[Part]) -> list[tuple[str, Variable, Part | None]]:
         """Returns the variables of the optimizer's state that belong to a server.
 
-        Each comes with its name at the server, and the part that it is of; None where it is of no variable of the
-        model.
+        Each comes with its name at the server, and the part that it is of; None where it is of no
+        variable of the model.
         """
         found, seen = [], collections.Counter[str]()
         here = {part.variable: (i, part) for i, part in enumerate(parts)}
@@ -248,7 +287,9 @@ class Served:
         values = {}
         for name, slot, part in self._slots(parts):
             value = tensor_of(slot).numpy()
-            values[name] = value if part is None or part.whole else value.reshape(-1)[part.start : part.stop]
+            values[name] = (
+                value if part is None or part.whole else value.reshape(-1)[part.start : part.stop]
+            )
         return values
 
     def pull(self) -> None:
@@ -264,7 +305,9 @@ class Served:
                     whole.reshape(-1)[cut] = theirs[name].reshape(-1)
         for slot, value in values.values():
             slot.assign(value)
-        for variable, value in zip(self.variables, self._assemble([arrays[0] for _, arrays in answers]), strict=True):
+        for variable, value in zip(
+            self.variables, self._assemble([arrays[0] for _, arrays in answers]), strict=True
+        ):
             variable.assign(value)
 
 

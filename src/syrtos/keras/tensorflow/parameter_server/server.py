@@ -1,9 +1,9 @@
 """A parameter server: it holds its part of the weights, and applies Keras optimizers to them.
 
-Each server holds an equal slice of every variable where the optimizer treats each number by itself, and whole variables
-where it does not. Updates are applied as they come in; or, with a staleness of 0, once all workers' gradients are
-there, as their mean by samples. Stale synchronous parallel: Ho et al. 2013, "More Effective Distributed ML via a Stale
-Synchronous Parallel Parameter Server".
+Each server holds an equal slice of every variable where the optimizer treats each number by itself,
+and whole variables where it does not. Updates are applied as they come in; or, with a staleness of
+0, once all workers' gradients are there, as their mean by samples. Stale synchronous parallel: Ho
+et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server".
 """
 
 from __future__ import annotations
@@ -75,7 +75,13 @@ def serve(gone: Callable[[], set[int]]) -> None:
         queue.lose(worker)
 
     known = gone if session.options.asynchronous else set
-    requests.serve(session.questions, workers, lambda question: asked[question.fields["ask"]](question), known, lose)
+    requests.serve(
+        session.questions,
+        workers,
+        lambda question: asked[question.fields["ask"]](question),
+        known,
+        lose,
+    )
 
 
 class Parameters:
@@ -88,7 +94,12 @@ class Parameters:
         self._comm = comm
         self._held: dict[str, _Held] = {}
         self._beginning: dict[str, dict[int, Question]] = {}
-        self.asked = {"register": self._register, "push": self._push, "state": self._state, "idle": self._idle}
+        self.asked = {
+            "register": self._register,
+            "push": self._push,
+            "state": self._state,
+            "idle": self._idle,
+        }
         # The progress of each worker: (round, updates in it).
         self._progress = dict.fromkeys(self._live, (0, 0))
         self._ahead: list[tuple[tuple[int, int], Question, _Held]] = []
@@ -107,9 +118,9 @@ class Parameters:
     def _register(self, question: Question) -> None:
         """Takes a worker's registration of an optimizer.
 
-        It has ``optimizer`` and ``variables``, the values as one array of bytes, and the optimizer's state by
-        ``names``. Those of worker 0 are taken, or of the first worker after it that still makes updates in this
-        ``round``; all are answered then.
+        It has ``optimizer`` and ``variables``, the values as one array of bytes, and the
+        optimizer's state by ``names``. Those of worker 0 are taken, or of the first worker after it
+        that still makes updates in this ``round``; all are answered then.
         """
         self._beginning.setdefault(question.fields["key"], {})[question.worker] = question
         self._go_on()
@@ -141,7 +152,10 @@ class Parameters:
         The question also has the learning ``rate``.
         """
         held = self._held[question.fields["key"]]
-        self._progress[question.worker] = reached = (question.fields["round"], question.fields["clock"])
+        self._progress[question.worker] = reached = (
+            question.fields["round"],
+            question.fields["clock"],
+        )
         if self._staleness == 0:
             held.together[question.worker] = question
             self._apply_together(held)
@@ -170,7 +184,10 @@ class Parameters:
     def _state(self, question: Question) -> None:
         held = self._held[question.fields["key"]]
         names, slots = zip(*held.slots(), strict=True)
-        question.answer([held.packed_values(), *(np.array(state.memory_of(v)) for v in slots)], names=list(names))
+        question.answer(
+            [held.packed_values(), *(np.array(state.memory_of(v)) for v in slots)],
+            names=list(names),
+        )
 
     def _apply_together(self, held: _Held) -> None:
         """Makes the next common update, once the gradients of all workers are there."""
@@ -185,8 +202,12 @@ class Parameters:
 
     def _update(self, held: _Held, questions: Sequence[Question]) -> None:
         """Makes one update with the mean by samples of all workers' gradients."""
-        if any(question.fields["present"] != questions[0].fields["present"] for question in questions):
-            raise OutOfStepError("Workers gave gradients of different variables for the same update.")
+        if any(
+            question.fields["present"] != questions[0].fields["present"] for question in questions
+        ):
+            raise OutOfStepError(
+                "Workers gave gradients of different variables for the same update."
+            )
         total = sum(question.fields["weight"] for question in questions)
         shares = [question.fields["weight"] / total if total else 0.0 for question in questions]
         given = [held.gradients(question) for question in questions]
@@ -214,17 +235,26 @@ class _Held:
         self._variables = [
             _variable(keras, index, value, variable)
             for index, (value, variable) in enumerate(
-                zip(_unpack_arrays(arrays[0], self._shapes, self._dtypes), fields["variables"], strict=True)
+                zip(
+                    _unpack_arrays(arrays[0], self._shapes, self._dtypes),
+                    fields["variables"],
+                    strict=True,
+                )
             )
         ]
         self.optimizer: _Optimizer = keras.saving.deserialize_keras_object(fields["optimizer"])
-        kept = [v for v, facts in zip(self._variables, fields["variables"], strict=True) if not facts["decays"]]
+        kept = [
+            v
+            for v, facts in zip(self._variables, fields["variables"], strict=True)
+            if not facts["decays"]
+        ]
         if kept:
             self.optimizer.exclude_from_weight_decay(var_list=kept)
         if self._variables:
             self.optimizer.build(self._variables)
         self._set_state(dict(zip(fields["names"], arrays[1:], strict=True)))
-        # One for each set of variables that have gradients in a step: a function is traced for the variables it updates.
+        # One for each set of variables that have gradients in a step: a function is traced for the
+        # variables it updates.
         self._functions: dict[tuple[int, ...], Callable[[Sequence[object]], object]] = {}
 
     def _set_state(self, known: dict[str, Array]) -> None:
@@ -238,7 +268,10 @@ class _Held:
         """Returns the variables of the optimizer's state, with the names that workers know them by."""
         paths = [keras_internals.path_of(v) for v in self._variables]
         slots = [(keras_internals.slot_of(v, paths), v) for v in state.variables_of(self.optimizer)]
-        return [(kind if path is None else f"{path}_{kind}", variable) for (kind, path), variable in slots]
+        return [
+            (kind if path is None else f"{path}_{kind}", variable)
+            for (kind, path), variable in slots
+        ]
 
     def gradients(self, question: Question) -> list[Gradient]:
         """Returns the gradients that a worker pushed, in the order of ``present``.
@@ -247,26 +280,43 @@ class _Held:
         """
         present, rows = question.fields["present"], question.fields["rows"]
         dense = [i for i in present if i not in rows]
-        arrays = _unpack_arrays(question.arrays[0], [self._shapes[i] for i in dense], [self._dtypes[i] for i in dense])
+        arrays = _unpack_arrays(
+            question.arrays[0], [self._shapes[i] for i in dense], [self._dtypes[i] for i in dense]
+        )
         pairs = zip(question.arrays[1::2], question.arrays[2::2], strict=True)
-        found: dict[int, Gradient] = {**dict(zip(dense, arrays, strict=True)), **dict(zip(rows, pairs, strict=True))}
+        found: dict[int, Gradient] = {
+            **dict(zip(dense, arrays, strict=True)),
+            **dict(zip(rows, pairs, strict=True)),
+        }
         return [found[i] for i in present]
 
-    def clip_mean(self, gradients: list[Gradient], present: Sequence[int], comm: Communicator) -> list[Gradient]:
+    def clip_mean(
+        self, gradients: list[Gradient], present: Sequence[int], comm: Communicator
+    ) -> list[Gradient]:
         """Clips the mean as Keras would, by norms over all servers' parts."""
-        norm, overall, value = self._clip["clipnorm"], self._clip["global_clipnorm"], self._clip["clipvalue"]
+        norm, overall, value = (
+            self._clip["clipnorm"],
+            self._clip["global_clipnorm"],
+            self._clip["clipvalue"],
+        )
         if norm or overall:
             places = [self._places[i] for i in present]
             squares = np.zeros(self._places_everywhere, np.float64)
             squares[places] = [np.vdot(_values(g), _values(g)) for g in gradients]
             squares = comm.allreduce(squares)
-            norms = np.sqrt(squares[places]) if norm else np.full(len(places), np.sqrt(squares.sum()))
+            norms = (
+                np.sqrt(squares[places]) if norm else np.full(len(places), np.sqrt(squares.sum()))
+            )
             limit = float(norm or overall)
             return [
                 _map_values(g, lambda v, n=n: v * v.dtype.type(limit / max(n, limit)))
                 for g, n in zip(gradients, norms, strict=True)
             ]
-        return [_map_values(g, lambda v: np.clip(v, -value, value)) for g in gradients] if value else gradients
+        return (
+            [_map_values(g, lambda v: np.clip(v, -value, value)) for g in gradients]
+            if value
+            else gradients
+        )
 
     def apply(self, gradients: Sequence[Gradient], fields: Fields) -> None:
         """Makes one step of the optimizer."""
@@ -286,7 +336,9 @@ class _Held:
 
     def answer(self, question: Question) -> None:
         """Gives a worker the values as they are now, and how many updates they have had."""
-        question.answer([self.packed_values()], iterations=int(keras_internals.updates_of(self.optimizer)))
+        question.answer(
+            [self.packed_values()], iterations=int(keras_internals.updates_of(self.optimizer))
+        )
 
     def packed_values(self) -> Array:
         """Returns all values as bytes."""
@@ -301,7 +353,9 @@ def _mean(gradients: Sequence[Gradient], shares: Sequence[float]) -> Gradient:
     counted = [(g, share) for g, share in zip(gradients, shares, strict=True) if share]
     if not counted:
         return _map_values(gradients[0], np.zeros_like)
-    scaled = [_map_values(g, lambda v, share=share: v * v.dtype.type(share)) for g, share in counted]
+    scaled = [
+        _map_values(g, lambda v, share=share: v * v.dtype.type(share)) for g, share in counted
+    ]
     if isinstance(scaled[0], tuple):
         return np.concatenate([g[0] for g in scaled]), np.concatenate([g[1] for g in scaled])
     return functools.reduce(np.add, scaled)
@@ -329,10 +383,17 @@ def pack_arrays(arrays: Sequence[Array]) -> Array:
     return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
 
 
-def _unpack_arrays(data: Array, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[Any]]) -> list[Array]:
-    sizes = [int(np.prod(shape)) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
+def _unpack_arrays(
+    data: Array, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[Any]]
+) -> list[Array]:
+    sizes = [
+        int(np.prod(shape)) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
     parts = np.split(data, np.cumsum(sizes)[:-1]) if sizes else []
-    return [part.view(dtype).reshape(shape) for part, shape, dtype in zip(parts, shapes, dtypes, strict=True)]
+    return [
+        part.view(dtype).reshape(shape)
+        for part, shape, dtype in zip(parts, shapes, dtypes, strict=True)
+    ]
 
 
 def _variable(keras: ModuleType, index: int, value: Array, facts: VariableFacts) -> Variable:
@@ -340,7 +401,10 @@ def _variable(keras: ModuleType, index: int, value: Array, facts: VariableFacts)
     constraint = keras.constraints.deserialize(facts["constraint"]) if facts["constraint"] else None
     if not hasattr(keras, "Variable"):  # Keras 2, whose variables are TensorFlow's own
         # TensorFlow's stub leaves out most methods of its variables.
-        return cast("Variable", tf.Variable(tf.convert_to_tensor(value), name=f"v{index}", constraint=constraint))
+        return cast(
+            "Variable",
+            tf.Variable(tf.convert_to_tensor(value), name=f"v{index}", constraint=constraint),
+        )
     variable = keras.Variable(value, dtype=facts["dtype"], name=f"v{index}")
     variable.constraint = constraint
     return variable

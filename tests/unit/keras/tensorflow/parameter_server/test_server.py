@@ -16,10 +16,14 @@ from syrtos.keras.tensorflow.parameter_server.server import Parameters, pack_arr
 class Asked:
     """One question, and the answer once there is one."""
 
-    def __init__(self, server: Parameters, worker: int, ask: str, arrays: Any = (), **fields: Any) -> None:
+    def __init__(
+        self, server: Parameters, worker: int, ask: str, arrays: Any = (), **fields: Any
+    ) -> None:
         self.fields: dict[str, Any] | None = None
         self.arrays: list[Any] = []
-        server.asked[ask](Question(worker, {"ask": ask, "round": 0, **fields}, list(arrays), self._answered))
+        server.asked[ask](
+            Question(worker, {"ask": ask, "round": 0, **fields}, list(arrays), self._answered)
+        )
 
     def _answered(self, fields: dict[str, Any], arrays: Any) -> None:
         assert self.fields is None, "answered twice"
@@ -39,7 +43,9 @@ def server(workers: int, staleness: int | None = None) -> Parameters:
     return Parameters(workers, staleness, InProcessCommunicator())
 
 
-def register(server: Parameters, worker: int, value: float, optimizer: Any = None, number: int = 0) -> Asked:
+def register(
+    server: Parameters, worker: int, value: float, optimizer: Any = None, number: int = 0
+) -> Asked:
     facts = {"place": 0, "shape": [2], "dtype": "float32", "decays": True, "constraint": None}
     return Asked(
         server,
@@ -60,7 +66,18 @@ def register(server: Parameters, worker: int, value: float, optimizer: Any = Non
 
 def push(server: Parameters, worker: int, present: list[int]) -> Asked:
     gradients = [pack_arrays([np.ones(2, np.float32)] * len(present))]
-    return Asked(server, worker, "push", gradients, key="0.0", clock=1, present=present, rows=[], weight=1.0, rate=None)
+    return Asked(
+        server,
+        worker,
+        "push",
+        gradients,
+        key="0.0",
+        clock=1,
+        present=present,
+        rows=[],
+        weight=1.0,
+        rate=None,
+    )
 
 
 def test_worker_0s_values_count_also_if_it_comes_last() -> None:
@@ -109,7 +126,12 @@ def test_no_registration_waits_for_a_worker_that_dies() -> None:
 
 def test_an_optimizer_that_the_server_can_not_make_is_refused_to_all() -> None:
     one = server(2)
-    unknown = {"class_name": "Unknown", "module": "nowhere", "config": {}, "registered_name": "Unknown"}
+    unknown = {
+        "class_name": "Unknown",
+        "module": "nowhere",
+        "config": {},
+        "registered_name": "Unknown",
+    }
     waiting = register(one, 1, 1.0, unknown)
     assert "could not answer `register`" in register(one, 0, 1.0, unknown).error
     assert "could not answer `register`" in waiting.error
