@@ -12,7 +12,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:  # the other commands should start at once
     from syrtos.cli.parsing import Commands
-    from syrtos.data.inspect import Shape
+    from syrtos.data.inspect import DataShape
     from syrtos.data.proof import Epoch
 
 _BAR = 30
@@ -82,7 +82,7 @@ def _inspect(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _chart(shape: Shape) -> Table:
+def _chart(shape: DataShape) -> Table:
     """Returns a table of records by file, the largest first."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     largest = sorted(shape.groups, key=lambda group: -group[1])
@@ -98,7 +98,7 @@ def _chart(shape: Shape) -> Table:
     return table
 
 
-def _balance(shape: Shape, workers: int, batch: int) -> Table:
+def _balance(shape: DataShape, workers: int, batch: int) -> Table:
     table = Table(
         "records of each of",
         f"{workers} workers",

@@ -25,7 +25,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.launch import generations, losses
 from syrtos.launch.membership import Membership
 from syrtos.launch.outcome import End, Outcome
-from syrtos.launch.plan import Machine, Plan, make_plan
+from syrtos.launch.plan import LaunchPlan, Machine, make_plan
 from syrtos.launch.processes.signalling import answering_signals
 from syrtos.launch.processes.standard_input import has_data, input_descriptor
 from syrtos.launch.processes.standby import Standby
@@ -290,7 +290,7 @@ class _GenerationStarter:
     members: Membership
     machine: Machine
     snapshots: Snapshots | None
-    supervised: Callable[[Plan, Mapping[str, str]], Outcome]
+    supervised: Callable[[LaunchPlan, Mapping[str, str]], Outcome]
     began: float
     new_interpreters: dict[str, str] = dataclasses.field(default_factory=dict)
 

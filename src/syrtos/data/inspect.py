@@ -28,7 +28,7 @@ _ENDINGS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class DataShape:
     """Facts about a data set.
 
     Attributes:
@@ -63,7 +63,7 @@ class Shape:
         ]
 
 
-def inspect(patterns: Sequence[str], cache: Cache) -> Shape:
+def inspect(patterns: Sequence[str], cache: Cache) -> DataShape:
     """Indexes the files of a data set, and returns facts about it.
 
     Raises:
@@ -76,7 +76,7 @@ def inspect(patterns: Sequence[str], cache: Cache) -> Shape:
         raise DataError(
             f"{files[0].name} has no records ({kind}; {len(files)} files). Check the path."
         )
-    return Shape(
+    return DataShape(
         kind, len(source), source.nbytes, source.groups, getattr(source, "damaged_count", 0)
     )
 

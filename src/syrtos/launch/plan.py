@@ -58,7 +58,7 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """The processes of one world that a run executes; they find each other by PMI.
 
     Attributes:
@@ -112,7 +112,7 @@ class Plan:
 
 def make_plan(
     spec: Spec, machine: Machine, env: Mapping[str, str], without: frozenset[str] = frozenset()
-) -> Plan:
+) -> LaunchPlan:
     """Returns the commands that start ``spec``'s workers from ``machine``; on hosts, ``without`` those that are lost.
 
     Raises:
@@ -142,7 +142,7 @@ def make_plan(
     agents = {
         group.host: agent_command(spec, group.host, machine, env) for group in groups if group.host
     }
-    return Plan(groups, environment, spared, agents, spec.forward)
+    return LaunchPlan(groups, environment, spared, agents, spec.forward)
 
 
 def agent_command(

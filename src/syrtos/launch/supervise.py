@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from syrtos.launch.hangs import STOPPED, TRACED, Hangs
 from syrtos.launch.outcome import Facts, Outcome, describe_exit, judge
-from syrtos.launch.plan import Plan
+from syrtos.launch.plan import LaunchPlan
 from syrtos.launch.process_engine import ProcessEnd, ProcessEngine
 from syrtos.launch.processes import local, signalling
 from syrtos.launch.processes.standard_input import copying_input, is_pipe_with_data
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def supervise(
-    plan: Plan,
+    plan: LaunchPlan,
     env: Mapping[str, str],
     grace: float,
     source: int | None = None,
@@ -74,7 +74,7 @@ def supervise(
         ).run()
 
 
-def _await_imports(standby: Standby, plan: Plan, env: Mapping[str, str]) -> int:
+def _await_imports(standby: Standby, plan: LaunchPlan, env: Mapping[str, str]) -> int:
     """Waits until the workers can be forked; returns the signal that has come meanwhile, or 0."""
     came: list[int] = []
     with signalling.answering_signals(came.append):
@@ -95,7 +95,7 @@ def _prepare_standby(standby: Standby | None, env: Mapping[str, str]) -> Callabl
 class _Supervisor:
     def __init__(
         self,
-        plan: Plan,
+        plan: LaunchPlan,
         engine: ProcessEngine,
         env: Mapping[str, str],
         grace: float,

@@ -28,14 +28,14 @@ _LONGEST_FAILURE = 1000  # characters: SageMaker shows 1024
 _LAST_LINES = 12
 
 
-class Options(TypedDict, total=False):
+class DriverOptions(TypedDict, total=False):
     """The fields of `syrtos.sagemaker.Syrtos` that say how the script is run."""
 
     workers_per_host: int | None
     options: list[str]
 
 
-class Config(Options):
+class Config(DriverOptions):
     """The fields of `syrtos.sagemaker.Syrtos`, as the SDK writes them for the driver."""
 
     version: str
@@ -57,7 +57,7 @@ def main() -> None:
     sys.exit(code)
 
 
-def command(config: Options, env: Mapping[str, str]) -> list[str]:
+def command(config: DriverOptions, env: Mapping[str, str]) -> list[str]:
     """Returns the command line that trains, the same on each host.
 
     Args:
@@ -85,7 +85,7 @@ def command(config: Options, env: Mapping[str, str]) -> list[str]:
     return [*run, script, *arguments(json.loads(env.get("SM_HPS") or "{}"))]
 
 
-def variables(config: Options, env: Mapping[str, str]) -> dict[str, str]:
+def variables(config: DriverOptions, env: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that tell syrtos of this host's workers, and libraries of the network between the hosts."""
     found = {"SYRTOS_SLOTS": str(workers(config, env))}
     interface = env.get("SM_NETWORK_INTERFACE_NAME")
@@ -98,7 +98,7 @@ def variables(config: Options, env: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def workers(config: Options, env: Mapping[str, str]) -> int:
+def workers(config: DriverOptions, env: Mapping[str, str]) -> int:
     """Returns the number of workers of this host: as asked for, or one for each GPU, or one."""
     return config.get("workers_per_host") or int(env.get("SM_NUM_GPUS") or 0) or 1
 

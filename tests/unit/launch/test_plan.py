@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from syrtos.errors import ConfigurationError
-from syrtos.launch.plan import Machine, Plan, forwarded_variables, make_plan
+from syrtos.launch.plan import LaunchPlan, Machine, forwarded_variables, make_plan
 from syrtos.launch.program import Program
 from syrtos.launch.spec import Spec, parse_hosts
 from syrtos.settings import OPTIONS_VARIABLE, Options, options_from
@@ -50,11 +50,11 @@ def spec(script: Path, **values: Any) -> Spec:
     )
 
 
-def remote_plan(script: Path, env: Mapping[str, str]) -> Plan:
+def remote_plan(script: Path, env: Mapping[str, str]) -> LaunchPlan:
     return make_plan(spec(script, hosts=parse_hosts("a:2,b:2")), MACHINE, env)
 
 
-def check_golden(name: str, plan: Plan, script: Path) -> None:
+def check_golden(name: str, plan: LaunchPlan, script: Path) -> None:
     printed = str(plan).replace(str(script.parent.resolve()), "/project")
     assert printed + "\n" == (GOLDEN / name).read_text()
 

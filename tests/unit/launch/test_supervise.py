@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from syrtos.launch.outcome import End, Outcome
-from syrtos.launch.plan import Group, Plan
+from syrtos.launch.plan import Group, LaunchPlan
 from syrtos.launch.process_engine import ProcessEnd
 from syrtos.launch.supervise import supervise
 from syrtos.settings import OPTIONS_VARIABLE, Options
@@ -42,7 +42,7 @@ LONG = 60.0
 
 def run(code: str, grace: float = 5.0, ranks: int = 1, **variables: str) -> Outcome:
     group = Group((sys.executable, "-c", PRELUDE + code + FINISHED), range(ranks))
-    return supervise(Plan((group,), variables), os.environ, grace)
+    return supervise(LaunchPlan((group,), variables), os.environ, grace)
 
 
 @pytest.fixture(autouse=True)
@@ -242,8 +242,10 @@ def test_commands_that_are_no_workers_have_finished_with_exit_code_0() -> None:
         Group((sys.executable, "-c", f"raise SystemExit({code})"), range(code, code + 1))
         for code in (0, 1)
     )
-    assert supervise(Plan(commands[:1], {}, reports=False), os.environ, 1.0).end is End.FINISHED
-    assert supervise(Plan(commands, {}, reports=False), os.environ, 1.0).code == 1
+    assert (
+        supervise(LaunchPlan(commands[:1], {}, reports=False), os.environ, 1.0).end is End.FINISHED
+    )
+    assert supervise(LaunchPlan(commands, {}, reports=False), os.environ, 1.0).code == 1
 
 
 def test_the_death_of_a_worker_that_is_spared_is_noted(
@@ -253,7 +255,7 @@ def test_the_death_of_a_worker_that_is_spared_is_noted(
     code += f"until(lambda: os.path.exists({str(tmp_path / 'lost' / '1')!r}))"
     group = Group((sys.executable, "-c", PRELUDE + code + FINISHED), range(2))
     variables = {OPTIONS_VARIABLE: Options(run_dir=str(tmp_path)).to_json()}
-    outcome = supervise(Plan((group,), variables, spared=frozenset({1})), os.environ, LONG)
+    outcome = supervise(LaunchPlan((group,), variables, spared=frozenset({1})), os.environ, LONG)
     assert outcome.end is End.FINISHED
     assert outcome.lost == {1: ProcessEnd(1, -9)}
     assert (

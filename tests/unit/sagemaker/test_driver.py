@@ -26,7 +26,7 @@ START = [sys.executable, "-m", "syrtos", "run"]
 
 
 def test_hosts_meet_and_a_host_alone_has_all_workers() -> None:
-    config: driver.Options = {"workers_per_host": 2, "options": ["--batch", "per-worker"]}
+    config: driver.DriverOptions = {"workers_per_host": 2, "options": ["--batch", "per-worker"]}
     rest = ["--run-dir", driver.RUN_DIR, "--batch", "per-worker", "train.py"]
     assert driver.command(config, TWO) == [*START, "--on", "placed", *rest]
     assert driver.command(config, ONE) == [*START, "-n", "2", *rest]

@@ -31,8 +31,7 @@ from syrtos.keras.tensorflow import tf_internals_graphs
 if TYPE_CHECKING:
     from tensorflow.core.protobuf.config_pb2 import ConfigProto
 
-    from syrtos.dialects.estimator.protocols import Feed, RunContext
-    from syrtos.dialects.estimator.protocols import Session as TensorFlowSession
+    from syrtos.dialects.estimator.protocols import Feed, GraphSession, RunContext
     from syrtos.keras.tensorflow.types import BatchLeaf, Gradient
 
 v1 = tf.compat.v1
@@ -175,7 +174,7 @@ class Comparing(v1.train.SessionRunHook):
             run_context.request_stop()
         return v1.train.SessionRunArgs(None, feed)
 
-    def _feed_of_step(self, session: TensorFlowSession) -> Feed:
+    def _feed_of_step(self, session: GraphSession) -> Feed:
         is_due = self.checks.is_due() and self._trial is not None
         if not is_due and not self.plan.reason_not_split:
             return self._feed_of_plan()
@@ -197,7 +196,7 @@ class Comparing(v1.train.SessionRunHook):
         return self._scope.ways(self.plan) if self.plan.was_compared else {}
 
     def _feed_of_all_rows(
-        self, session: TensorFlowSession, share: Mapping[object, npt.ArrayLike]
+        self, session: GraphSession, share: Mapping[object, npt.ArrayLike]
     ) -> dict[object, npt.ArrayLike]:
         """Returns what each worker is fed with, so that all rows are rank 0's."""
         comm = self._scope.session.comm
@@ -210,7 +209,7 @@ class Comparing(v1.train.SessionRunHook):
     def _check(
         self,
         trial: _Trial,
-        session: TensorFlowSession,
+        session: GraphSession,
         share: Mapping[object, npt.ArrayLike],
         batch: Feed,
     ) -> None:
@@ -314,7 +313,7 @@ class _Trial:
         self._draws = _draws(self._forward)
 
     @contextlib.contextmanager
-    def on(self, session: TensorFlowSession, share: Feed, batch: Feed) -> Iterator[None]:
+    def on(self, session: GraphSession, share: Feed, batch: Feed) -> Iterator[None]:
         """Context manager: the trial has the values of a session that trains, and a batch: its share, and all of it."""
         # The rounding of TensorFloat-32 differs by the number of rows.
         tf32 = tf.config.experimental.tensor_float_32_execution_enabled()

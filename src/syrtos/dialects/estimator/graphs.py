@@ -25,8 +25,7 @@ from syrtos.observe.clock import Phase
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from syrtos.dialects.estimator.protocols import MetricOfKeras2, MonitoredSession
-    from syrtos.dialects.estimator.protocols import Session as TensorFlowSession
+    from syrtos.dialects.estimator.protocols import GraphSession, MetricOfKeras2, MonitoredSession
     from syrtos.keras.protocols import FrameworkVariable, NamedVariable
     from syrtos.keras.tensorflow.types import Gradient
 
@@ -257,7 +256,7 @@ def steps_of(
     return losses
 
 
-def without_hooks(session: MonitoredSession) -> TensorFlowSession:
+def without_hooks(session: MonitoredSession) -> GraphSession:
     """Returns the session inside a monitored one."""
     return session.run_step_fn(lambda step_context: step_context.session)
 

@@ -19,11 +19,11 @@ from syrtos.keras.split.shares import SEED_STRIDE
 if TYPE_CHECKING:
     from syrtos.dialects.estimator.config import RunConfig
     from syrtos.dialects.estimator.protocols import (
+        GraphSession,
         RunContext,
         RunValues,
         SavingListener,
         Scaffold,
-        Session,
     )
 
 v1 = tf.compat.v1
@@ -70,7 +70,7 @@ class BeginEqual(v1.train.SessionRunHook):
         """Counts the time from here as that of callbacks, as `before_run` does."""
         world.current().ledger.become("callbacks")
 
-    def after_create_session(self, session: Session, coord: object) -> None:
+    def after_create_session(self, session: GraphSession, coord: object) -> None:
         """Broadcasts rank 0's variables."""
         comm = world.current().comm
         variables = self._all.variables
@@ -125,7 +125,7 @@ class Together(v1.train.SessionRunHook):
             if id(v) not in trained and v.dtype.is_floating and is_moving(v.op.name)
         )
 
-    def after_create_session(self, session: Session, coord: object) -> None:
+    def after_create_session(self, session: GraphSession, coord: object) -> None:
         """Saves the state before the first step as a checkpoint too."""
         if self._steps or self._seconds:
             self._save(session, int(session.run(self._step)))
@@ -146,7 +146,7 @@ class Together(v1.train.SessionRunHook):
         if any(wish & int(_STOP) for wish in wishes):
             run_context.request_stop()
 
-    def end(self, session: Session) -> None:
+    def end(self, session: GraphSession) -> None:
         """Saves the last state as a checkpoint, if that has not been done."""
         step = int(session.run(self._step))
         if step != self._last_step and (self._steps or self._seconds):
@@ -161,7 +161,7 @@ class Together(v1.train.SessionRunHook):
         elapsed = time.monotonic() - self._last_time
         return bool(self._seconds) and world.current().world.rank == 0 and elapsed >= self._seconds
 
-    def _save(self, session: Session, step: int) -> bool:
+    def _save(self, session: GraphSession, step: int) -> bool:
         """Saves a checkpoint, and returns whether a listener wants training to stop."""
         self._last_step, self._last_time = step, time.monotonic()
         comm = world.current().comm
@@ -226,15 +226,15 @@ class Values:
         pairs = zip(self.variables, self._given, strict=True)
         self._assign = tf.group(*(v1.assign(variable, value) for variable, value in pairs))
 
-    def read(self, session: Session) -> list[npt.NDArray[np.generic]]:
+    def read(self, session: GraphSession) -> list[npt.NDArray[np.generic]]:
         """Returns the values."""
         return session.run(self.variables)
 
-    def write(self, session: Session, values: Sequence[npt.ArrayLike]) -> None:
+    def write(self, session: GraphSession, values: Sequence[npt.ArrayLike]) -> None:
         """Sets the values."""
         session.run(self._assign, dict(zip(self._given, values, strict=True)))
 
-    def reduce(self, session: Session, op: ReduceOp) -> None:
+    def reduce(self, session: GraphSession, op: ReduceOp) -> None:
         """Replaces the values by their reduction over all workers."""
         comm = world.current().comm
         if comm.size > 1 and self.variables:

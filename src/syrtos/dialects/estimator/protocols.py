@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 Feed = Mapping[object, object]
 
 
-class Session(Protocol):
+class GraphSession(Protocol):
     """A session: `tf.compat.v1.Session`, or a monitored one."""
 
     def run(self, fetches: object, feed_dict: Feed | None = None) -> Any:
@@ -22,10 +22,10 @@ class Session(Protocol):
 class StepContext(Protocol):
     """The argument of a function that a monitored session runs outside of its hooks."""
 
-    session: Session
+    session: GraphSession
 
 
-class MonitoredSession(Session, Protocol):
+class MonitoredSession(GraphSession, Protocol):
     """A session with hooks: `tf.compat.v1.train.MonitoredSession`."""
 
     def should_stop(self) -> bool:
@@ -45,7 +45,7 @@ class RunContext(Protocol):
     """The argument of a hook before and after a step: `tf.compat.v1.train.SessionRunContext`."""
 
     @property
-    def session(self) -> Session:
+    def session(self) -> GraphSession:
         """The session that makes the step."""
         ...
 
@@ -72,12 +72,12 @@ class Saver(Protocol):
     """A writer and reader of checkpoints: `tf.compat.v1.train.Saver`."""
 
     def save(
-        self, sess: Session, save_path: str, global_step: int, write_meta_graph: bool
+        self, sess: GraphSession, save_path: str, global_step: int, write_meta_graph: bool
     ) -> object:
         """Writes a checkpoint."""
         ...
 
-    def restore(self, sess: Session, save_path: str) -> object:
+    def restore(self, sess: GraphSession, save_path: str) -> object:
         """Reads a checkpoint."""
         ...
 
@@ -98,15 +98,15 @@ class SavingListener(Protocol):
         """Adds operations, before the graph is final."""
         ...
 
-    def before_save(self, session: Session, global_step_value: int) -> None:
+    def before_save(self, session: GraphSession, global_step_value: int) -> None:
         """Prepares a checkpoint."""
         ...
 
-    def after_save(self, session: Session, global_step_value: int) -> object:
+    def after_save(self, session: GraphSession, global_step_value: int) -> object:
         """Looks at a new checkpoint; a true result ends the training."""
         ...
 
-    def end(self, session: Session, global_step_value: int) -> None:
+    def end(self, session: GraphSession, global_step_value: int) -> None:
         """Cleans up after the last step."""
         ...
 

@@ -21,7 +21,7 @@ from syrtos.jobs.requests.request import Job
 from syrtos.jobs.runner import contract, processes
 from syrtos.jobs.runner.contract import ML, InstanceFacts
 from syrtos.jobs.runner.enter import InstanceSpec
-from syrtos.launch.plan import Group, Plan
+from syrtos.launch.plan import Group, LaunchPlan
 from syrtos.settings import OPTIONS_VARIABLE, Options
 
 _SHARED = ("model", "output/data", "checkpoints")
@@ -156,7 +156,7 @@ def make_plan(
     credentials: Mapping[str, str],
     gpus: int = 0,
     reach: str = "",
-) -> Plan:
+) -> LaunchPlan:
     """Returns the commands that train; each instance gets a file that says how to enter it.
 
     Args:
@@ -191,7 +191,7 @@ def make_plan(
         environment["MPI4PY_LIBMPI"] = str(Path(sys.prefix) / "lib" / "libmpi.so.12")
     spared = frozenset(range(1, job.slots)) if options.asynchronous else frozenset[int]()
     agents = _agents(job, folders, here, reach)
-    return Plan(
+    return LaunchPlan(
         tuple(groups), environment, spared, agents, reports=job.distribution.kind != "copies"
     )
 

@@ -19,11 +19,10 @@ from syrtos.keras.features import asynchronous, sharding
 from syrtos.keras.patching import Method, Patch
 
 if TYPE_CHECKING:
-    from syrtos.keras.protocols import Optimizer as AnyOptimizer
-    from syrtos.keras.protocols import Variable
+    from syrtos.keras.protocols import Optimizer, Variable
     from syrtos.keras.tensorflow.types import Gradient, Number
 
-    class Optimizer(AnyOptimizer, Protocol):
+    class Keras3Optimizer(Optimizer, Protocol):
         """An optimizer of Keras 3."""
 
         weight_decay: float | None
@@ -44,14 +43,14 @@ _PER_VARIABLE = 20_000
 
 # The programs of each optimizer, by the variables that they update and by those of them whose
 # weights decay.
-_programs: weakref.WeakKeyDictionary[Optimizer, dict[object, Program[Any]]] = (
+_programs: weakref.WeakKeyDictionary[Keras3Optimizer, dict[object, Program[Any]]] = (
     weakref.WeakKeyDictionary()
 )
 # Set on an optimizer: the variables whose weights the update that follows lets decay.
 _DECAYING = "_syrtos_decaying"
 
 
-def is_compiled(optimizer: Optimizer, variables: Sequence[Variable]) -> bool:
+def is_compiled(optimizer: Keras3Optimizer, variables: Sequence[Variable]) -> bool:
     """Returns whether this optimizer's update of ``variables`` is compiled.
 
     With ``--compile-update auto`` an update is compiled only if its variables are many and large,
@@ -84,7 +83,7 @@ class _Keras:
 def _deferring_decay(original: Method) -> Method:
     _Keras.apply_weight_decay = staticmethod(original)
 
-    def apply_weight_decay(self: Optimizer, variables: Iterable[Variable]) -> None:
+    def apply_weight_decay(self: Keras3Optimizer, variables: Iterable[Variable]) -> None:
         decaying = list(variables) if self.weight_decay is not None else []
         if decaying and (sharding.of(self) or is_compiled(self, decaying)):
             object.__setattr__(self, _DECAYING, decaying)
@@ -96,7 +95,7 @@ def _deferring_decay(original: Method) -> Method:
 
 def _compiling(original: Method) -> Method:
     def backend_update_step(
-        self: Optimizer,
+        self: Keras3Optimizer,
         grads: Iterable[Gradient],
         trainable_variables: Iterable[Variable],
         learning_rate: Number,
@@ -117,7 +116,7 @@ def _compiling(original: Method) -> Method:
             world.current().ledger.say(update="compiled")
             changed = [v for _, v in dense]
 
-            def update(optimizer: Optimizer, grads: list[tf.Tensor], rate: tf.Tensor) -> None:
+            def update(optimizer: Keras3Optimizer, grads: list[tf.Tensor], rate: tf.Tensor) -> None:
                 _update(optimizer, original, decaying, changed, grads, rate)
 
             program = compiled_program(self, changed, decaying, update)
@@ -134,10 +133,10 @@ def take_decaying(optimizer: object) -> set[int]:
 
 
 def compiled_program(
-    optimizer: Optimizer,
+    optimizer: Keras3Optimizer,
     variables: Sequence[Variable],
     decaying: set[int],
-    update: Callable[[Optimizer, list[tf.Tensor], tf.Tensor], Result],
+    update: Callable[[Keras3Optimizer, list[tf.Tensor], tf.Tensor], Result],
 ) -> Program[Result]:
     """Returns a compiled program that calls ``update(optimizer, gradients, learning rate)`` for some variables.
 
@@ -165,7 +164,7 @@ def compiled_program(
 
 
 def _update(
-    optimizer: Optimizer,
+    optimizer: Keras3Optimizer,
     update: Method,
     decaying: set[int],
     variables: Sequence[Variable],
@@ -179,9 +178,9 @@ def _update(
         update(optimizer, grads, variables, rate)
 
 
-_OPTIMIZER = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
+_Optimizer = "keras.src.backend.tensorflow.optimizer:TFOptimizer"
 
 PATCHES = [
-    Patch(_OPTIMIZER, "_apply_weight_decay", _deferring_decay, "It comes right before the update, and is compiled with it."),
-    Patch(_OPTIMIZER, "_backend_update_step", _compiling, "What changes variables, after gradients are reduced and clipped."),
+    Patch(_Optimizer, "_apply_weight_decay", _deferring_decay, "It comes right before the update, and is compiled with it."),
+    Patch(_Optimizer, "_backend_update_step", _compiling, "What changes variables, after gradients are reduced and clipped."),
 ]  # fmt: skip

@@ -24,7 +24,7 @@ from syrtos.keras.tensorflow.variables import tensor_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import NamedVariable, Variable
-    from syrtos.keras.tensorflow.compiled_update import Optimizer
+    from syrtos.keras.tensorflow.compiled_update import Keras3Optimizer
     from syrtos.keras.tensorflow.types import Number
 
     class _Variable(Variable, Protocol):
@@ -80,7 +80,7 @@ class _Slice:
 
 def _sharding(original: Method) -> Method:
     def backend_update_step(
-        self: Optimizer,
+        self: Keras3Optimizer,
         grads: Iterable[Gradient],
         trainable_variables: Iterable[_Variable],
         learning_rate: Number,
@@ -121,7 +121,7 @@ def _buckets(pairs: Pairs) -> list[Pairs]:
 
 def _update(
     found: Sharding,
-    optimizer: Optimizer,
+    optimizer: Keras3Optimizer,
     bucket: Pairs,
     rate: Number,
     decaying: set[int],
@@ -133,7 +133,7 @@ def _update(
         world.current().ledger.say(update="compiled")
 
         def update(
-            optimizer: Optimizer, grads: list[tf.Tensor], rate: tf.Tensor
+            optimizer: Keras3Optimizer, grads: list[tf.Tensor], rate: tf.Tensor
         ) -> list[tf.Tensor]:
             return _update_values(optimizer, grads, rate, variables, decaying)
 
@@ -148,7 +148,7 @@ def _update(
 
 
 def _update_values(
-    optimizer: Optimizer,
+    optimizer: Keras3Optimizer,
     grads: Sequence[Gradient],
     rate: Number,
     variables: Sequence[_Variable],

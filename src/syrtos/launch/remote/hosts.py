@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import IO
 
-from syrtos.launch.plan import Plan, forwarded_variables
+from syrtos.launch.plan import LaunchPlan, forwarded_variables
 from syrtos.launch.process_engine import Outputs, ProcessEnd, ProcessEngine, Vitals
 from syrtos.launch.processes import pmi
 from syrtos.launch.remote.agents import LONGEST_KILL, Agent, Agents
@@ -23,7 +23,7 @@ from syrtos.settings import options_from
 class Hosts(ProcessEngine):
     """An engine for the processes of a plan that has agents."""
 
-    def __init__(self, plan: Plan, env: Mapping[str, str], agents: Agents) -> None:
+    def __init__(self, plan: LaunchPlan, env: Mapping[str, str], agents: Agents) -> None:
         """Asks the agents, which start the processes when all of them have come up.
 
         Args:

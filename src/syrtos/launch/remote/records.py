@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from syrtos.launch.plan import Plan
+from syrtos.launch.plan import LaunchPlan
 from syrtos.launch.terminal import output
 from syrtos.observe.ledger import ledger_path, usage_path
 from syrtos.settings import options_from
@@ -54,7 +54,7 @@ def forget(run_dir: Path, ranks: Collection[int]) -> None:
 class MissingRecords:
     """The launcher's side: the files of one generation that are not in its run directory."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LaunchPlan) -> None:
         """Begins to look for the ledgers of a plan's workers; other processes write none."""
         self._run_dir = options_from(plan.environment).run_dir
         self._ranks: Mapping[str, list[int]] = {

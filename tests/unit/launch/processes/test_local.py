@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from syrtos.launch.outcome import End, Outcome
-from syrtos.launch.plan import Group, Plan
+from syrtos.launch.plan import Group, LaunchPlan
 from syrtos.launch.processes.local import Local, start
 from syrtos.launch.supervise import supervise
 
@@ -30,7 +30,7 @@ LONG = 60.0
 
 def run(code: str, ranks: int = 3, grace: float = 5.0) -> Outcome:
     command = (sys.executable, "-c", PRELUDE + "report_start(2, rank)\n" + code)
-    return supervise(Plan((Group(command, range(ranks)),), {}), os.environ, grace)
+    return supervise(LaunchPlan((Group(command, range(ranks)),), {}), os.environ, grace)
 
 
 def test_it_is_a_success_when_all_have_said_so(capfd: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +108,7 @@ def test_a_crash_after_the_scripts_end_is_no_success() -> None:
 
 def test_a_command_that_is_no_worker_has_not_started() -> None:
     group = Group((sys.executable, "-c", "raise SystemExit(4)"), range(2))
-    assert supervise(Plan((group,), {}), os.environ, 1).end is End.NOT_STARTED
+    assert supervise(LaunchPlan((group,), {}), os.environ, 1).end is End.NOT_STARTED
 
 
 def test_a_command_that_is_not_there_leaves_nothing() -> None:
@@ -161,5 +161,7 @@ time.sleep(600)
 @pytest.mark.parametrize(("given", "code"), [(5, 5), (256, 1), (0, 1), (-1, 255)])
 def test_an_abort_of_mpi_has_its_code_and_is_no_success(given: int, code: int) -> None:
     command = (sys.executable, "-c", PRELUDE + ABORTING.format(given))
-    outcome = supervise(Plan((Group(command, range(2)),), {"UCX_NET_DEVICES": "lo"}), os.environ, 5)
+    outcome = supervise(
+        LaunchPlan((Group(command, range(2)),), {"UCX_NET_DEVICES": "lo"}), os.environ, 5
+    )
     assert (outcome.end, outcome.rank, outcome.status, outcome.code) == (End.LOST, 1, code, code)

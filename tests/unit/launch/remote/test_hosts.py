@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from syrtos.launch.outcome import End, Outcome
-from syrtos.launch.plan import Group, Plan
+from syrtos.launch.plan import Group, LaunchPlan
 from syrtos.launch.remote import agents as launchers_side
 from syrtos.launch.remote.agents import Agents
 from syrtos.launch.supervise import supervise
@@ -49,7 +49,10 @@ def run(
     groups = tuple(Group(command, range(rank, rank + 1), f"host-{rank}") for rank in range(ranks))
     commands = {f"host-{rank}": first if rank == 0 else AGENT for rank in range(ranks)}
     return supervise(
-        Plan(groups, {"UCX_NET_DEVICES": "lo"}, agents=commands), os.environ, grace, agents=agents
+        LaunchPlan(groups, {"UCX_NET_DEVICES": "lo"}, agents=commands),
+        os.environ,
+        grace,
+        agents=agents,
     )
 
 
@@ -185,7 +188,9 @@ def test_a_host_without_an_agent(
 
 def test_a_command_that_is_not_there(agents: Agents) -> None:
     groups = (Group(("/no/such/program",), range(1), "host-0"),)
-    outcome = supervise(Plan(groups, {}, agents={"host-0": AGENT}), os.environ, 5.0, agents=agents)
+    outcome = supervise(
+        LaunchPlan(groups, {}, agents={"host-0": AGENT}), os.environ, 5.0, agents=agents
+    )
     assert outcome.end is End.NOT_STARTED
     assert "could not be started: [Errno 2] No such file" in outcome.why
 

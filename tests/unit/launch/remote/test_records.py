@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from syrtos.launch.plan import Group, Plan
+from syrtos.launch.plan import Group, LaunchPlan
 from syrtos.launch.remote import records
 from syrtos.launch.remote.records import MissingRecords
 from syrtos.observe.ledger import ledger_path, usage_path
 from syrtos.settings import OPTIONS_VARIABLE
 
 
-def plan(run_dir: Path, reports: bool = True) -> Plan:
+def plan(run_dir: Path, reports: bool = True) -> LaunchPlan:
     groups = (Group(("x",), range(0, 1), "a"), Group(("x",), range(1, 3), "b"))
-    return Plan(groups, {OPTIONS_VARIABLE: json.dumps({"run_dir": str(run_dir)})}, reports=reports)
+    return LaunchPlan(
+        groups, {OPTIONS_VARIABLE: json.dumps({"run_dir": str(run_dir)})}, reports=reports
+    )
 
 
 def written(path: Path, text: str) -> Path:
@@ -63,7 +65,8 @@ def test_a_host_writes_the_files_of_its_own_ranks_alone(here: Path) -> None:
 def test_nothing_is_asked_of_commands_and_of_this_machine(here: Path) -> None:
     assert MissingRecords(plan(here, reports=False)).missing("b") == []
     assert (
-        MissingRecords(Plan((Group(("x",), range(2)),), plan(here).environment)).missing("") == []
+        MissingRecords(LaunchPlan((Group(("x",), range(2)),), plan(here).environment)).missing("")
+        == []
     )
 
 
