@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from syrtos import settings
-from syrtos.engines.engine import Wanted
-from syrtos.engines.ray import door
-from syrtos.engines.ray.asked import Asked, asked_of
+from syrtos.engines.engine import EngineRequest
+from syrtos.engines.ray import agent_socket
+from syrtos.engines.ray.request import RayRequest, request_of
 from syrtos.errors import ConfigurationError
 from syrtos.launch.spec import new_run_dir
 from syrtos.notebook import launcher, parcel
@@ -86,9 +86,11 @@ def _run_on(places: WorkerPlaces, command: Sequence[str], run_dir: object) -> ob
     """Runs the launcher's command with workers on the places, and returns rank 0's result."""
     with (
         tempfile.TemporaryDirectory(prefix="syrtos-ray-") as folder,
-        contextlib.closing(door.Door(path := str(Path(folder) / "door"), places)),
+        contextlib.closing(agent_socket.AgentSocket(path := str(Path(folder) / "door"), places)),
     ):
-        env = launcher.environment_of_workers(settings.environment()) | {door.VARIABLE: path}
+        env = launcher.environment_of_workers(settings.environment()) | {
+            agent_socket.VARIABLE: path
+        }
         # this process's own: workers have what Ray gives them
         env.pop("CUDA_VISIBLE_DEVICES", None)
         with reporting(places, str(Path(str(run_dir)).resolve())):
@@ -117,9 +119,9 @@ def _command(workers: int, least: int | None, options: Mapping[str, object]) -> 
     )
 
 
-def _request_of(workers: int, gpus: int, values: Mapping[str, object]) -> Asked:
+def _request_of(workers: int, gpus: int, values: Mapping[str, object]) -> RayRequest:
     texts = {name: str(value) for name, value in values.items()}
-    return asked_of(Wanted(workers, gpus, Path(), (), texts, sys.executable, Path.cwd()))
+    return request_of(EngineRequest(workers, gpus, Path(), (), texts, sys.executable, Path.cwd()))
 
 
 def _pack(function: Callable[..., object], args: Sequence[object]) -> bytes:
@@ -128,7 +130,7 @@ def _pack(function: Callable[..., object], args: Sequence[object]) -> bytes:
         return file.read()
 
 
-def _reserve_places(asked: Asked, packed: bytes) -> contextlib.closing[WorkerPlaces]:
+def _reserve_places(asked: RayRequest, packed: bytes) -> contextlib.closing[WorkerPlaces]:
     """Returns a context manager of the places, which Ray has reserved.
 
     Raises:

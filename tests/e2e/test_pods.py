@@ -12,7 +12,7 @@ import pods
 import pytest
 
 import forking
-from syrtos.engines.engine import Wanted
+from syrtos.engines.engine import EngineRequest
 from syrtos.engines.kubernetes import manifests
 from syrtos.engines.kubernetes.request import request_of
 
@@ -35,7 +35,7 @@ def started(machine: pods.Machine, kind: str, *, fast: bool) -> pods.Run:
     (machine.claim("runs") / "out").mkdir()
     if fast:
         (machine.claim("runs") / "out" / "fast").touch()
-    wanted = Wanted(
+    wanted = EngineRequest(
         workers=2,
         gpus=0,
         run_dir=machine.folder / "digits",

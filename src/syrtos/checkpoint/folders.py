@@ -22,7 +22,7 @@ from syrtos.errors import SnapshotError
 _KEPT = 2  # so that there is another one if the newest turns out to be damaged
 
 
-class SnapshotFolders(Protocol):
+class SnapshotMemory(Protocol):
     """The place of snapshots before they are in files.
 
     It is `syrtos.checkpoint.slots.Slots`, or the memory of other hosts.
@@ -48,7 +48,7 @@ class SnapshotFolders(Protocol):
 _PREFIX, _MANIFEST = "snapshot-", "manifest.json"
 
 
-def save(slots: SnapshotFolders, folder: Path) -> int:
+def save(slots: SnapshotMemory, folder: Path) -> int:
     """Writes the newest committed snapshot into ``folder``, unless it is there; workers may go on.
 
     Returns:
@@ -81,7 +81,7 @@ def save(slots: SnapshotFolders, folder: Path) -> int:
     return number
 
 
-def load(folder: Path, slots: SnapshotFolders) -> tuple[int, list[str]]:
+def load(folder: Path, slots: SnapshotMemory) -> tuple[int, list[str]]:
     """Puts the newest undamaged snapshot of ``folder`` into the slots; damaged ones are renamed.
 
     Returns:
@@ -127,7 +127,7 @@ def _parts(place: Path) -> Iterator[bytes]:
         yield data
 
 
-def _copy(slots: SnapshotFolders, part: int, number: int, path: Path) -> str:
+def _copy(slots: SnapshotMemory, part: int, number: int, path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for piece in slots.pieces(part, number):

@@ -128,7 +128,7 @@ def _spread(counts: Sequence[int]) -> str:
 
 
 def _verify(chosen: argparse.Namespace) -> int:
-    from syrtos.data.bad import left_out
+    from syrtos.data.bad_records import left_out
     from syrtos.data.proof import verify
 
     epochs = verify(chosen.run_dir)

@@ -16,7 +16,7 @@ from typing import Any
 from syrtos import settings
 from syrtos.checkpoint import durable
 from syrtos.cli.execution import ConnectedHosts, going_on_error, is_going_on
-from syrtos.engines.engine import Engine, Reached, Submitted, Wanted, read_end
+from syrtos.engines.engine import Engine, EngineRequest, ReachableHosts, Submitted, read_end
 from syrtos.engines.registry import engine_of
 from syrtos.errors import ConfigurationError, SyrtosError
 from syrtos.launch.terminal import output
@@ -105,13 +105,13 @@ def values_of(texts: Sequence[str]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in texts)
 
 
-def wanted_of(chosen: argparse.Namespace, run_dir: Path) -> Wanted:
+def wanted_of(chosen: argparse.Namespace, run_dir: Path) -> EngineRequest:
     """Returns the run as it was asked for.
 
     Raises:
         ConfigurationError: `--with` is not NAME=VALUE.
     """
-    return Wanted(
+    return EngineRequest(
         workers=chosen.workers,
         gpus=chosen.gpus_per_worker,
         run_dir=run_dir,
@@ -194,7 +194,7 @@ def _values_again(chosen: argparse.Namespace) -> Iterator[str]:
 
 def _reach(
     chosen: argparse.Namespace,
-    reached: AbstractContextManager[Reached],
+    reached: AbstractContextManager[ReachableHosts],
     launch: Callable[[ConnectedHosts | None], int],
 ) -> int:
     with reached as found:
@@ -211,7 +211,7 @@ def _reach(
 # -- runs that were submitted --------------------------------------------------------------------------------
 
 
-def _submit(engine: Engine, wanted: Wanted, detach: bool) -> int:
+def _submit(engine: Engine, wanted: EngineRequest, detach: bool) -> int:
     if is_going_on(wanted.run_dir):
         raise going_on_error(wanted.run_dir)
     facts = engine.submit(wanted)

@@ -22,7 +22,7 @@ from syrtos.cli.watching import forget as forget_watched
 from syrtos.cli.watching import watching
 from syrtos.engines.engine import STOPPED
 from syrtos.errors import ConfigurationError
-from syrtos.launch import generations, losses
+from syrtos.launch import generations, lost_workers
 from syrtos.launch.membership import Membership
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.plan import LaunchPlan, Machine, make_plan
@@ -30,7 +30,7 @@ from syrtos.launch.processes.signalling import answering_signals
 from syrtos.launch.processes.standard_input import has_data, input_descriptor
 from syrtos.launch.processes.standby import Standby
 from syrtos.launch.remote.here import is_here
-from syrtos.launch.snapshots import Here, OnHosts, Snapshots
+from syrtos.launch.snapshots import AgentSnapshots, LocalSnapshots, Snapshots
 from syrtos.launch.spec import Host, Spec
 from syrtos.launch.supervise import supervise
 from syrtos.launch.terminal import output
@@ -240,7 +240,9 @@ def _run(
             Membership(spec, machine, run_dir, agents, env, resume, resized)
         ) as members,
     ):
-        snapshots = (OnHosts(agents) if agents else Here()) if policy.restarts else None
+        snapshots = (
+            (AgentSnapshots(agents) if agents else LocalSnapshots()) if policy.restarts else None
+        )
         if snapshots:
             members.committed = snapshots.committed_number
         supervised = functools.partial(
@@ -330,7 +332,7 @@ class _GenerationStarter:
         folder.mkdir(parents=True, exist_ok=True)
         # An earlier run, or the first try of this generation, may have left its records here.
         forget(folder)
-        losses.forget(folder)
+        lost_workers.forget(folder)
         env = {**settings.environment(), **variables, **self.new_interpreters}
         with launching(folder, self.began) as facts:
             outcome = self.supervised(make_plan(spec, self.machine, env, without), env)

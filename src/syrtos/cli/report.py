@@ -20,7 +20,7 @@ from syrtos.cli.execution import is_going_on
 from syrtos.cli.run_dirs import find_run_dir
 from syrtos.errors import ConfigurationError
 from syrtos.report import compare, facts, page, text
-from syrtos.report.read import Run, load
+from syrtos.report.read import RunRecord, load
 
 if TYPE_CHECKING:
     from syrtos.cli.parsing import Commands
@@ -85,7 +85,7 @@ def main(chosen: argparse.Namespace) -> int:
         chosen.output or run_dirs[-1] / ("compare.html" if len(run_dirs) > 1 else "report.html")
     ).resolve()
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    runs: list[Run] = []
+    runs: list[RunRecord] = []
     try:
         while True:
             began = time.monotonic()
@@ -103,7 +103,7 @@ def main(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _load_runs(run_dirs: list[Path], follow: bool) -> list[Run]:
+def _load_runs(run_dirs: list[Path], follow: bool) -> list[RunRecord]:
     """Reads the runs; with ``follow``, waits while runs that go on have written nothing yet."""
     with Console(stderr=True).status("reading ledgers"):
         while True:
@@ -117,7 +117,11 @@ def _load_runs(run_dirs: list[Path], follow: bool) -> list[Run]:
 
 
 def _report_once(
-    chosen: argparse.Namespace, runs: list[Run], output: Path, console: Console, live: bool = False
+    chosen: argparse.Namespace,
+    runs: list[RunRecord],
+    output: Path,
+    console: Console,
+    live: bool = False,
 ) -> None:
     found = [facts.of_run(run) for run in runs]
     comparison = (

@@ -106,7 +106,7 @@ def _print_recommended(
 def _print_bad_records(console: Console, folders: list[Path]) -> None:
     """Prints the records that were left out."""
     # Only now: `syrtos run` should start at once.
-    from syrtos.data.bad import left_out
+    from syrtos.data.bad_records import left_out
 
     bad = left_out(*folders)
     if bad:

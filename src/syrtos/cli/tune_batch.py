@@ -13,7 +13,7 @@ from syrtos.cli.execution import this_machine
 from syrtos.errors import ConfigurationError
 from syrtos.launch.terminal import output
 from syrtos.tune import text
-from syrtos.tune.batch import Searched, search
+from syrtos.tune.batch import BatchSearch, search
 from syrtos.tune.runner import TrialError
 
 _HEADINGS = (
@@ -75,14 +75,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _print(result: Searched) -> None:
+def _print(result: BatchSearch) -> None:
     _print_table(result)
     console = Console(highlight=False, markup=False)
     for sentence in text.of_batches(result):
         console.print(f"\n{sentence}")
 
 
-def _print_table(result: Searched) -> None:
+def _print_table(result: BatchSearch) -> None:
     rows = text.table(result)
     shown = [k for k in range(len(_HEADINGS)) if any(row[k] for row in rows)]
     made = Table(box=None, pad_edge=False)

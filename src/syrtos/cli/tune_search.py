@@ -170,8 +170,8 @@ def _watch(service: Service, name: str) -> TuningRecord:
 
 
 def _look(service: Service, name: str) -> tuple[TuningRecord, Search, list[SearchTrial]]:
-    from syrtos.jobs.tuning.found import trials_of
     from syrtos.jobs.tuning.operations import search_of
+    from syrtos.jobs.tuning.trial_rows import trials_of
 
     record = service.tunings.get(name)
     if record is None:

@@ -24,7 +24,7 @@ import numpy as np
 from syrtos import settings
 from syrtos.comm import world
 from syrtos.data import cache
-from syrtos.data.bad import BadRecords, OnBadRecord
+from syrtos.data.bad_records import BadRecords, OnBadRecord
 from syrtos.data.files import File
 from syrtos.data.find import Patterns, find
 from syrtos.data.folder import IMAGES, Folder

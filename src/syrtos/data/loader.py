@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from syrtos.data.bad import BadRecords
+from syrtos.data.bad_records import BadRecords
 from syrtos.data.plan import Indices, Plan, block_records
 from syrtos.data.sources import BadRecord, Source, map_arrays
 from syrtos.errors import DataError, SyrtosError

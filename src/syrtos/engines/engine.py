@@ -55,7 +55,7 @@ def check_values(values: Mapping[str, str], known: Mapping[str, str], engine: st
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class EngineRequest:
     """A run as it was asked for.
 
     Attributes:
@@ -89,7 +89,7 @@ class Wanted:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reached:
+class ReachableHosts:
     """Hosts on which agents can be started.
 
     Attributes:
@@ -154,7 +154,7 @@ class Engine(ABC):
     name: ClassVar[str]
     settings: ClassVar[Mapping[str, str]] = {}
 
-    def reach(self, wanted: Wanted) -> AbstractContextManager[Reached] | None:
+    def reach(self, wanted: EngineRequest) -> AbstractContextManager[ReachableHosts] | None:
         """Returns a context in which agents can be started on the hosts; None where a run is to be submitted."""
         return None
 
@@ -180,7 +180,7 @@ class Engine(ABC):
         """
         raise NotImplementedError
 
-    def files(self, wanted: Wanted) -> dict[str, str]:
+    def files(self, wanted: EngineRequest) -> dict[str, str]:
         """Returns the text of each file that a submission consists of, by its name. It is a pure function, which `--dry-run` prints.
 
         Raises:
@@ -190,7 +190,7 @@ class Engine(ABC):
             f"Runs can't be submitted to {self.name}: leave out --detach and --dry-run."
         )
 
-    def submit(self, wanted: Wanted) -> dict[str, str]:
+    def submit(self, wanted: EngineRequest) -> dict[str, str]:
         """Submits the run, and returns facts by which `submitted_run` finds it again.
 
         Raises:

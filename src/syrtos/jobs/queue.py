@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from syrtos import settings
 from syrtos.jobs.api.service import Service
-from syrtos.jobs.looking import Looking
+from syrtos.jobs.polling import PollingThread
 from syrtos.jobs.requests import states
 from syrtos.jobs.runner import attempt, processes
 from syrtos.jobs.store.home import is_locked
@@ -25,7 +25,7 @@ _KEEP_EVERY = 60.0  # seconds
 _WAITING = frozenset({"Starting", "Pending", "Interrupted", "Restarting"})
 
 
-class Queue(Looking):
+class Queue(PollingThread):
     """Starts jobs, and notices when their runners are gone."""
 
     def __init__(self, service: Service) -> None:
@@ -40,7 +40,7 @@ class Queue(Looking):
             f"syrtos: the queue could not schedule the jobs: {error}", file=sys.stderr, flush=True
         )
 
-    def after_look(self) -> None:
+    def after_poll(self) -> None:
         """Copies the database and reserves room on the disk, once a minute."""
         if time.monotonic() >= self._kept_at + _KEEP_EVERY:
             self._keep_safe()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _PIECE = 1 << 24
 
 
-class Snapshots(folders.SnapshotFolders, Protocol):
+class Snapshots(folders.SnapshotMemory, Protocol):
     """Snapshots that workers have committed; each is of one part or several."""
 
     def facts_for_writers(self, parts: int) -> dict[str, object]:
@@ -37,7 +37,7 @@ class Snapshots(folders.SnapshotFolders, Protocol):
         ...
 
 
-class Here(Slots):
+class LocalSnapshots(Slots):
     """The snapshots of a run of this machine alone."""
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -67,7 +67,7 @@ class Here(Slots):
         self._memory.close()
 
 
-class OnHosts:
+class AgentSnapshots:
     """The snapshots of a run on several hosts.
 
     Each agent holds whole snapshots, so that all but one host may be lost.

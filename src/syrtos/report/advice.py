@@ -15,7 +15,7 @@ import numpy as np
 from syrtos.observe.clock import KINDS
 from syrtos.report import speed
 from syrtos.report.forecast import SHARDING
-from syrtos.report.read import Rank
+from syrtos.report.read import WorkerRecord
 from syrtos.report.situation import FIRST, Situation
 from syrtos.report.steps import host_of, median
 from syrtos.report.summary import SHARES
@@ -185,7 +185,7 @@ def slow_worker(situation: Situation) -> Recommendation | None:
     return _of_cause(situation, slowest, cause, cost, own[slowest] - usual)
 
 
-def _without_pauses(rank: Rank) -> dict[str, float]:
+def _without_pauses(rank: WorkerRecord) -> dict[str, float]:
     """Returns the seconds of training that a worker spends by itself, by kind, without its longest lines."""
     kinds = [number for number, kind in enumerate(KINDS) if kind not in _TOGETHER]
     lines = rank.lines.seconds[rank.lines.in_training][:, kinds]

@@ -16,7 +16,7 @@ import numpy as np
 from syrtos.observe.clock import KINDS
 from syrtos.report import steps
 from syrtos.report.facts import Facts
-from syrtos.report.read import Floats, Run
+from syrtos.report.read import Floats, RunRecord
 from syrtos.report.summary import SHARES
 from syrtos.report.waterfall import PARTS
 
@@ -24,7 +24,7 @@ _LEAST = 1e-6  # s, of which a clock can tell parts
 _DRAWS, _BLOCKS, _FEWEST, _MOST = 1000, 20, 8, 2000
 
 
-def compare_runs(first: Run, second: Run, facts: tuple[Facts, Facts]) -> Facts:
+def compare_runs(first: RunRecord, second: RunRecord, facts: tuple[Facts, Facts]) -> Facts:
     """Returns the comparison of two runs whose facts are given."""
     # The first step is left out below: it traces and compiles.
     a, b = (steps.of_rank(run, 0) for run in (first, second))

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from syrtos.report.read import Run
+from syrtos.report.read import RunRecord
 
 _RATE = "learning_rate"
 _RATES = (_RATE, "lr")  # Keras 2 logs it by the second name
 
 
-def describe_curves(run: Run) -> dict[str, Any]:
+def describe_curves(run: RunRecord) -> dict[str, Any]:
     """Returns the points of each metric within epochs and at their ends, the learning rate, and the ends of epochs.
 
     Within an epoch a point is the mean since the epoch began, as Keras shows it.
@@ -41,7 +41,7 @@ def describe_curves(run: Run) -> dict[str, Any]:
     }
 
 
-def _points(run: Run, name: str) -> Iterator[dict[str, Any]]:
+def _points(run: RunRecord, name: str) -> Iterator[dict[str, Any]]:
     for number, generation in enumerate(run.generations):
         kept = run.step_kept(number)
         for line in getattr(generation, name):

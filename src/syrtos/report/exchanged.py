@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from syrtos.report.read import Run
+from syrtos.report.read import RunRecord
 
 _SHOWN = 200  # variables, the largest first
 
 
-def describe_exchange(run: Run) -> dict[str, Any]:
+def describe_exchange(run: RunRecord) -> dict[str, Any]:
     """Returns the variables and buckets of each group of gradients that an optimizer reduces, and counts for a step."""
     facts = run.facts
     plans = [_plan(plan) for name, plan in sorted(facts.items()) if name.startswith("exchanged ")]

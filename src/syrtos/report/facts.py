@@ -22,7 +22,7 @@ from syrtos.report import (
     steps,
     waterfall,
 )
-from syrtos.report.read import Run
+from syrtos.report.read import RunRecord
 from syrtos.report.waterfall import PARTS
 
 VERSION = 1
@@ -30,7 +30,7 @@ _HIDDEN = "******"
 Facts = dict[str, Any]
 
 
-def of_run(run: Run) -> Facts:
+def of_run(run: RunRecord) -> Facts:
     """Returns the facts of a run; for one that goes on, those that have been written down so far."""
     found = situation.of(run)
     findings = advice.findings(found) if found else []
@@ -69,7 +69,7 @@ def of_run(run: Run) -> Facts:
     }
 
 
-def _run(run: Run) -> Facts:
+def _run(run: RunRecord) -> Facts:
     request = run.request
     program = request.get("program") or {}
     last = run.generations[-1]
@@ -123,7 +123,7 @@ def changed_options(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _reason_for_nothing(run: Run, seconds: waterfall.Seconds, trains: bool) -> str:
+def _reason_for_nothing(run: RunRecord, seconds: waterfall.Seconds, trains: bool) -> str:
     """Returns the reason why nothing is recommended."""
     if not trains:
         return "The run has not made enough training steps to say what to change."
@@ -136,7 +136,7 @@ def _reason_for_nothing(run: Run, seconds: waterfall.Seconds, trains: bool) -> s
     )
 
 
-def _ranks(run: Run) -> list[Facts]:
+def _ranks(run: RunRecord) -> list[Facts]:
     """Returns the workers of the last generation that has trained, with their seconds."""
     number = list(run.generations).index(run.last_trained)
     return [
@@ -147,7 +147,7 @@ def _ranks(run: Run) -> list[Facts]:
     ]
 
 
-def _split(run: Run) -> str:
+def _split(run: RunRecord) -> str:
     """Returns a sentence about the check of the first batch; empty if all parts of the steps are Keras's own."""
     if why := run.facts.get("not_split"):
         return f"Not split: {why}. The whole batch is computed as by one process."
@@ -160,7 +160,7 @@ def _split(run: Run) -> str:
     )
 
 
-def _data(run: Run) -> Facts:
+def _data(run: RunRecord) -> Facts:
     """Returns what the sample ledgers say: whether each record was trained on exactly once in each epoch.
 
     Nothing is proved for data sets that do not tell records apart.
@@ -194,7 +194,7 @@ def is_failure(outcome: Mapping[str, Any]) -> bool:
     return outcome.get("end") not in (None, "FINISHED", "unknown")
 
 
-def _incidents(run: Run) -> list[Facts]:
+def _incidents(run: RunRecord) -> list[Facts]:
     """Returns the ends of generations that others followed, or that were no success."""
     found, reached = [], 0
     for number, generation in enumerate(run.generations, 1):
@@ -228,7 +228,7 @@ def _incidents(run: Run) -> list[Facts]:
     return found
 
 
-def _trace(run: Run) -> str | None:
+def _trace(run: RunRecord) -> str | None:
     """Returns the file of a profile, relative to the run directory, if one was made."""
     found = [each.folder / "trace.json.gz" for each in reversed(run.generations)]
     path: Path | None = next((path for path in found if path.exists()), None)

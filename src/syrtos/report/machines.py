@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from syrtos.report.read import Generation, Run
+from syrtos.report.read import Generation, RunRecord
 
 # Bytes that have passed since the machine was started: a chart shows them by second.
 _COUNTERS = ("read", "written", "sent", "received")
 
 
-def describe_machines(run: Run) -> list[dict[str, Any]]:
+def describe_machines(run: RunRecord) -> list[dict[str, Any]]:
     """Returns a record for each machine that was sampled, with its workers."""
     numbers = sorted(
         {
@@ -27,7 +27,7 @@ def _of_machines(generation: Generation) -> list[Mapping[str, Any]]:
     return [sample for sample in generation.usage if isinstance(sample.get("machine"), dict)]
 
 
-def _machine(run: Run, number: int) -> dict[str, Any]:
+def _machine(run: RunRecord, number: int) -> dict[str, Any]:
     at: list[float] = []
     samples: list[Mapping[str, Any]] = []
     for generation in run.generations:
@@ -80,7 +80,7 @@ def _of_gpu(sample: Mapping[str, Any], gpu: int, name: str) -> Any:
     return gpus[gpu].get(name) if gpu < len(gpus) else None
 
 
-def _worker(run: Run, rank: int) -> dict[str, Any]:
+def _worker(run: RunRecord, rank: int) -> dict[str, Any]:
     """Returns the most memory of a worker's process, and the mean number of cores that it kept busy.
 
     The mean is taken from the worker's first sample to its last.

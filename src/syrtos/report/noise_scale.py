@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from syrtos.report.read import Floats, Run
+from syrtos.report.read import Floats, RunRecord
 
 _FEWEST = 8  # measurements
 # how many times the change of the gradients their noise must be, to be told from it
@@ -27,7 +27,7 @@ _DRAWS, _BLOCKS, _WINDOWS = 500, 16, 40
 _NOT = "The gradient noise scale was not measured: "
 
 
-def describe_noise_scale(run: Run) -> dict[str, Any]:
+def describe_noise_scale(run: RunRecord) -> dict[str, Any]:
     """Returns the noise scale of the last generation that has trained, from the second half of its steps.
 
     ``scale`` is in samples, with ``low`` and ``high`` (95 % of draws of blocks of steps); ``batch``
@@ -69,7 +69,7 @@ def describe_noise_scale(run: Run) -> dict[str, Any]:
     }
 
 
-def _measurements(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
+def _measurements(run: RunRecord) -> tuple[Floats, Floats, Floats, float] | str:
     """Returns step, S and |G|² of each measurement, and the samples of a step; or the reason why there are none."""
     ranks = [rank.lines for rank in run.last_trained.ranks]
     if len(ranks) < 2:
@@ -94,7 +94,7 @@ def _measurements(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
     )
 
 
-def _reason_unmeasured(run: Run) -> str:
+def _reason_unmeasured(run: RunRecord) -> str:
     facts = run.facts
     ways = {
         "with --sync-every workers exchange weights.": "sync_every" in facts,
@@ -112,7 +112,7 @@ def _reason_unmeasured(run: Run) -> str:
     )
 
 
-def _by_moments(run: Run) -> tuple[Floats, Floats, Floats, float] | str:
+def _by_moments(run: RunRecord) -> tuple[Floats, Floats, Floats, float] | str:
     """Returns the same as `_measurements`, from Adam's moments at the ends of epochs.
 
     They give E|g|² over some steps, and the squared norm of a running mean over fewer.

@@ -10,13 +10,13 @@ from typing import Any
 from syrtos.checkpoint import durable
 from syrtos.report import advice, situation
 from syrtos.report.json_files import document
-from syrtos.report.read import Run
+from syrtos.report.read import RunRecord
 
 _FILE = "advice.json"
 _WHOLE = "FINISHED"
 
 
-def keep(run: Run) -> dict[str, Any]:
+def keep(run: RunRecord) -> dict[str, Any]:
     """Writes down the recommendation after a run, and how fast it trained, and returns them.
 
     Returns an empty dict if the run has not trained.
@@ -40,7 +40,7 @@ def read_kept(run_dir: Path) -> dict[str, Any]:
     return document(run_dir / _FILE)
 
 
-def _previous_run_facts(run: Run, rate: float) -> dict[str, Any] | None:
+def _previous_run_facts(run: RunRecord, rate: float) -> dict[str, Any] | None:
     """Returns facts of the last run of the same script, if it had a recommendation and something was changed since."""
     if _end_of(run) != _WHOLE:
         return None
@@ -85,7 +85,7 @@ def _previous_run_facts(run: Run, rate: float) -> dict[str, Any] | None:
     }
 
 
-def _end_of(run: Run) -> str:
+def _end_of(run: RunRecord) -> str:
     return str(run.generations[-1].outcome.get("end"))
 
 

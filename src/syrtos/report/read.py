@@ -91,7 +91,7 @@ class LedgerLines:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rank:
+class WorkerRecord:
     """The record of one worker of a generation.
 
     Attributes:
@@ -130,7 +130,7 @@ class Generation:
     """
 
     folder: Path
-    ranks: Sequence[Rank]
+    ranks: Sequence[WorkerRecord]
     began: float
     offset: float
     seconds: float
@@ -140,7 +140,7 @@ class Generation:
     usage: Sequence[Mapping[str, Any]]
 
     @property
-    def first(self) -> Rank | None:
+    def first(self) -> WorkerRecord | None:
         """The worker with the lowest rank."""
         return self.ranks[0] if self.ranks else None
 
@@ -156,7 +156,7 @@ class Generation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunRecord:
     """The whole record of a run.
 
     Attributes:
@@ -205,7 +205,7 @@ class Run:
         return sum(each.seconds for each in self.generations)
 
 
-def load(run_dir: Path, goes_on: bool = False) -> Run:
+def load(run_dir: Path, goes_on: bool = False) -> RunRecord:
     """Reads a run, which may go on.
 
     Raises:
@@ -237,7 +237,7 @@ def load(run_dir: Path, goes_on: bool = False) -> Run:
             "How the run ended was not written down: its launcher was killed, or is one of another"
             " version."
         )
-    return Run(run_dir, request, found, missing, goes_on)
+    return RunRecord(run_dir, request, found, missing, goes_on)
 
 
 def _cut_off(last: Generation) -> list[str]:
@@ -312,7 +312,7 @@ def _generation(folder: Path, run_began: float, offset: float, missing: list[str
     )
 
 
-def _rank(rank: int, path: Path, began: float, missing: list[str]) -> Rank:
+def _rank(rank: int, path: Path, began: float, missing: list[str]) -> WorkerRecord:
     facts: dict[str, Any] = {}
     told = _split_facts(lines(path, missing), facts)
     parts = [_columns(part) for part in iter(lambda: list(itertools.islice(told, _PART)), [])] or [
@@ -331,7 +331,7 @@ def _rank(rank: int, path: Path, began: float, missing: list[str]) -> Rank:
         )
     )
     start = np.cumsum(whole.wall) - whole.wall
-    return Rank(rank, facts, dataclasses.replace(whole, start=start), offset)
+    return WorkerRecord(rank, facts, dataclasses.replace(whole, start=start), offset)
 
 
 def _split_facts(
@@ -373,7 +373,7 @@ def _columns(records: Sequence[Mapping[str, Any]]) -> LedgerLines:
 _CLOCKS = 0.5
 
 
-def _align_offsets(ranks: Sequence[Rank]) -> list[Rank]:
+def _align_offsets(ranks: Sequence[WorkerRecord]) -> list[WorkerRecord]:
     """Returns the workers with offsets by one clock, that of the first worker's machine.
 
     Offsets stay as they are for workers that train at their own pace, and for clocks that agree.
@@ -397,7 +397,7 @@ def _align_offsets(ranks: Sequence[Rank]) -> list[Rank]:
     return found
 
 
-def _ends(rank: Rank) -> Floats:
+def _ends(rank: WorkerRecord) -> Floats:
     return (rank.offset + rank.lines.start + rank.lines.wall)[rank.lines.trains]
 
 

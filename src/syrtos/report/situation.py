@@ -14,7 +14,7 @@ import numpy as np
 
 from syrtos.observe.clock import KINDS
 from syrtos.report import steps
-from syrtos.report.read import Rank, Run
+from syrtos.report.read import RunRecord, WorkerRecord
 from syrtos.report.steps import WorkerSteps, median
 
 FIRST = 2  # steps that trace, compile and touch memory for the first time
@@ -30,8 +30,8 @@ class Situation:
         steps: the steps of each worker, as far as all workers have made them.
     """
 
-    run: Run
-    ranks: Sequence[Rank]
+    run: RunRecord
+    ranks: Sequence[WorkerRecord]
     steps: Sequence[WorkerSteps]
 
     @property
@@ -110,7 +110,7 @@ class Situation:
         return min(seconds + (times - 1) * usual * each, seconds * times)
 
 
-def of(run: Run) -> Situation | None:
+def of(run: RunRecord) -> Situation | None:
     """Returns the situation of a run that made more than a few steps together on all of its workers; else None."""
     found = steps.of_ranks(run)
     if not found or len(found[0].wall) <= FIRST + 1 or run.facts.get("training") == "asynchronous":
@@ -118,7 +118,7 @@ def of(run: Run) -> Situation | None:
     return Situation(run, run.last_trained.ranks, found)
 
 
-def samples_per_second(run: Run, without_first: bool = False) -> float:
+def samples_per_second(run: RunRecord, without_first: bool = False) -> float:
     """Returns the samples of all workers of the last generation that has trained, per second of training.
 
     Evaluations are left out. If samples are not known, the steps count instead.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from syrtos.observe.clock import KINDS
-from syrtos.report.read import Floats, Generation, Rank, Run
+from syrtos.report.read import Floats, Generation, RunRecord, WorkerRecord
 from syrtos.report.summary import SHARES
 
 # Points of a chart, columns of the heat map, and steps that are explained, at most.
@@ -70,7 +70,7 @@ class WorkerSteps:
         )
 
 
-def of_rank(run: Run, rank: int) -> WorkerSteps:
+def of_rank(run: RunRecord, rank: int) -> WorkerSteps:
     """Returns the steps of the worker with this rank; of steps that were made again the second time counts."""
     parts = [
         _of_lines(each, generation, number, run.step_kept(number))
@@ -81,7 +81,7 @@ def of_rank(run: Run, rank: int) -> WorkerSteps:
     return _join_steps(parts)
 
 
-def of_ranks(run: Run, number: int | None = None) -> list[WorkerSteps]:
+def of_ranks(run: RunRecord, number: int | None = None) -> list[WorkerSteps]:
     """Returns the steps of each worker of a generation, as far as all workers have made them.
 
     ``number`` is the generation's index; by default it is the last that has trained.
@@ -93,7 +93,9 @@ def of_ranks(run: Run, number: int | None = None) -> list[WorkerSteps]:
     return [steps.rows(common) for steps in found]
 
 
-def _of_lines(rank: Rank, generation: Generation, index: int, kept: int | None) -> WorkerSteps:
+def _of_lines(
+    rank: WorkerRecord, generation: Generation, index: int, kept: int | None
+) -> WorkerSteps:
     lines, chosen = rank.lines, rank.lines.trains
     count = lines.steps[chosen]
     number = generation.trained_before + np.cumsum(count)
@@ -119,7 +121,7 @@ def _join_steps(parts: Sequence[WorkerSteps]) -> WorkerSteps:
     )
 
 
-def describe_steps(run: Run) -> dict[str, Any]:
+def describe_steps(run: RunRecord) -> dict[str, Any]:
     """Returns the steps of rank 0 for a chart.
 
     Many steps are shown by groups of neighbours, with the least, median and most of each.
@@ -147,7 +149,7 @@ def describe_steps(run: Run) -> dict[str, Any]:
     }
 
 
-def _outliers(run: Run, steps: WorkerSteps) -> list[dict[str, Any]]:
+def _outliers(run: RunRecord, steps: WorkerSteps) -> list[dict[str, Any]]:
     """Returns the steps that took longest beyond the usual time, with the cause."""
     if len(steps.wall) < 4:
         return []
@@ -173,7 +175,9 @@ def _outliers(run: Run, steps: WorkerSteps) -> list[dict[str, Any]]:
     ]
 
 
-def _describe_cause(run: Run, steps: WorkerSteps, row: int, others: Sequence[WorkerSteps]) -> str:
+def _describe_cause(
+    run: RunRecord, steps: WorkerSteps, row: int, others: Sequence[WorkerSteps]
+) -> str:
     """Returns the kind of time that a step had more of than usual, in words; of waiting, also the worker waited for.
 
     ``others``: the steps of all workers of its generation.
@@ -204,7 +208,7 @@ def _most_beyond(steps: WorkerSteps, row: int) -> tuple[str, float]:
     return KINDS[k], float(beyond[k])
 
 
-def heat(run: Run) -> dict[str, Any]:
+def heat(run: RunRecord) -> dict[str, Any]:
     """Returns a map of workers against time: each worker's own time for a step, relative to the median worker's then.
 
     With one worker the time is relative to its own median. The map is of the last generation that
@@ -243,7 +247,7 @@ def _several_hosts(generation: Generation) -> bool:
     return any("node" in rank.facts for rank in generation.ranks)
 
 
-def host_of(run: Run, rank: int) -> str:
+def host_of(run: RunRecord, rank: int) -> str:
     """Returns the host of a worker; hosts of one name, as several on one machine have, are told apart by number."""
     facts = next((each.facts for each in run.last_trained.ranks if each.rank == rank), {})
     node = facts.get("node")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from syrtos.observe.clock import KINDS
-from syrtos.report.read import Generation, Rank, Run
+from syrtos.report.read import Generation, RunRecord, WorkerRecord
 from syrtos.report.summary import SHARES, imported_before
 
 PARTS = {
@@ -23,7 +23,7 @@ PARTS = {
 Seconds = dict[str, float]
 
 
-def of_run(run: Run) -> Seconds:
+def of_run(run: RunRecord) -> Seconds:
     """Returns the seconds of the mean worker, by part; they add up to those of the run."""
     total = dict.fromkeys(PARTS, 0.0)
     for generation, ranks in zip(run.generations, by_rank(run), strict=True):
@@ -37,7 +37,7 @@ def of_run(run: Run) -> Seconds:
     return total
 
 
-def by_rank(run: Run) -> list[list[Seconds]]:
+def by_rank(run: RunRecord) -> list[list[Seconds]]:
     """Returns the seconds of each worker of each generation; a worker's parts add up to those of its generation."""
     found = []
     for number, generation in enumerate(run.generations):
@@ -51,7 +51,7 @@ def by_rank(run: Run) -> list[list[Seconds]]:
 
 
 def _of_rank(
-    rank: Rank, generation: Generation, kept: int | None, is_restart: bool, is_last: bool
+    rank: WorkerRecord, generation: Generation, kept: int | None, is_restart: bool, is_last: bool
 ) -> Seconds:
     """Returns the seconds of one worker.
 
@@ -87,7 +87,7 @@ def _of_rank(
     return {part: value * scale for part, value in seconds.items()}
 
 
-def lost_lines(rank: Rank, kept: int | None, is_restart: bool) -> npt.NDArray[np.bool_]:
+def lost_lines(rank: WorkerRecord, kept: int | None, is_restart: bool) -> npt.NDArray[np.bool_]:
     """Returns a mask of the lines of work that was lost, or of a restart."""
     lines = rank.lines
     count = np.cumsum(np.where(lines.trains, lines.steps, 0.0))

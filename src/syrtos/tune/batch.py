@@ -16,8 +16,8 @@ from syrtos.settings import TuneTrial
 from syrtos.tune import memory, runner
 from syrtos.tune.ends import out_of_memory
 from syrtos.tune.memory import MachineMemory, TrialMemory, size
-from syrtos.tune.runner import Ran, TrialError
-from syrtos.tune.search import Found, Tried, conclude, doubtful, following
+from syrtos.tune.runner import FinishedTrial, TrialError
+from syrtos.tune.search import BatchRecommendation, BatchTrial, conclude, doubtful, following
 
 # The most doubtful winners that are tried once more.
 _AGAIN = 2
@@ -26,7 +26,7 @@ _LOOK = 0.1
 
 
 @dataclasses.dataclass
-class Searched:
+class BatchSearch:
     """The tried batch sizes, in order, and the conclusions from them.
 
     Attributes:
@@ -42,7 +42,7 @@ class Searched:
         stopped: the error of the trial in which the search was stopped, after others had finished.
     """
 
-    tried: list[Tried]
+    tried: list[BatchTrial]
     own: int
     workers: int
     machine: int
@@ -50,7 +50,7 @@ class Searched:
     optimizer: str = ""
     rate: float | None = None
     rows: int = 0
-    found: Found | None = None
+    found: BatchRecommendation | None = None
     stopped: TrialError | None = None
 
 
@@ -61,7 +61,7 @@ def search(
     steps: int,
     most: int | None,
     say: Callable[[str], None] = lambda text: None,
-) -> Searched:
+) -> BatchSearch:
     """Tries batch sizes, beginning with the script's own.
 
     Args:
@@ -98,7 +98,7 @@ class _Trying:
             say,
         )
         has = memory.now()
-        self.result = Searched([], 0, spec.workers, has.total, has.usable)
+        self.result = BatchSearch([], 0, spec.workers, has.total, has.usable)
 
     def all(self, most: int | None) -> None:
         """Tries batches until enough is known, and tries a winner that may be an outlier again."""
@@ -129,7 +129,7 @@ class _Trying:
         self.result.tried.append(tried)
         self._say(in_words(tried))
 
-    def _forecast_failure(self, batch: int) -> Tried | None:
+    def _forecast_failure(self, batch: int) -> BatchTrial | None:
         """Returns a failure for a batch that would need more memory than there is; None for others.
 
         The forecast is made from the memory that the tried batches have needed.
@@ -145,11 +145,11 @@ class _Trying:
         # A batch that is smaller than one that fitted fits too.
         if needs <= has.usable or batch <= max(point.batch for point in points):
             return None
-        return Tried(
+        return BatchTrial(
             batch, failed=f"would need about {size(needs)}; {_available(has)}", for_memory=True
         )
 
-    def _run_trial(self, batch: int, more: str = "") -> Tried:
+    def _run_trial(self, batch: int, more: str = "") -> BatchTrial:
         trial = TuneTrial(kind="batch", steps=self._steps, batch=batch)
         ran = runner.run(
             self._spec,
@@ -166,12 +166,12 @@ class _Trying:
         # A script that fails with its own batch, or a person's stop, ends the search.
         if not for_memory and (ran.outcome.end is End.STOPPED or not self.result.tried):
             runner.check_has_trained(ran)
-        return Tried(batch or ran.own, failed=why, for_memory=for_memory)
+        return BatchTrial(batch or ran.own, failed=why, for_memory=for_memory)
 
-    def _has_failed(self, ran: Ran) -> bool:
+    def _has_failed(self, ran: FinishedTrial) -> bool:
         return ran.outcome.end is not End.FINISHED and not ran.found
 
-    def _reason(self, ran: Ran) -> tuple[str, bool]:
+    def _reason(self, ran: FinishedTrial) -> tuple[str, bool]:
         if ran.outcome.end is End.REPLACED:
             return f"was ended: {ran.outcome.why}", True
         # Where the address space is limited, libraries end in any way for want of memory.
@@ -179,13 +179,15 @@ class _Trying:
         found = out_of_memory(ran.outcome, ran.log, limited)
         return found or f"failed: {ran.outcome.sentence().rstrip('.')}", bool(found)
 
-    def _read_trial(self, found: Any) -> Tried:
+    def _read_trial(self, found: Any) -> BatchTrial:
         self.result.optimizer, self.result.rate = found["optimizer"], found["rate"]
         before, peak, device = (
             tuple(worker[name] for worker in found["workers"])
             for name in ("before", "peak", "device")
         )
-        return Tried(found["batch"], tuple(found["seconds"]), before, peak, device, found["note"])
+        return BatchTrial(
+            found["batch"], tuple(found["seconds"]), before, peak, device, found["note"]
+        )
 
 
 def _available(has: MachineMemory) -> str:
@@ -221,7 +223,7 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:,.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"
 
 
-def in_words(tried: Tried) -> str:
+def in_words(tried: BatchTrial) -> str:
     """Returns a line about a trial."""
     if tried.failed:
         return f"batch {tried.batch:,}: {tried.failed}"

@@ -30,7 +30,7 @@ _LAST = 20_000  # characters of a log in which the reason of an end is looked fo
 
 
 @dataclasses.dataclass(frozen=True)
-class Ran:
+class FinishedTrial:
     """A trial that has ended.
 
     Attributes:
@@ -69,7 +69,7 @@ class TrialError(LaunchError):
         ran: the trial.
     """
 
-    def __init__(self, text: str, ran: Ran) -> None:
+    def __init__(self, text: str, ran: FinishedTrial) -> None:
         super().__init__(text)
         self.ran = ran
 
@@ -80,7 +80,7 @@ def run(
     trial: TuneTrial,
     folder: Path,
     changed: Callable[[], str] = lambda: "",
-) -> Ran:
+) -> FinishedTrial:
     """Runs ``spec`` as ``trial``, recorded in ``folder``, until it ends.
 
     Args:
@@ -106,10 +106,12 @@ def run(
                 outcome = Outcome(End.STOPPED, 128 + signal.SIGINT)
         facts |= outcome.facts()
     began = _read(folder / _BEGAN)
-    return Ran(outcome, folder, _read(folder / _RESULT), began.get("own", 0), began.get("rows", 0))
+    return FinishedTrial(
+        outcome, folder, _read(folder / _RESULT), began.get("own", 0), began.get("rows", 0)
+    )
 
 
-def check_has_trained(ran: Ran) -> None:
+def check_has_trained(ran: FinishedTrial) -> None:
     """Checks that a trial has come to the end of its measurement.
 
     Raises:

@@ -21,7 +21,7 @@ _HALVINGS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Tried:
+class BatchTrial:
     """A batch size, and the result of its trial.
 
     Attributes:
@@ -70,7 +70,7 @@ class Tried:
         first, third = self.quartiles
         return (third - first) / self.step
 
-    def merge_with(self, again: Tried) -> Tried:
+    def merge_with(self, again: BatchTrial) -> BatchTrial:
         """Returns both trials of this batch as one; the second alone if it failed."""
         if again.failed:
             return again
@@ -84,7 +84,7 @@ class Tried:
 
 
 def following(
-    tried: Sequence[Tried], own: int, each: int = 1, most: int | None = None
+    tried: Sequence[BatchTrial], own: int, each: int = 1, most: int | None = None
 ) -> int | None:
     """Returns the next batch to try; None if enough is known.
 
@@ -106,7 +106,7 @@ def following(
     return _unless_tried(larger, tried) or _unless_tried(_smaller(good, own, each), tried)
 
 
-def _unless_tried(batch: int | None, tried: Sequence[Tried]) -> int | None:
+def _unless_tried(batch: int | None, tried: Sequence[BatchTrial]) -> int | None:
     return batch if batch and batch not in {one.batch for one in tried} else None
 
 
@@ -133,7 +133,7 @@ def has_stalled(good: dict[int, float]) -> bool:
 
 
 def _refined_batch(
-    good: dict[int, float], bad: int, tried: Sequence[Tried], each: int
+    good: dict[int, float], bad: int, tried: Sequence[BatchTrial], each: int
 ) -> int | None:
     for_memory = next(one for one in tried if one.batch == bad).for_memory
     top = max(good)
@@ -149,7 +149,7 @@ def _smaller(good: dict[int, float], own: int, each: int) -> int | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class BatchRecommendation:
     """The result of a search, in rows of the global batch.
 
     Attributes:
@@ -168,7 +168,9 @@ class Found:
     why: str
 
 
-def conclude(tried: Sequence[Tried], most: int | None, own: int = 0, rows: int = 0) -> Found | None:
+def conclude(
+    tried: Sequence[BatchTrial], most: int | None, own: int = 0, rows: int = 0
+) -> BatchRecommendation | None:
     """Returns the result of a search; None if no batch fits.
 
     Args:
@@ -186,7 +188,7 @@ def conclude(tried: Sequence[Tried], most: int | None, own: int = 0, rows: int =
         _smallest({k: v for k, v in good.items() if k <= cap} or {min(good): 1.0}),
     )
     fastest = max(good, key=lambda batch: good[batch])
-    return Found(
+    return BatchRecommendation(
         max(good),
         fastest,
         recommended,
@@ -200,7 +202,7 @@ def _smallest(good: dict[int, float]) -> int:
     return min(batch for batch, speed in good.items() if speed >= (1 - ALIKE) * max(good.values()))
 
 
-def doubtful(tried: Sequence[Tried], found: Found) -> int | None:
+def doubtful(tried: Sequence[BatchTrial], found: BatchRecommendation) -> int | None:
     """Returns a winner whose single trial stands out from its neighbours or has wide quartiles; None without one."""
     good = sorted((one for one in tried if not one.failed), key=lambda one: one.batch)
     for at, one in enumerate(good):
@@ -216,7 +218,7 @@ def doubtful(tried: Sequence[Tried], found: Found) -> int | None:
 
 
 def _reason_for_end(
-    tried: Sequence[Tried], good: dict[int, float], most: int | None, rows: int
+    tried: Sequence[BatchTrial], good: dict[int, float], most: int | None, rows: int
 ) -> str:
     failed = min((one for one in tried if one.failed), key=lambda one: one.batch, default=None)
     if failed:

@@ -9,10 +9,10 @@ from importlib import resources
 from typing import Any
 
 from syrtos.report.page import standalone
-from syrtos.tune.batch import Searched, milliseconds
+from syrtos.tune.batch import BatchSearch, milliseconds
 from syrtos.tune.memory import size
 from syrtos.tune.rates import Rates
-from syrtos.tune.search import MIN_STEPS, Tried
+from syrtos.tune.search import MIN_STEPS, BatchTrial
 
 _NOISY = 0.2  # of the median
 # Optimizers whose update does not grow with the gradient; names of Keras.
@@ -34,7 +34,7 @@ _ADAPTIVE = {
 # -- batches ------------------------------------------------------------------------------------------
 
 
-def of_batches(result: Searched) -> list[str]:
+def of_batches(result: BatchSearch) -> list[str]:
     """Returns sentences about a search; the first says what to do."""
     found = result.found
     if found is None:
@@ -67,7 +67,7 @@ def of_batches(result: Searched) -> list[str]:
     ]
 
 
-def _gain(result: Searched, batch: int, speeds: Mapping[int, float]) -> str:
+def _gain(result: BatchSearch, batch: int, speeds: Mapping[int, float]) -> str:
     """Returns a sentence that compares a batch with the script's own, if that was measured."""
     if batch == result.own:
         return " It is the script's own."
@@ -80,7 +80,7 @@ def _gain(result: Searched, batch: int, speeds: Mapping[int, float]) -> str:
     )
 
 
-def _updates(result: Searched, batch: int) -> list[str]:
+def _updates(result: BatchSearch, batch: int) -> list[str]:
     """Returns sentences about the effect of another batch on learning, and where the useful batch is measured."""
     support = (
         "The other half of the question is how large a batch the training can use: the gradient"
@@ -97,7 +97,7 @@ def _updates(result: Searched, batch: int) -> list[str]:
     return [f"{count}: training may need more epochs to become as good. {support}"]
 
 
-def _would_fit(result: Searched) -> str:
+def _would_fit(result: BatchSearch) -> str:
     """Returns a sentence about the largest batch that would fit, by the growth of the host's memory.
 
     It is empty if the search reached the end of memory, or if batches are on an accelerator.
@@ -122,7 +122,7 @@ def _round(count: float) -> int:
     return int(float(f"{count:.2g}"))
 
 
-def _noise(result: Searched) -> list[str]:
+def _noise(result: BatchSearch) -> list[str]:
     """Returns sentences about the differences between steps, about repeated trials, and about repeated data."""
     good = [one for one in result.tried if not one.failed]
     noise = statistics.median(one.spread for one in good)
@@ -149,7 +149,7 @@ def _noise(result: Searched) -> list[str]:
     return sentences
 
 
-def _rates(result: Searched, batch: int) -> list[str]:
+def _rates(result: BatchSearch, batch: int) -> list[str]:
     """Returns sentences about the script's learning rate at another batch, by the linear and the square-root rule."""
     if batch == result.own or not result.own:
         return []
@@ -172,11 +172,11 @@ def _rates(result: Searched, batch: int) -> list[str]:
     ]
 
 
-def _describe_rate_change(result: Searched, factor: float) -> str:
+def _describe_rate_change(result: BatchSearch, factor: float) -> str:
     return f" ({result.rate:.3g} becomes {result.rate * factor:.3g})" if result.rate else ""
 
 
-def table(result: Searched) -> list[tuple[str, ...]]:
+def table(result: BatchSearch) -> list[tuple[str, ...]]:
     """Returns rows about all batches, the smallest first.
 
     The columns are: batch, samples/s, ms a step, quartiles, memory of a worker, accelerator, note.
@@ -184,7 +184,7 @@ def table(result: Searched) -> list[tuple[str, ...]]:
     return [_row(one, result) for one in sorted(result.tried, key=lambda one: one.batch)]
 
 
-def _row(one: Tried, result: Searched) -> tuple[str, ...]:
+def _row(one: BatchTrial, result: BatchSearch) -> tuple[str, ...]:
     if one.failed:
         return (f"{one.batch:,}", "", "", "", "", "", one.failed)
     found, first, third = result.found, *(milliseconds(each) for each in one.quartiles)
@@ -207,7 +207,7 @@ def _row(one: Tried, result: Searched) -> tuple[str, ...]:
     )
 
 
-def batch_facts(result: Searched) -> dict[str, Any]:
+def batch_facts(result: BatchSearch) -> dict[str, Any]:
     """Returns the facts about a search for JSON and the page."""
     found = result.found
     return {
@@ -226,7 +226,7 @@ def batch_facts(result: Searched) -> dict[str, Any]:
     }
 
 
-def _facts(one: Tried) -> dict[str, Any]:
+def _facts(one: BatchTrial) -> dict[str, Any]:
     if one.failed:
         return {"batch": one.batch, "failed": one.failed, "for_memory": one.for_memory}
     return {

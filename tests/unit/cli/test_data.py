@@ -10,7 +10,7 @@ import pytest
 
 from framing import framed
 from syrtos.cli import main
-from syrtos.data.bad import BadRecords
+from syrtos.data.bad_records import BadRecords
 from syrtos.data.loader import Loader, Position
 from syrtos.data.proof import SampleLedger
 from syrtos.data.sources import Arrays

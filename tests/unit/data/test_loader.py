@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from syrtos.data.bad import BadRecords, left_out
+from syrtos.data.bad_records import BadRecords, left_out
 from syrtos.data.loader import Loader
 from syrtos.data.plan import Indices
 from syrtos.data.sources import Arrays, BadRecord, stack_records

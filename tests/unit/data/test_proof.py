@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syrtos.data.bad import BadRecords
+from syrtos.data.bad_records import BadRecords
 from syrtos.data.loader import Loader, Position, RecordShare
 from syrtos.data.proof import SampleLedger, next_generation, verify
 from syrtos.data.sources import Arrays

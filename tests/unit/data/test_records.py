@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # workers import this file b
 
 from framing import framed
 from syrtos.comm import world
-from syrtos.data.bad import BadRecords
+from syrtos.data.bad_records import BadRecords
 from syrtos.data.cache import Cache
 from syrtos.data.files import CachedFile, LocalFile
 from syrtos.data.find import find

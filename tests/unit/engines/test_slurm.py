@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from syrtos.engines.engine import RunState, Wanted
+from syrtos.engines.engine import EngineRequest, RunState
 from syrtos.engines.slurm import allocation, batch, submitted_job
 from syrtos.errors import ConfigurationError
 from syrtos.launch.spec import Host
 
-WANTED = Wanted(
+WANTED = EngineRequest(
     workers=8,
     gpus=1,
     run_dir=Path("/shared/run 1"),

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from syrtos.launch.remote.agents import Agent, Agents
-from syrtos.launch.snapshots import Here, OnHosts
+from syrtos.launch.snapshots import AgentSnapshots, LocalSnapshots
 
 AGENT = (sys.executable, "-P", "-m", "syrtos.launch.remote.agent")
 HOSTS = ("a", "b")
@@ -35,19 +35,19 @@ def until(done: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def commit(snapshots: OnHosts, agent: Agent, number: int, *parts: bytes) -> None:
+def commit(snapshots: AgentSnapshots, agent: Agent, number: int, *parts: bytes) -> None:
     """As the workers of a host do."""
     snapshots.facts_for_writers(len(parts))
     for part, data in enumerate(parts):
         snapshots._put(agent, part, number, len(parts), data)
 
 
-def read(snapshots: OnHosts | Here, number: int) -> list[bytes]:
+def read(snapshots: AgentSnapshots | LocalSnapshots, number: int) -> list[bytes]:
     return [b"".join(snapshots.pieces(part, number)) for part in range(snapshots.parts(number))]
 
 
 def test_nothing_is_committed_at_the_beginning(agents: Agents) -> None:
-    snapshots = OnHosts(agents)
+    snapshots = AgentSnapshots(agents)
     assert (snapshots.committed_number(), snapshots.settle()) == (0, 0)
     agents.before_start(agents.answering_agents())
     assert snapshots.committed_number() == 0
@@ -55,7 +55,7 @@ def test_nothing_is_committed_at_the_beginning(agents: Agents) -> None:
 
 def test_the_newest_that_all_hosts_have_is_kept(agents: Agents) -> None:
     """A host ended while its workers wrote: nothing need be sent."""
-    snapshots, (a, b) = OnHosts(agents), agents.answering_agents()
+    snapshots, (a, b) = AgentSnapshots(agents), agents.answering_agents()
     for agent in (a, b):
         commit(snapshots, agent, 1, b"first", agent.host.encode())
     commit(snapshots, a, 2, b"second", b"a")
@@ -67,7 +67,7 @@ def test_the_newest_that_all_hosts_have_is_kept(agents: Agents) -> None:
 
 
 def test_a_host_that_comes_back_gets_what_another_has(agents: Agents) -> None:
-    snapshots, (a, b) = OnHosts(agents), agents.answering_agents()
+    snapshots, (a, b) = AgentSnapshots(agents), agents.answering_agents()
     data = os.urandom(40 << 20)  # more than is sent at a time
     for agent in (a, b):
         commit(snapshots, agent, 7, data, b"")
@@ -88,7 +88,7 @@ def test_a_host_that_comes_back_gets_what_another_has(agents: Agents) -> None:
 
 
 def test_what_was_loaded_is_sent_before_the_start(agents: Agents) -> None:
-    snapshots = OnHosts(agents)
+    snapshots = AgentSnapshots(agents)
     for part, data in enumerate((b"one", b"two")):
         snapshots.write(part, 5, 2, data)
     assert (snapshots.committed_number(), read(snapshots, 5)) == (5, [b"one", b"two"])
@@ -101,7 +101,7 @@ def test_what_was_loaded_is_sent_before_the_start(agents: Agents) -> None:
 
 
 def test_the_memory_of_this_machine() -> None:
-    snapshots = Here()
+    snapshots = LocalSnapshots()
     snapshots.write(0, 1, 2, b"one")
     snapshots.write(1, 1, 2, b"two")
     snapshots.write(0, 2, 2, b"of a worker that was faster")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from syrtos.tune.batch import Searched
-from syrtos.tune.search import Tried, conclude, doubtful, following
+from syrtos.tune.batch import BatchSearch
+from syrtos.tune.search import BatchTrial, conclude, doubtful, following
 from syrtos.tune.text import of_batches
 
 
@@ -18,14 +18,14 @@ def searched(
     each: int = 1,
     most: int | None = None,
     for_memory: bool = True,
-) -> list[Tried]:
+) -> list[BatchTrial]:
     """Trials of a machine on which batches up to ``fits`` fit, and ``speed(batch)`` samples are trained in a second."""
 
-    def trial(batch: int) -> Tried:
+    def trial(batch: int) -> BatchTrial:
         return (
-            Tried(batch, seconds=(batch / speed(batch),) * 3)
+            BatchTrial(batch, seconds=(batch / speed(batch),) * 3)
             if batch <= fits
-            else Tried(batch, failed="ran out of memory", for_memory=for_memory)
+            else BatchTrial(batch, failed="ran out of memory", for_memory=for_memory)
         )
 
     tried = [trial(own)]
@@ -35,7 +35,7 @@ def searched(
     return tried
 
 
-def batches(tried: list[Tried]) -> list[int]:
+def batches(tried: list[BatchTrial]) -> list[int]:
     return [one.batch for one in tried]
 
 
@@ -90,7 +90,7 @@ def test_a_batch_that_fails_otherwise_ends_the_growth_without_refinement() -> No
 
 
 def test_a_step_is_the_median_and_noise_lies_between_quartiles() -> None:
-    one = Tried(64, seconds=(0.1, 0.1, 0.2, 0.4, 9.0))
+    one = BatchTrial(64, seconds=(0.1, 0.1, 0.2, 0.4, 9.0))
     assert one.step == 0.2
     assert one.quartiles == (0.1, 0.4)
     assert one.speed == pytest.approx(320)
@@ -105,7 +105,7 @@ def test_the_search_ends_at_the_rows_and_the_recommendation_leaves_ten_updates_i
     assert max(batches(tried)) == found.fastest == 2160
     assert (found.recommended, found.capped) == (128, True)
     assert "2,160 rows" in found.why
-    said = " ".join(of_batches(Searched(tried, 32, 1, 0, 0, rows=2160, found=found)))
+    said = " ".join(of_batches(BatchSearch(tried, 32, 1, 0, 0, rows=2160, found=found)))
     assert "Samples per second are 4.00 times those of the script's own batch of 32." in said
     assert "17 updates in place of 68" in said
     assert "fewer than 10 updates" in said
@@ -121,19 +121,19 @@ def test_a_script_whose_own_batch_makes_few_updates_is_not_given_a_smaller_one_f
 
 
 def test_a_winner_that_stands_out_or_varies_is_tried_twice_and_both_count() -> None:
-    calm = [Tried(batch, seconds=(batch / 100,) * 4) for batch in (32, 64, 128)]
+    calm = [BatchTrial(batch, seconds=(batch / 100,) * 4) for batch in (32, 64, 128)]
     found = conclude(calm, None)
     assert found is not None
     assert doubtful(calm, found) is None
-    lucky = Tried(64, seconds=(64 / 150,) * 4)
+    lucky = BatchTrial(64, seconds=(64 / 150,) * 4)
     found = conclude(tried := [calm[0], lucky, calm[2]], None)
     assert found is not None
     assert doubtful(tried, found) == found.recommended == 64
-    both = lucky.merge_with(Tried(64, seconds=(64 / 100,) * 4))
+    both = lucky.merge_with(BatchTrial(64, seconds=(64 / 100,) * 4))
     assert both.speed == pytest.approx(120)
     assert doubtful([calm[0], both, calm[2]], found) is None  # no third time
-    assert lucky.merge_with(failed := Tried(64, failed="ran out of memory")) is failed
-    wide = Tried(32, seconds=(0.2, 0.32, 0.32, 0.5))
+    assert lucky.merge_with(failed := BatchTrial(64, failed="ran out of memory")) is failed
+    wide = BatchTrial(32, seconds=(0.2, 0.32, 0.32, 0.5))
     found = conclude(tried := [wide, *calm[1:]], None)
     assert found is not None
     assert doubtful(tried, found) == 32

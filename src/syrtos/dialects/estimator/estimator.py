@@ -195,7 +195,7 @@ class Estimator:
             # Not over a checkpoint of an earlier call, from which training goes on.
             specs.warm_start(self._warm_start_from if self.latest_checkpoint() is None else None)
             scaffold = sessions.scaffold_of(spec, self._config)
-            together = hooks.Together(
+            together = hooks.StopAndSave(
                 self._config, self.model_dir, scaffold, list(listeners or ()), saved
             )
             stop = [v1.train.StopAtStepHook(steps, max_steps)] if steps or max_steps else []

@@ -286,7 +286,7 @@ class _Trial:
         config: ConfigProto | None,
     ) -> None:
         self._scope, self._graph, self._config = scope, v1.get_default_graph(), config
-        self._variables = hooks.Values(v1.global_variables())
+        self._variables = hooks.GraphVariables(v1.global_variables())
         self._totals = hooks.metric_totals()
         self._begin = v1.local_variables_initializer()
         # Not the iterators: all data of a trial is fed.

@@ -229,7 +229,7 @@ def metrics_of(spec: EstimatorSpec) -> dict[str, tuple[object, object]]:
 
 
 def steps_of(
-    session: MonitoredSession, fetches: object, totals: hooks.Values, steps: int | None
+    session: MonitoredSession, fetches: object, totals: hooks.GraphVariables, steps: int | None
 ) -> list[float]:
     """Runs steps until the data or ``steps`` end, and returns their losses.
 

@@ -59,7 +59,7 @@ class BeginEqual(v1.train.SessionRunHook):
 
     def begin(self) -> None:
         """Makes the operations that assign values, before the graph is final."""
-        self._all = Values(v1.global_variables())
+        self._all = GraphVariables(v1.global_variables())
 
     def before_run(self, run_context: RunContext) -> None:
         """Counts the time from here as that of callbacks."""
@@ -91,7 +91,7 @@ class BeginEqual(v1.train.SessionRunHook):
         self._all.write(session, values)
 
 
-class Together(v1.train.SessionRunHook):
+class StopAndSave(v1.train.SessionRunHook):
     """Stops and saves at the same step on all workers; rank 0 writes the checkpoints."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Together(v1.train.SessionRunHook):
         for listener in self._listeners:
             listener.begin()
         trained = {id(v) for v in v1.trainable_variables()}
-        self._statistics = Values(
+        self._statistics = GraphVariables(
             v
             for v in v1.global_variables()
             if id(v) not in trained and v.dtype.is_floating and is_moving(v.op.name)
@@ -215,7 +215,7 @@ class LogLoss(v1.train.SessionRunHook):
         self._seen += 1
 
 
-class Values:
+class GraphVariables:
     """Variables of the graph that is being built, to be read and set in its sessions."""
 
     def __init__(self, variables: Iterable[tf.Variable]) -> None:
@@ -243,10 +243,10 @@ class Values:
             )
 
 
-def metric_totals() -> Values:
+def metric_totals() -> GraphVariables:
     """Returns the local variables, in which metrics count; the sum over the workers counts all samples."""
     found = {id(v): v for v in v1.local_variables() if v.dtype.is_floating or v.dtype.is_integer}
-    return Values(found.values())
+    return GraphVariables(found.values())
 
 
 def is_moving(name: str) -> bool:

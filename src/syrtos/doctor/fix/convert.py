@@ -16,7 +16,7 @@ from libcst import matchers as m
 
 from syrtos.doctor import diagnosis
 from syrtos.doctor.finding import Severity
-from syrtos.doctor.fix import understood
+from syrtos.doctor.fix import conversion_checks
 from syrtos.doctor.fix.estimator import Estimators
 from syrtos.doctor.fix.multi_gpu import MultiGpu
 from syrtos.doctor.fix.per_worker import PerWorker
@@ -81,9 +81,11 @@ def convert_script(path: Path, workers: int) -> Result:
     """
     script = read(path)
     text = script.text
-    guessed = understood.problems(script)
-    others = [each.path for each in with_local_modules(script)[1:] if understood.speaks(each)]
-    if others and understood.speaks(script):
+    guessed = conversion_checks.problems(script)
+    others = [
+        each.path for each in with_local_modules(script)[1:] if conversion_checks.speaks(each)
+    ]
+    if others and conversion_checks.speaks(script):
         guessed = [
             *guessed,
             (

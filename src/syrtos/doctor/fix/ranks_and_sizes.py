@@ -7,7 +7,7 @@ import ast
 import libcst as cst
 from libcst import matchers as m
 
-from syrtos.doctor.fix import understood
+from syrtos.doctor.fix import conversion_checks
 from syrtos.doctor.fix.transformer import Conversion, argument, code, method
 
 ROOTS = ("horovod.", "smdistributed.dataparallel.")
@@ -154,4 +154,4 @@ def steps_of(call: cst.Call) -> cst.Arg | None:
 def trains(call: cst.Call) -> bool:
     """Returns whether a call named `fit` is that of a Keras model, not of an encoder of labels."""
     parsed = ast.parse(code(call).strip(), mode="eval").body
-    return isinstance(parsed, ast.Call) and understood.trains(parsed)
+    return isinstance(parsed, ast.Call) and conversion_checks.trains(parsed)

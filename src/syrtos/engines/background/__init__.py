@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from syrtos.engines.engine import Engine, RunState, Submitted, Wanted, growing, read_end
+from syrtos.engines.engine import Engine, EngineRequest, RunState, Submitted, growing, read_end
 from syrtos.errors import ConfigurationError
 from syrtos.launch import events
 from syrtos.launch.processes import signalling
@@ -21,10 +21,10 @@ class BackgroundEngine(Engine):
 
     name = "background"
 
-    def files(self, wanted: Wanted) -> dict[str, str]:
+    def files(self, wanted: EngineRequest) -> dict[str, str]:
         return {}
 
-    def submit(self, wanted: Wanted) -> dict[str, str]:
+    def submit(self, wanted: EngineRequest) -> dict[str, str]:
         wanted.run_dir.mkdir(parents=True, exist_ok=True)
         with (wanted.run_dir / _OUTPUT).open("ab") as output:
             process = subprocess.Popen(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
-from syrtos.engines.engine import Engine, RunState, Submitted, Wanted
+from syrtos.engines.engine import Engine, EngineRequest, RunState, Submitted
 from syrtos.engines.kubernetes import manifests
 from syrtos.engines.kubernetes.diagnosis import state_of
 from syrtos.engines.kubernetes.request import (
@@ -38,10 +38,10 @@ class Kubernetes(Engine):
     name = "kubernetes"
     settings = SETTINGS
 
-    def files(self, wanted: Wanted) -> dict[str, str]:
+    def files(self, wanted: EngineRequest) -> dict[str, str]:
         return {_FILE: manifests.text(request_of(wanted))}
 
-    def submit(self, wanted: Wanted) -> dict[str, str]:
+    def submit(self, wanted: EngineRequest) -> dict[str, str]:
         request = request_of(wanted)
         cluster = _cluster(wanted.values.get("context", ""), wanted.values.get("namespace", ""))
         try:

@@ -13,7 +13,7 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import stream
 
-from syrtos.engines.kubernetes.diagnosis import Seen, describe_refusal
+from syrtos.engines.kubernetes.diagnosis import RunObjects, describe_refusal
 from syrtos.engines.kubernetes.manifests import POD_LABELS
 from syrtos.engines.kubernetes.pods import CONTAINER, Object
 from syrtos.engines.kubernetes.request import Kind
@@ -126,7 +126,7 @@ class KubernetesNamespace:
 
     # -- what has become of them -----------------------------------------------------------------------------
 
-    def look(self, kind: Kind, name: str) -> Seen:
+    def look(self, kind: Kind, name: str) -> RunObjects:
         """Returns what the server tells of a run.
 
         Raises:
@@ -141,7 +141,7 @@ class KubernetesNamespace:
             pods = self.pods(kind, name)
             # Events say why pods wait: they are asked for only where some do.
             settled = owner is None or (pods and all(_phase(pod) != "Pending" for pod in pods))
-            return Seen(kind, name, owner, pods, [] if settled else self._events(name))
+            return RunObjects(kind, name, owner, pods, [] if settled else self._events(name))
 
     def pods(self, kind: Kind, name: str) -> list[Object]:
         """Returns the pods of a run."""

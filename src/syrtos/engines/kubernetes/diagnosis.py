@@ -62,7 +62,7 @@ _DISRUPTED = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class RunObjects:
     """The objects of a run, as Kubernetes shows them.
 
     Attributes:
@@ -87,7 +87,7 @@ def host_of(pod: Object) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def state_of(seen: Seen) -> RunState:
+def state_of(seen: RunObjects) -> RunState:
     """Returns the state of a run."""
     if seen.owner is None:
         return RunState(
@@ -124,7 +124,7 @@ def _status(thing: Object) -> Object:
 # -- runs that wait ------------------------------------------------------------------------------------------
 
 
-def _describe_suspension(seen: Seen, condition: Object) -> str:
+def _describe_suspension(seen: RunObjects, condition: Object) -> str:
     queue = (seen.owner or {})["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
     if not queue:
         return f"{seen.kind} {seen.name} is suspended: {_sentence(condition.get('message', ''))}"
@@ -134,7 +134,7 @@ def _describe_suspension(seen: Seen, condition: Object) -> str:
     )
 
 
-def _troubles(seen: Seen) -> Iterator[str]:
+def _troubles(seen: RunObjects) -> Iterator[str]:
     """Yields why pods are not there or do not run."""
     for pod in sorted(seen.pods, key=host_of):
         if _status(pod).get("phase") == "Pending" and (why := _waits(pod, seen.events)):
@@ -237,7 +237,7 @@ def describe_refusal(message: str) -> str:
 # -- runs that have failed -----------------------------------------------------------------------------------
 
 
-def _state_of_failure(seen: Seen, condition: Object) -> RunState:
+def _state_of_failure(seen: RunObjects, condition: Object) -> RunState:
     """Returns the state of a run that has failed, with the cause that a person can do something about."""
     pods = sorted(seen.pods, key=host_of)
     codes = [code for pod in pods if (code := _exit_code(pod))]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Literal, cast, get_args
 
-from syrtos.engines.engine import Wanted, check_values
+from syrtos.engines.engine import EngineRequest, check_values
 from syrtos.engines.reservation import NodeRequest
 from syrtos.errors import ConfigurationError
 from syrtos.launch.program import parse
@@ -161,7 +161,7 @@ class KubernetesRun:
         return self.pairs("env", _VARIABLE)
 
 
-def request_of(wanted: Wanted) -> KubernetesRun:
+def request_of(wanted: EngineRequest) -> KubernetesRun:
     """Returns what a run asks Kubernetes for.
 
     Raises:
@@ -324,7 +324,7 @@ def _workdir(script: tuple[str, str] | None, mounts: tuple[Mount, ...]) -> str:
 # -- the script ----------------------------------------------------------------------------------------------
 
 
-def _program(wanted: Wanted, where: str) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
+def _program(wanted: EngineRequest, where: str) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
     """Returns the script that travels, or None, and the words after `syrtos run` that start it in a pod.
 
     Raises:

@@ -20,7 +20,7 @@ from typing import Any
 
 from syrtos.engines.kubernetes import manifests
 from syrtos.engines.kubernetes.cluster import KubernetesNamespace
-from syrtos.engines.kubernetes.diagnosis import GOES_ON, Seen, host_of, state_of
+from syrtos.engines.kubernetes.diagnosis import GOES_ON, RunObjects, host_of, state_of
 from syrtos.engines.kubernetes.request import name_of, request_of_nodes
 from syrtos.engines.reservation import EngineAwayError, Node, NodeRequest, Requester, Reservation
 from syrtos.errors import LaunchError
@@ -58,7 +58,7 @@ class _ReservedPods(Reservation):
             # A server that is away for a moment says nothing of pods.
             return ()
 
-    def nodes_among(self, seen: Seen) -> tuple[Node, ...]:
+    def nodes_among(self, seen: RunObjects) -> tuple[Node, ...]:
         """Returns the pods that are ready, one for each number."""
         ready = {host_of(pod): pod for pod in seen.pods if _is_ready(pod)}
         return tuple(
@@ -82,11 +82,11 @@ class _ReservedPods(Reservation):
         ), True
 
 
-def _is_deleted(seen: Seen) -> bool:
+def _is_deleted(seen: RunObjects) -> bool:
     return seen.owner is None or "deletionTimestamp" in seen.owner["metadata"]
 
 
-def _describe_state(seen: Seen) -> str:
+def _describe_state(seen: RunObjects) -> str:
     """Returns why pods wait or have ended, without what a person does then with a run of `syrtos run`."""
     return state_of(seen).why.removesuffix(GOES_ON).rstrip()
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 from syrtos import settings
-from syrtos.engines.engine import Engine, Reached, Wanted
-from syrtos.engines.ray.asked import SETTINGS, asked_of, check_values_of_jobs
-from syrtos.engines.ray.door import VARIABLE
-from syrtos.engines.ray.reached import at_door, reach_cluster, reserve_nodes
+from syrtos.engines.engine import Engine, EngineRequest, ReachableHosts
+from syrtos.engines.ray.agent_socket import VARIABLE
+from syrtos.engines.ray.cluster_connection import at_door, reach_cluster, reserve_nodes
+from syrtos.engines.ray.request import SETTINGS, check_values_of_jobs, request_of
 from syrtos.engines.reservation import NodeRequest, Requester, Reservation
 from syrtos.errors import ConfigurationError
 
@@ -21,8 +21,8 @@ class Ray(Engine):
     name = "ray"
     settings = SETTINGS
 
-    def reach(self, wanted: Wanted) -> AbstractContextManager[Reached] | None:
-        asked = asked_of(wanted)
+    def reach(self, wanted: EngineRequest) -> AbstractContextManager[ReachableHosts] | None:
+        asked = request_of(wanted)
         _require_ray()
         opened = settings.environment().get(VARIABLE)
         return at_door(opened) if opened else reach_cluster(asked, wanted.run_dir)

@@ -15,8 +15,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-from syrtos.engines.ray.asked import Asked
-from syrtos.engines.ray.door import Door
+from syrtos.engines.ray.agent_socket import AgentSocket
+from syrtos.engines.ray.request import RayRequest
 from syrtos.engines.reservation import EngineAwayError
 from syrtos.errors import SyrtosError
 
@@ -28,7 +28,7 @@ def main(path: str) -> int:
     answers = os.dup(1)
     # Ray prints what its processes say, which must not be taken for answers.
     os.dup2(2, 1)
-    asked = Asked(**json.loads(_line(0)))
+    asked = RayRequest(**json.loads(_line(0)))
     over = threading.Event()
     threading.Thread(target=_watch, args=(0, over), name="syrtos-launcher", daemon=True).start()
     try:
@@ -43,7 +43,7 @@ def main(path: str) -> int:
 
 @contextlib.contextmanager
 def _reserve_places(
-    asked: Asked, path: str, over: threading.Event, tell: Callable[[str], None]
+    asked: RayRequest, path: str, over: threading.Event, tell: Callable[[str], None]
 ) -> Iterator[list[tuple[str, int]]]:
     """Context manager: yields the hosts, on which agents can be started at the door."""
     # only here: it takes a second to import, and the launcher may be gone
@@ -51,7 +51,7 @@ def _reserve_places(
 
     with (
         contextlib.closing(WorkerPlaces(asked, over.is_set, tell=tell)) as places,
-        contextlib.closing(Door(path, places)),
+        contextlib.closing(AgentSocket(path, places)),
     ):
         yield [(host.name, host.slots) for host in places.hosts()]
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from syrtos.engines.ray.asked import Asked, free_bundles, why_never, why_unfit, why_waiting
 from syrtos.engines.ray.bundle_actor import WorkerPlace
 from syrtos.engines.ray.links import Links
 from syrtos.engines.ray.nodes import Nodes, Spot, gpus_of
+from syrtos.engines.ray.request import RayRequest, free_bundles, why_never, why_unfit, why_waiting
 from syrtos.engines.reservation import EngineAwayError, Node
 from syrtos.errors import LaunchError
 from syrtos.launch.spec import Host
@@ -46,7 +46,7 @@ class WorkerPlaces:
 
     def __init__(
         self,
-        asked: Asked,
+        asked: RayRequest,
         is_over: Callable[[], bool] = lambda: False,
         parcel: bytes = b"",
         tell: Callable[[str], None] = output.say,

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from syrtos.engines.ray import door
+from syrtos.engines.ray import agent_socket
 from syrtos.errors import SyrtosError
 from syrtos.settings import environment
 
@@ -22,12 +22,12 @@ _PIECE = 1 << 18
 
 def main(words: Sequence[str]) -> str | int:
     """Does what the words ask for; returns an exit code, or a sentence."""
-    path = environment().get(door.VARIABLE, "")
+    path = environment().get(agent_socket.VARIABLE, "")
     try:
         if not words:
-            print(*door.ask(path)[0].split(), sep="\n")
+            print(*agent_socket.ask(path)[0].split(), sep="\n")
             return 0
-        _, (link, complaints) = door.ask(
+        _, (link, complaints) = agent_socket.ask(
             path, host=words[0], command=shlex.split(" ".join(words[1:]))
         )
     except SyrtosError as error:

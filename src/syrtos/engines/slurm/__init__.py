@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from syrtos.engines.engine import Engine, Reached, Submitted, Wanted, check_values
+from syrtos.engines.engine import Engine, EngineRequest, ReachableHosts, Submitted, check_values
 from syrtos.engines.reservation import NodeRequest, Requester, Reservation
 from syrtos.engines.slurm import allocation, batch, controller, reserved_allocation
 from syrtos.engines.slurm.submitted_job import SubmittedJob
@@ -24,17 +24,17 @@ class Slurm(Engine):
     name = "slurm"
     settings = batch.SETTINGS
 
-    def reach(self, wanted: Wanted) -> AbstractContextManager[Reached] | None:
+    def reach(self, wanted: EngineRequest) -> AbstractContextManager[ReachableHosts] | None:
         found = allocation.hosts_of(environment(), wanted.workers)
         if found is None:
             return None
         here = allocation.is_one_node_here(found)
-        return contextlib.nullcontext(Reached(found, "" if here else allocation.SRUN))
+        return contextlib.nullcontext(ReachableHosts(found, "" if here else allocation.SRUN))
 
-    def files(self, wanted: Wanted) -> dict[str, str]:
+    def files(self, wanted: EngineRequest) -> dict[str, str]:
         return {_SCRIPT: batch.script(wanted)}
 
-    def submit(self, wanted: Wanted) -> dict[str, str]:
+    def submit(self, wanted: EngineRequest) -> dict[str, str]:
         wanted.run_dir.mkdir(parents=True, exist_ok=True)
         path = wanted.run_dir / _SCRIPT
         path.write_text(self.files(wanted)[_SCRIPT])

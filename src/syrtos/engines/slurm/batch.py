@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from syrtos.engines.engine import Wanted
+from syrtos.engines.engine import EngineRequest
 from syrtos.errors import ConfigurationError
 
 # Values of --with that are options of `sbatch` of the same name (sbatch(1)).
@@ -21,7 +21,7 @@ SETTINGS = {
 _SIGNAL = "USR1@120"
 
 
-def script(wanted: Wanted) -> str:
+def script(wanted: EngineRequest) -> str:
     """Returns the batch script.
 
     Before its time limit the job gets a signal: workers save their state, the launcher ends with
@@ -54,7 +54,7 @@ def script(wanted: Wanted) -> str:
     return "\n".join(["#!/bin/bash", *lines, "", *([setup] if setup else []), *commands, ""])
 
 
-def _job_options(wanted: Wanted, signal: str, is_array: bool) -> dict[str, str]:
+def _job_options(wanted: EngineRequest, signal: str, is_array: bool) -> dict[str, str]:
     """Returns the options of `sbatch` that the run has by itself, by name; those without a value have an empty one."""
     return {
         "job-name": wanted.run_dir.name,

@@ -113,7 +113,7 @@ def reserve_allocation(wanted: NodeRequest, requester: Requester) -> Iterator[Re
         )
     except FileNotFoundError as error:
         raise controller.missing_command("salloc") from error
-    over, said = threading.Event(), _Said(process.stderr, number)
+    over, said = threading.Event(), _SallocOutput(process.stderr, number)
     with process, _ending(process, said, over):
         said.job, names = _await_grant(process, said, requester)
         said.is_granted = True
@@ -142,7 +142,7 @@ def _options(wanted: NodeRequest) -> list[str]:
     ]
 
 
-class _Said:
+class _SallocOutput:
     """What `salloc` says, which a thread reads.
 
     Attributes:
@@ -173,7 +173,7 @@ class _Said:
 
 
 def _await_grant(
-    process: subprocess.Popen[str], said: _Said, requester: Requester
+    process: subprocess.Popen[str], said: _SallocOutput, requester: Requester
 ) -> tuple[str, list[str]]:
     """Waits for the allocation, and returns its number and the names of its nodes."""
     assert process.stdout is not None
@@ -231,7 +231,9 @@ def _address(name: str, address: str) -> str:
 
 
 @contextlib.contextmanager
-def _ending(process: subprocess.Popen[str], said: _Said, over: threading.Event) -> Iterator[None]:
+def _ending(
+    process: subprocess.Popen[str], said: _SallocOutput, over: threading.Event
+) -> Iterator[None]:
     """Context manager: at its end the allocation is given back, or the request for one withdrawn."""
     try:
         yield

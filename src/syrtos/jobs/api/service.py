@@ -26,7 +26,7 @@ from syrtos.jobs.requests.secrecy import redact
 from syrtos.jobs.runner import enter
 from syrtos.jobs.runner.programs import drivers_of
 from syrtos.jobs.storage.objects import ObjectStore
-from syrtos.jobs.storage.storage_uris import Places
+from syrtos.jobs.storage.storage_uris import StorageURIs
 from syrtos.jobs.store.home import ACCOUNT, REGION, Home
 from syrtos.jobs.store.job_store import Record, Store, columns
 from syrtos.jobs.store.tunings import TuningRecord, Tunings
@@ -63,7 +63,7 @@ class Service:
         self,
         home: Home,
         store: Store,
-        places: Places,
+        places: StorageURIs,
         capacity: int,
         placement: Placement | None = None,
     ) -> None:

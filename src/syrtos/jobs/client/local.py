@@ -13,11 +13,11 @@ from syrtos.jobs.observation import logs
 from syrtos.jobs.runner import attempt, processes
 from syrtos.jobs.runner.job_command import cores
 from syrtos.jobs.storage.objects import store_of
-from syrtos.jobs.storage.storage_uris import Places
+from syrtos.jobs.storage.storage_uris import StorageURIs
 from syrtos.jobs.store.home import Home, is_locked
 from syrtos.jobs.store.job_store import Record, Store
-from syrtos.jobs.tuning.found import trials_of
 from syrtos.jobs.tuning.operations import Operations, search_of
+from syrtos.jobs.tuning.trial_rows import trials_of
 from syrtos.jobs.tuning.trials import SearchTrial
 
 _PATIENCE = 10.0  # seconds that scripts have to end after Ctrl-C
@@ -25,7 +25,7 @@ _PATIENCE = 10.0  # seconds that scripts have to end after Ctrl-C
 
 def service_of(home: Home, capacity: int | None = None) -> Service:
     """Returns the service of a folder, whether or not a process serves it."""
-    places = Places(store_of(home))
+    places = StorageURIs(store_of(home))
     return Service(
         home, Store(home.database, home.place), places, capacity or cores(), home.placement()
     )

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from syrtos.jobs.api.service import ApiError, Service
 from syrtos.jobs.credentials import Caller, caller_of
 from syrtos.jobs.http import bodies, identity, model, protocols, refusals, signing, unserved
-from syrtos.jobs.http.bodies import TooLarge
+from syrtos.jobs.http.bodies import BodyTooLargeError
 from syrtos.jobs.http.cloudwatch import LogsService
 from syrtos.jobs.http.cloudwatch_metrics import MetricsService
 from syrtos.jobs.http.exposition import Exposition
@@ -27,7 +27,7 @@ from syrtos.jobs.http.page import Page
 from syrtos.jobs.http.s3 import S3
 from syrtos.jobs.http.s3_form import S3Error, error_response
 from syrtos.jobs.http.signing import UnsignedRequest
-from syrtos.jobs.storage.objects import Changed
+from syrtos.jobs.storage.objects import ObjectChangedError
 from syrtos.jobs.tuning.operations import Operations
 
 _TRAINING = (
@@ -96,7 +96,7 @@ class App:
             ):
                 return await unsigned.answer(request)
             return await self._answer_signed(request, url, headers, service)
-        except TooLarge:
+        except BodyTooLargeError:
             text = "Your proposed upload exceeds the maximum allowed size"
             return _last(_error(request, service, "EntityTooLarge", text, 413))
         except UnicodeDecodeError:
@@ -106,7 +106,7 @@ class App:
             return _last(
                 _error(request, service, code, str(error), 400 if error.code in _MALFORMED else 403)
             )
-        except Changed:
+        except ObjectChangedError:
             text = "At least one of the pre-conditions you specified did not hold."
             return _error(request, service, "PreconditionFailed", text, 412)
         except S3Error as error:

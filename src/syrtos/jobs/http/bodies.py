@@ -24,7 +24,7 @@ _LONGEST_LINE = 1 << 12
 _SHA256, _SIZE = re.compile("[0-9a-f]{64}"), re.compile(rb"[0-9a-fA-F]{1,16}")
 
 
-class TooLarge(Exception):
+class BodyTooLargeError(Exception):
     """A body is longer than this service takes."""
 
 
@@ -38,7 +38,7 @@ async def pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
     # refused before the first byte is read; a client may also lie, or not say
     announced = request.headers.get("content-length", "0")
     if not announced.isdecimal() or int(announced) > limit:
-        raise TooLarge
+        raise BodyTooLargeError
     size = 0
     stream = request.stream()
     while True:
@@ -52,7 +52,7 @@ async def pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
             ) from error
         size += len(piece)
         if size > limit:
-            raise TooLarge
+            raise BodyTooLargeError
         yield piece
 
 
@@ -195,7 +195,7 @@ async def _remove_chunks(
     while line := await reader.line(last=True):
         # without a bound, trailers could fill the memory
         if len(trailers) >= 4:
-            raise TooLarge
+            raise BodyTooLargeError
         name, _, value = line.decode("latin1").partition(":")
         trailers[name.strip().lower()] = value.strip()
 
@@ -218,7 +218,7 @@ class _Reader:
     async def read_exactly(self, count: int) -> bytes:
         # a chunk is held in memory, since its signature covers all of it
         if count > 8 << 20:
-            raise TooLarge
+            raise BodyTooLargeError
         while len(self._held) < count:
             if not await self._more():
                 raise UnsignedRequest("IncompleteBody", "The body ended inside a chunk.")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from syrtos.jobs.api.service import Service
 from syrtos.jobs.requests.secrecy import redact
 from syrtos.jobs.store.tunings import TuningRecord, columns
-from syrtos.jobs.tuning.found import trials_of
 from syrtos.jobs.tuning.operations import describe_tuning_job, search_of, summary
 from syrtos.jobs.tuning.search import Search
+from syrtos.jobs.tuning.trial_rows import trials_of
 from syrtos.jobs.tuning.trials import best, status_counters
 
 _MOST = 50  # tuning jobs of the list

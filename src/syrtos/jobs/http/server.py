@@ -18,7 +18,7 @@ from syrtos.jobs.http.app import App
 from syrtos.jobs.placement import Placement
 from syrtos.jobs.queue import Queue
 from syrtos.jobs.storage.objects import FolderStore, store_of
-from syrtos.jobs.storage.storage_uris import Places
+from syrtos.jobs.storage.storage_uris import StorageURIs
 from syrtos.jobs.store.home import Home, try_lock
 from syrtos.jobs.store.job_store import Store
 from syrtos.jobs.tuning.driver import Driver
@@ -143,7 +143,11 @@ class Server:
             objects.sweep()
         allowed = files if files is not None else (None if host in _LOOPBACK else [])
         self.service = Service(
-            home, Store(home.database, home.place), Places(objects, allowed), capacity, placement
+            home,
+            Store(home.database, home.place),
+            StorageURIs(objects, allowed),
+            capacity,
+            placement,
         )
         self.queue = Queue(self.service)
         self.tuning = Driver(self.service, self.queue.wake)

@@ -36,21 +36,26 @@ from syrtos.jobs.runner import (
     programs,
     versions,
 )
-from syrtos.jobs.runner.attempt_record import AttemptRecord, Ended, Superseded, fail
+from syrtos.jobs.runner.attempt_record import (
+    AttemptRecord,
+    AttemptSupersededError,
+    JobOverError,
+    fail,
+)
 from syrtos.jobs.runner.failure_reason import failure_reason, unlogged_failures
 from syrtos.jobs.runner.reserved_nodes import JobRequester, ReservedNodes, reserved_nodes
 from syrtos.jobs.runner.workers import Workers
 from syrtos.jobs.storage import artifacts
 from syrtos.jobs.storage.artifacts import Checkpoints
 from syrtos.jobs.storage.objects import store_of
-from syrtos.jobs.storage.storage_uris import Places
+from syrtos.jobs.storage.storage_uris import StorageURIs
 from syrtos.jobs.store import runs
 from syrtos.jobs.store.home import Home, try_lock
 from syrtos.jobs.store.job_store import Record, Store
 from syrtos.launch import generations
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.policy import RestartPolicy
-from syrtos.launch.snapshots import Here, OnHosts
+from syrtos.launch.snapshots import AgentSnapshots, LocalSnapshots
 from syrtos.launch.terminal.noise import is_noise
 
 LOCK = "runner.lock"
@@ -92,7 +97,7 @@ class Runner:
 
     def __init__(self, home: Home, store: Store, name: str) -> None:
         self._home, self._store, self._name = home, store, name
-        self._places = Places(store_of(home), home.files())
+        self._places = StorageURIs(store_of(home), home.files())
         self._folders = job_command.Folders(home.job(name), enter.can_isolate())
         record = store.get(name)
         assert record is not None
@@ -130,11 +135,11 @@ class Runner:
         watch.start()
         try:
             self._attempt()
-        except Superseded:
+        except AttemptSupersededError:
             self._record.say(
                 "Another attempt at this job has been asked for, while this one was starting."
             )
-        except Ended:
+        except JobOverError:
             self._record.finish(self._record.why)
         except SyrtosError as error:
             if self._home.reserve.is_needed():
@@ -169,7 +174,7 @@ class Runner:
                 self._job, self._placement, self._home.job(self._name), self._requester
             ) as nodes:
                 outcome = self._train_on(nodes)
-        except (Ended, Superseded):
+        except (JobOverError, AttemptSupersededError):
             raise
         except Exception as error:
             if isinstance(error, NodesLostError):
@@ -178,7 +183,7 @@ class Runner:
             if self._record.why in states.AGAIN or (
                 self._record.why and isinstance(error, LaunchError)
             ):
-                raise Ended from error
+                raise JobOverError from error
             if not self._requester.is_late:
                 raise
             self._record.fail(
@@ -200,13 +205,13 @@ class Runner:
             self._job, self._folders, self._places, lambda: bool(self._record.why)
         )
         if self._record.why:
-            raise Ended
+            raise JobOverError
         python = preparation.fetch_program(
             self._job, self._folders, self._places, self._streams[0].write, self._environment()
         )
         kept = self._kept_folders()
         if self._record.why:
-            raise Ended
+            raise JobOverError
         self._say_notices()
         self._describe(python)
         self._record.move("Training")
@@ -339,7 +344,9 @@ class Runner:
 
         seed = random.SystemRandom().randrange(2**31)
         snapshots = (
-            OnHosts(nodes.agents) if nodes else Here(self._home.new_snapshot_memory(self._name))
+            AgentSnapshots(nodes.agents)
+            if nodes
+            else LocalSnapshots(self._home.new_snapshot_memory(self._name))
         )
         ended = generations.run(
             start, snapshots, self._run_dir, RestartPolicy(restarts), seed, durable=False,

@@ -18,14 +18,14 @@ _LONGEST_REASON = 1024
 _OF_ANOTHER_ATTEMPT = ("Restarting", "Pending")
 
 
-class Superseded(Exception):
+class AttemptSupersededError(Exception):
     """Another attempt at the job will be started.
 
     A service that was started again did not see this runner, which had not taken its lock yet.
     """
 
 
-class Ended(Exception):
+class JobOverError(Exception):
     """The job is over before it has trained."""
 
 
@@ -84,10 +84,10 @@ class AttemptRecord:
 
         after = self._store.change(self._name, move_on)
         if after is not None and after.state.secondary in _OF_ANOTHER_ATTEMPT:
-            raise Superseded
+            raise AttemptSupersededError
         if after is None or after.state.secondary != secondary:
             self.why = self.why or "Stopped"
-            raise Ended
+            raise JobOverError
 
     def restart_workers(self, last: Outcome) -> bool:
         """Records that workers are started again after ``last``; returns False if the job is to end."""

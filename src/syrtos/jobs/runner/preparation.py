@@ -12,7 +12,7 @@ from syrtos.jobs.requests.request import Job
 from syrtos.jobs.runner import contract, job_command, programs
 from syrtos.jobs.runner.job_command import Folders
 from syrtos.jobs.storage import channels
-from syrtos.jobs.storage.storage_uris import Places
+from syrtos.jobs.storage.storage_uris import StorageURIs
 
 
 def write_contract(job: Job, folders: Folders, gpus: int) -> None:
@@ -24,7 +24,9 @@ def write_contract(job: Job, folders: Folders, gpus: int) -> None:
             (folders.ml(host) / "input" / "config" / name).write_text(json.dumps(facts))
 
 
-def fill_channels(job: Job, folders: Folders, places: Places, is_over: Callable[[], bool]) -> None:
+def fill_channels(
+    job: Job, folders: Folders, places: StorageURIs, is_over: Callable[[], bool]
+) -> None:
     """Provides the data of each instance, until ``is_over`` returns True.
 
     Raises:
@@ -47,7 +49,7 @@ def fill_channels(job: Job, folders: Folders, places: Places, is_over: Callable[
 def fetch_program(
     job: Job,
     folders: Folders,
-    places: Places,
+    places: StorageURIs,
     say: Callable[[list[str]], None],
     variables: Mapping[str, str],
 ) -> Path:

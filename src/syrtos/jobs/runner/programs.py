@@ -13,10 +13,10 @@ from typing import Any
 from syrtos.errors import DataError, LaunchError
 from syrtos.jobs.requests.request import JobProgram
 from syrtos.jobs.storage import artifacts
-from syrtos.jobs.storage.storage_uris import Places
+from syrtos.jobs.storage.storage_uris import StorageURIs
 
 
-def fetch(places: Places, program: JobProgram, folder: Path) -> None:
+def fetch(places: StorageURIs, program: JobProgram, folder: Path) -> None:
     """Unpacks ``sourcedir.tar.gz`` into ``folder``.
 
     Raises:
@@ -38,7 +38,7 @@ def fetch(places: Places, program: JobProgram, folder: Path) -> None:
         )
 
 
-def drivers_of(request: Mapping[str, Any], places: Places) -> dict[str, object]:
+def drivers_of(request: Mapping[str, Any], places: StorageURIs) -> dict[str, object]:
     """Returns the JSON files, by name, with which SDK v3 describes a script: those of channel ``sm_drivers``.
 
     Raises:

@@ -14,7 +14,7 @@ from syrtos.jobs.requests.request import Job
 from syrtos.jobs.runner import job_command, preparation, processes
 from syrtos.jobs.runner.reserved_nodes import ReservedNodes
 from syrtos.jobs.storage import channels
-from syrtos.jobs.storage.storage_uris import Places
+from syrtos.jobs.storage.storage_uris import StorageURIs
 from syrtos.launch.outcome import Outcome
 from syrtos.launch.remote.agents import Agents
 from syrtos.launch.supervise import supervise
@@ -51,7 +51,7 @@ class Workers:
         self,
         job: Job,
         folders: job_command.Folders,
-        places: Places,
+        places: StorageURIs,
         python: Path,
         variables: Mapping[str, str],
         credentials: Mapping[str, str],

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from syrtos.errors import DataError
-from syrtos.jobs.storage.storage_uris import Places, safe_name
+from syrtos.jobs.storage.storage_uris import StorageURIs, safe_name
 
 _LARGEST = 8 << 30
 
@@ -82,7 +82,7 @@ def _check(member: tarfile.TarInfo, archive: str) -> None:
 
 
 def upload(
-    places: Places, folders: Sequence[Path], uri: str, archive: str | None, scratch: Path
+    places: StorageURIs, folders: Sequence[Path], uri: str, archive: str | None, scratch: Path
 ) -> bool:
     """Uploads the files of ``folders`` to ``uri``, as one ``archive`` or one by one.
 
@@ -110,7 +110,7 @@ class Checkpoints:
     """Keeps a URI equal to the contents of a job's checkpoint folders."""
 
     def __init__(
-        self, places: Places, uri: str, folders: Sequence[Path], every: float = 1.0
+        self, places: StorageURIs, uri: str, folders: Sequence[Path], every: float = 1.0
     ) -> None:
         self._places, self._uri, self._folders, self._every = places, uri, folders, every
         self._seen: dict[Path, tuple[int, int]] = {}

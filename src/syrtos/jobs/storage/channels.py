@@ -17,13 +17,13 @@ from typing import IO
 
 from syrtos.errors import DataError
 from syrtos.jobs.requests.request import InputChannel
-from syrtos.jobs.storage.storage_uris import JobFile, Places, manifest, safe_name
+from syrtos.jobs.storage.storage_uris import JobFile, StorageURIs, manifest, safe_name
 
 _RECORD_IO = 0xCED7230A
 
 
 def sources(
-    places: Places, channel: InputChannel, host: int, hosts: int, epoch: int = 0
+    places: StorageURIs, channel: InputChannel, host: int, hosts: int, epoch: int = 0
 ) -> list[JobFile]:
     """Returns the objects of a channel that instance ``host`` of ``hosts`` reads, in its order.
 
@@ -44,7 +44,7 @@ def sources(
     return mine
 
 
-def _list_sources(places: Places, channel: InputChannel) -> list[JobFile]:
+def _list_sources(places: StorageURIs, channel: InputChannel) -> list[JobFile]:
     if channel.kind != "ManifestFile":
         return places.under(channel.uri)
     prefix, names = manifest(places.text(channel.uri))
@@ -55,7 +55,7 @@ def _list_sources(places: Places, channel: InputChannel) -> list[JobFile]:
     return found
 
 
-def provide(places: Places, channel: InputChannel, host: int, hosts: int, folder: Path) -> int:
+def provide(places: StorageURIs, channel: InputChannel, host: int, hosts: int, folder: Path) -> int:
     """Fills a channel's folder; in FastFile mode with links to files that are on this machine already.
 
     Returns:
@@ -95,7 +95,7 @@ class Pipe:
     """Streams a channel into ``<folder>/<channel>_<epoch>``, epoch after epoch, as fast as the script reads."""
 
     def __init__(
-        self, places: Places, channel: InputChannel, host: int, hosts: int, folder: Path
+        self, places: StorageURIs, channel: InputChannel, host: int, hosts: int, folder: Path
     ) -> None:
         self._places, self._channel, self._host, self._hosts = places, channel, host, hosts
         self._base = folder / channel.name
@@ -184,7 +184,7 @@ def frame_record(record: bytes) -> bytes:
 
 
 def _augmented_records(
-    places: Places, channel: InputChannel, host: int, hosts: int, epoch: int
+    places: StorageURIs, channel: InputChannel, host: int, hosts: int, epoch: int
 ) -> Iterator[bytes]:
     """Yields the attributes of each line of an augmented manifest, one after the other.
 

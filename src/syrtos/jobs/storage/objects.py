@@ -56,7 +56,7 @@ class ObjectFacts:
     blob: str = dataclasses.field(default="", compare=False)
 
 
-class Changed(Exception):
+class ObjectChangedError(Exception):
     """The present object is not the one that was to be replaced."""
 
 
@@ -274,7 +274,7 @@ class FolderStore(ObjectStore):
             # in the transaction: of two writers with one condition only the first succeeds
             if replaces is not None and replaces != before:
                 path.unlink()
-                raise Changed
+                raise ObjectChangedError
             if old is None:
                 connection.execute(sql.insert(_objects).values(bucket=bucket, key=key, **row))
             else:
@@ -429,7 +429,7 @@ class RemoteStore(ObjectStore):
         found = self.head(bucket, key) if replaces is not None else None
         if replaces is not None and replaces != (found.etag if found else ""):
             file.unlink()
-            raise Changed
+            raise ObjectChangedError
         extra: dict[str, object] = {
             "Metadata": {
                 name.removeprefix("x-amz-meta-"): value

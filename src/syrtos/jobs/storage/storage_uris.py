@@ -37,7 +37,7 @@ class JobFile:
     local: Path | None
 
 
-class Places:
+class StorageURIs:
     """Reads and writes URIs.
 
     Args:

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from syrtos.jobs.api.service import ApiError, Service
-from syrtos.jobs.looking import Looking
+from syrtos.jobs.polling import PollingThread
 from syrtos.jobs.store.tunings import TrialEntry, TuningRecord
-from syrtos.jobs.tuning import found, printed, requests, warm_start
+from syrtos.jobs.tuning import printed_metrics, requests, trial_rows, warm_start
 from syrtos.jobs.tuning.decision import SearchDecision, decide
 from syrtos.jobs.tuning.operations import search_of
 from syrtos.jobs.tuning.search import Search
@@ -25,7 +25,7 @@ _LOOK = 0.4
 _LONGEST_REASON = 1024
 
 
-class Driver(Looking):
+class Driver(PollingThread):
     """Carries on the tuning jobs of a service that have not ended.
 
     Args:
@@ -85,7 +85,7 @@ class Driver(Looking):
             The tuning job after that.
         """
         unknown = [entry for entry in record.trials if entry.name not in self._ended]
-        jobs = found.jobs_of(self._service.store, unknown)
+        jobs = trial_rows.jobs_of(self._service.store, unknown)
         missing = {entry.name for entry in unknown if entry.name not in jobs}
         if not missing:
             return record
@@ -109,15 +109,17 @@ class Driver(Looking):
 
     def _trials(self, record: TuningRecord, search: Search) -> list[SearchTrial]:
         with_values = search.early_stopping or search.strategy == "Hyperband"
-        jobs = found.jobs_of(
+        jobs = trial_rows.jobs_of(
             self._service.store, [entry for entry in record.trials if entry.name not in self._ended]
         )
         trials: list[SearchTrial] = []
         for entry in record.trials:
-            trial = self._ended.get(entry.name) or found.trial_of(search, entry, jobs[entry.name])
+            trial = self._ended.get(entry.name) or trial_rows.trial_of(
+                search, entry, jobs[entry.name]
+            )
             if entry.name not in self._ended and with_values:
                 trial = dataclasses.replace(
-                    trial, values=found.values_of(self._service.home, search, trial.name)
+                    trial, values=trial_rows.values_of(self._service.home, search, trial.name)
                 )
             if not trial.active:
                 self._ended[entry.name] = trial
@@ -204,7 +206,7 @@ class Driver(Looking):
             if trial.status == "Completed" and trial.objective is None
         ]
         return decision.reason + (
-            printed.sentence(self._service.home, search.metric, silent) if silent else ""
+            printed_metrics.sentence(self._service.home, search.metric, silent) if silent else ""
         )
 
     def _end(self, name: str, status: str, reason: str) -> None:

@@ -18,7 +18,7 @@ from syrtos.jobs.api import service as training
 from syrtos.jobs.api.service import ApiError, Service, page_of
 from syrtos.jobs.requests.secrecy import redact
 from syrtos.jobs.store.tunings import TrialEntry, TuningRecord, columns
-from syrtos.jobs.tuning import found, requests, search, space, trials, warm_start
+from syrtos.jobs.tuning import requests, search, space, trial_rows, trials, warm_start
 from syrtos.jobs.tuning.search import Search
 from syrtos.jobs.tuning.trials import SearchTrial
 
@@ -57,7 +57,7 @@ class Operations:
         record = self._find_record(request)
         wanted = search_of(record)
         answer = describe_tuning_job(
-            record, wanted, found.trials_of(self._service.store, wanted, record)
+            record, wanted, trial_rows.trials_of(self._service.store, wanted, record)
         )
         if (
             wanted.parents
@@ -93,7 +93,7 @@ class Operations:
         wanted = search_of(record)
         some = [
             trial
-            for trial in found.trials_of(self._service.store, wanted, record)
+            for trial in trial_rows.trials_of(self._service.store, wanted, record)
             if request.get("StatusEquals", trial.status) == trial.status
         ]
         some = _sorted(
@@ -115,7 +115,7 @@ class Operations:
                 "ValidationException",
                 f"The request was rejected because the tuning job is in status {record.status}.",
             )
-        jobs = found.jobs_of(self._service.store, record.trials)
+        jobs = trial_rows.jobs_of(self._service.store, record.trials)
 
         def mark_stopping(now: TuningRecord) -> TuningRecord | None:
             over = {name for name, job in jobs.items() if job.state.final}
@@ -145,12 +145,12 @@ class Operations:
     def go_on(self, name: str) -> None:
         """Continues a tuning job that has ended, with the results of trials that had finished."""
         record = self._find_record({"HyperParameterTuningJobName": name})
-        jobs = found.jobs_of(self._service.store, record.trials)
+        jobs = trial_rows.jobs_of(self._service.store, record.trials)
         done = {name for name, job in jobs.items() if job.state.status == "Completed"}
         wanted = search_of(record)
         results = {
             trial.name
-            for trial in found.trials_of(self._service.store, wanted, record)
+            for trial in trial_rows.trials_of(self._service.store, wanted, record)
             if trial.has_succeeded
         }
 
@@ -203,9 +203,9 @@ class Operations:
     def _best_of_all(self, record: TuningRecord, wanted: Search) -> dict[str, object] | None:
         """Returns the best training job of this tuning job and of those from which it has inherited trials."""
         entries = {entry.name: entry for entry in (*record.inherited, *record.trials)}
-        jobs = found.jobs_of(self._service.store, list(entries.values()))
+        jobs = trial_rows.jobs_of(self._service.store, list(entries.values()))
         best = trials.best(
-            wanted, [found.trial_of(wanted, entries[name], job) for name, job in jobs.items()]
+            wanted, [trial_rows.trial_of(wanted, entries[name], job) for name, job in jobs.items()]
         )
         if best is None:
             return None
@@ -221,7 +221,7 @@ class Operations:
 
     def _summary(self, record: TuningRecord) -> dict[str, object]:
         wanted = search_of(record)
-        some = found.trials_of(self._service.store, wanted, record)
+        some = trial_rows.trials_of(self._service.store, wanted, record)
         config = record.request["HyperParameterTuningJobConfig"]
         return {
             **_common(record),

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.api.service import Service
 from syrtos.jobs.store.tunings import TrialEntry
-from syrtos.jobs.tuning import found, search, space
+from syrtos.jobs.tuning import search, space, trial_rows
 from syrtos.jobs.tuning.search import Search
 from syrtos.jobs.tuning.trials import SearchTrial, rank_trials
 
@@ -67,7 +67,7 @@ def known_trials(
     service: Service, wanted: Search, entries: Sequence[TrialEntry]
 ) -> list[SearchTrial]:
     """Returns the inherited trials that have an objective and are points of the space."""
-    jobs = found.jobs_of(service.store, entries)
+    jobs = trial_rows.jobs_of(service.store, entries)
     trials: list[SearchTrial] = []
     for entry in entries:
         # from the training job, and not the entry: what is tuned now may have been static then
@@ -76,7 +76,7 @@ def known_trials(
             if entry.name in jobs
             else None
         )
-        trial = found.trial_of(wanted, entry, jobs[entry.name]) if point else None
+        trial = trial_rows.trial_of(wanted, entry, jobs[entry.name]) if point else None
         if trial and point and trial.has_succeeded:
             trials.append(dataclasses.replace(trial, number=len(trials) + 1, tuned=point))
     return trials

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer, Variable
 
 
-class Held(Protocol):
+class OptimizerOnServers(Protocol):
     """An optimizer whose weights are held by parameter servers."""
 
     optimizer: Optimizer
@@ -50,7 +50,7 @@ _WISH = "wish"
 # Set on what Keras has made.
 KERAS = "_syrtos_of_keras"
 
-_held: list[weakref.ref[Held]] = []
+_held: list[weakref.ref[OptimizerOnServers]] = []
 _variables: dict[str, weakref.ref[tf.Variable]] = {}
 _counts = collections.Counter[str]()
 _base: dict[str, Array] = {}
@@ -73,7 +73,7 @@ def asynchronous_servers() -> Servers | None:
     return found if found and not found.synchronous else None
 
 
-def hold(one: Held) -> None:
+def hold(one: OptimizerOnServers) -> None:
     """Registers an optimizer whose weights the servers hold."""
     _held.append(weakref.ref(one))
 
@@ -84,7 +84,7 @@ def number_of(name: str) -> str:
     return f"{name} {_counts[name]}"
 
 
-def held_optimizers() -> list[Held]:
+def held_optimizers() -> list[OptimizerOnServers]:
     """Returns the optimizers whose weights the servers hold, in the order in which they made their first step."""
     return [one for known in _held if (one := known()) is not None]
 

@@ -259,7 +259,7 @@ def _list_of(rank: int) -> Path | None:
 _SECONDS_UNREAD = 1.0
 
 
-class Notice:
+class NonFiniteLossReport:
     """Says once in a `fit` that its loss is not finite any more."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ from syrtos.errors import SnapshotError
 from syrtos.keras import backend, fitting, keras_internals
 from syrtos.keras.features import asynchronous, learning_rate
 from syrtos.keras.recovery import snapshot_store
-from syrtos.keras.recovery.snapshot_store import Kept, Progress
+from syrtos.keras.recovery.snapshot_store import Progress, SnapshotStore
 from syrtos.keras.replica import snapshot, state
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Protection:
     """The snapshots of one call of `fit`."""
 
     def __init__(
-        self, run: Kept, everyone: CallbackList, model: Model, training: CountedTraining
+        self, run: SnapshotStore, everyone: CallbackList, model: Model, training: CountedTraining
     ) -> None:
         """Finds what was committed of this `fit`, if anything, before the callbacks' `on_train_begin`."""
         self._run = run

@@ -41,7 +41,7 @@ class TrainedData:
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class SavedPosition:
     """The facts in a file about the training of the model in it."""
 
     name: str
@@ -66,7 +66,7 @@ def trained_before(model: Model, dataset: PlannedDataset) -> tuple[Position | No
     return training.stream.position, training.stream.number
 
 
-def saved_of(model: Model) -> Saved | None:
+def saved_of(model: Model) -> SavedPosition | None:
     """Returns the facts in the file that the model was loaded from, the first time that it is asked; else None."""
     found = getattr(model, _SAVED, None)
     if found is not None:
@@ -126,7 +126,7 @@ def _facts(model: Model) -> dict[str, object]:
 def _take(model: object, facts: dict[str, Any]) -> None:
     if "data" in facts:
         position = Position(int(facts["epoch"]), int(facts["place"]))
-        saved = Saved(facts["data"], position, int(facts["offset"]), int(facts["number"]))
+        saved = SavedPosition(facts["data"], position, int(facts["offset"]), int(facts["number"]))
         object.__setattr__(model, _SAVED, saved)
     optimizer: Optimizer | None = getattr(model, "optimizer", None)
     # Where weights alone were loaded, the script's own rate counts.

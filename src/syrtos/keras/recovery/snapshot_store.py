@@ -60,7 +60,7 @@ class Progress:
 
 
 @dataclasses.dataclass
-class Committed:
+class CommittedSnapshot:
     """A snapshot as the next generation finds it.
 
     Attributes:
@@ -76,7 +76,7 @@ class Committed:
     mine: Arrays
 
 
-class Kept:
+class SnapshotStore:
     """The snapshots of this process."""
 
     def __init__(self, text: str) -> None:
@@ -106,7 +106,7 @@ class Kept:
             return Progress()
         return Progress(**head.first_facts(self.slots.pieces(0, self.number))["place"])
 
-    def committed_state(self, number: int) -> Committed | None:
+    def committed_state(self, number: int) -> CommittedSnapshot | None:
         """Returns what is to be put back into the ``number``-th `fit`; None if it begins anew."""
         if number > self.found:
             return None
@@ -131,7 +131,7 @@ class Kept:
             for rank in range(sum(name.startswith("rank ") for name in arrays))
         ]
         facts, mine = snapshot.own_of(pieces, self.world.rank, self.world.size)
-        return Committed(Progress(**facts["place"]), facts, arrays, mine)
+        return CommittedSnapshot(Progress(**facts["place"]), facts, arrays, mine)
 
     def _parts_of_ended_fit(self, number: int) -> list[bytes]:
         """Returns the parts of the state of a `fit` that has ended, from files; empty if no host has them.
@@ -244,7 +244,7 @@ def _of_rank(rank: int) -> str:
 
 
 @functools.cache
-def of_run() -> Kept | None:
+def of_run() -> SnapshotStore | None:
     """Returns the snapshots of this process; None where nothing keeps them."""
     text = settings.take(settings.SNAPSHOTS_VARIABLE)
-    return Kept(text) if text else None
+    return SnapshotStore(text) if text else None

@@ -52,7 +52,7 @@ class SplitPlan:
             was.
         left_out: the rows of the first batch that were compared, such as ``64 of its 512 rows``,
             where all of them would have cost too much; empty elsewhere.
-        unproven: what `Unproven` said while the step was traced; autograph may raise it as another
+        unproven: what `UnprovenStepError` said while the step was traced; autograph may raise it as another
             error.
         known_variables: ids of variables of which no comparison is needed: of metrics, and of
             Keras's own layers.
@@ -125,5 +125,5 @@ class SplitPlan:
         return same and self.variables == other.variables and self.logs == other.logs
 
 
-class Unproven(Exception):
+class UnprovenStepError(Exception):
     """A step that is being traced does what no comparison of rows has shown to be the same for parts of them."""

@@ -368,7 +368,9 @@ MODEL = [
         fitting.inside_fit,
         "Whether this process trains decides what a model is built for.",
     ),
-    Patch(_MODEL, "fit", interrupts.together, "Ctrl-C is taken by all workers at the same step."),
+    Patch(
+        _MODEL, "fit", interrupts.hold_sigint, "Ctrl-C is taken by all workers at the same step."
+    ),
     *(Patch(_MODEL, name, common.agreeing, _MEETING) for name in _PARTS),
     *(Patch(_MODEL, name, timing.part_of_run, _TIMED) for name in _PARTS),
     Patch(

@@ -396,7 +396,9 @@ TRAINER = [
     Patch(_TRAINER, "predict_on_batch", _on_batch, _BY_HAND),
     Patch(_TRAINER, "fit", fitting.inside_fit, _INSIDE),
     Patch(_TRAINER, "train_on_batch", fitting.inside_fit, _INSIDE),
-    Patch(_TRAINER, "fit", interrupts.together, "Ctrl-C is taken by all workers at the same step."),
+    Patch(
+        _TRAINER, "fit", interrupts.hold_sigint, "Ctrl-C is taken by all workers at the same step."
+    ),
     *(Patch(_TRAINER, name, common.agreeing, _MEETING) for name in ("fit", "evaluate", "predict")),
     *(Patch(_TRAINER, name, timing.part_of_run, _TIMED) for name in ("fit", "evaluate", "predict")),
     Patch(

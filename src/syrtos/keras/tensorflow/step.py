@@ -27,7 +27,7 @@ from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
 from syrtos.keras.features import local_steps
 from syrtos.keras.split import verdicts
-from syrtos.keras.split.plan import Rule, SplitPlan, Unproven
+from syrtos.keras.split.plan import Rule, SplitPlan, UnprovenStepError
 from syrtos.keras.split.trial_step import StepOutcome
 from syrtos.keras.tensorflow import (
     decisions,
@@ -306,7 +306,7 @@ class StepScope(Watcher):
         by_count = not self.plan.compared_all_rows
         if found := decisions.first_decision(self._graph, tf.nest.flatten(self.data), by_count):
             self.plan.unproven = verdicts.describe_decision(found)
-            raise Unproven(self.plan.unproven)
+            raise UnprovenStepError(self.plan.unproven)
 
     def _check_shown(self, dirty: dict[int, tuple[tf.Variable, tf.Tensor]]) -> None:
         """Refuses to be traced where a variable is assigned, in a branch of `tf.cond` e.g., which no comparison has met.
@@ -327,7 +327,7 @@ class StepScope(Watcher):
                     f"no comparison of rows has shown what becomes of `{variable.name}`, which it"
                     " assigns in some steps"
                 )
-                raise Unproven(self.plan.unproven)
+                raise UnprovenStepError(self.plan.unproven)
 
     def _exchange_state(
         self,

@@ -178,7 +178,7 @@ class AfterUsers(_Quiet):
         self._data = PlannedTraining(everyone, self._session)
         self._saves_within_epochs = False
         self._protection: replay.Protection | None = None
-        self._notice = finite.Notice()
+        self._notice = finite.NonFiniteLossReport()
         self._rounds: local_steps.Rounds | None = None
         self._exchanges = ExchangeCounts(self._session)
 

@@ -27,7 +27,7 @@ def is_interrupted() -> bool:
     return _Interrupt.is_pending
 
 
-def together(original: Callable[P, R]) -> Callable[P, R]:
+def hold_sigint(original: Callable[P, R]) -> Callable[P, R]:
     """Makes SIGINT wait for the end of a step while `fit` runs; a second one is raised at once.
 
     A script that has a handler of its own keeps it.

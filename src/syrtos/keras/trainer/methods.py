@@ -48,7 +48,7 @@ def method(original: Callable[P, R]) -> Callable[P, R]:
 
 def fit(original: Callable[P, R]) -> Callable[P, R]:
     """Wraps `fit`, which Ctrl-C ends on all workers at the same step."""
-    return interrupts.together(fitting.inside_fit(method(original)))
+    return interrupts.hold_sigint(fitting.inside_fit(method(original)))
 
 
 def on_batch(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the first two import Keras 3, and this serves Keras 2 too
     from syrtos.keras.datasets.planned import Stream
     from syrtos.keras.protocols import CallbackList, EpochIterator, Model, TrainingParams
     from syrtos.keras.recovery.replay import Protection
-    from syrtos.keras.recovery.resume import Saved
+    from syrtos.keras.recovery.resume import SavedPosition
 
 
 class PlannedTraining:
@@ -116,7 +116,7 @@ class PlannedTraining:
             self._stream.close()
 
 
-def _as_list(saved: Saved | None) -> list[object] | None:
+def _as_list(saved: SavedPosition | None) -> list[object] | None:
     # Plain data, as it travels to the other workers.
     return (
         [saved.name, saved.position.epoch, saved.position.place, saved.offset, saved.number]

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from syrtos.launch import losses
+from syrtos.launch import lost_workers
 from syrtos.launch.plan import Group
 from syrtos.launch.process_engine import Outputs, ProcessEnd, ProcessEngine, Vitals, look
 from syrtos.launch.processes import pmi, signalling
@@ -187,7 +187,7 @@ class Local(ProcessEngine):
         return look(process.pid) if process is not None and rank not in self._codes else None
 
     def note_death(self, rank: int) -> None:
-        losses.note(options_from(self._env).run_dir, rank)
+        lost_workers.note(options_from(self._env).run_dir, rank)
 
     def _running_ranks(self) -> list[int]:
         return [rank for rank in self._processes if rank not in self._codes]

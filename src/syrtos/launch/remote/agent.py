@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from syrtos.launch import losses
+from syrtos.launch import lost_workers
 from syrtos.launch.plan import Group
 from syrtos.launch.process_engine import ProcessEnd
 from syrtos.launch.processes import local
@@ -230,7 +230,7 @@ class _Workers:
         self, channel: Channel, asked: Message, env: Mapping[str, str], start: local.Start
     ) -> None:
         if run_dir := options_from(env).run_dir:  # of an earlier run
-            losses.forget(Path(run_dir))
+            lost_workers.forget(Path(run_dir))
             records.forget(
                 Path(run_dir),
                 [rank for group in asked["groups"] for rank in range(*group["ranks"])],

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError
-from syrtos.launch import events, losses, resources, seeds
+from syrtos.launch import events, lost_workers, resources, seeds
 from syrtos.launch.processes import deferred_imports, leftovers, standard_input
 from syrtos.launch.program import Program, parse
 from syrtos.launch.remote import tasks
@@ -126,7 +126,7 @@ class _Worker:
         """Returns a function that names a job's hyperparameters that its script has not read; on rank 0 alone."""
         if self.rank or program.is_module or "SM_HPS" not in settings.environment():
             return list
-        return importlib.import_module("syrtos.jobs.runner.unread").watch(
+        return importlib.import_module("syrtos.jobs.runner.unread_hyperparameters").watch(
             Path(program.name), settings.environment()
         )
 
@@ -448,7 +448,7 @@ def _serve(program: Program, run_dir: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     main_module.find_modules_of(program)
     importlib.import_module("syrtos.keras.tensorflow.parameter_server.server").serve(
-        lambda: losses.lost_ranks(run_dir)
+        lambda: lost_workers.lost_ranks(run_dir)
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 from kubernetes_api import Emulated, emulated
 
 from syrtos.cli import main
-from syrtos.engines.engine import Submitted, Wanted
+from syrtos.engines.engine import EngineRequest, Submitted
 from syrtos.engines.kubernetes import ENGINE
 from syrtos.errors import ConfigurationError, LaunchError
 
@@ -29,9 +29,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated
         yield found
 
 
-def wanted(folder: Path, workers: int = 2, **values: str) -> Wanted:
+def wanted(folder: Path, workers: int = 2, **values: str) -> EngineRequest:
     (folder / "train.py").write_text("print('training')\n")
-    return Wanted(
+    return EngineRequest(
         workers=workers,
         gpus=0,
         run_dir=folder / "runs" / "digits",

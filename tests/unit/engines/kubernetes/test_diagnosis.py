@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from syrtos.engines.kubernetes.diagnosis import Seen, state_of
+from syrtos.engines.kubernetes.diagnosis import RunObjects, state_of
 
 
 def owner(*conditions: tuple[str, str, str], **labels: str) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def unscheduled(message: str) -> dict[str, Any]:
 def told(
     pods: list[Any], events: list[Any] | None = None, kind: Any = "JobSet", of: Any = None
 ) -> tuple[str, str]:
-    state = state_of(Seen(kind, "digits", of or owner(), pods, events or []))
+    state = state_of(RunObjects(kind, "digits", of or owner(), pods, events or []))
     return state.phase, state.why
 
 
@@ -222,7 +222,7 @@ FAILED = owner(("Failed", "FailedJobs", "jobset failed due to one or more job fa
 def test_runs_that_have_failed(
     pods: list[Any], phase: str, parts: tuple[str, ...], code: int
 ) -> None:
-    state = state_of(Seen("JobSet", "digits", FAILED, pods))
+    state = state_of(RunObjects("JobSet", "digits", FAILED, pods))
     assert (state.phase, state.code) == (phase, code)
     for part in parts:
         assert part in state.why
@@ -234,6 +234,6 @@ def test_a_deadline_of_the_job() -> None:
 
 
 def test_one_that_was_deleted() -> None:
-    state = state_of(Seen("Job", "digits", None, []))
+    state = state_of(RunObjects("Job", "digits", None, []))
     assert (state.phase, state.code) == ("stopped", 75)
     assert "has no Job digits" in state.why

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from schemas import GOLDEN, errors_of
 
-from syrtos.engines.engine import Wanted
+from syrtos.engines.engine import EngineRequest
 from syrtos.engines.kubernetes import ENGINE, manifests
 from syrtos.engines.kubernetes.request import SETTINGS, request_of
 
@@ -38,10 +38,10 @@ ALL = {
 }
 
 
-def wanted(folder: Path, **values: str) -> Wanted:
+def wanted(folder: Path, **values: str) -> EngineRequest:
     """A run of four workers with a script of one line."""
     (folder / "train.py").write_text("print('training')\n")
-    return Wanted(
+    return EngineRequest(
         workers=4,
         gpus=1,
         run_dir=folder / "runs" / "digits",

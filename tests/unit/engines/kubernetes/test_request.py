@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from syrtos.engines.engine import Wanted
+from syrtos.engines.engine import EngineRequest
 from syrtos.engines.kubernetes.request import KubernetesRun, Mount, request_of
 from syrtos.errors import ConfigurationError
 
 
-def wanted(folder: Path, workers: int | None = 4, **values: str) -> Wanted:
+def wanted(folder: Path, workers: int | None = 4, **values: str) -> EngineRequest:
     script = folder / "train.py"
     if not script.exists():
         script.write_text("print('training')\n")
-    return Wanted(
+    return EngineRequest(
         workers=workers,
         gpus=0,
         run_dir=folder / "runs" / "20261124-101500-1a2b",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from syrtos.engines.ray import door
+from syrtos.engines.ray import agent_socket
 from syrtos.engines.reservation import Node
 from syrtos.launch.spec import Host
 
@@ -39,8 +39,8 @@ class Cat:
 @pytest.fixture
 def env(tmp_path: Path) -> Iterator[dict[str, str]]:
     path = str(tmp_path / "door")
-    opened = door.Door(path, Cat())
-    yield {**os.environ, door.VARIABLE: path}
+    opened = agent_socket.AgentSocket(path, Cat())
+    yield {**os.environ, agent_socket.VARIABLE: path}
     opened.close()
 
 
@@ -64,6 +64,6 @@ def test_what_is_said_reaches_the_other_side_and_comes_back(env: dict[str, str])
 
 
 def test_without_a_run_it_says_what_to_do(tmp_path: Path) -> None:
-    done = reach({**os.environ, door.VARIABLE: str(tmp_path / "door")}, "a", "true")
+    done = reach({**os.environ, agent_socket.VARIABLE: str(tmp_path / "door")}, "a", "true")
     assert done.returncode == 1
     assert b"Give the command with the same --run-dir again" in done.stderr

@@ -16,7 +16,7 @@ from syrtos.jobs.client.estimator import Estimator
 from syrtos.jobs.http import model
 from syrtos.jobs.requests.request import read
 from syrtos.jobs.storage.objects import FolderStore
-from syrtos.jobs.storage.storage_uris import Places
+from syrtos.jobs.storage.storage_uris import StorageURIs
 from syrtos.jobs.store.home import BUCKET, Home
 from syrtos.jobs.store.job_store import Store
 
@@ -26,7 +26,7 @@ SHAPE: Any = model.service_model("sagemaker").operation_model("CreateTrainingJob
 @pytest.fixture
 def service(tmp_path: Path) -> Service:
     home = Home(tmp_path / "home")
-    return Service(home, Store(home.database), Places(FolderStore(home.objects)), 8)
+    return Service(home, Store(home.database), StorageURIs(FolderStore(home.objects)), 8)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from syrtos.jobs.http.page import token
 from syrtos.jobs.http.server import Server
 from syrtos.jobs.requests import states
 from syrtos.jobs.storage.objects import store_of
-from syrtos.jobs.storage.storage_uris import Places
+from syrtos.jobs.storage.storage_uris import StorageURIs
 from syrtos.jobs.store.home import Home
 from syrtos.jobs.store.job_store import Record, Store
 from syrtos.observe.ledger import epochs_path, ledger_path
@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def service(tmp_path: Path) -> Service:
     """A service without a queue: jobs stay as they are."""
     home = Home(tmp_path / "home")
-    return Service(home, Store(home.database, home.place), Places(store_of(home)), capacity=4)
+    return Service(home, Store(home.database, home.place), StorageURIs(store_of(home)), capacity=4)
 
 
 def add(

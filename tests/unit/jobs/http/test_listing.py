@@ -15,7 +15,7 @@ from syrtos.jobs.http.listing import Listing
 from syrtos.jobs.placement import UNLIMITED
 from syrtos.jobs.requests import states
 from syrtos.jobs.storage.objects import store_of
-from syrtos.jobs.storage.storage_uris import Places
+from syrtos.jobs.storage.storage_uris import StorageURIs
 from syrtos.jobs.store.home import Home
 from syrtos.jobs.store.job_store import Record, Store
 from syrtos.observe.ledger import epochs_path
@@ -29,7 +29,7 @@ ENDS = {
 @pytest.fixture
 def service(tmp_path: Path) -> Service:
     home = Home(tmp_path / "home")
-    return Service(home, Store(home.database, home.place), Places(store_of(home)), capacity=4)
+    return Service(home, Store(home.database, home.place), StorageURIs(store_of(home)), capacity=4)
 
 
 def add(

@@ -16,7 +16,7 @@ from syrtos.jobs.observation import logs
 from syrtos.jobs.requests import states
 from syrtos.jobs.runner import attempt
 from syrtos.jobs.runner.attempt import Runner
-from syrtos.jobs.storage.storage_uris import Places
+from syrtos.jobs.storage.storage_uris import StorageURIs
 from syrtos.jobs.store.home import Home, try_lock
 from syrtos.jobs.store.job_store import Record, Store
 
@@ -197,4 +197,4 @@ def test_a_service_that_has_just_begun_has_no_address_yet(home: Home) -> None:
 
 def test_places_of_a_runner_can_be_read(home: Home) -> None:
     _, attempt = prepared(home, record("placed"))
-    assert isinstance(attempt._places, Places)
+    assert isinstance(attempt._places, StorageURIs)

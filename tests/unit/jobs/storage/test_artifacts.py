@@ -19,12 +19,12 @@ from syrtos.errors import DataError, SyrtosError
 from syrtos.jobs.storage import artifacts
 from syrtos.jobs.storage.artifacts import Checkpoints
 from syrtos.jobs.storage.objects import FolderStore
-from syrtos.jobs.storage.storage_uris import Places
+from syrtos.jobs.storage.storage_uris import StorageURIs
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
-    return Places(FolderStore(tmp_path / "objects"))
+def places(tmp_path: Path) -> StorageURIs:
+    return StorageURIs(FolderStore(tmp_path / "objects"))
 
 
 def write(folder: Path, **contents: str) -> Path:
@@ -71,7 +71,7 @@ def test_links_are_not_followed_out_of_an_output_folder(tmp_path: Path) -> None:
     assert artifacts.pack([model], tmp_path / "x.tar.gz") == 1
 
 
-def test_upload_as_archive_and_file_by_file(places: Places, tmp_path: Path) -> None:
+def test_upload_as_archive_and_file_by_file(places: StorageURIs, tmp_path: Path) -> None:
     one, two = write(tmp_path / "one", same="1", deep__a="1"), write(tmp_path / "two", same="2")
     assert artifacts.upload(places, [one, two], "s3://out/job/output", "model.tar.gz", tmp_path)
     (archive,) = places.under("s3://out/job/output/model.tar.gz")
@@ -233,13 +233,13 @@ def test_damaged_archives_are_the_users_error(
 URI = "s3://kept/job"
 
 
-def kept(places: Places) -> dict[str, str]:
+def kept(places: StorageURIs) -> dict[str, str]:
     if not places.exists(f"{URI}/"):
         return {}
     return {source.name: b"".join(source.read()).decode() for source in places.under(f"{URI}/")}
 
 
-def test_a_file_is_copied_once_it_rests(places: Places, tmp_path: Path) -> None:
+def test_a_file_is_copied_once_it_rests(places: StorageURIs, tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoints", a="half")
     checkpoints = Checkpoints(places, URI, [folder])
     checkpoints.copy()
@@ -260,7 +260,7 @@ def test_a_file_is_copied_once_it_rests(places: Places, tmp_path: Path) -> None:
 
 
 def test_a_file_that_changes_while_it_is_copied_does_not_take_the_place_of_a_whole_one(
-    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    places: StorageURIs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write(tmp_path / "checkpoints", a="first, whole")
     checkpoints = Checkpoints(places, URI, [folder])
@@ -280,14 +280,16 @@ def test_a_file_that_changes_while_it_is_copied_does_not_take_the_place_of_a_who
     assert kept(places)["a"] in ("first, whole", "second, whole")
 
 
-def test_a_file_that_a_worker_is_still_writing_stays_here(places: Places, tmp_path: Path) -> None:
+def test_a_file_that_a_worker_is_still_writing_stays_here(
+    places: StorageURIs, tmp_path: Path
+) -> None:
     folder = write(tmp_path / "checkpoints", a="1")
     write(folder / ".model.keras.0a1b2c3d.partial", model="half")
     Checkpoints(places, URI, [folder]).copy(settled=False)
     assert kept(places) == {"a": "1"}
 
 
-def test_removed_files_are_removed(places: Places, tmp_path: Path) -> None:
+def test_removed_files_are_removed(places: StorageURIs, tmp_path: Path) -> None:
     folder = write(tmp_path / "checkpoints", a="1", deep__b="2")
     checkpoints = Checkpoints(places, URI, [folder])
     checkpoints.copy(settled=False)
@@ -297,7 +299,7 @@ def test_removed_files_are_removed(places: Places, tmp_path: Path) -> None:
     assert kept(places) == {"deep/b": "2"}
 
 
-def test_what_is_there_is_restored_and_not_sent_again(places: Places, tmp_path: Path) -> None:
+def test_what_is_there_is_restored_and_not_sent_again(places: StorageURIs, tmp_path: Path) -> None:
     for name, text in (("a", "1"), ("deep/b", "2")):
         (tmp_path / "file").write_text(text)
         places.upload(tmp_path / "file", f"{URI}/{name}")
@@ -318,12 +320,12 @@ def test_what_is_there_is_restored_and_not_sent_again(places: Places, tmp_path: 
     assert places.text(f"{URI}-2/x") == "a neighbour"
 
 
-def test_nothing_to_restore(places: Places, tmp_path: Path) -> None:
+def test_nothing_to_restore(places: StorageURIs, tmp_path: Path) -> None:
     assert Checkpoints(places, URI, [tmp_path]).restore() == 0
     assert Checkpoints(places, (tmp_path / "none").as_uri(), [tmp_path]).restore() == 0
 
 
-def test_a_key_that_leads_out_is_not_restored(places: Places, tmp_path: Path) -> None:
+def test_a_key_that_leads_out_is_not_restored(places: StorageURIs, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("bad")
     places.upload(tmp_path / "file", f"{URI}/../../flag")
     (tmp_path / "deep" / "er").mkdir(parents=True)
@@ -332,7 +334,9 @@ def test_a_key_that_leads_out_is_not_restored(places: Places, tmp_path: Path) ->
     assert not (tmp_path / "flag").exists()
 
 
-def test_copying_goes_on_beside_and_ends_with_everything(places: Places, tmp_path: Path) -> None:
+def test_copying_goes_on_beside_and_ends_with_everything(
+    places: StorageURIs, tmp_path: Path
+) -> None:
     folder = write(tmp_path / "checkpoints", a="1")
     checkpoints = Checkpoints(places, URI, [folder], every=0.02)
     checkpoints.start()
@@ -346,7 +350,7 @@ def test_copying_goes_on_beside_and_ends_with_everything(places: Places, tmp_pat
 
 
 def test_a_store_that_fails_for_a_moment_is_tried_again(
-    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    places: StorageURIs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write(tmp_path / "checkpoints", a="1")
     upload, tried = places.objects.upload, []

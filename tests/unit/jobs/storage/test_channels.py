@@ -24,15 +24,15 @@ from syrtos.jobs.requests.request import InputChannel
 from syrtos.jobs.storage import channels
 from syrtos.jobs.storage.channels import Pipe
 from syrtos.jobs.storage.objects import FolderStore
-from syrtos.jobs.storage.storage_uris import Places
+from syrtos.jobs.storage.storage_uris import StorageURIs
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
-    return Places(FolderStore(tmp_path / "objects"))
+def places(tmp_path: Path) -> StorageURIs:
+    return StorageURIs(FolderStore(tmp_path / "objects"))
 
 
-def put(places: Places, folder: Path, **contents: bytes | str) -> None:
+def put(places: StorageURIs, folder: Path, **contents: bytes | str) -> None:
     for key, content in contents.items():
         (folder / "content").write_bytes(
             content if isinstance(content, bytes) else content.encode()
@@ -57,12 +57,12 @@ def files(folder: Path) -> dict[str, str]:
 
 
 def order(
-    places: Places, wanted: InputChannel, host: int = 0, hosts: int = 1, epoch: int = 0
+    places: StorageURIs, wanted: InputChannel, host: int = 0, hosts: int = 1, epoch: int = 0
 ) -> list[str]:
     return [source.name for source in channels.sources(places, wanted, host, hosts, epoch)]
 
 
-def test_a_folder_is_filled(places: Places, tmp_path: Path) -> None:
+def test_a_folder_is_filled(places: StorageURIs, tmp_path: Path) -> None:
     put(places, tmp_path, **{"data/a": "A", "data/deep/er/b": "B", "database": "no"})
     assert channels.provide(places, channel(), 0, 1, tmp_path / "ml") == 2
     assert files(tmp_path / "ml") == {"a": "A", "deep/er/b": "B"}
@@ -70,7 +70,9 @@ def test_a_folder_is_filled(places: Places, tmp_path: Path) -> None:
         channels.provide(places, channel("s3://bucket/none/"), 0, 1, tmp_path / "ml")
 
 
-def test_keys_that_no_folder_can_hold_are_the_users_error(places: Places, tmp_path: Path) -> None:
+def test_keys_that_no_folder_can_hold_are_the_users_error(
+    places: StorageURIs, tmp_path: Path
+) -> None:
     """S3 has no folders: an object may be called as another one's folder."""
     put(places, tmp_path, **{"data/a": "A", "data/a/b": "B"})
     with pytest.raises(SyrtosError):
@@ -91,7 +93,7 @@ def test_shards_are_a_partition(
     folder.mkdir(exist_ok=True)
     for number in range(count):
         (folder / f"{number:02}").touch()
-    places = Places(FolderStore(tmp_path / "objects"))
+    places = StorageURIs(FolderStore(tmp_path / "objects"))
     wanted = channel(folder.as_uri(), sharded=True, seed=seed)
     if count < hosts:
         with pytest.raises(DataError, match=f"algo-{count + 1} would get none"):
@@ -107,7 +109,7 @@ def test_shards_are_a_partition(
 
 
 def test_the_order_is_a_new_one_each_epoch_and_the_same_on_all_hosts(
-    places: Places, tmp_path: Path
+    places: StorageURIs, tmp_path: Path
 ) -> None:
     put(places, tmp_path, **{f"data/{number:02}": "x" for number in range(12)})
     wanted = channel(seed=7)
@@ -119,7 +121,7 @@ def test_the_order_is_a_new_one_each_epoch_and_the_same_on_all_hosts(
     assert order(places, channel()) == sorted(epochs[0])
 
 
-def test_a_manifest_names_its_objects(places: Places, tmp_path: Path) -> None:
+def test_a_manifest_names_its_objects(places: StorageURIs, tmp_path: Path) -> None:
     text = json.dumps([{"prefix": "s3://bucket/data/"}, "b", "deep/c"])
     put(
         places,
@@ -141,7 +143,7 @@ def test_a_manifest_names_its_objects(places: Places, tmp_path: Path) -> None:
     ) == ["deep/c"]
 
 
-def test_a_manifest_names_no_neighbours(places: Places, tmp_path: Path) -> None:
+def test_a_manifest_names_no_neighbours(places: StorageURIs, tmp_path: Path) -> None:
     """A name in a manifest is one of an object, not a prefix."""
     text = json.dumps([{"prefix": "s3://bucket/data/"}, "part-1"])
     put(places, tmp_path, **{"list.json": text, "data/part-10": "another"})
@@ -150,7 +152,7 @@ def test_a_manifest_names_no_neighbours(places: Places, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../up", "/etc/passwd", "deep/../../up", ".."])
-def test_a_manifest_can_not_lead_out(places: Places, tmp_path: Path, name: str) -> None:
+def test_a_manifest_can_not_lead_out(places: StorageURIs, tmp_path: Path, name: str) -> None:
     text = json.dumps([{"prefix": "s3://bucket/data/"}, name])
     put(places, tmp_path, **{"list.json": text, f"data/{name}": "X"})
     with pytest.raises(DataError):
@@ -160,7 +162,7 @@ def test_a_manifest_can_not_lead_out(places: Places, tmp_path: Path, name: str) 
     assert not (tmp_path / "up").exists()
 
 
-def test_links_outlive_the_object(places: Places, tmp_path: Path) -> None:
+def test_links_outlive_the_object(places: StorageURIs, tmp_path: Path) -> None:
     put(places, tmp_path, **{"data/a": "A", "data/deep/b": "B"})
     assert channels.provide(places, channel(mode="FastFile"), 0, 1, tmp_path / "ml") == 2
     (source,) = places.under("s3://bucket/data/a")
@@ -175,7 +177,7 @@ def test_links_outlive_the_object(places: Places, tmp_path: Path) -> None:
 
 
 def test_a_link_to_another_file_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: Places
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: StorageURIs
 ) -> None:
     put(places, tmp_path, **{"data/a": "A"})
 
@@ -251,7 +253,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 def streamed(
-    places: Places,
+    places: StorageURIs,
     tmp_path: Path,
     reader: Reader,
     epochs: int = 1,
@@ -268,13 +270,15 @@ def streamed(
     return found
 
 
-def test_epochs_of_a_pipe(places: Places, tmp_path: Path, reader: Reader) -> None:
+def test_epochs_of_a_pipe(places: StorageURIs, tmp_path: Path, reader: Reader) -> None:
     large = os.urandom(300_000)
     put(places, tmp_path, **{"data/a": large, "data/b": b"end"})
     assert streamed(places, tmp_path, reader, 3) == [large + b"end"] * 3
 
 
-def test_a_real_open_waits_for_the_data(places: Places, tmp_path: Path, reader: Reader) -> None:
+def test_a_real_open_waits_for_the_data(
+    places: StorageURIs, tmp_path: Path, reader: Reader
+) -> None:
     put(places, tmp_path, **{"data/a": b"content"})
     found: list[bytes] = []
     pipe = Pipe(places, channel(mode="Pipe"), 0, 1, tmp_path / "ml")
@@ -290,7 +294,7 @@ def test_a_real_open_waits_for_the_data(places: Places, tmp_path: Path, reader: 
 
 
 def test_a_reader_that_stops_early_gets_the_next_epoch(
-    places: Places, tmp_path: Path, reader: Reader
+    places: StorageURIs, tmp_path: Path, reader: Reader
 ) -> None:
     large = os.urandom(5_000_000)
     put(places, tmp_path, **{"data/a": large})
@@ -302,7 +306,7 @@ def test_a_reader_that_stops_early_gets_the_next_epoch(
 
 
 def test_a_reader_of_small_data_that_stops_early(
-    places: Places, tmp_path: Path, reader: Reader
+    places: StorageURIs, tmp_path: Path, reader: Reader
 ) -> None:
     put(places, tmp_path, **{"data/a": b"0123456789"})
     pipe = Pipe(places, channel(mode="Pipe"), 0, 1, tmp_path / "ml")
@@ -311,7 +315,7 @@ def test_a_reader_of_small_data_that_stops_early(
     pipe.close()
 
 
-def test_a_pipe_that_nobody_reads_ends(places: Places, tmp_path: Path, reader: Reader) -> None:
+def test_a_pipe_that_nobody_reads_ends(places: StorageURIs, tmp_path: Path, reader: Reader) -> None:
     put(places, tmp_path, **{"data/a": b"x"})
     pipe = Pipe(places, channel(mode="Pipe"), 0, 1, tmp_path / "ml")
     began = time.monotonic()
@@ -320,13 +324,13 @@ def test_a_pipe_that_nobody_reads_ends(places: Places, tmp_path: Path, reader: R
     assert pipe.error is None
 
 
-def test_each_object_is_a_record(places: Places, tmp_path: Path, reader: Reader) -> None:
+def test_each_object_is_a_record(places: StorageURIs, tmp_path: Path, reader: Reader) -> None:
     put(places, tmp_path, **{"data/a": b"one", "data/b": b"", "data/c": b"three"})
     wanted = b"".join(map(channels.frame_record, (b"one", b"", b"three")))
     assert streamed(places, tmp_path, reader, record_io=True) == [wanted]
 
 
-def test_gzip_with_several_members(places: Places, tmp_path: Path, reader: Reader) -> None:
+def test_gzip_with_several_members(places: StorageURIs, tmp_path: Path, reader: Reader) -> None:
     large = os.urandom(2_500_000)  # more than one piece
     put(
         places,
@@ -353,7 +357,7 @@ def test_gzip_with_several_members(places: Places, tmp_path: Path, reader: Reade
     ],  # the time is in the data: two processes would collect different tests
 )
 def test_damaged_gzip_is_noticed(
-    places: Places, tmp_path: Path, reader: Reader, damaged: bytes
+    places: StorageURIs, tmp_path: Path, reader: Reader, damaged: bytes
 ) -> None:
     """A stream that just ends early looks like less data."""
     put(places, tmp_path, **{"data/a": damaged})
@@ -367,7 +371,7 @@ def test_damaged_gzip_is_noticed(
     assert pipe.error is not None
 
 
-def test_shares_and_seeds_in_pipes(places: Places, tmp_path: Path, reader: Reader) -> None:
+def test_shares_and_seeds_in_pipes(places: StorageURIs, tmp_path: Path, reader: Reader) -> None:
     put(places, tmp_path, **{f"data/{letter}": letter for letter in "abcdef"})
     shares = []
     for host in range(2):
@@ -385,7 +389,7 @@ LINES: Sequence[dict[str, Any]] = [
 ]
 
 
-def augmented(places: Places, tmp_path: Path) -> None:
+def augmented(places: StorageURIs, tmp_path: Path) -> None:
     text = "".join(json.dumps(line) + "\n" for line in LINES)
     put(
         places,
@@ -397,7 +401,7 @@ def augmented(places: Places, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("record_io", [True, False])
 def test_an_augmented_manifest(
-    places: Places, tmp_path: Path, reader: Reader, record_io: bool
+    places: StorageURIs, tmp_path: Path, reader: Reader, record_io: bool
 ) -> None:
     augmented(places, tmp_path)
     facts: dict[str, Any] = {
@@ -414,7 +418,7 @@ def test_an_augmented_manifest(
 
 
 def test_an_augmented_manifest_is_shuffled_by_lines(
-    places: Places, tmp_path: Path, reader: Reader
+    places: StorageURIs, tmp_path: Path, reader: Reader
 ) -> None:
     augmented(places, tmp_path)
     facts: dict[str, Any] = {"kind": "AugmentedManifestFile", "uri": "s3://bucket/list", "seed": 5}
@@ -424,7 +428,7 @@ def test_an_augmented_manifest_is_shuffled_by_lines(
 
 
 def test_an_augmented_manifest_is_shared_out(
-    places: Places, tmp_path: Path, reader: Reader
+    places: StorageURIs, tmp_path: Path, reader: Reader
 ) -> None:
     augmented(places, tmp_path)
     facts: dict[str, Any] = {
@@ -440,7 +444,7 @@ def test_an_augmented_manifest_is_shared_out(
     assert sorted(b"".join(shares)) == list(b"0123")
 
 
-def test_what_is_missing_is_said(places: Places, tmp_path: Path, reader: Reader) -> None:
+def test_what_is_missing_is_said(places: StorageURIs, tmp_path: Path, reader: Reader) -> None:
     put(places, tmp_path, **{"list": json.dumps({"source-ref": "s3://bucket/gone"})})
     wanted = channel(
         "s3://bucket/list", kind="AugmentedManifestFile", mode="Pipe", attributes=("source-ref",)

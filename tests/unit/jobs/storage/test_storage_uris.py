@@ -11,23 +11,23 @@ from hypothesis import strategies as st
 
 from syrtos.errors import ConfigurationError, DataError, SyrtosError
 from syrtos.jobs.storage.objects import FolderStore
-from syrtos.jobs.storage.storage_uris import Places, manifest, safe_name, split
+from syrtos.jobs.storage.storage_uris import StorageURIs, manifest, safe_name, split
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
+def places(tmp_path: Path) -> StorageURIs:
     store = FolderStore(tmp_path / "objects")
     store.make_bucket("bucket")
-    return Places(store)
+    return StorageURIs(store)
 
 
-def put(places: Places, folder: Path, *keys: str) -> None:
+def put(places: StorageURIs, folder: Path, *keys: str) -> None:
     for key in keys:
         (folder / "content").write_text(key)
         places.upload(folder / "content", f"s3://bucket/{key}")
 
 
-def names(places: Places, uri: str) -> list[str]:
+def names(places: StorageURIs, uri: str) -> list[str]:
     return [source.name for source in places.under(uri)]
 
 
@@ -51,7 +51,7 @@ def names(places: Places, uri: str) -> list[str]:
     ],
 )
 def test_prefixes_mean_what_they_mean_to_s3(
-    places: Places, tmp_path: Path, uri: str, wanted: list[str]
+    places: StorageURIs, tmp_path: Path, uri: str, wanted: list[str]
 ) -> None:
     """A prefix is no folder: it may end in the middle of a name. Folders' own markers are no files."""
     put(
@@ -69,7 +69,7 @@ def test_prefixes_mean_what_they_mean_to_s3(
     assert first.endswith(wanted[0])
 
 
-def test_a_folder_of_this_machine(places: Places, tmp_path: Path) -> None:
+def test_a_folder_of_this_machine(places: StorageURIs, tmp_path: Path) -> None:
     folder = tmp_path / "a folder, ü"
     (folder / "deep").mkdir(parents=True)
     (folder / "deep" / "b").write_text("b")
@@ -84,13 +84,13 @@ def test_a_folder_of_this_machine(places: Places, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "uri", ["s3://bucket/nothing/", "s3://no-bucket/x", "file:///not/there/at/all"]
 )
-def test_nothing_is_an_error(places: Places, uri: str) -> None:
+def test_nothing_is_an_error(places: StorageURIs, uri: str) -> None:
     with pytest.raises(DataError, match="There is nothing under"):
         places.under(uri)
     assert not places.exists(uri)
 
 
-def test_upload_text_and_remove(places: Places, tmp_path: Path) -> None:
+def test_upload_text_and_remove(places: StorageURIs, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("hällo")
     for uri in ("s3://new-bucket/x/y.json", (tmp_path / "made" / "y.json").as_uri()):
         places.upload(tmp_path / "file", uri)
@@ -103,14 +103,14 @@ def test_upload_text_and_remove(places: Places, tmp_path: Path) -> None:
             places.text(uri)
 
 
-def test_text_is_of_the_one_file(places: Places, tmp_path: Path) -> None:
+def test_text_is_of_the_one_file(places: StorageURIs, tmp_path: Path) -> None:
     put(places, tmp_path, "list.json.bak", "list.json/inside")
     with pytest.raises(DataError, match="There is no"):
         places.text("s3://bucket/list.json")
 
 
 @pytest.mark.parametrize("key", ["data/../../up", "data//etc/passwd", "data/../up", "data/a/.."])
-def test_keys_that_lead_out_of_the_folder(places: Places, tmp_path: Path, key: str) -> None:
+def test_keys_that_lead_out_of_the_folder(places: StorageURIs, tmp_path: Path, key: str) -> None:
     put(places, tmp_path, key)
     with pytest.raises(DataError, match="lead out"):
         places.under("s3://bucket/data/")
@@ -123,8 +123,8 @@ _BAD = [
 
 
 @pytest.mark.parametrize("uri", _BAD)
-def test_other_uris_are_refused(places: Places, tmp_path: Path, uri: str) -> None:
-    restricted = Places(places.objects, [tmp_path])
+def test_other_uris_are_refused(places: StorageURIs, tmp_path: Path, uri: str) -> None:
+    restricted = StorageURIs(places.objects, [tmp_path])
     with pytest.raises(ConfigurationError):
         restricted.allow(uri)
     with pytest.raises(SyrtosError):
@@ -134,20 +134,20 @@ def test_other_uris_are_refused(places: Places, tmp_path: Path, uri: str) -> Non
         restricted.upload(tmp_path / "x", uri)
 
 
-def test_a_bucket_that_can_not_be_is_refused_at_once(places: Places) -> None:
+def test_a_bucket_that_can_not_be_is_refused_at_once(places: StorageURIs) -> None:
     """Else a job would train for hours, and fail when it uploads."""
     for uri in ("s3://Not_A_Bucket/x", "s3://a/x", "s3://user@host:80/x"):
         with pytest.raises(ConfigurationError):
             places.allow(uri)
 
 
-def test_folders_that_are_allowed(places: Places, tmp_path: Path) -> None:
+def test_folders_that_are_allowed(places: StorageURIs, tmp_path: Path) -> None:
     allowed, other = tmp_path / "allowed", tmp_path / "allowed-not"
     for folder in (allowed, other):
         folder.mkdir()
         (folder / "file").write_text("x")
     (allowed / "link").symlink_to(other)
-    restricted = Places(places.objects, [allowed.resolve()])
+    restricted = StorageURIs(places.objects, [allowed.resolve()])
     restricted.allow(allowed.as_uri())
     restricted.allow((allowed / "new" / "file").as_uri())
     assert names(restricted, allowed.as_uri()) == ["file"]
@@ -167,7 +167,7 @@ def test_folders_that_are_allowed(places: Places, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="not in a folder"):
         restricted.allow(f"file://{allowed}/%2e%2e/allowed-not/file")
     with pytest.raises(ConfigurationError, match="not in a folder"):
-        Places(places.objects, []).allow(allowed.as_uri())
+        StorageURIs(places.objects, []).allow(allowed.as_uri())
 
 
 def test_split() -> None:

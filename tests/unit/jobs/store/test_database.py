@@ -14,7 +14,7 @@ from stored_records import record
 from syrtos.jobs.api.service import Service
 from syrtos.jobs.requests import states
 from syrtos.jobs.storage.objects import store_of
-from syrtos.jobs.storage.storage_uris import Places
+from syrtos.jobs.storage.storage_uris import StorageURIs
 from syrtos.jobs.store import job_store
 from syrtos.jobs.store.home import Home
 from syrtos.jobs.store.job_store import Store
@@ -59,7 +59,7 @@ def row(number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def service(home: Home) -> Service:
-    return Service(home, Store(home.database), Places(store_of(home)), capacity=4)
+    return Service(home, Store(home.database), StorageURIs(store_of(home)), capacity=4)
 
 
 @pytest.fixture

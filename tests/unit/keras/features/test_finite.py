@@ -26,7 +26,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Any:
     "losses", [[1.0, math.nan, 2.0], [np.float32(1), np.array(np.inf), np.array(0.5)]]
 )
 def test_the_first_one_is_named(losses: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    notice = finite.Notice()
+    notice = finite.NonFiniteLossReport()
     for batch, loss in enumerate(losses):
         notice.look(0, batch, {"loss": loss})
     notice.read()
@@ -37,7 +37,7 @@ def test_the_first_one_is_named(losses: list[Any], capsys: pytest.CaptureFixture
 
 @pytest.mark.usefixtures("session")
 def test_losses_of_a_device_are_read_later(capsys: pytest.CaptureFixture[str]) -> None:
-    notice = finite.Notice()
+    notice = finite.NonFiniteLossReport()
     notice.look(0, 0, {"loss": np.array(np.nan)})
     assert capsys.readouterr().err == ""
     notice.read()
@@ -46,7 +46,7 @@ def test_losses_of_a_device_are_read_later(capsys: pytest.CaptureFixture[str]) -
 
 def test_other_ranks_are_silent(session: Any, capsys: pytest.CaptureFixture[str]) -> None:
     session.world.rank = 1
-    notice = finite.Notice()
+    notice = finite.NonFiniteLossReport()
     notice.look(0, 0, {"loss": math.nan})
     notice.read()
     assert capsys.readouterr().err == ""

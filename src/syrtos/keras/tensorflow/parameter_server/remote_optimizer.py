@@ -43,11 +43,11 @@ _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 def apply(optimizer: Optimizer, grads: Sequence[Gradient], variables: Sequence[Variable]) -> None:
     """Makes one step of ``optimizer`` on the servers, and assigns their weights to all its variables here."""
-    found: Served | None = getattr(optimizer, _MARK, None)
+    found: RemoteOptimizer | None = getattr(optimizer, _MARK, None)
     if found is None:
         # Eagerly, so once, also where the step is being traced.
         with tf.init_scope():
-            found = Served(
+            found = RemoteOptimizer(
                 optimizer,
                 {state.identity(v) for v, g in zip(variables, grads, strict=True) if _is_rows(g)},
             )
@@ -57,7 +57,7 @@ def apply(optimizer: Optimizer, grads: Sequence[Gradient], variables: Sequence[V
     found.step(grads, variables)
 
 
-class Served:
+class RemoteOptimizer:
     """An optimizer whose weights servers hold, as its workers see it."""
 
     def __init__(self, optimizer: Optimizer, tables: set[int]) -> None:

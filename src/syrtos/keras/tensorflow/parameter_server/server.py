@@ -92,7 +92,7 @@ class Parameters:
         self._live = set(range(workers))
         self._staleness = staleness
         self._comm = comm
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _OptimizerPart] = {}
         self._beginning: dict[str, dict[int, Question]] = {}
         self.asked = {
             "register": self._register,
@@ -102,7 +102,7 @@ class Parameters:
         }
         # The progress of each worker: (round, updates in it).
         self._progress = dict.fromkeys(self._live, (0, 0))
-        self._ahead: list[tuple[tuple[int, int], Question, _Held]] = []
+        self._ahead: list[tuple[tuple[int, int], Question, _OptimizerPart]] = []
 
     def lose(self, worker: int) -> None:
         """Forgets a worker that asks nothing any more: no other waits for it."""
@@ -142,7 +142,7 @@ class Parameters:
         with requests.refusing(*registered.values()):
             if chosen is not None and key not in self._held:
                 self._held.pop(chosen.fields["replaces"], None)
-                self._held[key] = _Held(chosen.fields, chosen.arrays)
+                self._held[key] = _OptimizerPart(chosen.fields, chosen.arrays)
             for question in registered.values():
                 self._held[key].answer(question)
 
@@ -189,7 +189,7 @@ class Parameters:
             names=list(names),
         )
 
-    def _apply_together(self, held: _Held) -> None:
+    def _apply_together(self, held: _OptimizerPart) -> None:
         """Makes the next common update, once the gradients of all workers are there."""
         questions = [held.together[worker] for worker in sorted(held.together)]
         if not questions or set(held.together) != self._live:
@@ -200,7 +200,7 @@ class Parameters:
             for question in questions:
                 held.answer(question)
 
-    def _update(self, held: _Held, questions: Sequence[Question]) -> None:
+    def _update(self, held: _OptimizerPart, questions: Sequence[Question]) -> None:
         """Makes one update with the mean by samples of all workers' gradients."""
         if any(
             question.fields["present"] != questions[0].fields["present"] for question in questions
@@ -216,7 +216,7 @@ class Parameters:
         held.apply(held.clip_mean(mean, fields["present"], self._comm), fields)
 
 
-class _Held:
+class _OptimizerPart:
     """An optimizer and this server's part of its variables.
 
     Attributes:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from syrtos.engines.engine import Wanted
-from syrtos.engines.ray.asked import (
-    Asked,
-    asked_of,
+from syrtos.engines.engine import EngineRequest
+from syrtos.engines.ray.request import (
+    RayRequest,
     free_bundles,
+    request_of,
     why_never,
     why_unfit,
     why_waiting,
@@ -21,8 +21,12 @@ from syrtos.engines.ray.asked import (
 from syrtos.errors import ConfigurationError, LaunchError
 
 
-def asked(values: Mapping[str, str] | None = None, workers: int | None = 4, gpus: int = 0) -> Asked:
-    return asked_of(Wanted(workers, gpus, Path("/run"), (), values or {}, "/python", Path("/here")))
+def asked(
+    values: Mapping[str, str] | None = None, workers: int | None = 4, gpus: int = 0
+) -> RayRequest:
+    return request_of(
+        EngineRequest(workers, gpus, Path("/run"), (), values or {}, "/python", Path("/here"))
+    )
 
 
 def test_each_worker_has_a_bundle() -> None:
@@ -33,7 +37,7 @@ def test_each_worker_has_a_bundle() -> None:
 
 def test_it_travels_as_json() -> None:
     whole = asked({"address": "10.0.0.1:6379", "wait": "5"}, gpus=1)
-    assert Asked(**json.loads(json.dumps(dataclasses.asdict(whole)))) == whole
+    assert RayRequest(**json.loads(json.dumps(dataclasses.asdict(whole)))) == whole
 
 
 @pytest.mark.parametrize(

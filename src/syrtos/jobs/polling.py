@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 
 
-class Looking(ABC):
+class PollingThread(ABC):
     """A thread that calls `look` again and again, from `start` until `close`.
 
     Jobs that run when it is closed go on.
@@ -28,7 +28,7 @@ class Looking(ABC):
     def report_failure(self, error: Exception) -> None:
         """Reports that a look has failed, e.g. because the database is away for a moment. The next look follows."""
 
-    def after_look(self) -> None:  # noqa: B027 - most have nothing to do then
+    def after_poll(self) -> None:  # noqa: B027 - most have nothing to do then
         """Runs after each look; does nothing by default."""
 
     def start(self) -> None:
@@ -52,7 +52,7 @@ class Looking(ABC):
                 self.look()
             except Exception as error:
                 self.report_failure(error)
-            self.after_look()
+            self.after_poll()
             # cleared after the wait: a `wake` during the look makes the next one follow at once
             self._wake.wait(self._pause)
             self._wake.clear()

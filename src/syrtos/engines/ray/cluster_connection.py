@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from syrtos import settings
-from syrtos.engines.engine import Reached
-from syrtos.engines.ray.asked import Asked, asked_by_job
-from syrtos.engines.ray.door import VARIABLE, ask
+from syrtos.engines.engine import ReachableHosts
+from syrtos.engines.ray.agent_socket import VARIABLE, ask
+from syrtos.engines.ray.request import RayRequest, request_of_nodes
 from syrtos.engines.reservation import EngineAwayError, Node, NodeRequest, Requester, Reservation
 from syrtos.errors import LaunchError
 from syrtos.launch.processes import signalling
@@ -35,7 +35,7 @@ _LOST = "the connection to the Ray cluster is lost, for example because its head
 
 
 @contextlib.contextmanager
-def reach_cluster(asked: Asked, run_dir: Path) -> Iterator[Reached]:
+def reach_cluster(asked: RayRequest, run_dir: Path) -> Iterator[ReachableHosts]:
     """Context manager: yields the hosts on which Ray has placed the workers.
 
     If the connection to the cluster is lost meanwhile, the run is stopped: workers save their
@@ -65,7 +65,7 @@ def reach_cluster(asked: Asked, run_dir: Path) -> Iterator[Reached]:
                 output.say("stopped while it waited for Ray")
                 raise SystemExit(128 + came[0]) from None
         settings.set_environment({VARIABLE: door})
-        yield Reached(hosts, _COMMAND, discover=_COMMAND, is_for_all=True)
+        yield ReachableHosts(hosts, _COMMAND, discover=_COMMAND, is_for_all=True)
 
 
 @contextlib.contextmanager
@@ -78,7 +78,10 @@ def reserve_nodes(wanted: NodeRequest, requester: Requester) -> Iterator[Reserva
     """
     lost = functools.partial(requester.note_loss, _LOST)
     try:
-        with _connected(asked_by_job(wanted), requester.is_over, requester.tell, lost) as (door, _):
+        with _connected(request_of_nodes(wanted), requester.is_over, requester.tell, lost) as (
+            door,
+            _,
+        ):
             yield _ReservedPlaces(door)
     except _GivenUpError as error:
         raise LaunchError(
@@ -109,7 +112,7 @@ class _GivenUpError(Exception):
 
 @contextlib.contextmanager
 def _connected(
-    asked: Asked,
+    asked: RayRequest,
     is_over: Callable[[], bool],
     tell: Callable[[str], None],
     on_loss: Callable[[], None],
@@ -142,12 +145,12 @@ def _connected(
 
 
 @contextlib.contextmanager
-def at_door(path: str) -> Iterator[Reached]:
+def at_door(path: str) -> Iterator[ReachableHosts]:
     """Context manager: yields the hosts of places that the process which has started this one holds, as `syrtos.ray.run` does."""
     # As in `reach_cluster`: workers have what Ray gives them.
     settings.take("CUDA_VISIBLE_DEVICES")
     hosts = parse_hosts(ask(path)[0].replace(" ", ","))
-    yield Reached(hosts, _COMMAND, discover=_COMMAND, is_for_all=True)
+    yield ReachableHosts(hosts, _COMMAND, discover=_COMMAND, is_for_all=True)
 
 
 @contextlib.contextmanager
@@ -168,7 +171,7 @@ def _ending_process(process: subprocess.Popen[bytes], over: threading.Event) -> 
 
 def _hosts(
     process: subprocess.Popen[bytes],
-    asked: Asked,
+    asked: RayRequest,
     is_over: Callable[[], bool],
     tell: Callable[[str], None],
 ) -> tuple[Host, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from syrtos.data.bad import BadRecords, bad_list, left_out
+from syrtos.data.bad_records import BadRecords, bad_list, left_out
 from syrtos.data.sources import BadRecord
 
 

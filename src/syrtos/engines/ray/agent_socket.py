@@ -24,7 +24,7 @@ VARIABLE = "SYRTOS_RAY_DOOR"
 _LONGEST = 1 << 16
 
 
-class Starts(Protocol):
+class AgentStarter(Protocol):
     """Something that knows hosts, and starts commands on them."""
 
     def hosts(self) -> tuple[Host, ...]:
@@ -44,10 +44,10 @@ class Starts(Protocol):
         ...
 
 
-class Door:
+class AgentSocket:
     """The side that answers."""
 
-    def __init__(self, path: str, starts: Starts) -> None:
+    def __init__(self, path: str, starts: AgentStarter) -> None:
         self._starts = starts
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(path)

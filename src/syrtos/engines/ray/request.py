@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from syrtos.engines.engine import Wanted, check_values
+from syrtos.engines.engine import EngineRequest, check_values
 from syrtos.engines.reservation import NodeRequest
 from syrtos.errors import ConfigurationError, LaunchError
 
@@ -29,7 +29,7 @@ SETTINGS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class RayRequest:
     """A request for places of workers.
 
     Attributes:
@@ -65,7 +65,7 @@ class Asked:
         return f"{self.workers} x {each}" + f" ({self.strategy})" * (self.strategy != "PACK")
 
 
-def asked_of(wanted: Wanted) -> Asked:
+def request_of(wanted: EngineRequest) -> RayRequest:
     """Returns the request of a command line.
 
     Raises:
@@ -77,7 +77,7 @@ def asked_of(wanted: Wanted) -> Asked:
             "`--on ray` needs the number of workers, for which Ray is asked for places: `-n 4`."
         )
     values = wanted.values
-    return Asked(
+    return RayRequest(
         workers=wanted.workers,
         cpus=_positive("cpus-per-worker", values.get("cpus-per-worker", "1")),
         gpus=wanted.gpus,
@@ -98,17 +98,17 @@ def check_values_of_jobs(values: Mapping[str, str]) -> None:
     check_values(
         values, {name: text for name, text in SETTINGS.items() if name != "strategy"}, "ray"
     )
-    asked_by_job(NodeRequest("", 1, 1, 0, values, "", Path()))
+    request_of_nodes(NodeRequest("", 1, 1, 0, values, "", Path()))
 
 
-def asked_by_job(wanted: NodeRequest) -> Asked:
+def request_of_nodes(wanted: NodeRequest) -> RayRequest:
     """Returns the request of a job of a service: a place on each of so many nodes.
 
     Raises:
         ConfigurationError: a value is none that Ray has.
     """
     values = wanted.values
-    return Asked(
+    return RayRequest(
         workers=wanted.count,
         cpus=wanted.workers * _positive("cpus-per-worker", values.get("cpus-per-worker", "1")),
         gpus=wanted.gpus,
@@ -157,7 +157,7 @@ def _address(text: str | None) -> str | None:
     return text or None
 
 
-def free_bundles(asked: Asked, specs: Sequence[Mapping[str, float]]) -> list[int]:
+def free_bundles(asked: RayRequest, specs: Sequence[Mapping[str, float]]) -> list[int]:
     """Returns bundles that take a worker each.
 
     Raises:
@@ -178,7 +178,7 @@ def free_bundles(asked: Asked, specs: Sequence[Mapping[str, float]]) -> list[int
 
 
 def why_waiting(
-    asked: Asked, has: Mapping[str, float], free: Mapping[str, float], nodes: int
+    asked: RayRequest, has: Mapping[str, float], free: Mapping[str, float], nodes: int
 ) -> str:
     """Returns why there are no places yet, with what the cluster has.
 
@@ -204,7 +204,7 @@ def why_waiting(
     return f"{said}: there are too few {lacks}, unless an autoscaler starts nodes"
 
 
-def why_never(asked: Asked, waiting: str) -> str:
+def why_never(asked: RayRequest, waiting: str) -> str:
     """Returns why a run has got no places in time, and what to do; ``waiting`` is why it has waited."""
     if asked.for_job:
         return (
@@ -218,7 +218,7 @@ def why_never(asked: Asked, waiting: str) -> str:
     )
 
 
-def _why_no_bundles(asked: Asked, bundles: int, fitting: int) -> str:
+def _why_no_bundles(asked: RayRequest, bundles: int, fitting: int) -> str:
     """Returns why a placement group that is there already does not take the workers, and what to do.
 
     Args:
@@ -233,7 +233,7 @@ def _why_no_bundles(asked: Asked, bundles: int, fitting: int) -> str:
     )
 
 
-def why_unfit(asked: Asked, address: str, facts: Mapping[str, Any]) -> str:
+def why_unfit(asked: RayRequest, address: str, facts: Mapping[str, Any]) -> str:
     """Returns what a node lacks that a run needs there; empty if it has all."""
     lacks = [
         *([] if facts["has_python"] else [f"the interpreter {asked.python}"]),
@@ -253,7 +253,7 @@ def why_unfit(asked: Asked, address: str, facts: Mapping[str, Any]) -> str:
     )
 
 
-def _format_resources(asked: Asked, resources: Mapping[str, float]) -> str:
+def _format_resources(asked: RayRequest, resources: Mapping[str, float]) -> str:
     return " and ".join(f"{_number(resources.get(name, 0.0))} {name}" for name in asked.bundle)
 
 

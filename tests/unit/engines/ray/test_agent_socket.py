@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from syrtos.engines.ray.door import Door, ask
+from syrtos.engines.ray.agent_socket import AgentSocket, ask
 from syrtos.engines.reservation import Node
 from syrtos.errors import LaunchError, SyrtosError
 from syrtos.launch.spec import Host
@@ -33,7 +33,7 @@ class Echo:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[str]:
-    door = Door(str(tmp_path / "door"), Echo())
+    door = AgentSocket(str(tmp_path / "door"), Echo())
     yield str(tmp_path / "door")
     door.close()
 
@@ -64,6 +64,6 @@ def test_a_question_that_makes_no_sense_is_answered(path: str) -> None:
 
 
 def test_nobody_answers_after_the_end(tmp_path: Path) -> None:
-    Door(str(tmp_path / "door"), Echo()).close()
+    AgentSocket(str(tmp_path / "door"), Echo()).close()
     with pytest.raises(OSError):
         ask(str(tmp_path / "door"))

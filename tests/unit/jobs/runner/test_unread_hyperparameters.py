@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from syrtos.jobs.runner import unread
+from syrtos.jobs.runner import unread_hyperparameters
 
 BEGIN = """
 import argparse, os
@@ -28,7 +28,9 @@ def unread_of(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> list[
         argparse.ArgumentParser, "parse_known_args", argparse.ArgumentParser.parse_known_args
     )
     monkeypatch.setattr(sys, "argv", ["train.py", "--batch-sise", "8", "--epochs", "3"])
-    told = unread.watch(script, {"SM_HPS": json.dumps({"epochs": 3, "batch-sise": 8})})
+    told = unread_hyperparameters.watch(
+        script, {"SM_HPS": json.dumps({"epochs": 3, "batch-sise": 8})}
+    )
     runpy.run_path(str(script), run_name="__main__")
     return told()
 
