@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import importlib
 import os
 import signal
 import sys
 import textwrap
-from collections.abc import Sequence
 from typing import NoReturn
 
-from syrtos import __version__, settings
+from syrtos import __version__
+from syrtos.cli.early import early_start
 from syrtos.cli.parsing import Parser, refuse_unknown_command
 from syrtos.errors import SyrtosError
-from syrtos.launch.processes.zygote_process import ZygoteProcess
-from syrtos.launch.resources import shared_variables
-from syrtos.launch.seeds import hash_seed
+from syrtos.launch.processes.zygote_process import EarlyStart
 
 # The commands in groups, and the file of each: only that of the one that is asked for is imported,
 # which takes half of the time.
@@ -34,8 +31,6 @@ _GROUPS = {
 _COMMANDS = {command: file for group in _GROUPS.values() for command, file in group.items()}
 # Commands whose last words are a script and its arguments.
 _WITH_SCRIPTS = ("run", "verify")
-# Options of `run` whose workers are not started by this process, or not at all.
-_NOT_FROM_HERE = {"--hosts", "--hostfile", "--on", "--detach", "--dry-run", "-h", "--help"}
 _OF_JOBS = (
     "sqlalchemy",
     "starlette",
@@ -90,20 +85,19 @@ def _print_help() -> None:
             )
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, early: EarlyStart | None = None) -> int:
     """Runs the command line and returns its exit code.
 
     Args:
         arguments: its words; None: those of the process, which the file syrtos.toml of the folder
             may add to.
+        early: the interpreter that workers are forked from, if it was started already.
     """
     words = sys.argv[1:] if arguments is None else arguments
     if not words or words[0] in ("-h", "--help"):
         _print_help()
         return 0 if words else 2
     refuse_unknown_command(words, _COMMANDS)
-    # Before the imports of this process, which take as long as those of the other.
-    early = _start_early(words[1:]) if arguments is None and words[0] == "run" else None
     made = parser(words[0])
     if words[0] in _WITH_SCRIPTS:
         _commands_of(made).choices[words[0]].refuse_unknown_options(words[1:])
@@ -138,27 +132,19 @@ def main(arguments: list[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
-def _start_early(words: Sequence[str]) -> ZygoteProcess | None:
-    """Starts the interpreter that the workers of `run` are forked from, by a first look at its words."""
-    env = settings.environment()
-    number = words[words.index("-n") + 1 :][:1] if "-n" in words else ["1"]
-    if _NOT_FROM_HERE & set(words) or not "".join(number).isdigit():
-        return None
-    shared = shared_variables(env, max(int(number[0]), 1))
-    if shared is None:
-        return None
-    with contextlib.suppress(OSError):  # as without memory: workers are interpreters of their own
-        return ZygoteProcess({**settings.without_secrets(env), **hash_seed(env), **shared})
-    return None
-
-
 def process_main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command line and ends the process with its exit code; ``arguments`` are those of `main`."""
-    code = main(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    # Before the imports of this process, which take as long as those of the other.
+    early = early_start(words[1:]) if words[:1] == ["run"] else None
+    code = main(arguments, early)
     # One more Ctrl-C while Python itself ends would print a traceback, and change the exit code.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Nothing that is left needs to be looked through once more.
-    gc.freeze()
+    if early:
+        early.end()
+        # Python looks through all that is left for circles when it ends, which takes 8 ms. The
+        # launcher has closed its files.
+        gc.freeze()
     sys.exit(code)
 
 

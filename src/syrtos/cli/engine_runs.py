@@ -167,6 +167,8 @@ def run_where_asked(
     engine = engine_for(chosen)
     if engine is None and (not chosen.detach or chosen.dry_run):
         return launch(None)
+    if chosen.early:
+        chosen.early.end()
     wanted = wanted_of(chosen, run_dir)
     if engine is not None:
         wanted.check(engine.settings, engine.name)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from syrtos import __version__, settings, topology
 from syrtos.doctor import machine_facts
 from syrtos.doctor.machine_facts import versions
+from syrtos.launch import resources
 
 if TYPE_CHECKING:
     from syrtos.cli.parsing import Commands
@@ -43,7 +44,7 @@ def facts() -> dict[str, str]:
         "cores": f"{machine_facts.cores()} of {os.cpu_count()}",
         "memory": f"{machine_facts.memory() / 1e9:.1f} GB",
         "/dev/shm": _shared_memory(),
-        "gpus": str(machine_facts.gpus()),
+        "gpus": str(resources.gpus()),
         "started by": f"{started.starter}, {started.size} workers" if started else "no launcher",
     }
     return found | {

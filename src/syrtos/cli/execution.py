@@ -39,7 +39,7 @@ from syrtos.observe.ledger import forget, launching
 from syrtos.report.json_files import document
 
 if TYPE_CHECKING:
-    from syrtos.launch.processes.zygote_process import ZygoteProcess
+    from syrtos.launch.processes.zygote_process import EarlyStart
     from syrtos.launch.remote.agents import Agent, Agents
 
 _LOCK = ".lock"
@@ -72,7 +72,7 @@ def execute(
     resume: bool = False,
     connected: ConnectedHosts | None = None,
     changes: Mapping[str, object] | None = None,
-    early: ZygoteProcess | None = None,
+    early: EarlyStart | None = None,
 ) -> int:
     """Runs a request, prints what a person wants to know, and returns the exit code.
 
@@ -204,7 +204,7 @@ def _execute(
     run_dir: Path,
     resume: bool,
     connected: ConnectedHosts | None,
-    early: ZygoteProcess | None,
+    early: EarlyStart | None,
 ) -> int:
     # `syrtos verify` prints a table in place of all that is printed of a run
     verifies = request.spec.options.verify == "only"
@@ -226,7 +226,7 @@ def _run(
     run_dir: Path,
     resume: bool,
     connected: ConnectedHosts | None,
-    early: ZygoteProcess | None,
+    early: EarlyStart | None,
     ending: contextlib.ExitStack,
 ) -> generations.RunEnd:
     """Runs all generations. Once they have ended, signals do nothing until ``ending`` is closed."""

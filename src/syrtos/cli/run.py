@@ -60,7 +60,7 @@ def add_to(commands: Commands) -> None:
             " reads lines, add `< /dev/null`."
         ),
     )
-    parser.set_defaults(main=main)
+    parser.set_defaults(main=main, early=None)
     parser.add_argument("-h", "--help", action=Help, most_needed=_MOST_NEEDED)
     _add_workers(parser)
     parser.add_argument(

@@ -17,6 +17,7 @@ from syrtos.doctor import (
     machine_world,
 )
 from syrtos.doctor.machine_check import Check
+from syrtos.launch import resources
 
 __all__ = ["Check", "as_json", "check", "show"]
 
@@ -34,7 +35,7 @@ def check(hosts: Sequence[str] = (), ssh: str = "ssh") -> list[Check]:
 
 def _local_checks(env: Mapping[str, str]) -> Iterator[Check]:
     yield from machine_packages.checks(env)
-    yield from machine_environment.checks(env, machine_facts.cores(), machine_facts.gpus())
+    yield from machine_environment.checks(env, machine_facts.cores(), resources.gpus())
     yield from machine_host.checks(Path("runs").absolute())
     yield machine_world.check(env)
 

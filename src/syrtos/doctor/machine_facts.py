@@ -70,11 +70,6 @@ def shared_memory() -> int:
     return stat.f_bavail * stat.f_frsize
 
 
-def gpus() -> int:
-    """Returns the number of NVIDIA GPUs that the driver lists."""
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-
-
 def limits(root: Path = _CGROUPS, own: str | None = None) -> Limits:
     """Returns the smallest limits of the control groups that this process is in (cgroups(7), versions 1 and 2).
 

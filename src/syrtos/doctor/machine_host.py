@@ -14,6 +14,7 @@ import psutil
 
 from syrtos.doctor import machine_facts
 from syrtos.doctor.machine_check import Check, ok, warning, wrong
+from syrtos.launch import resources
 from syrtos.launch.processes import leftovers
 
 # Bytes that a worker takes before its model is built: an interpreter with Keras and TensorFlow 2.21
@@ -41,7 +42,7 @@ def checks(folder: Path) -> Iterator[Check]:
     yield network(socket.gethostname())
     yield clock(_clock_is_synchronized())
     yield from gpus(
-        machine_facts.gpus(), shutil.which("nvidia-smi") is not None, machine_facts.version
+        resources.nvidia_gpus(), shutil.which("nvidia-smi") is not None, machine_facts.version
     )
 
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
+
+from syrtos.launch import resources
 
 # The capacity of a service whose engine alone limits the jobs that run at once.
 UNLIMITED = 2**31 - 1
-
-
-def gpus_here() -> int:
-    """Returns the number of GPUs of this machine."""
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,4 +24,4 @@ class Placement:
 
     engine: str = ""
     values: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    gpus: int = dataclasses.field(default_factory=gpus_here)
+    gpus: int = dataclasses.field(default_factory=resources.gpus)

@@ -285,25 +285,26 @@ class _AfterBatch:
 
     def __init__(self, callback_list: Any, name: str) -> None:
         self._list, self._name = callback_list, name
-        # Of each callback its package and method. Those that do nothing after a batch have an empty
-        # package: to read the numbers for them would wait for the step.
-        self._hooks: list[tuple[str, Callable[..., None]]] = []
+        # The methods that were found last, and of each its callback's package; an empty one where
+        # the method does nothing: to read the numbers for it would wait for the step.
+        self._methods: list[Any] = []
+        self._packages: list[str] = []
 
     def __call__(self, batch: int, logs: Logs = None) -> None:
         callbacks = self._list.callbacks
-        if len(self._hooks) != len(callbacks):
-            self._hooks = [
-                (
-                    _package_of(each) if _has_hook(each, self._name) else "",
-                    getattr(each, self._name),
-                )
-                for each in callbacks
+        # A callback may be taken off the list meanwhile, or get another method.
+        methods: list[Any] = [getattr(each, self._name, None) for each in callbacks]
+        if methods != self._methods:
+            self._methods = methods
+            self._packages = [
+                _package_of(each) if _has_hook(each, self._name) else "" for each in callbacks
             ]
-        if of_keras := [method for package, method in self._hooks if package == "keras"]:
+        hooks = list(zip(methods, self._packages, strict=True))
+        if of_keras := [method for method, package in hooks if package == "keras"]:
             self._list._async_dispatch(_call_with_numbers, of_keras, batch, logs)
         flat = _flatten(logs)
         # The list counts the time between taking one callback and the next.
-        for _, (package, method) in zip(callbacks, self._hooks, strict=True):
+        for _, (method, package) in zip(callbacks, hooks, strict=False):
             if package == "syrtos":
                 method(batch, flat)
             elif package not in ("", "keras"):

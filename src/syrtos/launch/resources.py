@@ -23,7 +23,9 @@ def apply(env: Mapping[str, str]) -> None:
         ConfigurationError: this host has more workers than GPUs.
     """
     wanted = share(
-        env, len(os.sched_getaffinity(0)), dict(zip(_VARIABLES, (_nvidia(), _amd()), strict=True))
+        env,
+        len(os.sched_getaffinity(0)),
+        dict(zip(_VARIABLES, (nvidia_gpus(), _amd()), strict=True)),
     )
     settings.set_environment(
         {name: v for name, v in wanted.items() if name not in env or name in _VARIABLES}
@@ -40,7 +42,7 @@ def shared_variables(env: Mapping[str, str], workers: int) -> dict[str, str] | N
     Returns:
         None where each worker has a GPU of its own.
     """
-    gpus: dict[str, int] = dict(zip(_VARIABLES, (_nvidia(), _amd()), strict=True))
+    gpus: dict[str, int] = dict(zip(_VARIABLES, (nvidia_gpus(), _amd()), strict=True))
     if any(gpus.values()):
         # a framework may set one up when it is imported, and a fork can't use it
         return None
@@ -51,7 +53,7 @@ def shared_variables(env: Mapping[str, str], workers: int) -> dict[str, str] | N
 
 def gpus() -> int:
     """Returns the number of GPUs of this host."""
-    return max(_nvidia(), _amd())
+    return max(nvidia_gpus(), _amd())
 
 
 def share(env: Mapping[str, str], cores: int, gpus: Mapping[str, int]) -> dict[str, str]:
@@ -109,7 +111,8 @@ def _shows_its_own(env: Mapping[str, str]) -> bool:
     return settings.TASKS_VARIABLE in env or (by_slurm and "MPI_LOCALRANKID" not in env)
 
 
-def _nvidia() -> int:
+def nvidia_gpus() -> int:
+    """Returns the number of GPUs of this host that NVIDIA's driver lists."""
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import signal
 import sys
@@ -54,6 +55,8 @@ def supervise(
     shares_import = standby is not None and not (source is not None and is_pipe_with_data(source))
     with copying_input(source, plan.processes) as inputs:
         env = {**env, **plan.environment, SUPERVISED_VARIABLE: "1", INPUT_VARIABLE: inputs}
+        if standby and (agents or not shares_import):
+            standby.skip()
         if agents is None:
             # A script that begins again, as it may then, would find a pipe empty.
             if standby and shares_import and (stopped := _await_imports(standby, plan, env)):
@@ -79,12 +82,9 @@ def _await_imports(standby: Standby, plan: LaunchPlan, env: Mapping[str, str]) -
     came: list[int] = []
     with signalling.answering_signals(came.append):
         standby.begin(plan.groups[0].command, env, plan.processes)
-        if standby.frameworks and not standby.is_settled():
-            with output.show_wait(
-                f"importing {', '.join(standby.frameworks)}, once for all workers"
-            ):
-                standby.settle(lambda: bool(came))
-        standby.settle(lambda: bool(came))
+        what = f"importing {', '.join(standby.frameworks)}, once for all workers"
+        with output.show_wait(what) if standby.frameworks else contextlib.nullcontext():
+            standby.settle(lambda: bool(came))
     return came[0] if came else 0
 
 

@@ -12,10 +12,12 @@ from typing import Any
 from syrtos.launch.outcome import End
 from syrtos.launch.plan import Machine
 from syrtos.launch.spec import Spec
+from syrtos.observe import memory as machine_memory
+from syrtos.observe.memory import MachineMemory
 from syrtos.settings import TuneTrial
 from syrtos.tune import memory, runner
 from syrtos.tune.ends import out_of_memory
-from syrtos.tune.memory import MachineMemory, TrialMemory, size
+from syrtos.tune.memory import TrialMemory, size
 from syrtos.tune.runner import FinishedTrial, TrialError
 from syrtos.tune.search import BatchRecommendation, BatchTrial, conclude, doubtful, following
 
@@ -97,8 +99,8 @@ class _Trying:
             steps,
             say,
         )
-        has = memory.now()
-        self.result = BatchSearch([], 0, spec.workers, has.total, has.usable)
+        has = machine_memory.now()
+        self.result = BatchSearch([], 0, spec.workers, has.total, memory.usable(has))
 
     def all(self, most: int | None) -> None:
         """Tries batches until enough is known, and tries a winner that may be an outlier again."""
@@ -141,9 +143,9 @@ class _Trying:
         ]
         if not points or not batch:
             return None
-        needs, has = memory.forecast(points, batch), memory.now()
+        needs, has = memory.forecast(points, batch), machine_memory.now()
         # A batch that is smaller than one that fitted fits too.
-        if needs <= has.usable or batch <= max(point.batch for point in points):
+        if needs <= memory.usable(has) or batch <= max(point.batch for point in points):
             return None
         return BatchTrial(
             batch, failed=f"would need about {size(needs)}; {_available(has)}", for_memory=True
@@ -202,7 +204,7 @@ def _guard() -> Callable[[], str]:
     looks = _due_every(_LOOK)
 
     def find_shortage() -> str:
-        if next(looks) and (has := memory.now()).is_short:
+        if next(looks) and memory.is_short(has := machine_memory.now()):
             return f"only {size(has.available)} of this machine's memory was left"
         return ""
 

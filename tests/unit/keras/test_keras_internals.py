@@ -78,3 +78,22 @@ def test_logs(called: tuple[Any, Any, Any]) -> None:
     assert of_keras == of_script == {"loss": 1.0, "a": 2.0}
     assert list(ours) == ["loss", "a"]
     assert isinstance(ours["a"], np.ndarray), "no number is read for syrtos"
+
+
+def test_callbacks_that_change_the_list_or_themselves() -> None:
+    class TurnsItselfOff(Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            super().on_train_batch_end(batch, logs)
+            self.on_train_batch_end = lambda *args, **kwargs: None  # type: ignore[method-assign]
+
+    class LeavesTheList(Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            super().on_train_batch_end(batch, logs)
+            callbacks.callbacks.remove(self)
+
+    off, leaves, last = TurnsItselfOff(), LeavesTheList(), Callback()
+    callbacks: Any = CallbackList(off, last, leaves)
+    keras_internals.call_in_training_thread(callbacks)
+    for batch in range(3):
+        callbacks.on_train_batch_end(batch, {"loss": 1.0})
+    assert [len(each.calls) for each in (off, leaves, last)] == [1, 1, 3]

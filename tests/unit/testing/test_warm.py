@@ -52,21 +52,22 @@ def test_processes_share_one_that_outlives_its_starter_and_ends_with_the_sharing
         assert len(paths) == 1, asked
         path = paths.pop()
         assert warm._answers(path)
-        (zygote,) = (each for each in psutil.process_iter() if path in _words(each))
+        (zygote,) = (each for each in psutil.process_iter() if _names(each, path))
         zygote.kill()
         zygote.wait()
         again = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True)
         assert again.stdout.strip() == path
         assert warm._answers(path)
     deadline = time.monotonic() + 30
-    while warm._answers(path) or any(path in _words(each) for each in psutil.process_iter()):
+    while warm._answers(path) or any(_names(each, path) for each in psutil.process_iter()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert not Path(path).exists()
 
 
-def _words(process: psutil.Process) -> list[str]:
+def _names(process: psutil.Process, path: str) -> bool:
+    """Returns whether a zygote's command has its socket's path, in its order."""
     try:
-        return process.cmdline()
+        return any(path in word for word in process.cmdline())
     except psutil.Error:
-        return []
+        return False

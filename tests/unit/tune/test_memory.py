@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 
 from syrtos.launch.outcome import End, Outcome
+from syrtos.observe.memory import MachineMemory
 from syrtos.tune import memory
 from syrtos.tune.ends import out_of_memory
-from syrtos.tune.memory import MachineMemory, TrialMemory, forecast
+from syrtos.tune.memory import TrialMemory, forecast
 
 
 def test_the_first_forecast_takes_all_growth_for_the_batchs() -> None:
@@ -30,38 +30,10 @@ def test_a_peak_that_did_not_grow_is_not_forecast_to_shrink() -> None:
     assert forecast([TrialMemory(64, 1000, 2000), TrialMemory(128, 1000, 1900)], 256) == 1900
 
 
-def test_a_container_of_version_2_has_less_than_the_machine(tmp_path: Path) -> None:
-    group = tmp_path / "cgroup" / "user" / "job"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text("max\n")
-    (group.parent / "memory.max").write_text("200000000\n")
-    (group.parent / "memory.current").write_text("150000000\n")
-    (group.parent / "memory.stat").write_text("anon 1\ninactive_file 30000000\n")
-    (tmp_path / "own").write_text("0::/user/job\n")
-    assert memory.now(tmp_path / "cgroup", tmp_path / "own") == MachineMemory(
-        80_000_000, 200_000_000
-    )
-
-
-def test_a_container_of_version_1_has_less_than_the_machine(tmp_path: Path) -> None:
-    group = tmp_path / "cgroup" / "memory"
-    group.mkdir(parents=True)
-    (group / "memory.limit_in_bytes").write_text("200000000\n")
-    (group / "memory.usage_in_bytes").write_text("50000000\n")
-    (tmp_path / "own").write_text("4:memory:/elsewhere\n3:cpu:/\n")
-    assert memory.now(tmp_path / "cgroup", tmp_path / "own") == MachineMemory(
-        150_000_000, 200_000_000
-    )
-
-
-def test_a_machine_without_limits_is_known_by_itself(tmp_path: Path) -> None:
-    assert memory.now(tmp_path, tmp_path / "nothing").total > 0
-
-
 def test_a_little_is_left_for_others() -> None:
-    assert MachineMemory(1000, 10_000).usable == 900
-    assert MachineMemory(200, 10_000).is_short
-    assert not MachineMemory(2000, 10_000).is_short
+    assert memory.usable(MachineMemory(1000, 10_000)) == 900
+    assert memory.is_short(MachineMemory(200, 10_000))
+    assert not memory.is_short(MachineMemory(2000, 10_000))
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from syrtos import settings
-from syrtos.checkpoint import durable, encoding, head, memory
+from syrtos.checkpoint import durable, encoding, head
 from syrtos.checkpoint.encoding import Arrays
 from syrtos.checkpoint.slots import Slots
 from syrtos.comm import world
 from syrtos.keras.replica import snapshot
+from syrtos.observe import memory
 
 # At most this part of the memory that is free.
 _MEMORY = 0.8
@@ -169,7 +170,7 @@ class SnapshotStore:
         """
         if self._has_room:
             return
-        needed, free = 2 * size * self.world.local_size, memory.available()
+        needed, free = 2 * size * self.world.local_size, memory.now().available
         if needed > _MEMORY * free:
             raise MemoryError(
                 f"two snapshots would take {needed >> 20:,} MB of this machine's memory, of which"

@@ -25,6 +25,7 @@ from syrtos.keras.split import between_steps
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import Change
 from syrtos.keras.split.tensors import bytes_of, has_dtype
+from syrtos.observe import memory
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model
@@ -290,7 +291,7 @@ class TrialOfRows(Generic[ModelT, BatchT]):
             peak - before for peak, before in zip(_peak_memory(), self._used, strict=True)
         )
         is_too_much = (
-            host * workers * rows / own > _PART_OF_MEMORY * _free_memory()
+            host * workers * rows / own > _PART_OF_MEMORY * memory.now().available
             or device * rows / own > _BYTES_OF_DEVICE
             or seconds * rows / own > _SECONDS_OF_ALL
         )
@@ -314,13 +315,6 @@ def _peak_memory() -> tuple[int, int]:
         backend.active().device_memory(),
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
-
-
-def _free_memory() -> int:
-    """Returns the bytes that this host can give to processes, caches among them."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    found = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), "0")
-    return int(found) * 1024
 
 
 def in_own_row(value: Array, rank: int, size: int) -> Array:

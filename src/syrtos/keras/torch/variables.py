@@ -70,9 +70,12 @@ class Torch(Backend["AnyVariable", torch.Tensor]):
         return ops.tensor_of(function(ops.array_of(value)), value)
 
     def numbers(self, scalars: Sequence[torch.Tensor]) -> list[float]:
-        # One copy from the device instead of one for each.
-        if len({(scalar.device, scalar.dtype) for scalar in scalars}) == 1:
-            return torch.stack(list(scalars)).tolist()
+        # One copy from the device instead of one for each. A step of the script's own may return
+        # anything that is a number.
+        tensors = [scalar for scalar in scalars if isinstance(scalar, torch.Tensor)]
+        kinds = {(tensor.device, tensor.dtype) for tensor in tensors}
+        if len(tensors) == len(scalars) and len(kinds) == 1:
+            return torch.stack(tensors).tolist()
         return super().numbers(scalars)
 
     def splits_variables(self) -> bool:

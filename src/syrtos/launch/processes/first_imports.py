@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from syrtos.launch.processes.zygote import FRAMEWORKS, is_compared
+from syrtos.launch.processes.zygote_process import is_watched
 from syrtos.launch.program import Program
 
 # Modules that import a framework, beside the frameworks themselves.
@@ -28,9 +29,6 @@ _BY_OTHERS = {
 }
 # Libraries that scripts import beside them, and that take long: shared between the workers too.
 _LIBRARIES = ("sklearn", "scipy", "pandas", "h5py")
-# A process that is watched from its start is not forked: coverage.py, and debuggers (debugpy,
-# PyCharm's).
-_WATCHERS = ("COVERAGE_PROCESS_", "DEBUGPY_", "PYDEVD_", "PYTHONINSPECT", "PYTHONBREAKPOINT")
 _MOST_FILES = 50  # of the script's own
 _LONGEST_FILE = 1 << 20  # bytes
 
@@ -44,7 +42,10 @@ class FirstImports:
     variables: Mapping[str, str]
 
 
-def first_imports(program: Program, env: Mapping[str, str]) -> FirstImports | None:
+_NOTHING = FirstImports((), (), {})
+
+
+def first_imports(program: Program, env: Mapping[str, str]) -> FirstImports:
     """Reads a script, and the files beside it that it imports.
 
     Args:
@@ -52,25 +53,20 @@ def first_imports(program: Program, env: Mapping[str, str]) -> FirstImports | No
         env: the environment of the workers; a script may keep a variable that is set already.
 
     Returns:
-        None where each worker has to import by itself: for modules (`-m`), flags of the
+        No frameworks where each worker has to import them by itself: for modules (`-m`), flags of the
         interpreter, coverage and debuggers, scripts without a framework, and where variables that
         frameworks read are set in another way than as constants at the beginning of the file.
     """
     if program.is_module or program.flags or is_watched(env):
-        return None
+        return _NOTHING
     reader = _Reader(Path(os.path.realpath(program.name)).parent, env)
     try:
         reader.read(Path(program.name))
     except (OSError, ValueError, SyntaxError, RecursionError):
-        return None
+        return _NOTHING
     if reader.uncertain or not reader.frameworks:
-        return None
+        return _NOTHING
     return FirstImports(tuple(reader.in_order()), tuple(reader.libraries), reader.variables)
-
-
-def is_watched(env: Mapping[str, str]) -> bool:
-    """Returns whether coverage.py or a debugger watches processes from their start, so that they can't be forked."""
-    return any(name.startswith(_WATCHERS) for name in env)
 
 
 class _Reader:

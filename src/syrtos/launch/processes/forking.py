@@ -74,7 +74,7 @@ class Zygote:
             process: an interpreter that waits for its order, in place of a new one.
 
         Raises:
-            OSError: no process can be started, or ``process`` has ended.
+            OSError: no process can be started.
         """
         self._folder, self.modules = None, tuple(modules)
         if home is None:
@@ -90,7 +90,12 @@ class Zygote:
             "idle": idle,
         }
         if process is not None:
-            process.give(order, env)
+            try:
+                process.give(order, env)
+            except OSError:
+                # It has ended.
+                process.end()
+                process = None
         self.process = process or ZygoteProcess(env, order, life)
 
     def wait(self) -> None:

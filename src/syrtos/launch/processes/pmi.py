@@ -7,6 +7,7 @@ as MPICH's `src/pmi` speaks it (seen with MPICH 5.0.2).
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import threading
@@ -137,14 +138,11 @@ class Sockets:
         # A worker waits for the answer to a line before it sends the next, but for an abort: MPI
         # goes on to its finalization, whose first message may have arrived with it.
         text = b""
-        try:
-            while not text.endswith(b"\n"):
-                if not (part := self._ours[rank].recv(1 << 16)):
-                    return []
+        with contextlib.suppress(OSError):
+            while not text.endswith(b"\n") and (part := self._ours[rank].recv(1 << 16)):
                 text += part
-        except OSError:
-            return []
-        return text.decode(errors="replace").splitlines()
+        # Where the connection ends within a line, those before it count.
+        return text.decode(errors="replace").split("\n")[:-1]
 
     def tell(self, rank: int, text: str) -> None:
         """Sends a worker a line as the answer to its message."""

@@ -10,6 +10,7 @@ to take no time.
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,16 +20,16 @@ from syrtos import settings
 from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.launch import program, resources
 from syrtos.launch.processes import local
-from syrtos.launch.processes.first_imports import FirstImports, first_imports, is_watched
+from syrtos.launch.processes.first_imports import first_imports
 from syrtos.launch.processes.forking import Command, Forked, Zygote
-from syrtos.launch.processes.zygote_process import ZygoteProcess
+from syrtos.launch.processes.zygote_process import EarlyStart, is_watched
 from syrtos.launch.terminal import output
 from syrtos.launch.terminal.noise import is_noise
 
 _PATIENCE = 10.0  # seconds for a fork
 _LOOK = 0.002  # seconds
-# It takes 40 ms to load. Its module for Python is not imported: that would start MPI.
-_MPI = "libmpi.so.12"
+# Variables by which mpi4py is told another MPI than the one of this environment.
+_OTHER_MPI = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +51,9 @@ class Standby:
     Until there is one, and where there can be none, workers are new interpreters.
     """
 
-    def __init__(self, early: ZygoteProcess | None = None) -> None:
-        """Makes an object without a zygote; ``early`` is the interpreter of the first one, if it has been started."""
-        self._early = early
+    def __init__(self, early: EarlyStart | None = None) -> None:
+        """Makes an object without a zygote; the first one may have been started ``early``."""
+        self._early = early or EarlyStart()
         self._zygote: Zygote | None = None
         self._given_up: list[Zygote] = []  # which end with what they have forked
         # The variables of the workers' share of this machine, of the generation that began last.
@@ -76,10 +77,15 @@ class Standby:
             workers: the number of workers on this machine.
         """
         try:
-            shared = resources.shared_variables(env, workers)
+            self._begin(command, env, workers)
         except ConfigurationError:
             # A worker reports the error.
             return
+        finally:
+            self._early.end()
+
+    def _begin(self, command: Sequence[str], env: Mapping[str, str], workers: int) -> None:
+        shared = resources.shared_variables(env, workers)
         known, self._share = self._share, shared or {}
         is_new = settings.NEW_INTERPRETERS_VARIABLE in env
         if (known is not None and known != self._share) or (self._imported and is_new):
@@ -87,46 +93,30 @@ class Standby:
             self.close()
         elif known is not None:
             return
-        if (
-            shared is not None
-            and not is_new
-            and _is_plain(command)
-            and settings.TASKS_VARIABLE not in env
-        ):
-            self._begin(command, env, workers, shared)
-        self._close_early()
-
-    def _begin(
-        self,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        workers: int,
-        shared: Mapping[str, str],
-    ) -> None:
+        if shared is None or is_new or not _is_plain(command) or settings.TASKS_VARIABLE in env:
+            return
         # A script's `setdefault` finds what workers are given; but the level of a log is the
         # script's.
         given = {name: value for name, value in shared.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-        try:
-            found = first_imports(program.parse(command[3:]), {**env, **given}) or FirstImports(
-                (), (), {}
-            )
-        except ConfigurationError:
-            return
+        found = first_imports(program.parse(command[3:]), {**env, **given})
         variables = {**settings.without_secrets(env), **shared, **found.variables}
-        early = self._early if self._early is not None and self._early.can_take(variables) else None
-        if not found.frameworks and (early is None or is_watched(env)):
+        early = None if is_watched(env) else self._early.take(variables)
+        if not found.frameworks and early is None:
             return
         began = time.time()
-        self._early = self._early if early is None else None
         self._start(
             dict.fromkeys(found.frameworks, ""),
             variables,
             libraries=found.libraries,
-            shared_libraries=(_MPI,) * (workers > 1),
+            shared_libraries=_mpi_library(env) if workers > 1 else (),
             compare=True,
             process=early,
         )
         self._began = began
+
+    def skip(self) -> None:
+        """Ends the interpreter that was started early, for workers that are not forked."""
+        self._early.end()
 
     def is_settled(self) -> bool:
         """Returns whether workers can be started: as forks, or as new interpreters where no zygote lives."""
@@ -211,7 +201,7 @@ class Standby:
                     _PATIENCE,
                 )
             except (OSError, LaunchError) as error:
-                output.say(f"a worker imports its frameworks again: {error}")
+                output.say(f"a worker is a new interpreter, and imports by itself: {error}")
                 self._given_up.append(self._zygote)
                 self._zygote = self._began = self._imported = None
         return local.start(command, env, pmi, files)
@@ -222,17 +212,21 @@ class Standby:
             zygote.close()
         self._given_up.clear()
         self._close_zygote()
-        self._close_early()
+        self._early.end()
 
     def _close_zygote(self) -> None:
         if self._zygote is not None:
             self._zygote.close()
         self._zygote = self._began = self._imported = None
 
-    def _close_early(self) -> None:
-        if self._early is not None:
-            self._early.end()
-        self._early = None
+
+def _mpi_library(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the path at which mpi4py looks for MPI's library first; empty where that is not certain."""
+    # It takes 40 ms to load. mpi4py's module is not imported: that would start MPI, and a single
+    # worker has none. A library that is loaded already would take the place of another of its name.
+    if sys.prefix == sys.base_prefix or any(name in env for name in _OTHER_MPI):
+        return ()
+    return (os.path.join(sys.exec_prefix, "lib", "libmpi.so.12"),)
 
 
 def _is_plain(command: Sequence[str]) -> bool:

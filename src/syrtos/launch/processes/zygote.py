@@ -8,7 +8,7 @@ ORDER is a JSON object:
 - ``modules``: the modules that it imports, by name, each with its file, or an empty text; it ends
   if a module has another file.
 - ``libraries``: further modules that it imports, and that its children find imported.
-- ``shared_libraries``: files in the environment's folder ``lib`` that it loads.
+- ``shared_libraries``: the paths of shared libraries that it loads.
 - ``compare``: whether a process that imports a module must have the environment and the places of
   modules in which the module was imported.
 - ``idle``: whether it imports only while the processors have nothing else to do.
@@ -92,10 +92,9 @@ def main(order: dict[str, Any] | None) -> None:
         bool(order.get("compare")),
         bool(order.get("idle")),
     )
-    for name in order.get("shared_libraries", ()):
-        # A worker that finds it elsewhere loads it itself.
+    for library in order.get("shared_libraries", ()):
         with contextlib.suppress(OSError):
-            ctypes.CDLL(os.path.join(sys.prefix, "lib", name))
+            ctypes.CDLL(library)
     # from now on the end of standard input is the end
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
     # What is still in the buffers would be printed by each child too.
@@ -117,7 +116,7 @@ def _prepare_for_workers() -> dict[str, Any]:
     """Imports what workers of any script do, and waits for the order; ends the process where none comes."""
     for name in ("syrtos.launch.worker.main", "syrtos.comm.world", "numpy.random"):
         importlib.import_module(name)
-    line = sys.stdin.readline()
+    line = sys.stdin.buffer.readline()
     if not line:
         sys.exit()
     order = json.loads(line)

@@ -6,6 +6,7 @@ needs itself.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,11 +17,19 @@ from typing import IO, Any
 from syrtos.launch.processes import signalling
 
 _PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zygote.py")
-# Variables that an interpreter reads once, when it starts, and what `zygote.py` loads before it has
-# its order: NumPy with its library of linear algebra, and MPI's library.
+# Variables that are read once before an order comes: by the interpreter, its loader, and NumPy with
+# its library of linear algebra.
 _READ_AT_START = (
-    "PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "NPY_", "OMP_", "OPENBLAS_", "GOTO_", "MKL_", "UCX_LOG", "UCX_HANDLE",
+    "PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "NPY_", "OMP_", "OPENBLAS_", "GOTO_", "MKL_",
 )  # fmt: skip
+# A process that is watched from its start is not forked: coverage.py, and debuggers (debugpy,
+# PyCharm's).
+_WATCHERS = ("COVERAGE_PROCESS_", "DEBUGPY_", "PYDEVD_", "PYTHONINSPECT", "PYTHONBREAKPOINT")
+
+
+def is_watched(env: Mapping[str, str]) -> bool:
+    """Returns whether coverage.py or a debugger watches processes from their start, so that they can't be forked."""
+    return any(name.startswith(_WATCHERS) for name in env)
 
 
 class ZygoteProcess:
@@ -38,9 +47,12 @@ class ZygoteProcess:
             env: its environment.
             order: what `zygote.py` is to do; None: that is said later, by `give`.
             life: a stream with whose end it ends, in place of the end of this process.
+
+        Raises:
+            OSError: there are too many processes, or too little memory.
         """
         self._env = dict(env)
-        self._said = os.memfd_create("zygote")
+        self._said = os.fdopen(os.memfd_create("zygote"), "w+b", buffering=0)
         self._process = subprocess.Popen(
             [sys.executable, _PROGRAM, *([] if order is None else [json.dumps(order)])],
             env=env,
@@ -60,7 +72,7 @@ class ZygoteProcess:
         """Says to an interpreter that was started without an order what to do, and in which environment.
 
         Raises:
-            BrokenPipeError: it has ended.
+            OSError: it has ended.
         """
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({**order, "env": dict(env)}).encode() + b"\n")
@@ -79,8 +91,10 @@ class ZygoteProcess:
         self._process.kill()
         self._process.wait()
         if self._process.stdin is not None:
-            self._process.stdin.close()
-        os.close(self._said)
+            # What could not be written to it is of no use any more.
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        self._said.close()
 
     @property
     def pid(self) -> int:
@@ -89,5 +103,29 @@ class ZygoteProcess:
 
     @property
     def printed_text(self) -> str:
-        """The text that the process has printed."""
-        return os.pread(self._said, os.fstat(self._said).st_size, 0).decode(errors="replace")
+        """The text that the process has printed; empty once it was ended by `end`."""
+        if self._said.closed:
+            return ""
+        file = self._said.fileno()
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+
+
+class EarlyStart:
+    """An interpreter that was started early, or none, until a zygote takes it or it is ended."""
+
+    def __init__(self, process: ZygoteProcess | None = None) -> None:
+        self._process = process
+
+    def take(self, env: Mapping[str, str]) -> ZygoteProcess | None:
+        """Returns the interpreter for a zygote that imports with ``env``; None if there is none that fits."""
+        process = self._process
+        if process is None or not process.can_take(env):
+            return None
+        self._process = None
+        return process
+
+    def end(self) -> None:
+        """Ends the interpreter, unless it was taken."""
+        if self._process is not None:
+            self._process.end()
+        self._process = None

@@ -9,10 +9,12 @@ import pytest
 from syrtos.launch.processes.first_imports import FirstImports, first_imports
 from syrtos.launch.program import Program
 
+NOTHING = FirstImports((), (), {})
+
 
 def found(
     folder: Path, text: str, env: dict[str, str] | None = None, **program: object
-) -> FirstImports | None:
+) -> FirstImports:
     (folder / "train.py").write_text(text)
     return first_imports(Program(str(folder / "train.py"), **program), env or {})  # type: ignore[arg-type]
 
@@ -35,7 +37,6 @@ def found(
 )
 def test_frameworks(tmp_path: Path, text: str, frameworks: tuple[str, ...]) -> None:
     imports = found(tmp_path, text)
-    assert imports is not None
     assert imports.frameworks == frameworks
 
 
@@ -52,7 +53,7 @@ def test_frameworks(tmp_path: Path, text: str, frameworks: tuple[str, ...]) -> N
     ],
 )
 def test_nothing_to_import(tmp_path: Path, text: str) -> None:
-    assert found(tmp_path, text) is None
+    assert found(tmp_path, text) == NOTHING
 
 
 def test_libraries_that_take_long(tmp_path: Path) -> None:
@@ -60,14 +61,12 @@ def test_libraries_that_take_long(tmp_path: Path) -> None:
         tmp_path,
         "import keras, wandb\nfrom sklearn.datasets import load_digits\nimport pandas as pd",
     )
-    assert imports is not None
     assert imports.libraries == ("sklearn.datasets", "pandas")
 
 
 def test_the_keras_of_tensorflow_may_be_the_old_one(tmp_path: Path) -> None:
     text = "import os\nos.environ['TF_USE_LEGACY_KERAS'] = '1'\nimport tensorflow as tf\ntf.keras.Model()"
     imports = found(tmp_path, text)
-    assert imports is not None
     assert imports.frameworks == ("tensorflow", "tf_keras")
     assert imports.variables == {"TF_USE_LEGACY_KERAS": "1"}
 
@@ -94,7 +93,6 @@ def test_variables(tmp_path: Path, line: str, variables: dict[str, str]) -> None
         f"import os\nfrom os import environ\n{line}\nimport keras",
         {"KERAS_BACKEND": "torch"},
     )
-    assert imports is not None
     assert imports.variables == variables
 
 
@@ -114,7 +112,7 @@ def test_variables(tmp_path: Path, line: str, variables: dict[str, str]) -> None
     ],
 )
 def test_what_can_not_be_known_is_left_to_the_workers(tmp_path: Path, text: str) -> None:
-    assert found(tmp_path, text) is None
+    assert found(tmp_path, text) == NOTHING
 
 
 def test_files_beside_the_script(tmp_path: Path) -> None:
@@ -129,6 +127,6 @@ def test_files_beside_the_script(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_watched_from_its_start_is_not_forked(tmp_path: Path) -> None:
-    assert found(tmp_path, "import keras", {"COVERAGE_PROCESS_START": "/x"}) is None
-    assert found(tmp_path, "import keras", flags=("-O",)) is None
-    assert found(tmp_path, "import keras", is_module=True) is None
+    assert found(tmp_path, "import keras", {"COVERAGE_PROCESS_START": "/x"}) == NOTHING
+    assert found(tmp_path, "import keras", flags=("-O",)) == NOTHING
+    assert found(tmp_path, "import keras", is_module=True) == NOTHING

@@ -60,5 +60,8 @@ def test_messages_that_arrive_together_are_read_one_by_one() -> None:
         (1, "cmd=abort exitcode=3"),
         (1, "cmd=barrier_in"),
     ]
+    # A connection that ends within a line.
+    sockets.ends[0].sendall(b"cmd=abort exitcode=3\ncmd=barr")
     for end in sockets.ends.values():
         end.close()
+    assert heard.get(timeout=60) == (0, "cmd=abort exitcode=3")

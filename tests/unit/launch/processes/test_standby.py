@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from syrtos.launch.processes.standby import Imports, Standby
-from syrtos.launch.processes.zygote_process import ZygoteProcess
+from syrtos.launch.processes.zygote_process import EarlyStart, ZygoteProcess
 
 NOTHING = Imports({}, {})
 CODE = "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(str(os.getppid()))\n"
@@ -295,7 +295,7 @@ def early(folder: Path, **variables: str) -> ZygoteProcess:
 @pytest.mark.parametrize("script", ["import keras", BY_ITSELF])
 def test_workers_are_forked_from_one_that_was_started_early(tmp_path: Path, script: str) -> None:
     process = early(tmp_path)
-    with contextlib.closing(Standby(process)) as standby:
+    with contextlib.closing(Standby(EarlyStart(process))) as standby:
         facts = started(standby, tmp_path, script)
     assert facts["parent"] == process.pid
     assert not facts["was"]
@@ -315,14 +315,14 @@ def test_one_that_has_read_another_environment_is_ended(
     tmp_path: Path, script: str, variables: dict[str, str]
 ) -> None:
     process = early(tmp_path)
-    with contextlib.closing(Standby(process)) as standby:
+    with contextlib.closing(Standby(EarlyStart(process))) as standby:
         assert started(standby, tmp_path, script, variables)["parent"] == os.getpid()
         assert not Path(f"/proc/{process.pid}").exists()
 
 
 def test_one_without_frameworks_is_replaced_when_the_workers_have_imported(tmp_path: Path) -> None:
     process = early(tmp_path)
-    with contextlib.closing(Standby(process)) as standby:
+    with contextlib.closing(Standby(EarlyStart(process))) as standby:
         assert started(standby, tmp_path, BY_ITSELF)["parent"] == process.pid
         standby.prepare(
             Imports({"json": ""}, {}), {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
@@ -336,7 +336,7 @@ def test_one_without_frameworks_is_replaced_when_the_workers_have_imported(tmp_p
 
 
 def test_one_that_never_has_an_order_ends_with_its_starter(tmp_path: Path) -> None:
-    code = "import os\nfrom syrtos.launch.processes.zygote_process import ZygoteProcess\nprint(ZygoteProcess(os.environ).pid)"
+    code = "import os\nfrom syrtos.launch.processes.zygote_process import EarlyStart, ZygoteProcess\nprint(ZygoteProcess(os.environ).pid)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     end = time.monotonic() + 60
     while Path(f"/proc/{said.stdout.strip()}").exists():
