@@ -70,7 +70,7 @@ class RunRequest:
         return json.loads(json.dumps(described))
 
     def differences(self, found: Mapping[str, Any]) -> list[str]:
-        """Returns the names of what this request asks for otherwise than the request that ``found`` describes.
+        """Returns the names of the fields that differ from the request that ``found`` describes.
 
         The hosts of an elastic run may be others, and those that an engine has chosen.
         """

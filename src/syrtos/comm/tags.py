@@ -1,4 +1,4 @@
-"""The tags of workers at a meeting: a number of each that says what it comes for, and travels exactly as a float64."""
+"""Tags: a number of each worker at a meeting, which says what operation it came for; exact as a float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def of_passing(call: str) -> int:
 
 
 class Tags(tuple[int, ...]):
-    """The tags of one meeting, by rank. Every exchange begins with a meeting: nothing is computed before it is needed.
+    """The tags of one meeting, by rank. Properties are computed on demand: every exchange begins with a meeting.
 
     What they mean for all is decided in this order:
 

@@ -1,4 +1,4 @@
-"""The place of this process among hosts on each of which something has started the same command once.
+"""This host's number among the hosts of a run, from variables of what started the command on each.
 
 Each rule is a pure function of the environment. The variables' sources:
 

@@ -1,4 +1,4 @@
-"""Workers that wait for others: the one that hangs is not the one that reports it, but the one that does not wait."""
+"""Records of which workers wait for which: one that the others wait for, and that waits for none, hangs."""
 
 from __future__ import annotations
 

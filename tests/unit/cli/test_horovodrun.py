@@ -109,3 +109,12 @@ def test_an_elastic_run_follows_its_hosts(
     assert "# 2 processes on a," in printed
     assert "# 1 process on b," in printed
     assert "--elastic-timeout" in said
+
+
+def test_a_script_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").write_text(
+        "import pathlib, sys\npathlib.Path('done').write_text(sys.argv[1])"
+    )
+    assert main(["horovodrun", "-np", "1", "python", "t.py", "x"]) == 0
+    assert (tmp_path / "done").read_text() == "x"

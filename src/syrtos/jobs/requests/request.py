@@ -157,7 +157,7 @@ class Job:
 
     @property
     def unconnected(self) -> str:
-        """The command of which several instances run copies that know nothing of each other; empty if there is none."""
+        """The command that several instances run without a connection to each other; else empty."""
         # not copies that were asked for by SYRTOS_DISTRIBUTION, nor those of a driver, which
         # connects them
         wanted = (self.request.get("Environment") or {}).get("SYRTOS_DISTRIBUTION") == "none"

@@ -177,7 +177,7 @@ def _is_answer(tried: str) -> bool:
 
 
 class JobRequester:
-    """An attempt as the engine sees it that it asks for nodes: see `syrtos.engines.reservation.Requester`.
+    """The attempt, as the `syrtos.engines.reservation.Requester` that an engine reports to.
 
     Args:
         store: the record of the jobs.

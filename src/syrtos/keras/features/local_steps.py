@@ -65,7 +65,7 @@ def rounds() -> Rounds | None:
 
 
 def sums_count(training: bool) -> int:
-    """Returns the factor that makes a sum over this worker's share stand for the sum over all shares of a batch.
+    """Returns the factor from this worker's sum to an estimate of the sum over all workers.
 
     It is the number of workers in a step in which they exchange nothing, and else 1.
     """

@@ -28,7 +28,7 @@ _LOOK = 0.02
 
 
 class Turn:
-    """The number of the file that the first worker has begun to write, for the others, which let it go first.
+    """A file with the number of the write that the first worker has begun, which the others wait for.
 
     Args:
         name: what is counted, e.g. ``"writes"``.
@@ -173,7 +173,7 @@ def landmark(path: str) -> str:
 
 
 def now_and_then(done: Callable[[], bool]) -> Callable[[], bool]:
-    """Returns ``done`` for callers that ask all the time: it looks at files only every `_LOOK` seconds.
+    """Wraps ``done`` so that it looks at files at most every `_LOOK` seconds.
 
     In between the answer is False.
     """

@@ -340,7 +340,7 @@ def _complain(error: Exception) -> None:
 
 
 class _Replay:
-    """Stands for all callbacks while a `fit` draws the batches again that it was trained on."""
+    """Replaces the list of callbacks while a resumed `fit` skips the batches that it was trained on."""
 
     def __init__(
         self,

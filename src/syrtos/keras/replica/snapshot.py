@@ -151,7 +151,7 @@ def equal_variables(model: Model) -> list[Variable]:
 
 
 def own_of(pieces: Sequence[bytes], rank: int, size: int) -> tuple[Facts, Arrays]:
-    """Returns what the worker of this rank, of ``size``, goes on with, from what each worker has stored for itself.
+    """Returns what rank ``rank`` of ``size`` restores, from the pieces that each worker has stored.
 
     There may have been more or fewer workers.
     """

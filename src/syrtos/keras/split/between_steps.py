@@ -39,7 +39,7 @@ class _Assignable(Protocol):
 
 
 class NumbersBetweenSteps:
-    """The numbers of a model, its parts and the script that are no states of layers, and whether they have changed."""
+    """Watches the numbers of a model and a script that change between steps, e.g. weights of losses."""
 
     def __init__(self, model: Model, session: Session) -> None:
         """

@@ -96,7 +96,7 @@ class SplitPlan:
         return not self.was_compared or self.has_shown(key)
 
     def has_shown(self, key: int) -> bool:
-        """Returns the same while the comparison that makes the plan is going on."""
+        """Returns what `knows_rule` does; right also during the comparison that makes the plan."""
         return (
             key in self.known_variables or key in self.compared_variables or key in self.variables
         )
@@ -126,4 +126,4 @@ class SplitPlan:
 
 
 class UnprovenStepError(Exception):
-    """A step that is being traced does what no comparison of rows has shown to be the same for parts of them."""
+    """A step that is being traced does something that no comparison has shown to be right on a share."""

@@ -1,4 +1,4 @@
-"""Finds what a step of the script's own decides by a number of this worker's rows.
+"""Finds operations of the script's step whose outcome depends on a statistic of this worker's rows.
 
 A spike that is skipped, a floor under a mean, a rate that falls where the loss has not, a mean over
 the rows that a mask leaves: on rows of the first batch both ways may agree, and in a later batch a
@@ -52,7 +52,7 @@ _TO_VARIABLES = frozenset(["AssignVariableOp", "Cast", "Identity", "Reshape"])
 
 _OF_TENSORFLOW = str(Path(tf.__file__).parent)
 _CHECKS = "check_ops.py"  # of tf.debugging: it ends the step, and decides nothing
-# A gradient divides by what the operation has divided by whose gradient it is.
+# The gradient of a division divides by the same number.
 _GRADIENTS = ("_grad.py", "backprop.py", "gradients_util.py")
 
 

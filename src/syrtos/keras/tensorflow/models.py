@@ -115,7 +115,7 @@ _MAKING = {
 
 
 def takes_whole_batches(model: Model, method: str, session: Session) -> bool:
-    """Returns whether the script makes what ``method`` calls for each batch itself.
+    """Returns whether the script overrides the method that makes the function for each batch.
 
     Such a function knows nothing of shares, so each worker gives it the whole batch, which is said
     once.

@@ -1,4 +1,4 @@
-"""The environments of the workers of a TF_CONFIG cluster: each has that of the process that was started as its task.
+"""Environments of the workers of a TF_CONFIG cluster: each gets that of its own task's process.
 
 All workers of a host are started from one process, with one environment. Tasks of one host may
 differ in theirs, by ``CUDA_VISIBLE_DEVICES`` above all; so each worker takes over its own task's
