@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.text import Text
 
 from syrtos.errors import ConfigurationError
 from syrtos.launch.processes.signalling import is_wanted
+from syrtos.launch.terminal import output
 
 if TYPE_CHECKING:
     from syrtos.jobs.api.service import Service
@@ -70,20 +70,22 @@ def _follow(service: Service, own: bool, asked: SearchFile) -> int:
         record = _watch(service, name)
     except KeyboardInterrupt:
         if not own:
-            _say(
+            output.say(
                 f"{name} goes on in the service; the same command shows it, `syrtos stop {name}`"
                 " ends it."
             )
             return 130
-        _say(f"stopping {name}")
+        output.say(f"stopping {name}")
         local.stop_search(service, name)
         _show_results(service, asked)
-        _say("the search was stopped; the same command goes on with the trials that have finished.")
+        output.say(
+            "the search was stopped; the same command goes on with the trials that have finished."
+        )
         return 130
     _show_results(service, asked)
     if record.failure:
         ended = "ended before all trials were begun" if record.status == "Completed" else "failed"
-        _say(f"the search {name} {ended}. {record.failure}")
+        output.say(f"the search {name} {ended}. {record.failure}")
     return 0 if record.status == "Completed" else 1
 
 
@@ -103,11 +105,11 @@ def _begin(service: Service, asked: SearchFile) -> None:
         _request(service, asked)
         operations.go_on(name)
         failed = "failed before, and " if record.status == "Failed" else ""
-        _say(f"{name} {failed}goes on with the trials that have finished.")
+        output.say(f"{name} {failed}goes on with the trials that have finished.")
     elif record.status == "InProgress":
-        _say(f"{name} is going on.")
+        output.say(f"{name} is going on.")
     else:
-        _say(
+        output.say(
             f"{name} has finished before: change the file (its seed, for instance) for another"
             " search."
         )
@@ -130,7 +132,7 @@ def _create(service: Service, asked: SearchFile) -> None:
         Operations(service).create_hyper_parameter_tuning_job(request)
     except ApiError as error:
         raise ConfigurationError(str(error)) from error
-    _say(f"begins the search {asked.name}{_warm_start_text(service, asked.name)}")
+    output.say(f"begins the search {asked.name}{_warm_start_text(service, asked.name)}")
 
 
 def _warm_start_text(service: Service, name: str) -> str:
@@ -205,7 +207,7 @@ def _tell(search: Search, trials: Sequence[SearchTrial], told: set[str]) -> None
             more = (
                 f"; `syrtos logs {trial.name}` shows its output" if trial.status == "Failed" else ""
             )
-            _say(f"trial {trial.number} of {search.trials}: {value}, {_values(trial)}{more}")
+            output.say(f"trial {trial.number} of {search.trials}: {value}, {_values(trial)}{more}")
 
 
 def _best(search: Search, trials: Sequence[SearchTrial]) -> str:
@@ -282,12 +284,12 @@ def _show_results(service: Service, asked: SearchFile) -> None:
         out.print(_table(search, order))
     failed = [trial for trial in trials if trial.status == "Failed"]
     if failed:
-        _say(
+        output.say(
             f"trial {failed[-1].number}: {failed[-1].failure} `syrtos logs {failed[-1].name}` shows"
             " its output."
         )
         if asked.alone:
-            _say(asked.alone)
+            output.say(asked.alone)
     if found := best(search, trials):
         path = _write_best(asked, found)
         out.print(
@@ -309,7 +311,3 @@ def _write_best(asked: SearchFile, found: SearchTrial) -> Path:
         encoding="utf-8",
     )
     return path
-
-
-def _say(text: str) -> None:
-    print(f"syrtos: {text}", file=sys.stderr, flush=True)

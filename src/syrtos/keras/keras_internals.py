@@ -266,6 +266,11 @@ def clip(optimizer: Optimizer, gradients: list[Gradient]) -> list[Gradient]:
     return list(optimizer._clip_gradients(gradients))
 
 
+def steps_in_call(model: Model) -> int:
+    """Returns the steps that one call of the training function makes; 1 where a script's own model does not say."""
+    return int(getattr(model, "steps_per_execution", None) or 1)
+
+
 def call_in_training_thread(callback_list: CallbackList) -> None:
     """Makes Keras 3 call the callbacks of syrtos, and of the script, in the training thread.
 

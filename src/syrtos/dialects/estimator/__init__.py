@@ -18,14 +18,14 @@ def install() -> None:
         tensorflow: Any = sys.modules["tensorflow"]
         # TensorFlow 2.16 lost the module, and hides `layers` of TensorFlow 1 where Keras is Keras
         # 3.
-        estimator = _Later("syrtos.dialects.estimator.names", "namespace")
+        estimator = _Later("namespace")
         for place in _PLACES:
             functools.reduce(getattr, place.split(".")[1:], tensorflow).estimator = estimator
-        tensorflow.compat.v1.layers = _Later("syrtos.dialects.estimator.names", "layers")
+        tensorflow.compat.v1.layers = _Later("layers")
     for name in _KERAS:
         if _is_complete(name.partition(".")[0]):
             keras: Any = importlib.import_module(name)
-            keras.estimator = _Later("syrtos.dialects.estimator.names", "keras_namespace")
+            keras.estimator = _Later("keras_namespace")
 
 
 def _is_complete(package: str) -> bool:
@@ -37,14 +37,14 @@ def _is_complete(package: str) -> bool:
 
 
 class _Later:
-    """A stand-in for the result of a module's function, which is called when an attribute is used."""
+    """A stand-in for the result of a function of `names`, which is called when an attribute is used."""
 
     # The modules of the Estimator need TensorFlow complete, and most scripts that import TensorFlow
     # have no Estimator.
 
-    def __init__(self, module: str, function: str) -> None:
-        self._from = (module, function)
+    def __init__(self, function: str) -> None:
+        self._function = function
 
     def __getattr__(self, name: str) -> Any:
-        module, function = self._from
-        return getattr(getattr(importlib.import_module(module), function)(), name)
+        names = importlib.import_module("syrtos.dialects.estimator.names")
+        return getattr(getattr(names, self._function)(), name)

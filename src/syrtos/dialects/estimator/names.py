@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Callable
 from typing import NoReturn
 
 import tensorflow as tf
@@ -126,3 +127,16 @@ def namespace() -> types.SimpleNamespace:
 def _refuse(name: str, instead: str, *args: object, **kwargs: object) -> NoReturn:
     del args, kwargs
     raise ConfigurationError(f"tf.estimator.{name} is not served. Instead: {instead}.")
+
+
+def module_getattr(make: Callable[[], object]) -> Callable[[str], object]:
+    """Returns a `__getattr__` for a module whose names are the attributes of ``make()``."""
+
+    def get(name: str) -> object:
+        # The import system asks for `__path__` and its like, and has to learn that they are not
+        # there.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(make(), name)
+
+    return get

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -20,6 +19,7 @@ from syrtos.jobs.tuning.decision import SearchDecision, decide
 from syrtos.jobs.tuning.operations import search_of
 from syrtos.jobs.tuning.search import Search
 from syrtos.jobs.tuning.trials import SearchTrial
+from syrtos.launch.terminal import output
 
 _LOOK = 0.4
 _LONGEST_REASON = 1024
@@ -40,7 +40,7 @@ class Driver(PollingThread):
 
     def report_failure(self, error: Exception) -> None:
         """Prints that the tuning jobs could not be looked at."""
-        _tell(f"the tuning jobs could not be looked at: {error}")
+        output.say(f"the tuning jobs could not be looked at: {error}")
 
     def look(self) -> None:
         """Carries on each tuning job that has not ended; an error in one does not hold the others up."""
@@ -50,7 +50,7 @@ class Driver(PollingThread):
                 self._carry_on(record)
             except Exception as error:
                 # an error of one tuning job must not hold the others up
-                _tell(
+                output.say(
                     f"the tuning job {record.name} could not be carried on: {type(error).__name__}:"
                     f" {error}"
                 )
@@ -220,7 +220,3 @@ class Driver(PollingThread):
             return None if record.final else after
 
         self._service.tunings.change(name, mark_ended)
-
-
-def _tell(text: str) -> None:
-    print(f"syrtos: {text}", file=sys.stderr, flush=True)

@@ -61,11 +61,6 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _steps_in_call(model: Model) -> int:
-    """Returns the steps that one call of the training function makes; 1 where a script's own model does not say."""
-    return int(getattr(model, "steps_per_execution", None) or 1)
-
-
 def _index(batch: Any) -> int:
     """Returns the number of a batch; 0 where a loop of the script's own gives something else than a number."""
     try:
@@ -125,7 +120,9 @@ class BeforeUsers(_Quiet):
         self._ledger.become("callbacks")
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        self._ledger.begin_step("train", "callbacks", steps=_steps_in_call(self.model))
+        self._ledger.begin_step(
+            "train", "callbacks", steps=keras_internals.steps_in_call(self.model)
+        )
 
     def on_test_batch_begin(self, batch: int, logs: Logs = None) -> None:
         self._ledger.begin_step("test", "callbacks")
@@ -191,7 +188,9 @@ class AfterUsers(_Quiet):
         if self.model is not None:
             self._begin_equal(comm)
             self._saves_within_epochs = accumulation.may_be_saved(comm, self._everyone.callbacks)
-            self._data.begin(self.model, _steps_in_call(self.model), self._protection)
+            self._data.begin(
+                self.model, keras_internals.steps_in_call(self.model), self._protection
+            )
             asynchronous.begin_equal(self.model)
         self.scaling.scale_if_new()
         self._rounds = local_steps.begin(self.model) if fitting.fit_is_running() else None
@@ -214,7 +213,7 @@ class AfterUsers(_Quiet):
         self.scaling.warm_up(self._epoch, self._steps, self.params.get("steps"))
         if self._rounds:
             self._rounds.batch_begins()
-        steps = _steps_in_call(self.model)
+        steps = keras_internals.steps_in_call(self.model)
         # For messages about the batch's gradients.
         finite.batch_begins(self._epoch, _index(batch), steps, self._data.records_of(steps))
         self._begin()
@@ -429,7 +428,7 @@ class AfterUsers(_Quiet):
         clock.step_begins()
 
     def _steps_since(self, batch: Any) -> int:
-        return min(_steps_in_call(self.model), _index(batch) + 1)
+        return min(keras_internals.steps_in_call(self.model), _index(batch) + 1)
 
     def _counts_alone(self) -> bool:
         """Returns whether each worker counts its own samples until the epoch ends: with `--sync-every`."""

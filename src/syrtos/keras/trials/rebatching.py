@@ -71,7 +71,7 @@ def rebatch_data(model: Model, given: Mapping[str, Any], size: Size) -> Rebatche
     """
     keras = keras_internals.keras_of(model)
     x: Any = given.get("x")
-    tree, made = _tree(keras), _choose_maker(keras, x, _steps_in_call(model))
+    tree, made = _tree(keras), _choose_maker(keras, x, keras_internals.steps_in_call(model))
     if made is not None:
         return made(tree, x, size)
     if hasattr(x, "__next__"):
@@ -82,16 +82,12 @@ def rebatch_data(model: Model, given: Mapping[str, Any], size: Size) -> Rebatche
             "`syrtos tune batch` can change the batches of arrays, tf.data, PyDataset, torch's"
             f" DataLoader and generators. `fit` was given {type(x).__name__}."
         )
-    return _of_arrays(tree, given, leaves, size, _steps_in_call(model))
+    return _of_arrays(tree, given, leaves, size, keras_internals.steps_in_call(model))
 
 
 # A function that rebatches one kind of data: it is given this Keras's functions on nested
 # structures, the data, and the new size.
 Make = Callable[[ModuleType, Any, Size], Rebatched]
-
-
-def _steps_in_call(model: Model) -> int:
-    return int(getattr(model, "steps_per_execution", None) or 1)
 
 
 def _choose_maker(keras: ModuleType, x: object, each: int) -> Make | None:
