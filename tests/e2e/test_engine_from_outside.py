@@ -14,7 +14,7 @@ import served_jobs
 # Two "hosts" of this machine, reached by a shell; each attempt at a job has others.
 ENGINE = """
 import contextlib
-from syrtos.engines.engine import Engine, Reached, check_values
+from syrtos.engines.engine import Engine, ReachableHosts, check_values
 from syrtos.engines.reservation import Node, Reservation
 from syrtos.launch.spec import Host
 
@@ -25,7 +25,7 @@ class Toy(Engine):
     def reach(self, wanted):
         wanted.check(self.settings, self.name)
         hosts = (Host("toy-a", 1), Host("toy-b", 1))
-        return contextlib.nullcontext(Reached(hosts, wanted.values["shell"], is_for_all=True))
+        return contextlib.nullcontext(ReachableHosts(hosts, wanted.values["shell"], is_for_all=True))
 
     def check_jobs(self, values):
         check_values(values, self.settings, self.name)

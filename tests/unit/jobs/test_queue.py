@@ -21,12 +21,12 @@ from syrtos.jobs import queue
 from syrtos.jobs.runner import attempt
 from syrtos.jobs.store.home import Home, try_lock
 from syrtos.jobs.storage.objects import store_of
-from syrtos.jobs.storage.storage_uris import Places
+from syrtos.jobs.storage.storage_uris import StorageURIs
 from syrtos.jobs.api.service import Service
 from syrtos.jobs.store.job_store import Store
 
 home, locks = Home(Path(sys.argv[2])), []
-service = Service(home, Store(sys.argv[1], home.place), Places(store_of(home)), capacity=1000)
+service = Service(home, Store(sys.argv[1], home.place), StorageURIs(store_of(home)), capacity=1000)
 
 class Runner:
     def __init__(self, command, **_):

@@ -117,7 +117,7 @@ def _connected(
     tell: Callable[[str], None],
     on_loss: Callable[[], None],
 ) -> Iterator[tuple[str, tuple[Host, ...]]]:
-    """Context manager: starts the process that is connected to Ray; yields the path of its socket (`door.py`), and the hosts of the places.
+    """Context manager: starts the process that is connected to Ray; yields the path of its socket (`agent_socket.py`), and the hosts of the places.
 
     Args:
         asked: the request.
