@@ -362,6 +362,12 @@ def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def hash_seed(env: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variable by which workers hash strings, and so order their sets, alike; none where ``env`` has it."""
+    # A vocabulary that a script makes of a set would be another on each worker.
+    return {} if env.get("PYTHONHASHSEED", "").isdigit() else {"PYTHONHASHSEED": "0"}
+
+
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables for a process that needs none of ours that are secret."""
     return {

@@ -24,6 +24,14 @@ def cluster() -> Iterator[slurm.Slurm]:
         yield found
 
 
+@pytest.fixture(autouse=True)
+def nothing_left(cluster: slurm.Slurm) -> Iterator[None]:
+    """A test that fails leaves no job for the next, or for its own second try."""
+    yield
+    if cluster.jobs():
+        cluster.cancel()
+
+
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
     return pauses.undisturbed(3, tmp_path_factory.mktemp("undisturbed"))

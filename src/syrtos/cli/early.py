@@ -14,7 +14,6 @@ from syrtos import settings
 from syrtos.errors import ConfigurationError
 from syrtos.launch.processes.zygote_process import EarlyStart, ZygoteProcess, is_watched
 from syrtos.launch.resources import shared_variables
-from syrtos.launch.seeds import hash_seed
 
 # Options whose workers are not started by this process, or are more than `-n` says.
 _NOT_FROM_HERE = frozenset((
@@ -41,7 +40,7 @@ def early_start(words: Sequence[str]) -> EarlyStart | None:
         if shared is None:
             return None
         return EarlyStart(
-            ZygoteProcess({**settings.without_secrets(env), **hash_seed(env), **shared})
+            ZygoteProcess({**settings.without_secrets(env), **settings.hash_seed(env), **shared})
         )
     except (OSError, ConfigurationError):
         # Without memory workers are interpreters of their own; who starts them says what is wrong.

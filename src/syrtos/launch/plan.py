@@ -7,9 +7,8 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping
 
 from syrtos.errors import ConfigurationError, LaunchError
-from syrtos.launch.seeds import hash_seed
 from syrtos.launch.spec import Spec
-from syrtos.settings import OPTIONS_VARIABLE, is_harmless
+from syrtos.settings import OPTIONS_VARIABLE, hash_seed, is_harmless
 from syrtos.topology import check_tf_config
 
 # Variables that are forwarded to other hosts, beside those with one of the prefixes. Never all:

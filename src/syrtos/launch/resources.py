@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import itertools
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from syrtos import settings
 from syrtos.errors import ConfigurationError
@@ -113,15 +113,16 @@ def _shows_its_own(env: Mapping[str, str]) -> bool:
 
 def nvidia_gpus() -> int:
     """Returns the number of GPUs of this host that NVIDIA's driver lists."""
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    return len(glob.glob("/proc/driver/nvidia/gpus/*"))
 
 
 def _amd() -> int:
     """Returns the number of the kernel's compute nodes that are GPUs; the id of processors is 0."""
-    nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
-    with contextlib.suppress(OSError):
-        return sum(node.read_text().strip() not in ("", "0") for node in nodes)
-    return 0
+    count = 0
+    for path in glob.glob("/sys/class/kfd/kfd/topology/nodes/*/gpu_id"):
+        with contextlib.suppress(OSError), open(path) as file:
+            count += file.read().strip() not in ("", "0")
+    return count
 
 
 def _local_rank_and_size(env: Mapping[str, str]) -> tuple[int, int]:

@@ -16,8 +16,6 @@ from syrtos import settings
 if TYPE_CHECKING:
     from syrtos.comm.communicator import Communicator
 
-_HASH_SEED = "PYTHONHASHSEED"
-
 
 class _Drawn:
     """The state of this process's random numbers."""
@@ -44,16 +42,10 @@ class _Drawn:
 _drawn = _Drawn()
 
 
-def hash_seed(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variable by which workers hash strings, and so order their sets, alike; none where ``env`` has it."""
-    # A vocabulary that a script makes of a set would be another on each worker.
-    return {} if env.get(_HASH_SEED, "").isdigit() else {_HASH_SEED: "0"}
-
-
 def hash_alike(env: Mapping[str, str]) -> None:
-    """Starts this interpreter again with the variable of `hash_seed`, if it was started without it."""
+    """Starts this interpreter again with the variable of `settings.hash_seed`, if it was started without it."""
     # Our launcher sets the variable; something else that starts workers may not.
-    missing = hash_seed(env)
+    missing = settings.hash_seed(env)
     if missing and sys.flags.hash_randomization and not sys.flags.ignore_environment:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**env, **missing})
 
