@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from syrtos.doctor.script import Script, argument, method
 
 _ROOTS = ("horovod", "smdistributed")
-_RANKS = frozenset({"rank", "local_rank", "cross_rank", "node_rank"})
-_SIZES = frozenset({"size", "num_workers"})
+RANKS = frozenset({"rank", "local_rank", "cross_rank", "node_rank"})
+SIZES = frozenset({"size", "num_workers"})
 _HOSTS = frozenset({"local_size", "cross_size"})
 _OURS = ("WORKERS", "LearningRateSchedule", "LearningRateWarmup")
 # Calls in which a rank chooses no data: seeds, texts, and devices.
@@ -169,7 +169,7 @@ def _rank_names(script: Script, names: frozenset[str]) -> set[str]:
 def _several_targets(script: Script) -> Iterator[Problem]:
     """Yields ranks and sizes that are not given to one name of their own."""
     arguments = {node.arg for node in ast.walk(script.tree) if isinstance(node, ast.arg)}
-    for name in _rank_names(script, _RANKS | _SIZES):
+    for name in _rank_names(script, RANKS | SIZES):
         values = script.assigned_values[name]
         if len(values) > 1 or name in arguments:
             yield (
@@ -180,7 +180,7 @@ def _several_targets(script: Script) -> Iterator[Problem]:
                 ),
             )
     for node in ast.walk(script.tree):
-        if _exchange_function(script, node) in _RANKS | _SIZES:
+        if _exchange_function(script, node) in RANKS | SIZES:
             around = script.parents.get(node)
             owner = script.parents.get(around) if around else None
             alone = (
@@ -225,14 +225,14 @@ def _is_share(script: Script, outer: ast.AST) -> bool:
     else:
         return False
     given = [each for each in parts if each is not None]
-    return any(_is_call_or_name(script, each, _RANKS) for each in given) and any(
-        _is_call_or_name(script, each, _SIZES) for each in given
+    return any(_is_call_or_name(script, each, RANKS) for each in given) and any(
+        _is_call_or_name(script, each, SIZES) for each in given
     )
 
 
 def _ranks(script: Script) -> Iterator[Problem]:
     for node in ast.walk(script.tree):
-        if _is_call_or_name(script, node, _RANKS) and not _is_harmless(script, node):
+        if _is_call_or_name(script, node, RANKS) and not _is_harmless(script, node):
             yield (
                 getattr(node, "lineno", 1),
                 (
@@ -304,13 +304,13 @@ def _sizes(script: Script) -> Iterator[Problem]:
                 getattr(node, "lineno", 1),
                 f"`{ast.unparse(node)}` counts hosts or workers of one: one process has neither",
             )
-        elif _is_call_or_name(script, node, _SIZES) and isinstance(
+        elif _is_call_or_name(script, node, SIZES) and isinstance(
             around := script.parents.get(node), ast.Compare
         ):
             others = [each for each in (around.left, *around.comparators) if each is not node]
             if not all(isinstance(each, ast.Constant) and each.value in (0, 1) for each in others):
                 yield around.lineno, f"`{ast.unparse(around)}` asks for a number of workers"
-        elif _is_call_or_name(script, node, _SIZES) and any(
+        elif _is_call_or_name(script, node, SIZES) and any(
             isinstance(o, ast.BinOp)
             and isinstance(o.op, ast.Mod)
             and isinstance(script.parents.get(o), ast.Compare)

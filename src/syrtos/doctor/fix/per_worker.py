@@ -11,14 +11,8 @@ import libcst as cst
 from libcst import matchers as m
 from libcst.metadata import ParentNodeProvider
 
-from syrtos.doctor.fix.ranks_and_sizes import (
-    RANKS,
-    ROOTS,
-    SIZES,
-    RanksAndSizes,
-    steps_of,
-    trains,
-)
+from syrtos.doctor.fix.conversion_checks import RANKS, SIZES
+from syrtos.doctor.fix.ranks_and_sizes import ROOTS, RanksAndSizes, steps_of, trains
 from syrtos.doctor.fix.transformer import (
     argument,
     code,

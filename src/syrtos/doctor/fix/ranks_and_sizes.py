@@ -8,12 +8,11 @@ import libcst as cst
 from libcst import matchers as m
 
 from syrtos.doctor.fix import conversion_checks
+from syrtos.doctor.fix.conversion_checks import RANKS, SIZES
 from syrtos.doctor.fix.transformer import Conversion, argument, code, method
 
 ROOTS = ("horovod.", "smdistributed.dataparallel.")
-RANKS = frozenset({"rank", "local_rank", "cross_rank", "node_rank"})
-SIZES = frozenset({"size", "num_workers"})
-FITS = ("fit", "fit_generator")
+_FITS = ("fit", "fit_generator")
 
 
 class RanksAndSizes(Conversion):
@@ -60,8 +59,8 @@ class RanksAndSizes(Conversion):
                 self._true |= names
         self._find_shards(node)
         calls = [call for call in m.findall(node, m.Call()) if isinstance(call, cst.Call)]
-        fits = [call for call in calls if method(call) in FITS and trains(call)]
-        divided = any(method(call) in ("take", *FITS) and self._has_size(call) for call in calls)
+        fits = [call for call in calls if method(call) in _FITS and trains(call)]
+        divided = any(method(call) in ("take", *_FITS) and self._has_size(call) for call in calls)
         self._divided = bool(self._shards) or divided
         self._grows = not self._divided and any(steps_of(call) is None for call in fits)
         if self._speaks:

@@ -65,8 +65,7 @@ class Zygote:
                 text. The forked processes find them when they import them.
             env: the environment in which it imports.
             libraries: further modules that it imports. The forked processes find them imported.
-            shared_libraries: names of files in the environment's folder ``lib`` that it loads, if
-                they are there.
+            shared_libraries: paths of shared libraries that it loads, if they are there.
             compare: whether a forked process ends that imports in another environment than ``env``.
             idle: whether it imports only while the processors have nothing else to do.
             home: a folder for its socket, which it removes at its end; else one is made.
