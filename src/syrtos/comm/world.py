@@ -9,7 +9,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from syrtos import settings, topology
 from syrtos.comm.communicator import Communicator
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from syrtos.comm.servers import Servers
 
+
+PartT = TypeVar("PartT")
 
 # The number of errors that are kept: an old one that the script has caught must not push out the
 # one that ends it.
@@ -53,6 +55,8 @@ class Session:
             rank writes a file.
         end: ends this worker in the middle of its script, as if it had come to its end; all workers
             call it together. None outside of a run.
+        parts: the objects of higher rooms that last as long as the session, by their classes: see
+            `part`.
     """
 
     world: topology.World
@@ -69,6 +73,8 @@ class Session:
     errors: collections.deque[BaseException] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_REMEMBERED)
     )
+    # Of any class.
+    parts: dict[Callable[[], object], Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.watchdog.on_wait = self._count_wait
@@ -77,6 +83,15 @@ class Session:
         # While exchanges go on that nobody waits for, this worker computes.
         if not self.comm.background.ahead:
             self.ledger.spend("wait", seconds)
+
+    def part(self, kind: Callable[[], PartT]) -> PartT:
+        """Returns the one object of a class that belongs to this session, made when it is first asked for.
+
+        State of a room lives there in place of a module's: another session begins without it.
+        """
+        if kind not in self.parts:
+            self.parts[kind] = kind()
+        return self.parts[kind]
 
     def alone(self) -> Session:
         """Returns this worker as a world of one that writes into the same record."""

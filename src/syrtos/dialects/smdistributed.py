@@ -17,7 +17,7 @@ from syrtos.api import unconverted
 from syrtos.comm import communicator, world
 from syrtos.dialects import keras2, manual
 from syrtos.dialects.horovod.compression import Compression
-from syrtos.keras.replica import state
+from syrtos.keras.replica import state, updates
 from syrtos.keras.tensorflow import gradients
 from syrtos.keras.tensorflow import ops as core
 from syrtos.keras.tensorflow.reduction import Reduction
@@ -197,7 +197,9 @@ def DistributedOptimizer(
             f"DistributedOptimizer takes Keras optimizers. Received: {type(optimizer).__name__}."
             " For loops of one's own there is DistributedGradientTape."
         )
-    gradients.mark(inner, _reduction(device_dense, device_sparse, compression, sparse_as_dense, op))
+    updates.set_reduction(
+        inner, _reduction(device_dense, device_sparse, compression, sparse_as_dense, op)
+    )
     return optimizer
 
 

@@ -16,7 +16,7 @@ from syrtos import settings
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError
 from syrtos.keras import backend
-from syrtos.keras.features import profiling
+from syrtos.keras.features import registry
 from syrtos.keras.trials import trial
 from syrtos.topology import check_keras_backend
 
@@ -56,7 +56,6 @@ def keras3() -> None:
         )
     if name in _CLASSES:
         importlib.import_module(f"syrtos.keras.{name}.keras3").apply_all()
-        profiling.install()
         trial.install(
             f"keras.src.backend.{name}.trainer:{_TRAINERS[name]}",
             "keras.src.optimizers.base_optimizer:BaseOptimizer",
@@ -93,7 +92,7 @@ def legacy() -> None:
     """Makes plain Keras 2 scripts (`tf_keras`) distributed."""
     world.init()
     importlib.import_module("syrtos.keras.tensorflow.keras2").apply_all()
-    profiling.install()
+    registry.active()  # what `--profile` asks for is called around steps from now on
     trial.install("tf_keras.src.engine.training:Model")
     _make_default()
 

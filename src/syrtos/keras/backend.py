@@ -13,7 +13,9 @@ from syrtos.errors import ConfigurationError
 from syrtos.observe.trace import ProfiledEvent
 
 if TYPE_CHECKING:
+    from syrtos.comm.world import Session
     from syrtos.keras.protocols import FrameworkVariable, Logs, Model, Optimizer, Variable
+    from syrtos.keras.replica.updates import Update
 
 # Any nested structure, which comes back in the same form.
 Tree = TypeVar("Tree")
@@ -241,6 +243,45 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
     ) -> Sequence[TensorT | None]:
         """Returns the gradients of the global batch, from those of this worker's share."""
         return grads
+
+    def apply_if_rows(
+        self, update: Update, grads: Sequence[TensorT], apply: Callable[[Sequence[TensorT]], None]
+    ) -> None:
+        """Calls ``apply`` with an update's gradients, unless this worker has no row of the batch.
+
+        The optimizer's number of updates then stays as it is.
+        """
+        apply(grads)
+
+    def apply_if_finite(
+        self, update: Update, grads: Sequence[TensorT], apply: Callable[[Sequence[TensorT]], None]
+    ) -> None:
+        """Calls ``apply`` with reduced gradients, or changes nothing if one of them is not finite on any worker.
+
+        Of gradients that are accumulated, each batch's part is checked before it is added.
+        """
+        apply(grads)
+
+    def check_finite(
+        self, update: Update, grads: Sequence[TensorT], own: Sequence[TensorT]
+    ) -> Sequence[TensorT]:
+        """Returns the reduced gradients of an update, once `features.finite.look` has seen whether they are finite.
+
+        ``own``: those of this worker's share.
+
+        Raises:
+            NonFiniteError: training must not go on with them.
+        """
+        return grads
+
+    def undo_if_left_out(
+        self, model: Model, session: Session, step: Callable[[], object]
+    ) -> Callable[[], object]:
+        """Wraps a training step: where it leaves out an update, its batch changes nothing else either.
+
+        Metrics, moving statistics and seeds are put back, and the logs are without the batch.
+        """
+        return step
 
     def average(self, optimizer: Optimizer, comm: Communicator) -> None:
         """Makes one optimizer average its gradients over the workers.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError, DataError
 from syrtos.keras import backend, keras_internals
-from syrtos.keras.features import local_steps
+from syrtos.keras.features import registry
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, P, R
@@ -40,7 +40,7 @@ def inside_fit(original: Callable[P, R]) -> Callable[P, R]:
         # Exchanges of another thread would meet those of this one: see `refuse_other_threads`.
         _Fits.thread = threading.get_ident()
         try:
-            with local_steps.inside_fit():
+            with registry.around_fit():
                 return original(*args, **kwargs)
         finally:
             _Fits.running -= 1

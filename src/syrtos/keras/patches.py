@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import keras
 
-from syrtos.keras.features import local_steps
 from syrtos.keras.files import write_once
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.recovery import resume
@@ -30,12 +29,6 @@ def _saved_model(original: Method) -> Method:
 
 PATCHES: list[Patch] = [
     Patch("keras.src.callbacks.callback_list:CallbackList", "__init__", callbacks.within, "Decisions are taken together, writing is rank 0's."),
-    Patch(
-        "keras.src.trainers.trainer:Trainer",
-        "_get_metrics_result_or_logs",
-        local_steps.meeting_at_end_of_epoch,
-        "It is called after an epoch's last batch, before the evaluation.",
-    ),
     Patch(_SAVING, "save_model", _stamped_once, _ONCE),
     Patch(_SAVING, "save_weights_only", _stamped_once, _ONCE),
     Patch(_HDF5, "save_model_to_hdf5", _stamped_once, _ONCE),

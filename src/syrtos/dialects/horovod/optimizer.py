@@ -17,7 +17,7 @@ from syrtos.dialects.horovod.compression import Compression
 from syrtos.dialects.horovod.computed import ComputedGradients, Passes
 from syrtos.dialects.horovod.ops import Adasum, Average, Sum
 from syrtos.errors import ConfigurationError
-from syrtos.keras.replica import state
+from syrtos.keras.replica import state, updates
 from syrtos.keras.tensorflow import gradients
 from syrtos.keras.tensorflow.reduction import Reduction
 
@@ -79,7 +79,7 @@ def DistributedOptimizer(
     if backward_passes_per_step > 1:
         keras2.accumulate(inner, backward_passes_per_step)
         object.__setattr__(optimizer, "_agg_helper", Passes(inner, backward_passes_per_step))
-    gradients.mark(inner, reduction)
+    updates.set_reduction(inner, reduction)
     if hasattr(optimizer, "minimize"):
         ComputedGradients(optimizer)
     # Keras's own `__setattr__` tracks what it is given.

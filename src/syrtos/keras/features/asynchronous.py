@@ -19,6 +19,8 @@ import numpy as np
 from syrtos.comm import world
 from syrtos.comm.communicator import Array
 from syrtos.comm.servers import Servers
+from syrtos.comm.world import Session
+from syrtos.keras.features.feature import Feature, Fit
 from syrtos.keras.replica import state
 
 if TYPE_CHECKING:
@@ -45,6 +47,37 @@ class OptimizerOnServers(Protocol):
         """Takes the weights, and the optimizer's state, from the servers as they are now."""
         ...
 
+
+class ParameterServers(Feature):
+    """`--ps`: workers that train at their own pace over parameter servers, or in step with them."""
+
+    name = "asynchronous"
+
+    @classmethod
+    def is_asked(cls, session: Session) -> bool:
+        return session.servers is not None
+
+    def training_begins(self, fit: Fit) -> None:
+        if fit.model is not None:
+            _begin_equal(fit.model)
+
+    def epoch_computed(self, logs: dict[str, object] | None) -> None:
+        # Workers that train at their own pace have met, and taken the weights, already. The others
+        # take them now, so that the model is saved with them.
+        if asynchronous_servers() is None:
+            _pull()
+        elif logs:
+            _average(logs)
+
+    def epoch_ends(self, fit: Fit) -> None:
+        if _meet(bool(getattr(fit.model, "stop_training", False))):
+            fit.model.stop_training = True
+
+    def replicas_differ(self) -> bool:
+        return asynchronous_servers() is not None
+
+
+FEATURE = ParameterServers
 
 _WISH = "wish"
 # Set on what Keras has made.
@@ -140,11 +173,11 @@ def end_round(wish: bool = False) -> bool:
         variable.assign(_base.get(name, np.zeros_like(total)) + (total / share).astype(total.dtype))
     _pull()
     # Else the next update of a fast worker would be in the weights that a slow one pulls.
-    meet()
+    _meet()
     return _WISH in sums
 
 
-def average(logs: dict[str, object]) -> None:
+def _average(logs: dict[str, object]) -> None:
     """Replaces the numbers that a step of the script's own has logged by their means over all workers, in place."""
     asked = asynchronous_servers()
     if asked is None:
@@ -164,14 +197,7 @@ def average(logs: dict[str, object]) -> None:
     )
 
 
-def take_weights() -> None:
-    """Takes the servers' weights at the end of an epoch, so that the model is saved with them."""
-    # Workers that train at their own pace have met, and taken them, already.
-    if asynchronous_servers() is None:
-        _pull()
-
-
-def meet(wish: bool = False) -> bool:
+def _meet(wish: bool = False) -> bool:
     """Waits for the other workers; returns whether one of them has the ``wish``.
 
     Where workers do not train at their own pace, it returns False at once.
@@ -180,7 +206,7 @@ def meet(wish: bool = False) -> bool:
     return bool(asked and asked.end_round({_WISH: np.ones(1)} if wish else {}))
 
 
-def begin_equal(model: Model) -> None:
+def _begin_equal(model: Model) -> None:
     """Makes all workers, and the servers, start `fit` from worker 0's state.
 
     The script may have set weights since its last `fit`.

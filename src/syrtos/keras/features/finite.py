@@ -8,23 +8,27 @@ in `fit` so do metrics and moving statistics, into which the same batch has gone
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import numbers
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from syrtos.comm import compression, world
 from syrtos.comm.communicator import Communicator
+from syrtos.comm.world import Session
 from syrtos.errors import NonFiniteError
 from syrtos.keras import backend
+from syrtos.keras.features.feature import Feature, Fit, Record
 from syrtos.keras.replica import state
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Logs, Model, Variable
+    from syrtos.keras.replica.updates import Update
 
 # So many updates may be left out one after the other: more show that it is not one batch that is
 # wrong.
@@ -33,9 +37,6 @@ _MOST_IN_A_ROW = 10
 _TOLD = 10
 # So many records of a batch are named in it; all of them are in a file.
 _NAMED = 3
-
-# A record of a planned data set: its index, the file in which it lies, and where in it.
-Record = tuple[int, str, int]
 
 
 class _LeftOut:
@@ -53,7 +54,8 @@ class _LeftOut:
         self.records: Callable[[], Sequence[Record]] = list  # of this worker's share of it
 
 
-_left_out = _LeftOut()
+def _left_out() -> _LeftOut:
+    return world.current().part(_LeftOut)
 
 
 def is_asked() -> bool:
@@ -66,30 +68,73 @@ def leaves_out() -> bool:
     return world.current().options.on_nan == "skip"
 
 
-def begin() -> None:
-    """Forgets what was noted in an earlier `fit`; called when a `fit` begins or ends."""
-    _left_out.begin()
+class NonFinite(Feature):
+    """`--on-nan`, and the report of a loss that is not finite, which every run has."""
+
+    name = "finite"
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._report = NonFiniteLossReport()
+
+    @contextlib.contextmanager
+    def around_fit(self) -> Iterator[None]:
+        # Each `fit` tells of its own loss, also one within another.
+        before, self._report = self._report, NonFiniteLossReport()
+        try:
+            yield
+        finally:
+            self._report = before
+
+    def training_begins(self, fit: Fit) -> None:
+        if fit.is_outermost:
+            _left_out().begin()
+        # A loop of the script's own has no `around_fit`.
+        if not fit.is_of_keras:
+            self._report = NonFiniteLossReport()
+
+    def training_ends(self, fit: Fit) -> None:
+        if fit.is_outermost:
+            _left_out().begin()
+
+    def batch_begins(self, fit: Fit) -> None:
+        """Notes the batches that the call of the training function begins to train on."""
+        first, left_out = fit.batch + 1, _left_out()
+        several = f"batches {first} to {fit.batch + fit.call_steps}"
+        batches = f"batch {first}" if fit.call_steps == 1 else several
+        left_out.batch, left_out.records = f" ({batches} of epoch {fit.epoch + 1})", fit.records
+
+    def batch_ends(self, fit: Fit, logs: Logs) -> None:
+        self._report.look(fit.epoch, fit.batch, logs)
+
+    def epoch_ends(self, fit: Fit) -> None:
+        self._report.read()
+
+    def around_step(
+        self, model: Model, session: Session, step: Callable[[], object]
+    ) -> Callable[[], object]:
+        return backend.active().undo_if_left_out(model, session, step) if leaves_out() else step
+
+    def around_update(
+        self, update: Update, apply: Callable[[Sequence[Any]], None]
+    ) -> Callable[[Sequence[Any]], None]:
+        if not leaves_out():
+            return apply
+        return lambda grads: backend.active().apply_if_finite(update, grads, apply)
+
+    def after_reduction(
+        self, update: Update, grads: Sequence[Any], own: Sequence[Any]
+    ) -> Sequence[Any]:
+        return backend.active().check_finite(update, grads, own) if is_asked() else grads
 
 
-def batch_begins(
-    epoch: int, batch: int, steps: int, records: Callable[[], Sequence[Record]] = list
-) -> None:
-    """Notes the batches that a call of the training function begins to train on.
-
-    Args:
-        epoch: the number of the epoch, from 0.
-        batch: the number of the first batch, from 0.
-        steps: how many batches there are.
-        records: returns the records of this worker's shares of them, where they are known, once
-            they have been drawn.
-    """
-    batches = f"batch {batch + 1}" if steps == 1 else f"batches {batch + 1} to {batch + steps}"
-    _left_out.batch, _left_out.records = f" ({batches} of epoch {epoch + 1})", records
+FEATURE = NonFinite
 
 
 def step_is_left_out(comm: Communicator) -> bool:
     """Returns whether a worker has left out an update in the step that ends; all workers call it together."""
-    mine, _left_out.in_step = _left_out.in_step, False
+    left_out = _left_out()
+    mine, left_out.in_step = left_out.in_step, False
     return any(comm.agree("an update was left out?", float(mine)))
 
 
@@ -135,19 +180,19 @@ def look(
         NonFiniteError: it is not, and training must not go on; names the first gradient, and the
             workers whose share made it so.
     """
-    which = id(variables[0]) if variables else 0
+    which, left_out = id(variables[0]) if variables else 0, _left_out()
     compression.update_is_decided(state.held_objects(variables), is_made=all(finite))
     if all(finite):
-        _left_out.in_a_row[which] = 0
+        left_out.in_a_row[which] = 0
         return True
     gradient = _describe_gradients(comm, variables, finite, all(own))
     if not leaves_out():
         raise NonFiniteError(
-            f"Update {update}{_left_out.batch} was stopped: {gradient}, and was not applied."
+            f"Update {update}{left_out.batch} was stopped: {gradient}, and was not applied."
             f" {_ADVICE} Without `--on-nan stop` training goes on, as in plain Keras; with"
             " `--on-nan skip` it goes on without this batch."
         )
-    _leave_out(which, f"update {update}{_left_out.batch} was left out: {gradient}")
+    _leave_out(which, f"update {update}{left_out.batch} was left out: {gradient}")
     return False
 
 
@@ -166,7 +211,7 @@ def stop(
     if not all(finite):
         gradient = _describe_gradients(comm, variables, finite, all(own))
         raise NonFiniteError(
-            f"An update of accumulated gradients{_left_out.batch} was stopped: {gradient}, and was"
+            f"An update of accumulated gradients{_left_out().batch} was stopped: {gradient}, and was"
             f" not applied. {_ADVICE}"
         )
 
@@ -178,12 +223,13 @@ _ADVICE = (
 
 
 def _leave_out(which: int, what: str) -> None:
-    in_a_row = _left_out.in_a_row[which] = _left_out.in_a_row.get(which, 0) + 1
-    _left_out.number, _left_out.in_step = _left_out.number + 1, True
+    left_out = _left_out()
+    in_a_row = left_out.in_a_row[which] = left_out.in_a_row.get(which, 0) + 1
+    left_out.number, left_out.in_step = left_out.number + 1, True
     session = world.current()
-    session.ledger.say(left_out=_left_out.number)
-    if session.world.rank == 0 and _left_out.number <= _TOLD:
-        more = " Further ones are counted, and have no line." if _left_out.number == _TOLD else ""
+    session.ledger.say(left_out=left_out.number)
+    if session.world.rank == 0 and left_out.number <= _TOLD:
+        more = " Further ones are counted, and have no line." if left_out.number == _TOLD else ""
         print(f"syrtos: {what}.{more}", file=sys.stderr)
     if in_a_row > _MOST_IN_A_ROW:
         raise NonFiniteError(
@@ -208,7 +254,7 @@ def _name(variable: Variable) -> str:
 def _cause(comm: Communicator | None, is_finite: bool) -> str:
     """Describes which workers' shares are not finite, with their records where these are known."""
     rank = world.current().world.rank
-    records = [] if is_finite else list(_left_out.records())
+    records = [] if is_finite else list(_left_out().records())
     if records:
         _write(records)
     if comm is None or comm.size == 1:
@@ -247,7 +293,7 @@ def _write(records: Sequence[Record]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     found = [{"index": index, "file": file, "offset": place} for index, file, place in records]
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"batch": _left_out.batch.strip(" ()"), "records": found}) + "\n")
+        file.write(json.dumps({"batch": _left_out().batch.strip(" ()"), "records": found}) + "\n")
 
 
 def _list_of(rank: int) -> Path | None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
+from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, keras_internals
+from syrtos.keras.features.feature import Feature, Fit
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer
@@ -86,6 +90,45 @@ def put_back(optimizer: object, facts: ClimbFacts | None) -> None:
     """Restores what `facts_of` gave."""
     if facts is not None:
         object.__setattr__(optimizer, _CLIMB, Climb(**facts))
+
+
+class ScaledLearningRate(Feature):
+    """`--scale-lr` and `--warmup-epochs`."""
+
+    name = "learning_rate"
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._scaling = Scaling(session)
+
+    @classmethod
+    def is_asked(cls, session: Session) -> bool:
+        return session.options.scale_lr != "none"
+
+    @contextlib.contextmanager
+    def around_fit(self) -> Iterator[None]:
+        outer = self._scaling
+        try:
+            yield
+        finally:
+            self._scaling = outer
+
+    def before_callbacks(self, fit: Fit) -> None:
+        # A script that exchanges gradients itself trains alone, with its own rate.
+        self._scaling = Scaling(world.sharing())
+        self._scaling.begin(fit.model)
+
+    def training_begins(self, fit: Fit) -> None:
+        self._scaling.scale_if_new()
+
+    def batch_begins(self, fit: Fit) -> None:
+        self._scaling.warm_up(fit.epoch, fit.steps, fit.epoch_steps)
+
+    def epoch_ends(self, fit: Fit) -> None:
+        self._scaling.epoch_ended(fit.steps - fit.epoch_began_at)
+
+
+FEATURE = ScaledLearningRate
 
 
 class Scaling:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import numpy as np
 
 from syrtos.keras import keras_internals
+from syrtos.keras.features.feature import Feature, Fit
 
 if TYPE_CHECKING:
     import jax
@@ -21,6 +22,24 @@ if TYPE_CHECKING:
 class _JaxVariable(Protocol):
     value: jax.Array
 
+
+class Moments(Feature):
+    """The noise of gradients in the record of each epoch."""
+
+    name = "moments"
+
+    def epoch_facts(self, fit: Fit) -> dict[str, object]:
+        # Where syrtos exchanges gradients, their norms say it.
+        is_compiled = self.session.ledger.told.get("exchange") == "compiled"
+        found = (
+            noise_moments(fit.model.optimizer)
+            if is_compiled and self.session.world.rank == 0
+            else None
+        )
+        return {"moments": found} if found else {}
+
+
+FEATURE = Moments
 
 # Steps after which a mean over some of them is one.
 _FEWEST = 20

@@ -18,7 +18,9 @@ from typing import NotRequired, TypedDict
 
 from syrtos.comm import clocks, world
 from syrtos.comm.communicator import Communicator
+from syrtos.comm.world import Session
 from syrtos.keras import backend
+from syrtos.keras.features.feature import Feature
 from syrtos.observe import trace
 from syrtos.observe.trace import ProfiledEvent, Span, SpanRecorder
 
@@ -302,8 +304,19 @@ def _slice(rank: int, line: int, name: str, start: float, seconds: float) -> _Tr
     }
 
 
-def install() -> None:
-    """Profiles the steps that the run's options ask for."""
-    asked, ledger = world.current().options.profiled_steps, world.current().ledger
-    if asked and ledger.at_step is None and PROFILE not in state.recordings:
-        ledger.at_step = Profile(*asked).at_step
+class Profiling(Feature):
+    """`--profile`: the ledger calls it around each step."""
+
+    name = "profiling"
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        first, last = session.options.profiled_steps or (0, 0)
+        session.ledger.at_step = Profile(first, last).at_step
+
+    @classmethod
+    def is_asked(cls, session: Session) -> bool:
+        return bool(session.options.profiled_steps)
+
+
+FEATURE = Profiling

@@ -22,17 +22,19 @@ import numpy as np
 from syrtos.comm import world
 from syrtos.comm.communicator import Array, Bounds, Communicator
 from syrtos.comm.objects import dtype_of
+from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, keras_internals
 from syrtos.keras.features import partition
+from syrtos.keras.features.feature import Feature
 from syrtos.keras.features.partition import Part
 from syrtos.keras.patching import Method, Patch
-from syrtos.keras.replica import snapshot, state
+from syrtos.keras.replica import snapshot, state, updates
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer, Variable
 
-_SHARDING, _IN_PARTS = "_syrtos_sharding", "_syrtos_in_parts"
+_SHARDING = "_syrtos_sharding"
 # Set on what stands for a part of a variable in an update.
 OWNER = "_syrtos_owner"
 # Of these optimizers an update looks at a variable as a whole, but at no other.
@@ -55,6 +57,19 @@ def is_asked() -> bool:
         and world.current().options.shard_update
         and world.sharing().world.size > 1
     )
+
+
+class ShardedUpdate(Feature):
+    """`--shard-update`, by patches of optimizers: each backend has a file `sharded_update` of them."""
+
+    name = "sharding"
+
+    @classmethod
+    def is_asked(cls, session: Session) -> bool:
+        return is_asked()
+
+
+FEATURE = ShardedUpdate
 
 
 def divisible(optimizer: Optimizer | None) -> int:
@@ -145,11 +160,6 @@ def _has_norms(optimizer: Optimizer) -> bool:
     return bool(optimizer.clipnorm or optimizer.global_clipnorm)
 
 
-def gives_parts(optimizer: Optimizer, are_parts: bool) -> None:
-    """Notes whether the gradients that an optimizer is given next are this worker's parts of them."""
-    object.__setattr__(optimizer, _IN_PARTS, are_parts)
-
-
 def clips_parts(optimizer: Optimizer) -> Communicator | None:
     """Returns the workers that each have a part of the gradients that are to be clipped by norms.
 
@@ -158,7 +168,7 @@ def clips_parts(optimizer: Optimizer) -> Communicator | None:
     found = of(optimizer)
     return (
         found.comm
-        if found and getattr(optimizer, _IN_PARTS, False) and _has_norms(optimizer)
+        if found and updates.update_of(optimizer).gives_parts and _has_norms(optimizer)
         else None
     )
 

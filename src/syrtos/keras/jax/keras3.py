@@ -16,7 +16,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, keras_internals, patches, patching
 from syrtos.keras.datasets import batches
 from syrtos.keras.datasets.planned import Stream
-from syrtos.keras.features import finite, sharding
+from syrtos.keras.features import finite, registry
 from syrtos.keras.files import saving
 from syrtos.keras.jax import (
     distribution,
@@ -50,16 +50,18 @@ def apply_all() -> None:
     """
     backend.use(Jax())
     session = world.current()
-    if finite.is_asked():
-        patching.install(finite_steps.PATCHES)
+    of_features = registry.patches(
+        {
+            "finite": finite_steps.PATCHES if finite.is_asked() else [],
+            "sharding": sharded_update.PATCHES,
+        }
+    )
     if session.world.size == 1:
-        patching.install([*_INPUT, _FIT, _STEPS, *patches.PATCHES])
+        patching.install([*of_features, *_INPUT, _FIT, _STEPS, *patches.PATCHES])
         return
     _check_options(session)
     joining.join()
-    patching.install([*PATCHES, *patches.PATCHES, *saving.PATCHES])
-    if sharding.is_asked():
-        patching.install(sharded_update.PATCHES)
+    patching.install([*of_features, *PATCHES, *patches.PATCHES, *saving.PATCHES])
     # Sets one over all devices: see `_adopting`.
     keras.distribution.set_distribution(None)
     session.ledger.say(exchange="compiled")

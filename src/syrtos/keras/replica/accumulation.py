@@ -15,13 +15,10 @@ import numpy as np
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.keras import backend, keras_internals
-from syrtos.keras.replica import state
+from syrtos.keras.replica import state, updates
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer, Variable
-
-# Set on an optimizer: it accumulates gradients of whole batches.
-_OF_WHOLE_BATCHES = "_syrtos_accumulates_whole_batches"
 
 
 def gather(comm: Communicator, model: Model) -> None:
@@ -71,7 +68,7 @@ def note_kind(comm: Communicator, model: Model, of_whole_batches: bool) -> None:
         return
     for optimizer in _accumulating(model):
         before, after = are_added_up(optimizer), not of_whole_batches
-        object.__setattr__(optimizer, _OF_WHOLE_BATCHES, of_whole_batches)
+        updates.record_of(optimizer).accumulates_whole_batches = of_whole_batches
         for variable in _pending_gradients(optimizer):
             convert(comm, variable, before, after)
 
@@ -112,7 +109,8 @@ def are_added_up(optimizer: Optimizer) -> bool:
 def are_of_whole_batches(optimizer: Optimizer) -> bool:
     """Returns whether the gradients that this optimizer accumulates are those of whole batches, equal on all workers."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return backend.computes_global_batches() or bool(getattr(inner, _OF_WHOLE_BATCHES, False))
+    whole = updates.record_of(inner).accumulates_whole_batches
+    return backend.computes_global_batches() or whole
 
 
 def accumulated_by(optimizer: Optimizer) -> list[Variable]:
@@ -131,9 +129,7 @@ def _accumulating(model: Model) -> list[Optimizer]:
     found = [
         getattr(optimizer, "inner_optimizer", optimizer) for optimizer in state.optimizers_of(model)
     ]
-    return [
-        optimizer for optimizer in found if getattr(optimizer, "gradient_accumulation_steps", None)
-    ]
+    return [optimizer for optimizer in found if updates.accumulates(optimizer)]
 
 
 def _pending_gradients(optimizer: Optimizer) -> list[Variable]:

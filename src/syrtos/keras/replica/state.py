@@ -26,9 +26,6 @@ if TYPE_CHECKING:
         Variable,
     )
 
-# Set on an optimizer: its state and its variables were made equal on all workers.
-EQUAL = "_syrtos_equal"
-
 Item = TypeVar("Item")
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from syrtos.comm.world import Session
 from syrtos.errors import SyrtosError
 from syrtos.keras import keras_internals
-from syrtos.keras.features import local_steps
+from syrtos.keras.features import registry
 from syrtos.keras.patching import Method
 from syrtos.keras.replica import accumulation, state
 from syrtos.keras.split import (
@@ -69,9 +69,7 @@ class Function:
         self._name = name
         self.reduces_early = whole_batch.script_sees_gradients(model, stock, name)
         self._accumulation = accumulation.Kind(session.comm, model)
-        alone = bool(local_steps.rounds()) or (
-            name == "train_step" and session.options.sync_every > 0
-        )
+        alone = registry.trains_apart() or (name == "train_step" and session.options.sync_every > 0)
         self.plan = SplitPlan(is_decided=not verdicts.is_split(session) or alone)
         self.plan.reason_not_split = "" if self.plan.is_decided else known_parts.fixed_batch(model)
         self.verifying = verdicts.Verifying(model, session)

@@ -6,36 +6,29 @@ The rules themselves are in `reduction`; gradients that a step of the script's o
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
-import numpy as np
 import tensorflow as tf
 
 from syrtos.api import unconverted
 from syrtos.comm import world
-from syrtos.comm.communicator import Array, ReduceOp
+from syrtos.comm.communicator import ReduceOp
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import ConfigurationError
 from syrtos.keras import keras_internals
-from syrtos.keras.features import finite, local_steps, sharding
-from syrtos.keras.replica import state
+from syrtos.keras.features import registry, sharding
+from syrtos.keras.replica import state, updates
 from syrtos.keras.tensorflow import ops, tf_internals_graphs
 from syrtos.keras.tensorflow.assignments import computes_whole_batch, current_step
 from syrtos.keras.tensorflow.reduction import Reduction, times
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import FrameworkVariable, Optimizer, Variable
-    from syrtos.keras.tensorflow.step import StepScope
+    from syrtos.keras.replica.updates import Update
     from syrtos.keras.tensorflow.types import Gradient, GradientLike, Number
-
-_MARK = "_syrtos_reduction"
-_APPLIED = "_syrtos_applied"
-_COMPUTED = "_syrtos_computed"
-_READY = "_syrtos_ready"
 
 
 class _Asked:
@@ -106,14 +99,6 @@ def reduce_all_optimizers() -> None:
     _Asked.all_optimizers = True
 
 
-def mark(optimizer: object, reduction: Reduction) -> None:
-    """Makes one optimizer reduce, also where syrtos was not asked to reduce for all."""
-    # An optimizer that scales the loss is asked under its own name, or as the one inside of it.
-    for each in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
-        # Not by `setattr`: Keras would track what an attribute holds.
-        object.__setattr__(each, _MARK, reduction)
-
-
 def are_reduced() -> bool:
     """Returns whether an optimizer gets gradients that are those of the global batch already.
 
@@ -130,24 +115,26 @@ def reduction_of(optimizer: object) -> Reduction | None:
         return None
     # Gradients that `reduce_for_script` has returned are complete: a reduction by one worker keeps
     # them.
-    same_function = getattr(optimizer, _COMPUTED, None)
-    if same_function and same_function():
+    record = updates.record_of(optimizer)
+    if record.computed and record.computed():
         return Reduction(InProcessCommunicator())
-    marked = getattr(optimizer, _MARK, None)
-    if marked is not None:
-        return marked
+    if record.reduction is not None:
+        return cast("Reduction", record.reduction)
     by_tape = _Asked.by_tape and current_step() is None
     if not _Asked.all_optimizers or world.sharing() is not world.current() or by_tape:
         return None
-    # Between two rounds of `--sync-every` each worker trains by itself.
-    if local_steps.rounds():
+    if registry.trains_apart():
         return None
     return Reduction(world.current().comm)
 
 
-def about_to_apply(optimizer: object, variables: Iterable[FrameworkVariable]) -> None:
-    """Notes the variables of the gradients that `reduce_gradients` will be given."""
-    object.__setattr__(optimizer, _APPLIED, list(variables))
+def begin_update(update: Update, variables: Iterable[FrameworkVariable]) -> None:
+    """Begins an update: finds the rule of its optimizer, which starts equal on all workers.
+
+    ``variables``: all that the optimizer trains, also those that have no gradient in this step.
+    """
+    broadcast_before_first(update.optimizer, variables)
+    update.reduction = reduction_of(update.optimizer)
 
 
 def reduce_gradients(
@@ -160,93 +147,53 @@ def reduce_gradients(
     optimizer was asked to. ``lend`` says that nobody but the optimizer uses them: see
     `ops.weighted_mean`.
     """
-    if getattr(optimizer, _READY, False):
+    update = updates.update_of(optimizer)
+    if update.is_reduced:
         return list(grads)
-    sharding.gives_parts(optimizer, False)
-    reduction, step = reduction_of(optimizer), current_step()
-    results = (
-        list(grads)
-        if reduction is None
-        else _exchange_gradients(optimizer, grads, reduction, step, lend)
-    )
-    if not finite.is_asked() or not grads:
-        return results
-    # A graph makes an update only after the look that may stop the training: the gradients depend
-    # on it.
-    with tf.control_dependencies([_may_be_applied(optimizer, results, grads, reduction, step)]):
-        return [
-            tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
-            for gradient in results
-        ]
+    update.reduction = reduction_of(optimizer)
+    results = exchange(update, grads, lend)
+    return list(registry.after_reduction(update, results, grads)) if grads else results
 
 
-def _exchange_gradients(
-    optimizer: Optimizer,
-    grads: Sequence[GradientLike],
-    reduction: Reduction,
-    step: StepScope | None,
-    lend: bool = True,
+def exchange(
+    update: Update, grads: Sequence[GradientLike], lend: bool = True
 ) -> list[Gradient | None]:
+    """Returns the gradients of an update, reduced by its rule; as they are where it has none."""
+    optimizer = cast("Optimizer", update.optimizer)
+    reduction, step = cast("Reduction | None", update.reduction), current_step()
+    update.gives_parts = False
+    if reduction is None:
+        return cast("list[Gradient | None]", list(grads))
     _check_computed(optimizer, reduction)
     # Accumulated gradients have been weighed when they were added up, by `to_accumulate`.
-    weighed = step is not None and _accumulates(optimizer)
+    weighed = step is not None and updates.accumulates(optimizer)
     weight = 1.0 if step is None or weighed else step.samples
     if weighed or (step is None and in_strategy_run()):
         reduction = dataclasses.replace(reduction, op=ReduceOp.SUM)
-    variables = getattr(optimizer, _APPLIED, ())
     if lend and reduction.compression is None and _takes_no_slices(optimizer):
         rows = any(isinstance(gradient, tf.IndexedSlices) for gradient in grads)
-        bounds = sharding.bounds_between_hosts(optimizer, variables, rows)
-        sharding.gives_parts(optimizer, bool(bounds))
+        bounds = sharding.bounds_between_hosts(optimizer, update.variables, rows)
+        update.gives_parts = bool(bounds)
         reduction = dataclasses.replace(reduction, lend=True, bounds=bounds)
-    return reduction.apply(grads, variables, weight, _adds_rows(optimizer))
+    return reduction.apply(grads, update.variables, weight, _adds_rows(optimizer))
 
 
-def apply_if_finite(
-    optimizer: Optimizer,
+def apply_if_rows(
+    update: Update,
     grads: Sequence[Gradient | None],
-    update: Callable[[Sequence[Gradient | None]], None],
+    apply: Callable[[Sequence[Gradient | None]], None],
 ) -> None:
-    """Calls ``update`` with reduced gradients, or changes nothing if one of them is not finite on any worker.
-
-    `reduce_gradients` takes these gradients as they are.
-    """
-    # Of gradients that are accumulated, each batch's part is checked before it is added;
-    # `reduce_gradients` checks their sum.
-    reduction, step = reduction_of(optimizer), current_step()
-    accumulates = _accumulates(optimizer)
-    results = (
-        list(grads)
-        if accumulates or reduction is None
-        else _exchange_gradients(optimizer, grads, reduction, step)
-    )
-    good = _may_be_applied(optimizer, results, grads, reduction, step, accumulates)
-    with contextlib.nullcontext() if accumulates else _taking_as_they_are(optimizer):
-        tf.cond(good, lambda: update(results), lambda: _leave_out(optimizer))
-
-
-def unless_empty(optimizer: Optimizer, update: Callable[[], None]) -> None:
-    """Calls ``update``, except on a worker that trains alone and has no sample of a small batch."""
+    """Calls ``apply``, except on a worker that has no sample of a small batch."""
     step = current_step()
-    if local_steps.rounds() and step:
-        tf.cond(step.active, update, lambda: _leave_out(optimizer))
+    if step is None:
+        apply(grads)
     else:
-        update()
+        tf.cond(step.active, lambda: apply(grads), lambda: count_no_update(update.optimizer))
 
 
-def _leave_out(optimizer: Optimizer) -> None:
-    # Keras's `apply` adds 1 in any case.
-    keras_internals.updates_of(optimizer).assign_sub(1)
-
-
-@contextlib.contextmanager
-def _taking_as_they_are(optimizer: object) -> Iterator[None]:
-    """Makes `reduce_gradients` take this optimizer's gradients as they are, within the context."""
-    object.__setattr__(optimizer, _READY, True)
-    try:
-        yield
-    finally:
-        object.__setattr__(optimizer, _READY, False)
+def count_no_update(optimizer: object) -> None:
+    """Makes the number of an optimizer's updates stay as it is, to which Keras's `apply` adds 1 in any case."""
+    keras_internals.updates_of(cast("Optimizer", optimizer)).assign_sub(1)
 
 
 def reduce_for_script(
@@ -257,17 +204,17 @@ def reduce_for_script(
     The next update takes them as they are.
     """
     forget_computed(optimizer)
-    broadcast_before_first(optimizer, variables)
-    about_to_apply(optimizer, variables)
-    # Not lent: operations of the script may write to slices of what they are given.
-    results = reduce_gradients(optimizer, to_accumulate(optimizer, grads), lend=False)
-    object.__setattr__(optimizer, _COMPUTED, tf_internals_graphs.same_function())
+    with updates.update(optimizer, variables) as update:
+        begin_update(update, variables)
+        # Not lent: operations of the script may write to slices of what they are given.
+        results = reduce_gradients(optimizer, to_accumulate(optimizer, grads), lend=False)
+    updates.record_of(optimizer).computed = tf_internals_graphs.same_function()
     return results
 
 
 def forget_computed(optimizer: object) -> None:
     """Makes the next update reduce its gradients again."""
-    object.__setattr__(optimizer, _COMPUTED, None)
+    updates.record_of(optimizer).computed = None
 
 
 def _check_computed(optimizer: object, reduction: Reduction) -> None:
@@ -277,7 +224,7 @@ def _check_computed(optimizer: object, reduction: Reduction) -> None:
         ConfigurationError: gradients that one function computed would be summed or scaled again by
             another.
     """
-    same_function = getattr(optimizer, _COMPUTED, None)
+    same_function = updates.record_of(optimizer).computed
     if same_function is None:
         return
     forget_computed(optimizer)
@@ -306,17 +253,18 @@ def to_accumulate(optimizer: object, grads: Sequence[Gradient | None]) -> Sequen
     Other gradients are returned as they are.
     """
     reduction, step = reduction_of(optimizer), current_step()
-    if reduction is None or reduction.comm.size == 1 or step is None or not _accumulates(optimizer):
+    if (
+        reduction is None
+        or reduction.comm.size == 1
+        or step is None
+        or not updates.accumulates(optimizer)
+    ):
         return grads
     part = tf.where(step.active, step.fraction(), 0.0)
     return [
         times(_or_zero(g, step.active), tf.cast(part, g.dtype)) if g is not None else None
         for g in grads
     ]
-
-
-def _accumulates(optimizer: object) -> bool:
-    return bool(getattr(optimizer, "gradient_accumulation_steps", None))
 
 
 def _or_zero(gradient: Gradient, active: tf.Tensor) -> Gradient:
@@ -340,73 +288,18 @@ def finite_everywhere(optimizer: object, finite: tf.Tensor) -> tf.Tensor:
     return ops.allreduce(reduction.comm, infinite) == 0
 
 
-def _may_be_applied(
-    optimizer: Optimizer,
-    grads: Sequence[Gradient | None],
-    own: Sequence[Gradient | None],
-    reduction: Reduction | None,
-    step: StepScope | None,
-    accumulates: bool = False,
-) -> tf.Tensor:
-    """Returns whether gradients may be applied, a Boolean scalar.
-
-    This worker's ``own`` gradients are checked only where ``grads`` are not all finite. With
-    ``accumulates``, ``grads`` are those of this worker's share, else of the global batch.
-    """
-    own_each = accumulates or (
-        reduction is not None and bool(reduction.local) and finite.leaves_out()
-    )
-    comm = None if reduction is None or (reduction.local and not own_each) else reduction.comm
-    variables = list(getattr(optimizer, _APPLIED, ()))
-    flags = _are_finite(grads)
-    if own_each and comm is not None and comm.size > 1:
-        mine = flags
-        flags = ops.allreduce(comm, tf.cast(tf.logical_not(flags), tf.int32)) == 0
-    else:
-        mine = tf.cond(tf.reduce_all(flags), lambda: tf.ones_like(flags), lambda: _are_finite(own))
-    if step is not None:
-        mine = tf.logical_or(mine, tf.logical_not(step.active))
-    in_sum = _accumulates(optimizer) and not accumulates
-
-    def look(flags: Array, mine: Array, update: Array) -> list[Array]:
-        if in_sum and finite.leaves_out():
-            finite.stop(comm, variables, flags.tolist(), mine.tolist())
-        return [
-            np.asarray(finite.look(comm, variables, flags.tolist(), mine.tolist(), int(update) + 1))
-        ]
-
-    good = ops.exchange(
-        look,
-        [flags, mine, tf.convert_to_tensor(cast("tf.Tensor", optimizer.iterations))],
-        [tf.bool],
-    )[0]
-    return tf.ensure_shape(good, [])
-
-
-def _are_finite(grads: Sequence[Gradient | None]) -> tf.Tensor:
-    """Returns for each gradient whether all its numbers are finite: Boolean, shape (number of gradients,)."""
-    # Keras has left out variables without a gradient: None is not among them.
-    given = (g.values if isinstance(g, tf.IndexedSlices) else cast("tf.Tensor", g) for g in grads)
-    values = map(tf.convert_to_tensor, given)
-    return tf.stack(
-        [
-            tf.reduce_all(tf.math.is_finite(v)) if v.dtype.is_floating else tf.constant(True)
-            for v in values
-        ]
-    )
-
-
-def broadcast_before_first(optimizer: Optimizer, variables: Iterable[FrameworkVariable]) -> None:
+def broadcast_before_first(optimizer: object, variables: Iterable[FrameworkVariable]) -> None:
     """Gives all workers rank 0's weights and optimizer state, once, before the optimizer's first step."""
     reduction = Reduction(world.current().comm) if are_reduced() else reduction_of(optimizer)
-    if reduction is None or reduction.comm.size == 1 or getattr(optimizer, state.EQUAL, False):
+    record = updates.record_of(optimizer)
+    if reduction is None or reduction.comm.size == 1 or record.is_equal:
         return
     # Outside of the function that is being traced, so once. In a graph of TensorFlow 1 there is no
     # outside.
     with tf.init_scope():
         if tf.executing_eagerly():
-            object.__setattr__(optimizer, state.EQUAL, True)
-            found = [*variables, *state.of_optimizer(optimizer)]
+            record.is_equal = True
+            found = [*variables, *state.of_optimizer(cast("Optimizer", optimizer))]
             state.broadcast(
                 reduction.comm, [v for v in found if state.identity(v) not in reduction.local]
             )

@@ -19,6 +19,7 @@ from syrtos.keras import fitting
 from syrtos.keras.features import asynchronous, finite
 from syrtos.keras.files import write_once
 from syrtos.keras.patching import Method, Patch, install
+from syrtos.keras.replica import updates
 from syrtos.keras.split import shares, whole_batch
 from syrtos.keras.split.verdicts import naming_split
 from syrtos.keras.tensorflow import first_batch, gradients, keras2_data, keras2_on_servers, models
@@ -125,12 +126,15 @@ def _aggregate(original: Method) -> Method:
             done = tf.distribute.in_cross_replica_context() or gradients.are_reduced()
             return grads_and_vars if done else original(self, grads_and_vars)
         pairs = list(grads_and_vars)
-        gradients.broadcast_before_first(self, [variable for _, variable in pairs])
-        gradients.about_to_apply(self, [variable for _, variable in pairs])
+        variables = [variable for _, variable in pairs]
         given, step = [gradient for gradient, _ in pairs], current_step()
-        reduced = gradients.reduce_gradients(self, step.before_exchange(given) if step else given)
+        with updates.update(self, variables) as update:
+            gradients.begin_update(update, variables)
+            reduced = gradients.reduce_gradients(
+                self, step.before_exchange(given) if step else given
+            )
         if step:
-            step.after_exchange(reduced, [variable for _, variable in pairs])
+            step.after_exchange(reduced, variables)
         return [
             (gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=True)
         ]

@@ -10,16 +10,16 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as tf_trainer
 
 from syrtos.comm import world
 from syrtos.keras import fitting, keras_internals, patches, patching
-from syrtos.keras.features import asynchronous, finite, local_steps, sharding
+from syrtos.keras.features import asynchronous, registry
 from syrtos.keras.patching import Method, Patch
+from syrtos.keras.replica import updates
 from syrtos.keras.split import known_parts, share_patches
 from syrtos.keras.split.verdicts import is_split, naming_split
 from syrtos.keras.tensorflow import (
@@ -28,7 +28,6 @@ from syrtos.keras.tensorflow import (
     gradients,
     keras3_data,
     models,
-    ops,
     sharded_update,
 )
 from syrtos.keras.tensorflow import patching as common
@@ -89,8 +88,7 @@ def apply_all() -> None:
             *patches.PATCHES,
         ]
     )
-    if sharding.is_asked():
-        patching.install(sharded_update.PATCHES)
+    patching.install(registry.patches({"sharding": sharded_update.PATCHES}))
 
 
 # -- optimizers: reduce, then clip, then check ------------------------------------------------------
@@ -103,29 +101,21 @@ def _begin_equal_then_accumulate(original: Method) -> Method:
         if asynchronous.servers():
             remote_optimizer.apply(self, grads, trainable_variables)
             return
-        # Of all variables, also of those that have no gradient in this step.
-        gradients.broadcast_before_first(
-            self, getattr(self, "_trainable_variables", trainable_variables)
-        )
-        gradients.about_to_apply(self, trainable_variables)
-        own = list(gradients.to_accumulate(self, grads))
-
-        def update() -> None:
-            if finite.leaves_out():
-                gradients.apply_if_finite(
-                    self, own, lambda checked: original(self, checked, trainable_variables)
-                )
-            else:
-                original(self, own, trainable_variables)
-
-        gradients.unless_empty(self, update)
+        everything = getattr(self, "_trainable_variables", trainable_variables)
+        with updates.update(self, trainable_variables) as update:
+            gradients.begin_update(update, everything)
+            own = list(gradients.to_accumulate(self, grads))
+            apply = registry.around_update(
+                update, lambda given: original(self, given, trainable_variables)
+            )
+            apply(own)
 
     return backend_apply_gradients
 
 
 def _reduced_already(original: Method) -> Method:
     def all_reduce_sum_gradients(self: Optimizer, grads_and_vars: object) -> object:
-        done = local_steps.rounds() or gradients.are_reduced() or gradients.reduction_of(self)
+        done = registry.trains_apart() or gradients.are_reduced() or gradients.reduction_of(self)
         return grads_and_vars if done else original(self, grads_and_vars)
 
     return all_reduce_sum_gradients
@@ -156,13 +146,16 @@ def _make_function(original: Method) -> Method:
             if gives_whole_batches():
                 with computing_whole_batch():
                     return step_function(data)
-            own, share = local_steps.of_step(session, training), cut(data, session.input_comm)
+            own = registry.session_of_step(session, training)
+            share = cut(data, session.input_comm)
             with StepScope(
                 own, share, training, of_first.reduces_early, of_first.plan
             ).as_current_step() as scope:
-                undo = _Undo(self) if training and finite.leaves_out() else None
-                logs = scope.finish(scope.run(step_function, data), logs_are_global=stock)
-                return undo.if_left_out(scope, logs) if undo else logs
+
+                def compute() -> object:
+                    return scope.finish(scope.run(step_function, data), logs_are_global=stock)
+
+                return registry.around_step(self, own, compute)() if training else compute()
 
         of_first.bind(lambda: naming_split(of_first.plan, session, original(self, step)))
 
@@ -180,42 +173,6 @@ def _make_function(original: Method) -> Method:
         return call_with_shares
 
     return make_function
-
-
-class _Undo:
-    """Undoes what a batch has changed, besides weights, in a training step that leaves out an update."""
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        changed = cast("Sequence[_Variable]", finite.changed_by_batch(model))
-        self._variables = [variable.value for variable in changed]
-        self._before = [tf.identity(variable) for variable in self._variables]
-
-    def if_left_out(self, scope: StepScope, logs: object) -> object:
-        """Returns the logs of the step.
-
-        If it is left out, the variables are put back, and the logs are without its batch.
-        """
-        comm = scope.session.comm
-        (left_out,) = ops.exchange(
-            lambda: [np.asarray(finite.step_is_left_out(comm))], [], [tf.bool]
-        )
-        # What is put back is the same on all workers.
-        with scope.pausing_notes():
-            undone, kept = (
-                functools.partial(self._undone, logs),
-                functools.partial(_as_tensors, logs),
-            )
-            return tf.cond(tf.ensure_shape(left_out, []), undone, kept)
-
-    def _undone(self, logs: object) -> object:
-        for variable, value in zip(self._variables, self._before, strict=True):
-            variable.assign(value)
-        return _as_tensors(finite.results_of_left_out_step(self._model, logs))
-
-
-def _as_tensors(logs: object) -> object:
-    return tf.nest.map_structure(tf.convert_to_tensor, logs)
 
 
 def _is_stock(step: BatchStep, name: str) -> bool:
@@ -316,7 +273,8 @@ def _on_batch(original: Method) -> Method:
     def on_batch(self: Model, *args: object, **kwargs: object) -> object:
         session = world.sharing()
         if original.__name__ == "train_on_batch":
-            local_steps.refuse_single_steps()
+            for feature in registry.active():
+                feature.train_on_batch_begins()
         fitting.refuse_other_threads(original.__name__)
         if is_split(session):
             replicas.compute_equal(session.comm, self, original.__name__)

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
-from syrtos.keras.features import local_steps
+from syrtos.keras.features import registry
 from syrtos.keras.split import verdicts
 from syrtos.keras.split.plan import Rule, SplitPlan, UnprovenStepError
 from syrtos.keras.split.trial_step import StepOutcome
@@ -94,7 +94,7 @@ class StepScope(Watcher):
         if isinstance(data, Share) and not self.plan.reason_not_split and self.splits_batch:
             _check_even(self.data)
         self._ready = ready_at(self.data)
-        self._sums_count = float(local_steps.sums_count(training))
+        self._sums_count = float(registry.sums_count(training))
         if self._graph is not None:
             clock.step_is_traced()
         self.functions: TracedFunctions = {}
@@ -104,7 +104,7 @@ class StepScope(Watcher):
     @contextlib.contextmanager
     def as_current_step(self) -> Iterator[Self]:
         """Makes this the current step, if it is shared with others, or would be but for `--sync-every`."""
-        is_shared = self.session.comm.size > 1 or (self.training and local_steps.rounds())
+        is_shared = self.session.comm.size > 1 or (self.training and registry.trains_apart())
         with within_step(self if is_shared else None, self.training):
             yield self
 
@@ -418,12 +418,9 @@ class StepScope(Watcher):
         ]
         if self._outcome is None:
             asked, ready = when.tolist()
-            is_first, rounds = (
-                clock.data_was_ready(self.session, asked, ready, float(samples)),
-                local_steps.rounds(),
-            )
-            if is_first and self.training and rounds:
-                rounds.count(float(samples))
+            is_first = clock.data_was_ready(self.session, asked, ready, float(samples))
+            for feature in registry.active() if is_first and self.training else ():
+                feature.count_samples(float(samples))
         return sums
 
 

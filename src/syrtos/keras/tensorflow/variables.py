@@ -14,14 +14,22 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.keras.backend import Backend, Step
 from syrtos.keras.features import asynchronous, sharding
-from syrtos.keras.replica import state
-from syrtos.keras.tensorflow import assignments, gradients, ops, profiler, tf_internals_graphs
+from syrtos.keras.replica import state, updates
+from syrtos.keras.tensorflow import (
+    assignments,
+    finite_steps,
+    gradients,
+    ops,
+    profiler,
+    tf_internals_graphs,
+)
 from syrtos.keras.tensorflow.reduction import Reduction
 from syrtos.keras.trainer import timing
 from syrtos.observe.trace import ProfiledEvent
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import FrameworkVariable, Model, Optimizer, Variable
+    from syrtos.keras.replica.updates import Update
     from syrtos.keras.tensorflow.types import Gradient
 
 
@@ -108,8 +116,34 @@ class TensorFlow(Backend):
     ) -> Sequence[Gradient | None]:
         return gradients.reduce_gradients(optimizer, grads)
 
+    def apply_if_rows(
+        self,
+        update: Update,
+        grads: Sequence[Gradient | None],
+        apply: Callable[[Sequence[Gradient | None]], None],
+    ) -> None:
+        gradients.apply_if_rows(update, grads, apply)
+
+    def apply_if_finite(
+        self,
+        update: Update,
+        grads: Sequence[Gradient | None],
+        apply: Callable[[Sequence[Gradient | None]], None],
+    ) -> None:
+        finite_steps.apply_if_finite(update, grads, apply)
+
+    def check_finite(
+        self, update: Update, grads: Sequence[Gradient | None], own: Sequence[Gradient | None]
+    ) -> Sequence[Gradient | None]:
+        return finite_steps.check_finite(update, grads, own)
+
+    def undo_if_left_out(
+        self, model: Model, session: world.Session, step: Callable[[], object]
+    ) -> Callable[[], object]:
+        return finite_steps.undo_if_left_out(model, session, step)
+
     def average(self, optimizer: Optimizer, comm: Communicator) -> None:
-        gradients.mark(optimizer, Reduction(comm))
+        updates.set_reduction(optimizer, Reduction(comm))
 
     def finite_everywhere(self, optimizer: Optimizer, finite: tf.Tensor) -> tf.Tensor:
         return gradients.finite_everywhere(optimizer, finite)

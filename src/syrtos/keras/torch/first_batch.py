@@ -15,7 +15,7 @@ import torch
 
 from syrtos.comm.world import Session
 from syrtos.keras import keras_internals
-from syrtos.keras.features import local_steps
+from syrtos.keras.features import registry
 from syrtos.keras.patching import Method
 from syrtos.keras.replica import accumulation, state
 from syrtos.keras.split import comparison, first_batch, known_parts, trial_step, verdicts
@@ -67,9 +67,7 @@ class Function:
         self._accumulation = accumulation.Kind(session.comm, model)
         # Workers that train alone for some steps don't meet in each, as a comparison of rows would
         # have them do.
-        alone = bool(local_steps.rounds()) or (
-            name == "train_step" and session.options.sync_every > 0
-        )
+        alone = registry.trains_apart() or (name == "train_step" and session.options.sync_every > 0)
         self.plan = SplitPlan(is_decided=not verdicts.is_split(session) or alone)
         self.plan.reason_not_split = "" if self.plan.is_decided else known_parts.fixed_batch(model)
         self.verifying = verdicts.Verifying(model, session)

@@ -6,15 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
 import torch
 
 from syrtos.comm import world
 from syrtos.comm.communicator import Bounds, Communicator
 from syrtos.errors import ConfigurationError
 from syrtos.keras import keras_internals
-from syrtos.keras.features import finite, local_steps, sharding
-from syrtos.keras.replica import state
+from syrtos.keras.features import registry, sharding
+from syrtos.keras.replica import state, updates
 from syrtos.keras.split import script_modules
 from syrtos.keras.torch import collectives, ops
 from syrtos.keras.torch.overlap import Overlap
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     import keras
 
     from syrtos.keras.protocols import Optimizer
-
-_WORKERS, _APPLIED, _READY = "_syrtos_workers", "_syrtos_applied", "_syrtos_ready"
+    from syrtos.keras.replica.updates import Update
 
 
 # What `torch.autograd.grad` returns; None for an input that the outputs don't depend on.
@@ -46,12 +44,6 @@ class _All:
 def reduce_all_optimizers() -> None:
     """Makes every Keras optimizer of this process reduce from now on."""
     _All.reduce = True
-
-
-def average(optimizer: Optimizer, comm: Communicator) -> None:
-    """Makes one optimizer average over ``comm``, also where syrtos was not asked to reduce for all."""
-    for each in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
-        object.__setattr__(each, _WORKERS, comm)
 
 
 def are_reduced() -> bool:
@@ -166,16 +158,19 @@ def workers_of(optimizer: Optimizer) -> Communicator | None:
     """Returns the workers over which this optimizer's gradients are averaged before they are clipped, or None."""
     if are_reduced():
         return None
-    found = getattr(optimizer, _WORKERS, None) or (
-        world.current().comm if _All.reduce and not local_steps.rounds() else None
+    found = cast("Communicator | None", updates.record_of(optimizer).reduction) or (
+        world.current().comm if _All.reduce and not registry.trains_apart() else None
     )
     return found if found is not None and found.size > 1 else None
 
 
-def about_to_apply(optimizer: Optimizer, variables: Iterable[keras.Variable]) -> None:
-    """Notes the variables of the gradients that `reduce_gradients` will be given."""
-    # Keras's own `__setattr__` would track the variables of a list as those of the optimizer.
-    object.__setattr__(optimizer, _APPLIED, list(variables))
+def begin_update(update: Update, variables: Iterable[keras.Variable]) -> None:
+    """Begins an update: finds the workers of its optimizer, which starts equal on all of them.
+
+    ``variables``: all that the optimizer trains, also those that have no gradient in this step.
+    """
+    broadcast_before_first(cast("Optimizer", update.optimizer), variables)
+    update.reduction = workers_of(cast("Optimizer", update.optimizer))
 
 
 def reduce_gradients(optimizer: Optimizer, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -184,72 +179,39 @@ def reduce_gradients(optimizer: Optimizer, grads: Sequence[torch.Tensor]) -> lis
     In `fit` they are averaged by samples, in a loop of the script's own over the workers. With
     `--on-nan stop` they are finite.
     """
-    if getattr(optimizer, _READY, False):
+    update = updates.update_of(optimizer)
+    if update.is_reduced:
         return list(grads)
-    sharding.gives_parts(optimizer, False)
-    comm, step = workers_of(optimizer), current_step()
-    results = _exchange_gradients(optimizer, grads, comm, step)
-    if finite.is_asked():
-        flags, own, variables = (
-            _finite(results),
-            _own_finite(grads, step),
-            getattr(optimizer, _APPLIED, ()),
-        )
-        if finite.leaves_out():
-            # `apply_if_finite` has looked at each batch; this is the sum of accumulated gradients.
-            finite.stop(comm, variables, flags, own)
-        finite.look(comm, variables, flags, own, int(optimizer.iterations) + 1)
-    return results
+    update.reduction = workers_of(optimizer)
+    return list(registry.after_reduction(update, exchange(update, grads), grads))
 
 
-def apply_if_finite(
-    optimizer: Optimizer,
+def apply_if_rows(
+    update: Update,
     grads: Sequence[torch.Tensor],
-    update: Callable[[Sequence[torch.Tensor]], None],
+    apply: Callable[[Sequence[torch.Tensor]], None],
 ) -> None:
-    """Calls ``update`` with reduced gradients, or changes nothing if one of them is not finite on any worker.
-
-    `reduce_gradients` takes these gradients as they are. Of gradients that are accumulated, each
-    batch's part is checked before it is added; `reduce_gradients` checks their sum.
-    """
-    comm, step, accumulates = workers_of(optimizer), current_step(), _accumulates(optimizer)
-    results = list(grads) if accumulates else _exchange_gradients(optimizer, grads, comm, step)
-    flags = _finite(results)
-    own = flags if accumulates else _own_finite(grads, step)
-    if accumulates and comm is not None:
-        with world.current().ledger.span("exchange"):
-            flags = (comm.allreduce(np.logical_not(flags).astype(np.int32)) == 0).tolist()
-    if not finite.look(
-        comm, getattr(optimizer, _APPLIED, ()), flags, own, int(optimizer.iterations) + 1
-    ):
-        keras_internals.updates_of(optimizer).assign_sub(1)  # which `apply` adds in any case
-        return
-    object.__setattr__(optimizer, _READY, not accumulates)
-    try:
-        update(results)
-    finally:
-        object.__setattr__(optimizer, _READY, False)
+    """Calls ``apply``, except on a worker that has no sample of a small batch."""
+    step = current_step()
+    if step and not step.samples:
+        # `apply` counts an update in any case.
+        keras_internals.updates_of(cast("Optimizer", update.optimizer)).assign_sub(1)
+    else:
+        apply(grads)
 
 
-def _own_finite(grads: Sequence[torch.Tensor], step: StepScope | None) -> list[bool]:
-    # Whatever the row that does not count has given, this worker is not the cause.
-    return _finite(grads) if step is None or step.samples else [True]
-
-
-def _exchange_gradients(
-    optimizer: Optimizer,
-    grads: Sequence[torch.Tensor],
-    comm: Communicator | None,
-    step: StepScope | None,
-) -> list[torch.Tensor]:
+def exchange(update: Update, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the gradients of an update, averaged over its workers; as they are where it has none."""
+    optimizer, step = cast("Optimizer", update.optimizer), current_step()
+    comm = cast("Communicator | None", update.reduction)
+    update.gives_parts = False
     if comm is None:
         return list(grads)
-    applied = getattr(optimizer, _APPLIED, ())
-    if len(applied) == len(grads):
-        exchange_plan.tell(applied, lambda: ops.buckets(list(grads)))
-    variables = cast("list[torch.Tensor]", state.held_objects(applied))
+    if len(update.variables) == len(grads):
+        exchange_plan.tell(update.variables, lambda: ops.buckets(list(grads)))
+    variables = cast("list[torch.Tensor]", state.held_objects(update.variables))
     # These have been weighted by samples already, by `to_accumulate`: they are summed.
-    accumulated = step is not None and _accumulates(optimizer)
+    accumulated = step is not None and updates.accumulates(optimizer)
     if (
         step is not None
         and not accumulated
@@ -257,8 +219,8 @@ def _exchange_gradients(
         and step.overlap[0] is optimizer
     ):
         return step.overlap[1].finish(list(grads), variables)
-    bounds = _bounds(optimizer, applied, grads)
-    sharding.gives_parts(optimizer, bool(bounds))
+    bounds = _bounds(optimizer, update.variables, grads)
+    update.gives_parts = bool(bounds)
     weight = 1.0 if step is None or accumulated else step.samples
     averaged = ops.weighted_mean(comm, list(grads), weight, variables=variables, bounds=bounds)
     return [gradient * comm.size for gradient in averaged] if accumulated else averaged
@@ -293,7 +255,7 @@ def overlapping(model: keras.Model) -> contextlib.AbstractContextManager[None]:
         step is None
         or not stock
         or workers_of(optimizer) is not everyone
-        or _accumulates(optimizer)
+        or updates.accumulates(optimizer)
         or optimizer.loss_scale_factor
         or _bounds(
             optimizer,
@@ -325,17 +287,13 @@ def to_accumulate(optimizer: Optimizer, grads: Sequence[torch.Tensor]) -> Sequen
     Other gradients are returned as they are.
     """
     step = current_step()
-    if workers_of(optimizer) is None or step is None or not _accumulates(optimizer):
+    if workers_of(optimizer) is None or step is None or not updates.accumulates(optimizer):
         return grads
     if not step.samples:
         # The others exchange it.
         step.fraction()
         return [g.new_zeros(g.shape) for g in grads]
     return [g * step.fraction() for g in grads]
-
-
-def _accumulates(optimizer: Optimizer) -> bool:
-    return bool(getattr(optimizer, "gradient_accumulation_steps", None))
 
 
 def finite_everywhere(optimizer: Optimizer, finite: torch.Tensor) -> torch.Tensor:
@@ -353,14 +311,8 @@ def finite_everywhere(optimizer: Optimizer, finite: torch.Tensor) -> torch.Tenso
 def broadcast_before_first(optimizer: Optimizer, variables: Iterable[keras.Variable]) -> None:
     """Gives all workers rank 0's weights and optimizer state, once, before the optimizer's first step."""
     comm = world.current().comm if are_reduced() else workers_of(optimizer)
-    if comm is None or comm.size == 1 or getattr(optimizer, state.EQUAL, False):
+    record = updates.record_of(optimizer)
+    if comm is None or comm.size == 1 or record.is_equal:
         return
-    object.__setattr__(optimizer, state.EQUAL, True)
+    record.is_equal = True
     state.broadcast(comm, [*variables, *state.of_optimizer(optimizer)])
-
-
-def _finite(grads: Sequence[torch.Tensor]) -> list[bool]:
-    """Returns for each gradient whether all its numbers are finite."""
-    # One transfer from the device for all of them.
-    flags = [torch.isfinite(g.coalesce().values() if g.is_sparse else g).all() for g in grads]
-    return torch.stack(flags).tolist() if flags else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from keras.src.backend.torch import trainer as torch_trainer
@@ -13,9 +13,10 @@ from keras.src.backend.torch import trainer as torch_trainer
 from syrtos.comm import world
 from syrtos.keras import backend, fitting, keras_internals, patches, patching
 from syrtos.keras.datasets import batches
-from syrtos.keras.features import finite, local_steps, sharding
+from syrtos.keras.features import registry
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.recovery import replay
+from syrtos.keras.replica import updates
 from syrtos.keras.split import share_patches, shares
 from syrtos.keras.split.verdicts import naming_split
 from syrtos.keras.torch import (
@@ -25,7 +26,6 @@ from syrtos.keras.torch import (
     rows,
     sharded_update,
     step,
-    torch_internals,
 )
 from syrtos.keras.torch.variables import Torch
 from syrtos.keras.trainer import methods
@@ -62,8 +62,7 @@ def apply_all() -> None:
     # A step of one worker notes nothing, and reads its variables some hundred times.
     if session.world.size > 1 or session.options.sync_every:
         patching.install(VARIABLES)
-    if sharding.is_asked():
-        patching.install(sharded_update.PATCHES)
+    patching.install(registry.patches({"sharding": sharded_update.PATCHES}))
     gradients.reduce_all_optimizers()
     patching.replace(torch.autograd, "backward", gradients.reduced_after_backward)
     patching.replace(torch.autograd, "grad", gradients.reduced_grads)
@@ -78,20 +77,13 @@ def _begin_equal_then_accumulate(original: Method) -> Method:
         grads: list[torch.Tensor],
         trainable_variables: Iterable[keras.Variable],
     ) -> None:
-        gradients.broadcast_before_first(self, self._trainable_variables)
-        gradients.about_to_apply(self, trainable_variables)
-        grads = list(gradients.to_accumulate(self, grads))
-        scope = step.current_step()
-        if local_steps.rounds() and scope and not scope.samples:
-            # A worker that trains alone makes no update of a batch without rows of its own; `apply`
-            # counts one.
-            keras_internals.updates_of(self).assign_sub(1)
-        elif finite.leaves_out():
-            gradients.apply_if_finite(
-                self, grads, lambda checked: original(self, checked, trainable_variables)
+        with updates.update(self, trainable_variables) as update:
+            gradients.begin_update(update, self._trainable_variables)
+            own = list(gradients.to_accumulate(self, grads))
+            apply = registry.around_update(
+                update, lambda given: original(self, given, trainable_variables)
             )
-        else:
-            original(self, grads, trainable_variables)
+            apply(own)
 
     return backend_apply_gradients
 
@@ -158,29 +150,12 @@ def _making(name: str, make_step: Callable[[keras.Model, _Step], _Step]) -> Meth
 
 def _training(model: keras.Model, function: _Step) -> _Step:
     on_share = _with_logs(model, function, torch_trainer.TorchTrainer.train_step, training=True)
-    return functools.partial(_make_or_undo, model, on_share) if finite.leaves_out() else on_share
 
+    def train(data: list[object]) -> object:
+        workers = registry.session_of_step(world.sharing(), training=True)
+        return registry.around_step(model, workers, lambda: on_share(data))()
 
-def _make_or_undo(model: keras.Model, step: _Step, data: list[object]) -> object:
-    """Makes a training step, and undoes what the batch has changed if the step has left out an update.
-
-    The logs of such a step are without its batch.
-    """
-    # The optimizer has left the weights as they were; metrics and moving statistics have seen the
-    # batch.
-    variables = cast("list[keras.Variable]", finite.changed_by_batch(model))
-    changed: list[torch.Tensor] = [variable.value for variable in variables]
-    before = [
-        (tensor, tensor.detach().clone())
-        for tensor in [*changed, *(buffer for _, buffer in torch_internals.named_buffers(model))]
-    ]
-    logs = step(data)
-    if not finite.step_is_left_out(local_steps.of_step(world.sharing(), training=True).comm):
-        return logs
-    with torch.no_grad():
-        for tensor, value in before:
-            tensor.copy_(value)
-    return finite.results_of_left_out_step(model, logs)
+    return train
 
 
 def _testing(model: keras.Model, function: _Step) -> _Step:
@@ -239,10 +214,10 @@ def _on_shares(
         session = world.sharing()
         share = rows.share_of(data[0], session)
         session.ledger.count(share.samples)
-        rounds = local_steps.rounds() if training else None
-        if rounds:
-            rounds.count(share.samples)
-            session = local_steps.of_step(session, training)
+        if training and registry.trains_apart():
+            for feature in registry.active():
+                feature.count_samples(share.samples)
+            session = registry.session_of_step(session, training)
         elif session.world.size == 1:
             # A `fit` that goes on draws its data again, and leaves out steps: these must draw from
             # another generator.

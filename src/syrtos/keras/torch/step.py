@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from syrtos.comm.world import Session
-from syrtos.keras.features import local_steps
+from syrtos.keras.features import registry
 from syrtos.keras.split import trial_step, verdicts
 from syrtos.keras.split.plan import Rule, SplitPlan
 from syrtos.keras.split.shares import SEED_STRIDE, Assignments
@@ -140,7 +140,7 @@ class StepScope(Assignments):
         self.reduces_early = self.plan.reduces_where_made(reduces_early)
         self.outcome = outcome
         self._total: float | None = None
-        self._sums_count = local_steps.sums_count(training)
+        self._sums_count = registry.sums_count(training)
 
     @contextlib.contextmanager
     def as_current_step(self) -> Iterator[Self]:

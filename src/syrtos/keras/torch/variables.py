@@ -12,14 +12,17 @@ import torch
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.keras.backend import Backend, Step
 from syrtos.keras.features import sharding
-from syrtos.keras.torch import gradients, ops, profiler, step
+from syrtos.keras.replica import updates
+from syrtos.keras.torch import finite_steps, gradients, ops, profiler, step
 from syrtos.keras.trainer import timing
 from syrtos.observe.trace import ProfiledEvent
 
 if TYPE_CHECKING:
     import keras
 
+    from syrtos.comm.world import Session
     from syrtos.keras.protocols import Model, Optimizer
+    from syrtos.keras.replica.updates import Update
     from syrtos.keras.torch.step import Buffer
 
     # What `syrtos.keras.replica` takes for a variable, on this backend.
@@ -109,8 +112,34 @@ class Torch(Backend["AnyVariable", torch.Tensor]):
             optimizer, cast("Sequence[torch.Tensor]", grads)
         )  # Keras has left out None
 
+    def apply_if_rows(
+        self,
+        update: Update,
+        grads: Sequence[torch.Tensor],
+        apply: Callable[[Sequence[torch.Tensor]], None],
+    ) -> None:
+        gradients.apply_if_rows(update, grads, apply)
+
+    def apply_if_finite(
+        self,
+        update: Update,
+        grads: Sequence[torch.Tensor],
+        apply: Callable[[Sequence[torch.Tensor]], None],
+    ) -> None:
+        finite_steps.apply_if_finite(update, grads, apply)
+
+    def check_finite(
+        self, update: Update, grads: Sequence[torch.Tensor], own: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        return finite_steps.check_finite(update, grads, own)
+
+    def undo_if_left_out(
+        self, model: Model, session: Session, step: Callable[[], object]
+    ) -> Callable[[], object]:
+        return finite_steps.undo_if_left_out(model, session, step)
+
     def average(self, optimizer: Optimizer, comm: Communicator) -> None:
-        gradients.average(optimizer, comm)
+        updates.set_reduction(optimizer, comm)
 
     def finite_everywhere(self, optimizer: Optimizer, finite: torch.Tensor) -> torch.Tensor:
         return gradients.finite_everywhere(optimizer, finite)

@@ -5,6 +5,7 @@ They see all samples, write once, and decide alike.
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate
@@ -16,8 +17,8 @@ from syrtos.comm import compression, world
 from syrtos.comm.communicator import Communicator
 from syrtos.errors import DataError
 from syrtos.keras import backend, fitting, keras_internals
-from syrtos.keras.features import asynchronous, finite, learning_rate, local_steps, moments
-from syrtos.keras.features.learning_rate import Scaling
+from syrtos.keras.features import learning_rate, registry
+from syrtos.keras.features.feature import Fit
 from syrtos.keras.recovery import replay
 from syrtos.keras.replica import accumulation, snapshot, state
 from syrtos.keras.split.checks import Checks
@@ -104,7 +105,7 @@ class BeforeUsers(_Quiet):
     def on_train_begin(self, logs: Logs = None) -> None:
         # Both before the script's callbacks: these may restore an optimizer with another rate, or
         # the state of a backup.
-        self._last.scaling.begin(self.model)
+        self._last.before_callbacks(self.model)
         self._last.protect()
         self._ledger.norms.is_off = bool(
             getattr(getattr(self.model, "optimizer", None), "gradient_accumulation_steps", None)
@@ -151,11 +152,10 @@ class BeforeUsers(_Quiet):
         self._ledger.drop_step()
         self._ledger.become("callbacks")
         self._last.rate = learning_rate.rate_of(self.model)
-        asynchronous.take_weights()
+        for feature in self._last.features:
+            feature.epoch_computed(logs)
         if self.model is not None and self._last.trains:
             accumulation.gather(world.sharing().comm, self.model)
-        if logs:
-            asynchronous.average(logs)
 
 
 class AfterUsers(_Quiet):
@@ -167,16 +167,14 @@ class AfterUsers(_Quiet):
         self._everyone = everyone
         self._session = world.sharing()
         self.trains = self._built_by_step = False
-        self.scaling = Scaling(self._session)
-        self._steps = self._epoch = self._epoch_began_at = 0
+        self.features = registry.active()
+        self._fit = Fit()
         self._made = 0  # steps of this process, without those before a restart
         self.rate: float | None = None  # of the epoch that ends, before callbacks change it
         self._comparisons = Comparisons(self._session)
         self._data = PlannedTraining(everyone, self._session)
         self._saves_within_epochs = False
         self._protection: replay.Protection | None = None
-        self._notice = finite.NonFiniteLossReport()
-        self._rounds: local_steps.Rounds | None = None
         self._exchanges = ExchangeCounts(self._session)
 
     # -- training ------------------------------------------------------------------------------
@@ -191,11 +189,8 @@ class AfterUsers(_Quiet):
             self._data.begin(
                 self.model, keras_internals.steps_in_call(self.model), self._protection
             )
-            asynchronous.begin_equal(self.model)
-        self.scaling.scale_if_new()
-        self._rounds = local_steps.begin(self.model) if fitting.fit_is_running() else None
-        if fitting.depth() <= 1:
-            finite.begin()
+        for feature in self.features:
+            feature.training_begins(self._fit)
         self._forget_what_was_not_sent()
         self._session.ledger.become("build")
         self._exchanges.begin()
@@ -204,44 +199,40 @@ class AfterUsers(_Quiet):
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._session.comm.agree(f"epoch {epoch} of fit")
-        if self._rounds:
-            self._rounds.epoch_begins()
-        self._epoch, self._epoch_began_at = epoch, self._steps
+        self._fit.epoch, self._fit.epoch_began_at = epoch, self._fit.steps
+        for feature in self.features:
+            feature.epoch_begins(self._fit)
         self._session.ledger.become("input")
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        self.scaling.warm_up(self._epoch, self._steps, self.params.get("steps"))
-        if self._rounds:
-            self._rounds.batch_begins()
-        steps = keras_internals.steps_in_call(self.model)
-        # For messages about the batch's gradients.
-        finite.batch_begins(self._epoch, _index(batch), steps, self._data.records_of(steps))
+        fit = self._fit
+        fit.call_steps, fit.batch = keras_internals.steps_in_call(self.model), _index(batch)
+        fit.epoch_steps, fit.records = (
+            self.params.get("steps"),
+            self._data.records_of(fit.call_steps),
+        )
+        for feature in self.features:
+            feature.batch_begins(fit)
         self._begin()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        if self._rounds is None or self._rounds.met:
-            self._agree_to_stop()
-        else:
-            self._rounds.asks_to_stop()
+        fit, have_met = self._fit, not any(f.is_between_meetings() for f in self.features)
+        self._stop_if_asked(have_met)
         count = self._steps_since(batch)
-        self._steps += count
+        fit.steps += count
         self._made += count
         self._comparisons.count(count)
-        compares = (
-            world.current().world.size > 1
-            and not asynchronous.asynchronous_servers()
-            and (self._rounds is None or self._rounds.met)
-        )
+        compares = world.current().world.size > 1 and not self._replicas_differ()
         if compares and self._comparisons.is_due():
-            self._comparisons.compare(self.model, self._counts_alone(), self._steps)
-        self._notice.look(self._epoch, _index(batch), logs)
+            self._comparisons.compare(self.model, self._counts_alone(), fit.steps)
+        fit.batch = _index(batch)
+        for feature in self.features:
+            feature.batch_ends(fit, logs)
         if self._protection:
-            self._protection.batch_ended(
-                self._epoch, count, logs, self._rounds is None or self._rounds.met
-            )
+            self._protection.batch_ended(fit.epoch, count, logs, have_met)
         self._session.ledger.end_step(_index(batch), count)
         self._session.ledger.point(
-            lambda: self._curve_point(self._epoch, logs, learning_rate.rate_of(self.model))
+            lambda: self._curve_point(fit.epoch, logs, learning_rate.rate_of(self.model))
         )
 
     def _curve_point(self, epoch: int, logs: Logs, rate: float | None) -> dict[str, object]:
@@ -254,36 +245,24 @@ class AfterUsers(_Quiet):
         }
         return {"epoch": epoch + 1, "logs": numbers, "learning_rate": rate}
 
-    def _moments(self) -> dict[str, list[float]]:
-        """Returns what Adam's moments say of the noise of gradients, on rank 0 where XLA exchanges."""
-        # Elsewhere the norms of gradients say it, which nobody sees where XLA exchanges.
-        compiled = self._session.ledger.told.get("exchange") == "compiled"
-        found = (
-            moments.noise_moments(self.model.optimizer)
-            if compiled and self._session.world.rank == 0
-            else None
-        )
-        return {"moments": found} if found else {}
-
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        self._notice.read()
-        self._agree_to_stop()
-        if asynchronous.meet(self._stops()):
-            self.model.stop_training = True
+        self._stop_if_asked(have_met=True)
+        for feature in self.features:
+            feature.epoch_ends(self._fit)
         self.data_epoch_ends()
         # Where workers go at their own pace, others may have been faster.
-        if not self._steps and fitting.fit_is_running() and not asynchronous.asynchronous_servers():
+        if not self._fit.steps and fitting.fit_is_running() and not self._replicas_differ():
             raise DataError(
                 "The data set is empty: an epoch ended without a single batch. Check the filters"
                 " that it is made from."
             )
-        self.scaling.epoch_ended(self._steps - self._epoch_began_at)
+        facts = [feature.epoch_facts(self._fit) for feature in self.features]
         self._session.ledger.epoch(
             **self._curve_point(epoch, logs, self.rate),
             epochs=self.params.get("epochs"),
-            step=self._steps,
+            step=self._fit.steps,
             steps_per_epoch=self.params.get("steps"),
-            **self._moments(),
+            **dict(collections.ChainMap(*facts)),
         )
         if self._protection:
             self._protection.epoch_ended()
@@ -297,16 +276,16 @@ class AfterUsers(_Quiet):
         The workers meet to compare, so a checkpoint that one of them reads after `fit` is complete.
         """
         self.trains = False
-        if fitting.depth() <= 1:
-            finite.begin()
+        for feature in self.features:
+            feature.training_ends(self._fit)
         self._session.ledger.become("rest")
         if self.model is None:
             return
         comm, variables = equal_replicas(self._session, self.model, without_metrics=False)
         if comm.size > 1:
             with self._session.ledger.span("exchange"):
-                state.check_equal(comm, variables, self._steps)
-            self._exchanges.say(comm, self.model, self._made, trains_alone=self._rounds is not None)
+                state.check_equal(comm, variables, self._fit.steps)
+            self._exchanges.say(comm, self.model, self._made)
         self._data.end()
         if self._protection:
             self._protection.commit_last()
@@ -319,14 +298,14 @@ class AfterUsers(_Quiet):
 
         Within `fit` they are equal already.
         """
-        if rounds := local_steps.rounds():
-            rounds.evaluation_begins(self.model)
+        for feature in self.features:
+            feature.evaluation_begins(self.model)
         if not self.trains:
             self._evaluate_equal("evaluate")
 
     def on_test_end(self, logs: Logs = None) -> None:
-        if rounds := local_steps.rounds():
-            rounds.evaluation_ends(self.model)
+        for feature in self.features:
+            feature.evaluation_ends(self.model)
         if not self.trains:
             self._check_built()
 
@@ -346,11 +325,17 @@ class AfterUsers(_Quiet):
 
     def step_is_over(self, batch: int) -> None:
         """Ends the step of a call of `fit`'s training function, before the script's callbacks run."""
-        if self._rounds:
-            self._rounds.batch_ended(self._steps_since(batch))
+        for feature in self.features:
+            feature.batch_computed(self._fit, self._steps_since(batch))
         self.data_step_is_over(batch)
         if self._saves_within_epochs:
             accumulation.gather(self._session.comm, self.model)
+
+    def before_callbacks(self, model: Any) -> None:
+        """Begins a training, before the script's callbacks do."""
+        self._fit = Fit(model, fitting.fit_is_running(), fitting.depth() <= 1)
+        for feature in self.features:
+            feature.before_callbacks(self._fit)
 
     def protect(self) -> None:
         """Sets up the snapshots of this `fit`, if there are any, before the script's callbacks run."""
@@ -358,19 +343,22 @@ class AfterUsers(_Quiet):
 
     def counters(self) -> dict[str, int]:
         """Returns how much has been trained: the steps, the epoch, and the number of steps at which it began."""
-        return {"steps": self._steps, "epoch": self._epoch, "epoch_began_at": self._epoch_began_at}
+        fit = self._fit
+        return {"steps": fit.steps, "epoch": fit.epoch, "epoch_began_at": fit.epoch_began_at}
 
     def arrays(self) -> Arrays:
-        """Returns the other values from which training goes on: those of `--sync-every`."""
-        return self._rounds.arrays() if self._rounds else {}
+        """Returns the other values from which training goes on: those of features."""
+        found = [feature.arrays() for feature in self.features]
+        return dict(collections.ChainMap(*found))
 
     def count_from(self, counters: dict[str, int], arrays: Arrays) -> None:
         """Restores what `counters` and `arrays` gave."""
-        self._steps, self._epoch = counters["steps"], counters["epoch"]
-        self._epoch_began_at = counters["epoch_began_at"]
+        fit = self._fit
+        fit.steps, fit.epoch = counters["steps"], counters["epoch"]
+        fit.epoch_began_at = counters["epoch_began_at"]
         self._comparisons.begin_anew()
-        if self._rounds:
-            self._rounds.put_back(arrays, self._steps - self._epoch_began_at)
+        for feature in self.features:
+            feature.put_back(arrays, fit)
 
     def data_epoch_begins(self, epoch: int, params: TrainingParams) -> None:
         """Begins an epoch of a planned data set, if there is one, and tells Keras how many steps it has."""
@@ -416,7 +404,7 @@ class AfterUsers(_Quiet):
         """Compares the replicas of a model that was built by its first step, and could not be compared before."""
         if self._built_by_step:
             self._built_by_step = False
-            state.check_equal(self._session.comm, state.of_model(self.model), self._steps)
+            state.check_equal(self._session.comm, state.of_model(self.model), self._fit.steps)
 
     def _evaluate_equal(self, name: str) -> None:
         if self.model is not None:
@@ -432,19 +420,24 @@ class AfterUsers(_Quiet):
 
     def _counts_alone(self) -> bool:
         """Returns whether each worker counts its own samples until the epoch ends: with `--sync-every`."""
-        return self._rounds is not None and self.trains
+        return self.trains and registry.trains_apart()
 
-    def _agree_to_stop(self) -> None:
+    def _replicas_differ(self) -> bool:
+        """Returns whether the workers are meant to hold different weights now."""
+        return any(feature.replicas_differ() for feature in self.features)
+
+    def _stop_if_asked(self, have_met: bool) -> None:
         """Stops training on all workers at the same step, if any of them wants to stop.
 
         Raises:
             KeyboardInterrupt: one of them was interrupted.
         """
-        wish = (
-            _INTERRUPTED
-            if interrupts.is_interrupted()
-            else float(self._rounds.asks_to_stop() if self._rounds else self._stops())
-        )
+        asks = self._stops()
+        for feature in self.features:
+            asks = feature.asks_to_stop(self._fit, asks)
+        if not have_met:
+            return
+        wish = _INTERRUPTED if interrupts.is_interrupted() else float(asks)
         wishes = self._session.comm.agree("stop training?", wish)
         if max(wishes) == _INTERRUPTED:
             raise KeyboardInterrupt

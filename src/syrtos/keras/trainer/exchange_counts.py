@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
 from syrtos.keras import backend
-from syrtos.keras.features import asynchronous, sharding
+from syrtos.keras.features import asynchronous, registry, sharding
 from syrtos.keras.trainer import exchange_plan
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class ExchangeCounts:
         """Begins to count."""
         self._before = _counts(self._session.comm)
 
-    def say(self, comm: Communicator, model: Model, steps: int, trains_alone: bool) -> None:
+    def say(self, comm: Communicator, model: Model, steps: int) -> None:
         """Writes the mean exchange of a step to the ledger.
 
         With it goes the number of bytes that `--shard-update` would divide.
@@ -34,7 +34,6 @@ class ExchangeCounts:
             comm: the workers that hold equal replicas.
             model: the model that was trained.
             steps: the steps that were counted.
-            trains_alone: whether each worker has an optimizer of its own, which can't be divided.
         """
         if not steps or asynchronous.asynchronous_servers():
             return
@@ -44,7 +43,9 @@ class ExchangeCounts:
             (now - before) / steps for now, before in zip(_counts(comm), self._before, strict=True)
         ]
         optimizer = getattr(model, "optimizer", None)
-        state_bytes = 0 if sharding.is_asked() or trains_alone else sharding.divisible(optimizer)
+        # A worker that trains apart has an optimizer of its own, which can't be divided.
+        whole = sharding.is_asked() or registry.trains_apart()
+        state_bytes = 0 if whole else sharding.divisible(optimizer)
         self._session.ledger.say(
             meetings=round(each[0], 2),
             gradient_sums=round(each[1], 2),

@@ -12,7 +12,7 @@ from syrtos.comm import world
 from syrtos.keras import fitting, keras_internals
 from syrtos.keras.datasets import batches
 from syrtos.keras.datasets.planned import PlannedDataset, Stream
-from syrtos.keras.features import local_steps
+from syrtos.keras.features import registry
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.split import known_parts
 from syrtos.keras.trainer import interrupts, replicas, timing
@@ -74,7 +74,8 @@ def train_on_batch(
     trained = fitting.inside_fit(on_batch(original, check))
 
     def train_and_note(self: Model, *args: P.args, **kwargs: P.kwargs) -> R:
-        local_steps.refuse_single_steps()
+        for feature in registry.active():
+            feature.train_on_batch_begins()
         result = trained(self, *args, **kwargs)
         replicas.was_trained(self)
         return result

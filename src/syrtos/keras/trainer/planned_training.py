@@ -11,7 +11,7 @@ from syrtos.comm.world import Session
 from syrtos.data.loader import Position
 from syrtos.keras import fitting, keras_internals
 from syrtos.keras.features import asynchronous
-from syrtos.keras.features.finite import Record
+from syrtos.keras.features.feature import Record
 
 if TYPE_CHECKING:  # the first two import Keras 3, and this serves Keras 2 too
     from syrtos.keras.datasets.planned import Stream

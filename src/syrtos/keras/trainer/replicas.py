@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from syrtos.comm.communicator import Communicator
-from syrtos.keras.features import local_steps
+from syrtos.keras.features import registry
 from syrtos.keras.replica import state
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def compute_equal(comm: Communicator, model: Model, name: str) -> None:
     Raises:
         DivergenceError: the model was trained by `fit`, and its replicas differ.
     """
-    if rounds := local_steps.rounds():
-        rounds.meet()
+    for feature in registry.active():
+        feature.meet()
     known, variables = _equality_of(model), state.of_model(model)
     if comm.size == 1 or not variables:
         return

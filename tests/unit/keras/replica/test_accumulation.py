@@ -84,7 +84,7 @@ def test_rank_0_restores_gradients_of_whole_batches_for_all(together: Any) -> No
             variable.assign(np.full(variable.shape, 8.0))
 
     for model in models:
-        object.__setattr__(model.optimizer, "_syrtos_accumulates_whole_batches", True)
+        updates.record_of(model.optimizer).accumulates_whole_batches = True
     assert after(together, models, restore, accumulation.begin) == [8.0, 8.0]
 
 

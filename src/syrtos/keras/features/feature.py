@@ -1,0 +1,188 @@
+"""The interface of an option of training: the moments of training at which it acts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from syrtos.checkpoint.encoding import Arrays
+from syrtos.comm.communicator import Array
+from syrtos.comm.world import Session
+from syrtos.keras.patching import Patch
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Logs, Model
+    from syrtos.keras.replica.updates import Update
+
+# A record of a planned data set: its index, the file in which it lies, and where in it.
+Record = tuple[int, str, int]
+
+
+@dataclasses.dataclass
+class Fit:
+    """A call of `fit`, or a loop of the script's own that calls Keras's callbacks, as features see it.
+
+    Attributes:
+        model: the model that is trained; None, or anything, in a loop of the script's own.
+        is_of_keras: whether it is Keras's `fit`, or another of its methods that train.
+        is_outermost: whether it is not called within another one.
+        steps: the number of steps that it has made.
+        epoch: the number of the epoch, from 0.
+        epoch_began_at: ``steps`` when the epoch began.
+        epoch_steps: the number of steps of an epoch; None while it is unknown.
+        batch: the number of the batch in the epoch, from 0; of several that one call computes, the
+            first, and the last once they are computed.
+        call_steps: the number of steps that a call of the training function makes.
+        records: returns the records of this worker's shares of the batches of the call, where they
+            are known, once they have been drawn.
+    """
+
+    model: Any = None
+    is_of_keras: bool = False
+    is_outermost: bool = True
+    steps: int = 0
+    epoch: int = 0
+    epoch_began_at: int = 0
+    epoch_steps: int | None = None
+    batch: int = 0
+    call_steps: int = 1
+    records: Callable[[], Sequence[Record]] = list
+
+
+class Feature:
+    """An option of training, as one object for the life of a worker. Methods that it does not define do nothing.
+
+    Attributes:
+        name: the name of its file or entry point.
+        session: the world of this worker.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    @classmethod
+    def is_asked(cls, session: Session) -> bool:
+        """Returns whether it acts in this run; called once, when Keras is imported."""
+        return True
+
+    def patches(self) -> Sequence[Patch]:
+        """Returns the patches of Keras that it needs on every framework."""
+        return ()
+
+    # -- fit -------------------------------------------------------------------------------------
+
+    def around_fit(self) -> contextlib.AbstractContextManager[None]:
+        """Context manager around each call of `fit`, or of another method that trains."""
+        return contextlib.nullcontext()
+
+    def before_callbacks(self, fit: Fit) -> None:
+        """Acts when training begins, before the script's callbacks do, which may restore a model."""
+
+    def training_begins(self, fit: Fit) -> None:
+        """Acts when training begins, after the script's callbacks; all workers hold the same model."""
+
+    def epoch_begins(self, fit: Fit) -> None:
+        """Acts when an epoch begins, after the script's callbacks."""
+
+    def batch_begins(self, fit: Fit) -> None:
+        """Acts right before a call of the training function."""
+
+    def batch_computed(self, fit: Fit, steps: int) -> None:
+        """Acts right after a call of the training function, which has made so many ``steps``."""
+
+    def batch_ends(self, fit: Fit, logs: Logs) -> None:
+        """Acts when the script's callbacks have seen the logs of a batch."""
+
+    def epoch_computed(self, logs: dict[str, object] | None) -> None:
+        """Acts after the last batch of an epoch, before the script's callbacks; may change the logs."""
+
+    def epoch_ends(self, fit: Fit) -> None:
+        """Acts when the script's callbacks have seen the logs of an epoch."""
+
+    def epoch_facts(self, fit: Fit) -> dict[str, object]:
+        """Returns facts about an epoch for the record of the run, by name; plain data, as for JSON."""
+        return {}
+
+    def training_ends(self, fit: Fit) -> None:
+        """Acts when training ends, after the script's callbacks."""
+
+    def evaluation_begins(self, model: Model) -> None:
+        """Acts when an evaluation of a model begins, within `fit` or outside of it."""
+
+    def evaluation_ends(self, model: Model) -> None:
+        """Acts when an evaluation ends."""
+
+    def train_on_batch_begins(self) -> None:
+        """Acts when the script calls `train_on_batch`; raises ConfigurationError where it can't work so."""
+
+    def asks_to_stop(self, fit: Fit, asks: bool) -> bool:
+        """Returns whether this worker is to ask all to stop; ``asks``: whether its script does."""
+        return asks
+
+    # -- where workers do not train in step ------------------------------------------------------
+
+    def trains_apart(self) -> bool:
+        """Returns whether each worker makes its next steps alone: no gradient is exchanged in them."""
+        return False
+
+    def is_between_meetings(self) -> bool:
+        """Returns whether workers, which `trains_apart`, have not met after their last step."""
+        return False
+
+    def replicas_differ(self) -> bool:
+        """Returns whether the workers hold different weights now, as they are meant to."""
+        return self.is_between_meetings()
+
+    def meet(self) -> None:
+        """Gives all workers the same weights, in the middle of training apart."""
+
+    def count_samples(self, samples: float) -> None:
+        """Counts the samples of a training step of this worker."""
+
+    # -- a step and its update -------------------------------------------------------------------
+
+    def around_step(
+        self, model: Model, session: Session, step: Callable[[], object]
+    ) -> Callable[[], object]:
+        """Returns a training step, wrapped; called when the step is traced, or each time it runs.
+
+        Args:
+            model: the model that is trained.
+            session: the workers that make the step together.
+            step: computes the step on this worker's share, and returns its logs.
+        """
+        return step
+
+    def around_update(
+        self, update: Update, apply: Callable[[Sequence[Any]], None]
+    ) -> Callable[[Sequence[Any]], None]:
+        """Returns the function that takes an update's gradients of this worker, wrapped.
+
+        ``apply`` accumulates and reduces them, and assigns the weights.
+        """
+        return apply
+
+    def after_reduction(
+        self, update: Update, grads: Sequence[Any], own: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Returns the gradients of an update, which are about to be clipped and applied.
+
+        Args:
+            update: the update.
+            grads: the gradients of the global batch.
+            own: those of this worker's share.
+        """
+        return grads
+
+    # -- snapshots -------------------------------------------------------------------------------
+
+    def arrays(self) -> Arrays:
+        """Returns the values from which training goes on, for a snapshot, by names of the feature's own."""
+        return {}
+
+    def put_back(self, arrays: Mapping[str, Array], fit: Fit) -> None:
+        """Restores what `arrays` gave, once the model is put back."""

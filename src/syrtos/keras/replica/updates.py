@@ -1,0 +1,119 @@
+"""An optimizer's update, from the gradients of a step to Keras's own methods, and the record of an optimizer.
+
+Keras calls a chain of methods between the gradients of a step and the assignment of weights. The
+wrappers of these methods find each other's findings here, and leave nothing on the optimizer, which
+a script copies, and which Keras tracks and saves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+
+@dataclasses.dataclass
+class Update:
+    """One update of an optimizer.
+
+    Attributes:
+        optimizer: the one that makes it.
+        variables: those of the gradients that are reduced, in their order; empty where gradients
+            are reduced outside of an update.
+        reduction: the rule by which they are reduced, of the class that the backend has for it;
+            None where they are not.
+        is_reduced: whether the gradients are those of the global batch, and checked: none are
+            reduced any more.
+        gives_parts: whether the reduced gradients are this worker's parts of them, as with
+            `--shard-update` between hosts.
+    """
+
+    optimizer: object
+    # Of Keras or of the framework: each backend knows its own.
+    variables: Sequence[Any] = ()
+    reduction: object = None
+    is_reduced: bool = False
+    gives_parts: bool = False
+
+    @contextlib.contextmanager
+    def taking_as_given(self) -> Iterator[None]:
+        """Context manager: the gradients that are given to the optimizer inside are not reduced any more."""
+        before, self.is_reduced = self.is_reduced, True
+        try:
+            yield
+        finally:
+            self.is_reduced = before
+
+
+class _Current(threading.local):
+    """The updates that this thread is in, one inside of the other."""
+
+    def __init__(self) -> None:
+        self.updates: list[Update] = []
+
+
+_current = _Current()
+
+
+@contextlib.contextmanager
+def update(optimizer: object, variables: Iterable[Any]) -> Iterator[Update]:
+    """Context manager of one update: inside, `update_of` finds it by its optimizer."""
+    _current.updates.append(Update(optimizer, list(variables)))
+    try:
+        yield _current.updates[-1]
+    finally:
+        _current.updates.pop()
+
+
+def update_of(optimizer: object) -> Update:
+    """Returns the update that this optimizer makes now; outside of one an update without variables."""
+    found = (one for one in reversed(_current.updates) if one.optimizer is optimizer)
+    return next(found, None) or Update(optimizer)
+
+
+@dataclasses.dataclass
+class OptimizerRecord:
+    """What is noted of one optimizer from one update to the next.
+
+    Attributes:
+        reduction: the rule by which the script has asked it to reduce its gradients, of the class
+            that the backend has for it; None where it has not.
+        is_equal: whether all workers hold the same state of it.
+        accumulates_whole_batches: whether it accumulates gradients of whole batches, and not those
+            of this worker's shares.
+        computed: returns whether the function that runs now is the one in which the script has
+            computed the gradients of the next update, which are reduced already; None where the
+            script has computed none.
+    """
+
+    reduction: object = None
+    is_equal: bool = False
+    accumulates_whole_batches: bool = False
+    computed: Callable[[], bool] | None = None
+
+
+# Weakly: a record ends with its optimizer.
+_records: weakref.WeakKeyDictionary[object, OptimizerRecord] = weakref.WeakKeyDictionary()
+
+
+def record_of(optimizer: object) -> OptimizerRecord:
+    """Returns the record of an optimizer, the same one each time; an empty one of None."""
+    found = _records.get(optimizer) if optimizer is not None else OptimizerRecord()
+    if found is None:
+        found = _records[optimizer] = OptimizerRecord()
+    return found
+
+
+def set_reduction(optimizer: object, reduction: object) -> None:
+    """Notes the rule by which one optimizer reduces, also where syrtos was not asked to reduce for all."""
+    # An optimizer that scales the loss is asked under its own name, or as the one inside of it.
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
+        record_of(each).reduction = reduction
+
+
+def accumulates(optimizer: object) -> bool:
+    """Returns whether an optimizer accumulates the gradients of several steps until it makes an update."""
+    return bool(getattr(optimizer, "gradient_accumulation_steps", None))

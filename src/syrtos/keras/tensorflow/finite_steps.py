@@ -1,0 +1,142 @@
+"""`--on-nan` on TensorFlow: gradients are looked at in the graph, and what a batch has changed is undone there."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
+
+import numpy as np
+import tensorflow as tf
+
+from syrtos.comm.communicator import Array
+from syrtos.comm.world import Session
+from syrtos.keras.features import finite
+from syrtos.keras.replica import updates
+from syrtos.keras.tensorflow import assignments, gradients, ops
+from syrtos.keras.tensorflow.reduction import Reduction
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Model, Optimizer
+    from syrtos.keras.replica.updates import Update
+    from syrtos.keras.tensorflow.types import Gradient
+
+    class _Variable(Protocol):
+        @property
+        def value(self) -> tf.Variable: ...
+
+
+def apply_if_finite(
+    update: Update,
+    grads: Sequence[Gradient | None],
+    apply: Callable[[Sequence[Gradient | None]], None],
+) -> None:
+    """Calls ``apply`` with reduced gradients, or changes nothing if one of them is not finite on any worker.
+
+    `check_finite` checks the sum of gradients that are accumulated.
+    """
+    accumulates = updates.accumulates(update.optimizer)
+    results = list(grads) if accumulates else gradients.exchange(update, grads)
+    good = _may_be_applied(update, results, grads, of_shares=accumulates)
+    with contextlib.nullcontext() if accumulates else update.taking_as_given():
+        tf.cond(good, lambda: apply(results), lambda: gradients.count_no_update(update.optimizer))
+
+
+def check_finite(
+    update: Update, grads: Sequence[Gradient | None], own: Sequence[Gradient | None]
+) -> list[Gradient | None]:
+    """Returns reduced gradients that depend on the look which may stop the training."""
+    # Thus a graph makes an update only after the look.
+    with tf.control_dependencies([_may_be_applied(update, grads, own)]):
+        return [
+            tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
+            for gradient in grads
+        ]
+
+
+def _may_be_applied(
+    update: Update,
+    grads: Sequence[Gradient | None],
+    own: Sequence[Gradient | None],
+    of_shares: bool = False,
+) -> tf.Tensor:
+    """Returns whether gradients may be applied, a Boolean scalar.
+
+    This worker's ``own`` gradients are checked only where ``grads`` are not all finite. With
+    ``of_shares``, ``grads`` are those of this worker's share, else of the global batch.
+    """
+    reduction = cast("Reduction | None", update.reduction)
+    own_each = of_shares or (
+        reduction is not None and bool(reduction.local) and finite.leaves_out()
+    )
+    comm = None if reduction is None or (reduction.local and not own_each) else reduction.comm
+    flags = _are_finite(grads)
+    if own_each and comm is not None and comm.size > 1:
+        mine = flags
+        flags = ops.allreduce(comm, tf.cast(tf.logical_not(flags), tf.int32)) == 0
+    else:
+        mine = tf.cond(tf.reduce_all(flags), lambda: tf.ones_like(flags), lambda: _are_finite(own))
+    step = assignments.current_step()
+    if step is not None:
+        mine = tf.logical_or(mine, tf.logical_not(step.active))
+    in_sum = updates.accumulates(update.optimizer) and not of_shares
+
+    def look(flags: Array, mine: Array, number: Array) -> list[Array]:
+        if in_sum and finite.leaves_out():
+            finite.stop(comm, update.variables, flags.tolist(), mine.tolist())
+        is_good = finite.look(
+            comm, update.variables, flags.tolist(), mine.tolist(), int(number) + 1
+        )
+        return [np.asarray(is_good)]
+
+    iterations = cast("Optimizer", update.optimizer).iterations
+    good = ops.exchange(
+        look, [flags, mine, tf.convert_to_tensor(cast("tf.Tensor", iterations))], [tf.bool]
+    )[0]
+    return tf.ensure_shape(good, [])
+
+
+def _are_finite(grads: Sequence[Gradient | None]) -> tf.Tensor:
+    """Returns for each gradient whether all its numbers are finite: Boolean, shape (number of gradients,)."""
+    # Keras has left out variables without a gradient: None is not among them.
+    given = (g.values if isinstance(g, tf.IndexedSlices) else cast("tf.Tensor", g) for g in grads)
+    values = map(tf.convert_to_tensor, given)
+    return tf.stack(
+        [
+            tf.reduce_all(tf.math.is_finite(v)) if v.dtype.is_floating else tf.constant(True)
+            for v in values
+        ]
+    )
+
+
+def undo_if_left_out(
+    model: Model, session: Session, step: Callable[[], object]
+) -> Callable[[], object]:
+    """Wraps a training step: what its batch has changed, besides weights, is put back where an update was left out."""
+
+    def make_or_undo() -> object:
+        changed = cast("Sequence[_Variable]", finite.changed_by_batch(model))
+        variables = [variable.value for variable in changed]
+        before = [tf.identity(variable) for variable in variables]
+        logs = step()
+        (left_out,) = ops.exchange(
+            lambda: [np.asarray(finite.step_is_left_out(session.comm))], [], [tf.bool]
+        )
+
+        def undo() -> object:
+            for variable, value in zip(variables, before, strict=True):
+                variable.assign(value)
+            return _as_tensors(finite.results_of_left_out_step(model, logs))
+
+        # What is put back is the same on all workers.
+        with assignments.pausing_notes():
+            return tf.cond(
+                tf.ensure_shape(left_out, []), undo, functools.partial(_as_tensors, logs)
+            )
+
+    return make_or_undo
+
+
+def _as_tensors(logs: object) -> object:
+    return tf.nest.map_structure(tf.convert_to_tensor, logs)
