@@ -6,85 +6,60 @@ original.
 
 from __future__ import annotations
 
-import importlib
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 
+from syrtos.dialects import registry
+from syrtos.dialects.dialect import Dialect
 from syrtos.launch.worker.import_hook import after_import, serve
 
-_HERE = "syrtos.dialects."
-
-# The name in scripts → the module that answers.
-SERVED = {
-    "horovod": _HERE + "horovod",
-    "horovod.common": _HERE + "horovod.exceptions",
-    "horovod.common.exceptions": _HERE + "horovod.exceptions",
-    "horovod.common.process_sets": _HERE + "horovod.basics",
-    "horovod.common.util": _HERE + "horovod.util",
-    "horovod.runner": _HERE + "horovod.util",
-    "horovod.runner.common": _HERE + "horovod.util",
-    "horovod.runner.common.util": _HERE + "horovod.util",
-    "horovod.runner.common.util.env": _HERE + "horovod.util",
-    "horovod.runner.util": _HERE + "horovod.util",
-    "horovod.runner.util.threads": _HERE + "horovod.util",
-    "horovod.tensorflow": _HERE + "horovod.tensorflow",
-    "horovod.tensorflow.callbacks": _HERE + "horovod.callbacks",
-    "horovod.tensorflow.compression": _HERE + "horovod.compression",
-    "horovod.tensorflow.elastic": _HERE + "horovod.elastic",
-    "horovod.tensorflow.functions": _HERE + "horovod.functions",
-    "horovod.tensorflow.mpi_ops": _HERE + "horovod.ops",
-    "horovod.tensorflow.sync_batch_norm": _HERE + "horovod.sync_batch_norm",
-    "horovod.tensorflow.util": _HERE + "horovod.util",
-    "horovod.tensorflow.keras": _HERE + "horovod.keras",
-    "horovod.tensorflow.keras.callbacks": _HERE + "horovod.callbacks",
-    "horovod.tensorflow.keras.elastic": _HERE + "horovod.keras_elastic",
-    "horovod.keras": _HERE + "horovod.keras",
-    "horovod.keras.callbacks": _HERE + "horovod.callbacks",
-    "horovod.keras.elastic": _HERE + "horovod.keras_elastic",
-    "smdistributed": _HERE + "smdistributed",
-    "smdistributed.dataparallel": _HERE + "smdistributed",
-    "smdistributed.dataparallel.tensorflow": _HERE + "smdistributed",
-    "smdistributed.dataparallel.tensorflow.keras": _HERE + "smdistributed",
-    **{
-        f"{package}.estimator{inner}": f"{_HERE}estimator.{module}"
-        for package in ("tensorflow", "tensorflow.compat.v1", "tensorflow.compat.v2")
-        for inner, module in (
-            ("", "module"),
-            (".export", "export_module"),
-            (".experimental", "experimental_module"),
-        )
-    },
-    "tensorflow.keras.estimator": _HERE + "estimator.keras_module",
-    "keras.estimator": _HERE + "estimator.keras_module",
-    "keras.utils.multi_gpu_utils": _HERE + "multi_gpu",
-    "keras.utils.training_utils": _HERE + "multi_gpu",
-}
-
-# What a package gets that is there, once it has been imported.
-_ADDED = (
-    ("tensorflow", "tensorflow1"),
-    ("tensorflow", "tf_distribute"),
-    ("tensorflow", "parameter_server"),
-    ("tensorflow", "estimator"),
-    ("keras", "estimator"),
-    ("keras", "multi_gpu"),
-    ("tf_keras", "estimator"),
-    ("tf_keras", "multi_gpu"),
-)
+# Once one of these is imported, dialects of other packages may add names to them. To look for them
+# takes 20 ms, which an import of a framework hides.
+_FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "torch", "jax")
 
 
 def install() -> None:
-    """Serves the modules of `SERVED` in this process, and gives packages the old names that they have lost."""
-    serve(SERVED)
-    for package, dialect in _ADDED:
-        after_import(package, _installer(package, _HERE + dialect))
+    """Serves the modules of dialects in this process, and gives packages the old names that they have lost."""
+    _install(registry.OURS)
+    for framework in _FRAMEWORKS:
+        after_import(framework, _install_others)
+    sys.meta_path.append(_Others())
 
 
-def _installer(package: str, module: str) -> Callable[[], None]:
-    def install() -> None:
-        """Installs the dialect; into Keras only if its backend is TensorFlow."""
-        # all old APIs are TensorFlow's: with another backend there may be none
-        if package != "keras" or sys.modules["keras"].backend.backend() == "tensorflow":
-            importlib.import_module(module).install()
+def _install(dialects: Sequence[Dialect]) -> None:
+    serve({name: module for each in dialects for name, module in each.serves.items()})
+    for each in dialects:
+        for package in each.adds_to:
+            after_import(package, functools.partial(_install_into, each, package))
 
-    return install
+
+def _install_into(dialect: Dialect, package: str) -> None:
+    backend = sys.modules["keras"].backend.backend() if package == "keras" else ""
+    dialect.install_into(package, backend)
+
+
+@functools.cache
+def _install_others() -> None:
+    if found := registry.of_other_packages():
+        _install(found)
+
+
+class _Others(MetaPathFinder):
+    """The last finder: looks for a package that nobody else has among those that other packages' dialects serve."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if "." in fullname:
+            return None
+        served = {name for each in registry.of_other_packages() for name in each.serves}
+        if fullname not in served:
+            return None
+        sys.meta_path.remove(self)
+        _install_others()
+        return find_spec(fullname)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from syrtos.comm.inprocess import InProcessCommunicator
-from syrtos.keras.replica import accumulation
+from syrtos.keras.replica import accumulation, updates
 
 
 def accumulating(value: float) -> Any:

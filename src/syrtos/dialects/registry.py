@@ -1,0 +1,100 @@
+"""The dialects: ours, and those of other packages, which entry points of the group ``syrtos.dialects`` name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from syrtos.dialects.dialect import Dialect
+
+GROUP = "syrtos.dialects"
+
+_HERE = "syrtos.dialects."
+_HOROVOD = _HERE + "horovod"
+_ESTIMATOR = _HERE + "estimator"
+_SMDDP = _HERE + "smdistributed"
+_MULTI_GPU = _HERE + "multi_gpu"
+
+# Names alone: the modules of dialects import TensorFlow.
+OURS = (
+    Dialect(
+        "horovod",
+        serves={
+            "horovod": _HOROVOD,
+            "horovod.common": _HOROVOD + ".exceptions",
+            "horovod.common.exceptions": _HOROVOD + ".exceptions",
+            "horovod.common.process_sets": _HOROVOD + ".basics",
+            "horovod.common.util": _HOROVOD + ".util",
+            "horovod.runner": _HOROVOD + ".util",
+            "horovod.runner.common": _HOROVOD + ".util",
+            "horovod.runner.common.util": _HOROVOD + ".util",
+            "horovod.runner.common.util.env": _HOROVOD + ".util",
+            "horovod.runner.util": _HOROVOD + ".util",
+            "horovod.runner.util.threads": _HOROVOD + ".util",
+            "horovod.tensorflow": _HOROVOD + ".tensorflow",
+            "horovod.tensorflow.callbacks": _HOROVOD + ".callbacks",
+            "horovod.tensorflow.compression": _HOROVOD + ".compression",
+            "horovod.tensorflow.elastic": _HOROVOD + ".elastic",
+            "horovod.tensorflow.functions": _HOROVOD + ".functions",
+            "horovod.tensorflow.mpi_ops": _HOROVOD + ".ops",
+            "horovod.tensorflow.sync_batch_norm": _HOROVOD + ".sync_batch_norm",
+            "horovod.tensorflow.util": _HOROVOD + ".util",
+            "horovod.tensorflow.keras": _HOROVOD + ".keras",
+            "horovod.tensorflow.keras.callbacks": _HOROVOD + ".callbacks",
+            "horovod.tensorflow.keras.elastic": _HOROVOD + ".keras_elastic",
+            "horovod.keras": _HOROVOD + ".keras",
+            "horovod.keras.callbacks": _HOROVOD + ".callbacks",
+            "horovod.keras.elastic": _HOROVOD + ".keras_elastic",
+        },
+    ),
+    Dialect(
+        "smdistributed",
+        serves={
+            "smdistributed": _SMDDP,
+            "smdistributed.dataparallel": _SMDDP,
+            "smdistributed.dataparallel.tensorflow": _SMDDP,
+            "smdistributed.dataparallel.tensorflow.keras": _SMDDP,
+        },
+    ),
+    Dialect("tensorflow1", adds_to=("tensorflow",), installer=_HERE + "tensorflow1:install"),
+    Dialect("tf_distribute", adds_to=("tensorflow",), installer=_HERE + "tf_distribute:install"),
+    Dialect(
+        "parameter_server", adds_to=("tensorflow",), installer=_HERE + "parameter_server:install"
+    ),
+    Dialect(
+        "estimator",
+        serves={
+            **{
+                f"{package}.estimator{inner}": f"{_ESTIMATOR}.{module}"
+                for package in ("tensorflow", "tensorflow.compat.v1", "tensorflow.compat.v2")
+                for inner, module in (
+                    ("", "module"),
+                    (".export", "export_module"),
+                    (".experimental", "experimental_module"),
+                )
+            },
+            "tensorflow.keras.estimator": _ESTIMATOR + ".keras_module",
+            "keras.estimator": _ESTIMATOR + ".keras_module",
+        },
+        adds_to=("tensorflow", "keras", "tf_keras"),
+        installer=_ESTIMATOR + ":install",
+    ),
+    Dialect(
+        "multi_gpu",
+        serves={
+            "keras.utils.multi_gpu_utils": _MULTI_GPU,
+            "keras.utils.training_utils": _MULTI_GPU,
+        },
+        adds_to=("keras", "tf_keras"),
+        installer=_MULTI_GPU + ":install",
+    ),
+)
+
+
+@functools.cache
+def of_other_packages() -> Sequence[Dialect]:
+    """Returns the dialects that installed packages name."""
+    # Only here: it takes longer to import than all of a small script.
+    from importlib.metadata import entry_points
+
+    return [entry.load() for entry in entry_points(group=GROUP)]
