@@ -270,6 +270,9 @@ class TrialOfRows(Generic[ModelT, BatchT]):
         lacks = int(self._some.samples) < int(self._all.samples)
         return not any(self._session.comm.agree("are there other rows?", float(lacks)))
 
+    def build(self) -> None:
+        """Runs the step once, for what a model makes in its first call, on a backend where that matters."""
+
     def has_few_rows(self) -> bool:
         """Returns whether fewer than two workers have rows, which shows nothing."""
         return sum(count > 0 for count in self._rows_of_each()) < 2

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,20 +12,15 @@ import tensorflow as tf
 from syrtos.comm.world import Session
 from syrtos.errors import SyrtosError
 from syrtos.keras import keras_internals
-from syrtos.keras.features import registry
 from syrtos.keras.patching import Method
-from syrtos.keras.replica import accumulation, state
+from syrtos.keras.replica import state
 from syrtos.keras.split import (
-    comparison,
-    first_batch,
     known_parts,
     trial_step,
     verdicts,
     whole_batch,
 )
-from syrtos.keras.split.between_steps import NumbersBetweenSteps
-from syrtos.keras.split.checks import Checks
-from syrtos.keras.split.plan import SplitPlan
+from syrtos.keras.split.split_function import SplitFunction
 from syrtos.keras.split.trial_step import Amount
 from syrtos.keras.tensorflow.input import Numbered, Share, cut
 from syrtos.keras.tensorflow.models import synchronize_batchnorm
@@ -42,15 +35,10 @@ if TYPE_CHECKING:
 Batch = Share | Numbered
 
 
-class Function:
-    """A function of a model that makes steps, and the plan by which they are split.
+class TensorFlowFunction(SplitFunction[Batch]):
+    """A function of a model on TensorFlow, which is traced by its plan.
 
     Attributes:
-        plan: the way steps are split, as the first batch has shown.
-        reduces_early: whether code of the script's sees gradients before an optimizer of Keras's
-            own takes them.
-        verifying: counts the calls of the function.
-        checks: says which batches are looked at.
         function: makes steps by the plan as it is now.
     """
 
@@ -65,21 +53,12 @@ class Function:
             stock: whether the step is Keras's own.
             name: the name of the step.
         """
-        self._model, self._session, self._step, self._stock = model, session, step, stock
-        self._name = name
-        self.reduces_early = whole_batch.script_sees_gradients(model, stock, name)
-        self._accumulation = accumulation.Kind(session.comm, model)
-        alone = registry.trains_apart() or (name == "train_step" and session.options.sync_every > 0)
-        self.plan = SplitPlan(is_decided=not verdicts.is_split(session) or alone)
-        self.plan.reason_not_split = "" if self.plan.is_decided else known_parts.fixed_batch(model)
-        self.verifying = verdicts.Verifying(model, session)
-        self.checks = Checks(trains=name == "train_step")
-        self._numbers = NumbersBetweenSteps(model, session)
+        early = whole_batch.script_sees_gradients(model, stock, name)
+        super().__init__(model, session, name, stock, early)
+        self._step = step
         self._make: Callable[[], Method] | None = None
         self.function: Method = step
-        self._is_compared = self._was_called = False
-        if self.plan.is_decided:
-            self.checks.end()
+        self._was_called = False
 
     def bind(self, make: Callable[[], Method]) -> None:
         """Takes what makes the function of steps anew, which is traced by the plan, and makes it."""
@@ -110,7 +89,7 @@ class Function:
         elif spec is None:
             batches = list(iterator)
         self.checks.count(steps)
-        self._note_accumulation()
+        self.note_accumulation()
         try:
             outputs = self.function(batches)
         except Exception as error:
@@ -130,14 +109,14 @@ class Function:
         # Where one worker fails alone, the others learn of it here.
         self._session.comm.agree("a step is not split")
         self._begin_whole_batches()
-        self._note_accumulation()
+        self.note_accumulation()
         self._make_anew()
         try:
             outputs = self.function(batches)
         except Exception:
             verdicts.forget_split(error)
             raise error from None  # it is the script's
-        verdicts.tell(self.plan, self._session, self._describe_step())
+        self._tell()
         return outputs
 
     def _refusal_of_tracing(self, error: Exception) -> str:
@@ -147,7 +126,7 @@ class Function:
         """
         # Errors of operations, and of any call after the first that came to its end, are of steps
         # that may have changed something.
-        runs = getattr(self._model, "run_eagerly", False) or tf.config.functions_run_eagerly()
+        runs = getattr(self.model, "run_eagerly", False) or tf.config.functions_run_eagerly()
         if (
             runs
             or self._was_called
@@ -159,131 +138,39 @@ class Function:
             return ""
         return f"it can't be traced for a part of the batch: {trial_step.describe_error(error)}"
 
-    def is_due(self, steps: int = 1) -> bool:
-        """Returns whether the batches of the next call are to be looked at before they count."""
-        # In any case, for it counts the steps of epochs, from the first one on.
-        is_due = self.checks.is_due(steps)
-        if is_due or not self.plan.is_decided:
-            self._numbers.note()
-            return True
-        return self.checks.begins_epoch() and self._numbers.have_changed()
+    # -- what TensorFlow knows --------------------------------------------------------------------
 
-    def decide(self, first: Batch) -> None:
-        """Looks at a batch, a share or one that a step cuts, before it counts. All workers call this together."""
-        if self.plan.is_decided:
-            self._check(cut(first, self._session.input_comm))
-        else:
-            self._decide(first)
+    def _trial(self, batch: Batch, amount: Amount = Amount.FEW) -> Trial:
+        kind: type[Trial] = PredictingTrial if self._name == "predict_step" else Trial
+        share = cut(batch, self._session.input_comm)
+        return kind(self.model, self._session, self._step, share, amount)
 
-    def _decide(self, first: Batch) -> None:
-        self.plan.is_decided = True
-        if not self.plan.reason_not_split and _has_unequal_leaves(self._session, first.data):
-            self.plan.reason_not_split = "its tensors have unequal numbers of rows"
-        parts = known_parts.unknown_parts(self._model, self._stock, self._name)
-        asked = self._session.options.verify
-        is_tried = not self.plan.reason_not_split and asked != "off"
-        self._is_compared = is_tried and bool(parts or asked == "only")
-        # A model that its first step builds has no variables yet whose changes could be compared.
-        needs_build = is_tried and not getattr(self._model, "built", True)
-        trial = (
-            self._trial(cut(first, self._session.input_comm))
-            if needs_build or self._is_compared
-            else None
-        )
-        if trial is not None and needs_build:
-            trial.build()
-        if trial is not None and self._is_compared:
-            began, self.plan.known_variables = time.monotonic(), _known_variables(self._model)
-            few = trial.has_few_rows()
-            if not few:
-                self._decide_by(trial, self.plan)
-            self.checks.note_check(self._session.comm, time.monotonic() - began, few)
-        if asked == "only":
-            bound = comparison.bound_of(precision_of(self._model))
-            verdicts.Verifying.note(self.plan, self._session, self._model.name, self._name, bound)
-        if self.plan.reason_not_split or not self._is_compared:
-            self.checks.end()
-        if self.plan.reason_not_split:
-            self._begin_whole_batches()
-        verdicts.tell(self.plan, self._session, self._describe_step())
-        if self._name == "train_step":
-            verdicts.tell_own_statistics(self.plan, self._model, self._session)
+    def _has_unequal_rows(self, batch: Batch) -> bool:
+        leaves = tf.nest.flatten(batch.data)
+        counts = {int(count_rows(leaf)) for leaf in leaves if has_rows(leaf)}
+        mine = float(len(counts) > 1)
+        return any(self._session.comm.agree("tensors of the batch have unequal rows?", mine))
 
-    def _decide_by(self, trial: Trial, plan: SplitPlan) -> None:
-        decide = first_batch.decide_outputs if self._name == "predict_step" else first_batch.decide
-        decide(plan, trial, self._session)
+    def _known_variables(self) -> set[int]:
+        return _known_variables(self.model)
 
-    def _check(self, batch: Share) -> None:
-        """Computes rows of a later batch both ways."""
-        if _has_unequal_leaves(self._session, batch.data):
-            self._change(
-                SplitPlan(
-                    is_decided=True, reason_not_split="its tensors have unequal numbers of rows"
-                )
-            )
-            return
-        began, trial = time.monotonic(), self._trial(batch, self._amount())
-        few = trial.has_few_rows()
-        if not few and not self.plan.was_compared:  # the batches before had too few rows
-            before = dataclasses.replace(self.plan)
-            self._decide_by(trial, self.plan)
-            # Also of a plan that is like before: decisions by numbers of rows are looked for while
-            # a step is traced.
-            if self.plan.was_compared or not self.plan.is_like(before):
-                self._make_anew()
-            verdicts.tell(self.plan, self._session, self._describe_step())
-        elif not few and not first_batch.confirm(self.plan, trial, self._session):
-            other = self.plan.for_next_comparison()
-            self._decide_by(trial, other)
-            self._change(other)
-        self.checks.note_check(self._session.comm, time.monotonic() - began, few)
-        if self.plan.reason_not_split:
-            self.checks.end()
+    def _precision(self) -> int:
+        return precision_of(self.model)
 
-    def _change(self, other: SplitPlan) -> None:
-        """Splits steps from now on as a later batch has shown."""
-        if other.is_like(self.plan):
-            return
-        self.plan.adopt(other)
-        if self.plan.reason_not_split:
-            self._begin_whole_batches()
-        else:
-            # They must begin equal under the new rule.
-            state.broadcast(self._session.comm, state.of_model(self._model))
-        self._make_anew()
-        verdicts.tell_change(self.plan, self._session, self._describe_step(), self.checks.steps + 1)
-        verdicts.tell(self.plan, self._session, self._describe_step())
-        if self.plan.reason_not_split:
-            self.checks.end()
+    def _needs_build(self) -> bool:
+        # A model that its first step builds.
+        return not getattr(self.model, "built", True)
 
     def _begin_whole_batches(self) -> None:
-        """Prepares the workers for computing whole batches each."""
-        # Nothing is averaged then: they must begin equal, as a model may not that is built by its
-        # first step.
-        state.broadcast(self._session.comm, state.of_model(self._model))
+        super()._begin_whole_batches()
         if self._name == "train_step" and self._session.options.sync_batchnorm:
             # Every worker has all rows: the way in which one process computes their statistics
             # rounds less.
-            synchronize_batchnorm(self._model, False)
-
-    def _note_accumulation(self) -> None:
-        if self._name == "train_step":
-            self._accumulation.note(self.plan.accumulates_whole_batches(self.reduces_early))
+            synchronize_batchnorm(self.model, False)
 
     def _make_anew(self) -> None:
         if self._make is not None:
             self.function = self._make()
-
-    def _trial(self, batch: Share, amount: Amount = Amount.FEW) -> Trial:
-        kind: type[Trial] = PredictingTrial if self._name == "predict_step" else Trial
-        return kind(self._model, self._session, self._step, batch, amount)
-
-    def _amount(self) -> Amount:
-        """Returns how many rows of a later batch are compared: all of an epoch's last one, where that is cheap."""
-        return Amount.ALL if self.checks.ends_epoch and self.plan.compared_all_rows else Amount.FEW
-
-    def _describe_step(self) -> str:
-        return f"`{self._name}` of {self._model.name}"
 
 
 def _known_variables(model: Model) -> set[int]:
@@ -309,10 +196,3 @@ def _iterator_over(batches: Sequence[Batch], spec: object) -> Iterator[Batch]:
     # A data set has static shapes of its own; by a variant it is given those of the spec, and no
     # function is traced.
     return iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(joined), spec))
-
-
-def _has_unequal_leaves(session: Session, data: object) -> bool:
-    counts = [int(count_rows(leaf)) for leaf in tf.nest.flatten(data) if has_rows(leaf)]
-    return any(
-        session.comm.agree("tensors of the batch have unequal rows?", float(len(set(counts)) > 1))
-    )

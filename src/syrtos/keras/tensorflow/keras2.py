@@ -164,12 +164,12 @@ def _make_function(step_name: str, original: Method) -> Method:
             object.__setattr__(
                 self,
                 _FIRST + step_name,
-                first_batch.Function(self, session, step, stock, step_name),
+                first_batch.TensorFlowFunction(self, session, step, stock, step_name),
             )
         function = original(self, force)
         if step is None or function is is_made:
             return function
-        of_first: first_batch.Function = self.__dict__[_FIRST + step_name]
+        of_first: first_batch.TensorFlowFunction = self.__dict__[_FIRST + step_name]
         with_shares = functools.partial(_call_with_shares, self, of_first)
         made = [function]
 
@@ -190,7 +190,7 @@ _FIRST = "_syrtos_first_"
 
 
 def _call_with_shares(
-    model: _Keras2Model, of_first: first_batch.Function, iterator: tf.data.Iterator
+    model: _Keras2Model, of_first: first_batch.TensorFlowFunction, iterator: tf.data.Iterator
 ) -> object:
     if gives_whole_batches():
         return of_first.function(iterator)

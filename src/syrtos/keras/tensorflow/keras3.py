@@ -140,7 +140,9 @@ def _make_function(original: Method) -> Method:
             return report_after(session, original(self, count_in_graph(step_function)))
         stock = _is_stock(step_function, step_function.__name__)
         training = step_function.__name__ == "train_step"
-        of_first = first_batch.Function(self, session, step_function, stock, step_function.__name__)
+        of_first = first_batch.TensorFlowFunction(
+            self, session, step_function, stock, step_function.__name__
+        )
 
         def step(data: object) -> object:
             if gives_whole_batches():
@@ -188,7 +190,7 @@ def _make_predict_function(original: Method) -> Method:
         models.adapt(self)
         if session.world.size > 1 and (self.predict_function is None or force):
             step = getattr(self, "_syrtos_predict_step", self.predict_step)
-            of_first = first_batch.Function(
+            of_first = first_batch.TensorFlowFunction(
                 self, session, step, _is_stock(step, "predict_step"), "predict_step"
             )
             object.__setattr__(self, "_syrtos_predict_step", step)

@@ -1,189 +1,79 @@
-"""Trials of a step of Keras on torch: it runs on some rows of its first batch, and leaves no trace."""
+"""The functions of a model on torch that make steps."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Self, cast
+from collections.abc import Sequence
 
 import keras
-import numpy as np
-import numpy.typing as npt
-import torch
 
 from syrtos.comm.world import Session
 from syrtos.keras import keras_internals
-from syrtos.keras.features import registry
 from syrtos.keras.patching import Method
-from syrtos.keras.replica import accumulation, state
-from syrtos.keras.split import comparison, first_batch, known_parts, trial_step, verdicts
-from syrtos.keras.split.between_steps import NumbersBetweenSteps
-from syrtos.keras.split.checks import Checks
+from syrtos.keras.replica import state
+from syrtos.keras.split import known_parts, verdicts
 from syrtos.keras.split.plan import SplitPlan
-from syrtos.keras.split.python_state import keeping_python_state
-from syrtos.keras.split.trial_step import Amount, Assigned, StepOutcome, TrialOfRows
+from syrtos.keras.split.split_function import SplitFunction
+from syrtos.keras.split.trial_step import Amount
 from syrtos.keras.split.whole_batch import script_sees_gradients
-from syrtos.keras.torch import decisions, gathering, gradients, ops, torch_internals
-from syrtos.keras.torch.rows import Share, has_rows
-from syrtos.keras.torch.step import (
-    Drawn,
-    Number,
-    StepScope,
-    buffers_of,
-    current_step,
-    noting_assignments,
-    number_as_array,
-    numbers_of,
-    whole_batch,
-)
+from syrtos.keras.torch import gradients, torch_internals
+from syrtos.keras.torch.rows import Share
+from syrtos.keras.torch.trial import PredictingTrial, Trial, precision_of
 
 
-class Function:
-    """A function of a model that makes steps, and the plan by which they are split.
-
-    Attributes:
-        model: the model whose function it is.
-        plan: the way steps are split, as the first batch has shown.
-        reduces_early: whether code of the script's sees gradients before an optimizer of Keras's
-            own takes them, or may look at them later.
-        verifying: counts the calls of the function.
-        checks: says which batches are looked at.
-    """
+class TorchFunction(SplitFunction[Share]):
+    """A function of a model on torch, which may have hooks, and which is watched for what it decides by."""
 
     def __init__(self, model: keras.Model, session: Session, name: str, stock: bool) -> None:
         """
         Args:
             model: the model whose function it is.
             session: the workers.
-            name: the name of the step: `train_step`, `test_step` or `predict_step`.
+            name: the name of the step.
             stock: whether the step is Keras's own.
         """
-        self.model, self._session, self._name, self._stock = model, session, name, stock
-        self.reduces_early = script_sees_gradients(model, stock, name) or (
+        early = script_sees_gradients(model, stock, name) or (
             name == "train_step" and gradients.script_reads_gradients(session)
         )
-        self._accumulation = accumulation.Kind(session.comm, model)
-        # Workers that train alone for some steps don't meet in each, as a comparison of rows would
-        # have them do.
-        alone = registry.trains_apart() or (name == "train_step" and session.options.sync_every > 0)
-        self.plan = SplitPlan(is_decided=not verdicts.is_split(session) or alone)
-        self.plan.reason_not_split = "" if self.plan.is_decided else known_parts.fixed_batch(model)
-        self.verifying = verdicts.Verifying(model, session)
-        self.checks = Checks(trains=name == "train_step")
-        self._numbers = NumbersBetweenSteps(model, session)
-        if self.plan.is_decided:
-            self.checks.end()
+        super().__init__(model, session, name, stock, early)
+        self._keras_model = model
 
-    def note_accumulation(self) -> None:
-        """Notes which gradients the next step accumulates. All workers call this together before each step."""
-        if self._name == "train_step":
-            self._accumulation.note(self.plan.accumulates_whole_batches(self.reduces_early))
+    def _trial(self, batch: Share, amount: Amount = Amount.FEW) -> Trial:
+        kind = PredictingTrial if self._name == "predict_step" else Trial
+        step: Method = getattr(self.model, self._name)
+        return kind(self._keras_model, self._session, step, batch, amount)
 
-    def is_due(self) -> bool:
-        """Returns whether the next batch is to be looked at before it counts."""
-        # It is asked in each step, decided or not: it counts the steps of epochs, from the first
-        # one on.
-        is_due = self.checks.is_due()
-        if is_due or not self.plan.is_decided:
-            self._numbers.note()
-            return True
-        return self.checks.begins_epoch() and self._numbers.have_changed()
+    def _has_unequal_rows(self, batch: Share) -> bool:
+        mine = float(batch.is_uneven)
+        return any(self._session.comm.agree("tensors of the batch have unequal rows?", mine))
 
-    def decide(self, first: Share) -> None:
-        """Looks at a batch, before it counts. All workers call this together."""
-        if self.plan.is_decided:
-            self._check(first)
-        else:
-            self._decide(first)
+    def _unknown_parts(self) -> Sequence[object]:
+        return [*super()._unknown_parts(), *torch_internals.hooks_of(self._keras_model)]
 
-    def _decide(self, first: Share) -> None:
-        self.plan.is_decided = True
-        if first.is_uneven:
-            self.plan.reason_not_split = (
-                self.plan.reason_not_split or "its tensors have unequal numbers of rows"
-            )
-        parts = known_parts.unknown_parts(self.model, self._stock, self._name)
-        parts += torch_internals.hooks_of(self.model)
-        asked = self._session.options.verify
-        is_compared = (
-            not self.plan.reason_not_split and asked != "off" and bool(parts or asked == "only")
-        )
+    def _is_compared_by_all(self, mine: bool) -> bool:
         # Hooks may differ between workers, and a trial needs all of them.
-        is_compared = any(self._session.comm.agree("compare the first batch?", float(is_compared)))
-        if is_compared:
-            began, self.plan.known_variables = time.monotonic(), _known_variables(self.model)
-            trial = self._trial(first)
-            few = trial.has_few_rows()
-            if not few:
-                self._decide_by_trial(trial, self.plan)
-            self.checks.note_check(self._session.comm, time.monotonic() - began, few)
-        if asked == "only":
-            bound = comparison.bound_of(_precision(self.model))
-            verdicts.Verifying.note(self.plan, self._session, self.model.name, self._name, bound)
-        if self.plan.reason_not_split or not is_compared:
-            self.checks.end()
-        if self.plan.reason_not_split:
-            # Nothing is averaged: they must begin equal, as a model may not that is built by its
-            # first step.
-            state.broadcast(self._session.comm, state.of_model(self.model))
-        verdicts.tell(self.plan, self._session, self._describe_step())
-        if self._name == "train_step":
-            verdicts.tell_own_statistics(self.plan, self.model, self._session)
+        return any(self._session.comm.agree("compare the first batch?", float(mine)))
 
-    def _check(self, batch: Share) -> None:
-        """Computes rows of a later batch both ways."""
-        began, trial, steps = (
-            time.monotonic(),
-            self._trial(batch, self._amount()),
-            self.checks.steps,
-        )
-        few = batch.is_uneven or trial.has_few_rows()
-        if not few and not self.plan.was_compared:  # the batches before had too few rows
-            self._decide_by_trial(trial, self.plan)
-            verdicts.tell(self.plan, self._session, self._describe_step())
-        elif not few and (
-            not first_batch.confirm(self.plan, trial, self._session) or self._find_decision(trial)
-        ):
-            other = self.plan.for_next_comparison()
-            self._decide_by_trial(trial, other)
-            if not other.is_like(self.plan):
-                self.plan.adopt(other)
-                # They must begin equal under the new rule.
-                state.broadcast(self._session.comm, state.of_model(self.model))
-                verdicts.tell_change(self.plan, self._session, self._describe_step(), steps + 1)
-                verdicts.tell(self.plan, self._session, self._describe_step())
-        self.checks.note_check(self._session.comm, time.monotonic() - began, few)
-        if self.plan.reason_not_split:
-            self.checks.end()
+    def _known_variables(self) -> set[int]:
+        return _known_variables(self._keras_model)
 
-    def _decide_by_trial(self, trial: _Trial, plan: SplitPlan) -> None:
-        decide = first_batch.decide_outputs if self._name == "predict_step" else first_batch.decide
-        decide(plan, trial, self._session)
+    def _precision(self) -> int:
+        return precision_of(self._keras_model)
+
+    def _decide_by(self, trial: Trial, plan: SplitPlan) -> None:
+        super()._decide_by(trial, plan)
         # Both ways may agree on these rows where the step decides by a number of them, and differ
         # on later ones.
         found = self._find_decision(trial)
         if found and not plan.reason_not_split:
             plan.reason_not_split = verdicts.describe_decision(found)
 
-    def _find_decision(self, trial: _Trial) -> str:
+    def _confirms(self, trial: Trial) -> bool:
+        return super()._confirms(trial) and not self._find_decision(trial)
+
+    def _find_decision(self, trial: Trial) -> str:
         """Returns what the step decides by, on any worker; empty for nothing. All workers call it together."""
-        return next(
-            (found[0] for found in self._session.comm.allgather_object(trial.decisions) if found),
-            "",
-        )
-
-    def _trial(self, batch: Share, amount: Amount = Amount.FEW) -> _Trial:
-        kind = _PredictingTrial if self._name == "predict_step" else _Trial
-        return kind(self.model, self._session, getattr(self.model, self._name), batch, amount)
-
-    def _amount(self) -> Amount:
-        """Returns how many rows of a later batch are compared: all of an epoch's last one, where that is cheap."""
-        return Amount.ALL if self.checks.ends_epoch and self.plan.compared_all_rows else Amount.FEW
-
-    def _describe_step(self) -> str:
-        return f"`{self._name}` of {self.model.name}"
+        found = self._session.comm.allgather_object(trial.decisions)
+        return next((decisions[0] for decisions in found if decisions), "")
 
 
 def _known_variables(model: keras.Model) -> set[int]:
@@ -201,265 +91,3 @@ def _known_variables(model: keras.Model) -> set[int]:
         if getattr(variable, "aggregation", None) not in (None, "none")
     ]
     return {id(variable) for variable in [*found, *said, *known_parts.copies_of_weights(model)]}
-
-
-def _precision(model: keras.Model) -> int:
-    names = [
-        str(getattr(layer, "compute_dtype", None) or "float32")
-        for layer in keras_internals.layers_of(model)
-    ]
-    return 2 if any("16" in name for name in names) else 4
-
-
-class _Trial(TrialOfRows):
-    """A trial of a step on some rows of the first batch: see `syrtos.keras.split.trial_step.StepTrial`."""
-
-    def __init__(
-        self,
-        model: keras.Model,
-        session: Session,
-        step: Method,
-        first: Share,
-        amount: Amount = Amount.FEW,
-        before: _Trial | None = None,
-    ) -> None:
-        super().__init__(model, session, step, first, _some_rows(first, session, amount), amount)
-        self._precision = _precision(model)
-        # By which the step decides by a number of its rows, once it was split; of trials with more
-        # rows too.
-        self.decisions: list[str] = [] if before is None else before.decisions
-
-    def _with_amount(self, amount: Amount) -> Self:
-        return type(self)(self._model, self._session, self._step, self._all, amount, self)
-
-    def _reads_attributes(self) -> bool:
-        return True
-
-    def compute_as_one_process(self, all_rows: bool) -> StepOutcome:
-        if all_rows:
-            self._some = self._all
-        rows = gathering.rows_of_all(
-            StepScope(self._session, self._some.samples, False), self._some.data
-        )
-
-        def run(outcome: StepOutcome) -> object:
-            with whole_batch():
-                return self._step(rows)
-
-        return self._run_without_trace(run)
-
-    def compute_split(self, plan: SplitPlan) -> StepOutcome:
-        def run(outcome: StepOutcome) -> object:
-            scope = StepScope(self._session, self._some.samples, False, True, plan, outcome)
-            buffers = [buffer._value for buffer in buffers_of(self._model)]
-            scope.model = self._model
-            with scope.as_current_step():
-                with decisions.Watching(keras.tree.flatten(self._some.data)) as watching:
-                    logs = self._step(self._fresh_rows())
-                self.decisions += filter(None, [watching.found])
-                return scope.finish(logs, False, [b for b in buffers if b.is_floating_point()])
-
-        return self._run_without_trace(run)
-
-    def _fresh_rows(self) -> object:
-        """Returns the rows in containers of their own: a step may take elements out of those."""
-        return keras.tree.map_structure(lambda leaf: leaf, self._some.data)
-
-    def backwards(self) -> _Trial:
-        """Returns a trial of the same step on the same rows, from the last to the first."""
-        scope = StepScope(self._session, self._some.samples, False)
-        counts = self._session.comm.agree("rows of each worker", float(self._some.samples))
-        start = int(sum(counts[: self._session.world.rank]))
-
-        def take_from_end(leaf: object) -> object:
-            if not isinstance(leaf, torch.Tensor) or not leaf.shape:
-                return leaf
-            return leaf.flip(0)[start : start + self._some.samples]
-
-        rows = keras.tree.map_structure(
-            take_from_end, gathering.rows_of_all(scope, self._some.data)
-        )
-        same = Share(self._some.samples, rows)
-        return type(self)(self._model, self._session, self._step, same, Amount.ALL)
-
-    def precision(self) -> int:
-        """Returns the bytes of the least precise dtype of the model's layers, or of an entered `torch.autocast`."""
-        return self._precision
-
-    def _compared_numbers(self, logs: object) -> Sequence[Number]:
-        return numbers_of(logs)
-
-    def _run_without_trace(self, run: Callable[[StepOutcome], object]) -> StepOutcome:
-        outcome = StepOutcome()
-        entered: list[int] = []
-        with (
-            _without_trace(self._model, outcome),
-            torch_internals.without_draws(),
-            torch_internals.noting_autocast(entered.append),
-        ):
-            try:
-                logs = run(outcome)
-                found = self._compared_numbers(logs)
-                outcome.logs, outcome.log_names = (
-                    [number_as_array(v) for v in found],
-                    trial_step.names_of(logs, found),
-                )
-            except Exception as error:
-                # The script's step may fail in any way on a share, which shows that it can't be
-                # split.
-                outcome.error = trial_step.describe_error(error)
-        self._precision = min([self._precision, *entered])
-        return outcome
-
-
-class _PredictingTrial(_Trial):
-    """A trial of a `predict_step`, whose outputs have rows."""
-
-    def compute_split(self, plan: SplitPlan) -> StepOutcome:
-        def run(outcome: StepOutcome) -> object:
-            scope = StepScope(self._session, self._some.samples, False, plan=plan, outcome=outcome)
-            scope.model = self._model
-            with scope.as_current_step():
-                return gathering.rows_of_all(scope, self._step(self._fresh_rows()))
-
-        return self._run_without_trace(run)
-
-    def _compared_numbers(self, logs: object) -> Sequence[Number]:
-        return [leaf for leaf in keras.tree.flatten(logs) if isinstance(leaf, torch.Tensor)]
-
-
-def _some_rows(share: Share, session: Session, amount: Amount) -> Share:
-    """Picks rows from all over the share; one more on rank 0, so that the workers' numbers of rows differ."""
-    size = trial_step.bytes_of_batch(keras.tree.flatten(share.data))
-    each = trial_step.rows_to_take(session.comm, share.samples, size, amount)
-    if share.samples <= each:
-        return share
-    chosen = np.unique(np.linspace(0, share.samples - 1, each).astype(np.int64))
-
-    def take(leaf: object) -> object:
-        return leaf[chosen] if has_rows(leaf) else leaf
-
-    return Share(len(chosen), keras.tree.map_structure(take, share.data))
-
-
-def _wide(tensor: torch.Tensor) -> npt.NDArray[np.float64]:
-    """Returns a copy in float64, in this process's memory."""
-    return tensor.detach().to("cpu", torch.float64).to_dense().numpy().copy()
-
-
-class _StateBefore:
-    """The variables, buffers, gradients and draws of a model before a trial: what it has changed, and back to them."""
-
-    def __init__(self, model: keras.Model) -> None:
-        self._assigned: dict[int, tuple[keras.Variable, torch.Tensor]] = {}
-        parameters: list[torch.nn.Parameter] = list(model.parameters())
-        buffers = torch_internals.named_buffers(model)
-        self._kept = [
-            (tensor, tensor.detach().clone())
-            for tensor in [*parameters, *(buffer for _, buffer in buffers)]
-        ]
-        # Torch's own batch normalization computes with this worker's rows, as
-        # `verdicts.tell_own_statistics` says.
-        unsynchronized = {id(buffer) for buffer in torch_internals.statistics_of_batchnorm(model)}
-        self._names = {id(tensor): name for name, tensor in [*model.named_parameters(), *buffers]}
-        self._compared = [
-            (self._names.get(id(t), "a parameter"), t, value)
-            for t, value in self._kept
-            if id(t) not in unsynchronized
-        ]
-        self._grads = [
-            (p, None if p.grad is None else (p.grad, p.grad.detach().clone())) for p in parameters
-        ]
-        self._steps = Drawn.steps
-
-    def about_to_assign(self, variable: keras.Variable) -> None:
-        """Keeps the value of a Keras variable from before its first assignment."""
-        if id(variable) not in self._assigned and variable._value is not None:
-            self._assigned[id(variable)] = variable, variable._value.detach().clone()
-
-    def add_assigned(self, outcome: StepOutcome) -> None:
-        """Adds what was assigned since."""
-        for key, (variable, value) in self._assigned.items():
-            outcome.assigned[key] = Assigned(
-                state.name_of(variable), _wide(value), _wide(variable._value)
-            )
-        of_keras = {id(variable._value) for variable, _ in self._assigned.values()}
-        # Torch's own optimizers change parameters in place, without an assignment of Keras.
-        for name, tensor, value in self._compared:
-            if id(tensor) not in of_keras and not torch.equal(tensor, value):
-                outcome.assigned[id(tensor)] = Assigned(name, _wide(value), _wide(tensor))
-
-    def add_gradients_of_backward(self, outcome: StepOutcome) -> None:
-        """Adds the gradients that `backward` has left in parameters since, or has added to those that were there."""
-        for parameter, held in self._grads:
-            if parameter.grad is not None and (
-                held is None or not torch.equal(parameter.grad, held[1])
-            ):
-                outcome.gradients.append(
-                    _wide(parameter.grad) - (0.0 if held is None else _wide(held[1]))
-                )
-                outcome.gradient_names.append(
-                    self._names.get(id(parameter), f"gradient {len(outcome.gradients)}")
-                )
-
-    def restore(self) -> None:
-        """Puts everything back."""
-        with torch.no_grad():
-            for variable, value in self._assigned.values():
-                variable._value.copy_(value)
-            for tensor, value in self._kept:
-                tensor.copy_(value)
-            for parameter, held in self._grads:
-                # The same tensor as before, which the script may hold, with the numbers that it
-                # had.
-                parameter.grad = held and held[0]
-                if held:
-                    held[0].copy_(held[1])
-        Drawn.steps = self._steps
-
-
-@contextlib.contextmanager
-def _without_trace(model: keras.Model, outcome: StepOutcome) -> Iterator[None]:
-    """Makes optimizers note gradients instead of updating, within the context, and undoes everything at its end.
-
-    Afterwards variables, buffers, gradients, generators and Python's numbers are as before.
-    """
-    before = _StateBefore(model)
-    hooks = torch_internals.hook_functions(model)
-    # What it restores is compared first.
-    with keeping_python_state(model, hooks=hooks) as changes:
-        try:
-            with (
-                noting_assignments(before.about_to_assign),
-                trial_step.noting_gradients(functools.partial(_keep_gradients, outcome)),
-            ):
-                yield
-        finally:
-            before.add_assigned(outcome)
-            # Where no optimizer of Keras was given any, an optimizer of torch's takes those of the
-            # parameters.
-            if not outcome.gradients:
-                before.add_gradients_of_backward(outcome)
-            before.restore()
-    trial_step.add_python_changes(outcome, changes)
-
-
-def _keep_gradients(
-    outcome: StepOutcome,
-    optimizer: keras.Optimizer,
-    gradients: Sequence[torch.Tensor | None],
-    variables: Sequence[keras.Variable],
-) -> None:
-    """Adds the gradients that an optimizer is given, averaged over the workers where they are not yet."""
-    names = [state.name_of(variable) for variable in variables]
-    scope = current_step()
-    if scope is not None and not scope.reduces_early:
-        # `weighted_mean` fails where a variable has no gradient: then the trial ends in an error.
-        given = cast("list[torch.Tensor]", list(gradients))
-        gradients = ops.weighted_mean(scope.session.comm, given, float(scope.samples))
-    for index, gradient in enumerate(gradients):
-        if gradient is not None:
-            outcome.gradients.append(_wide(gradient))
-            outcome.gradient_names.append(
-                names[index] if index < len(names) else f"gradient {index + 1}"
-            )

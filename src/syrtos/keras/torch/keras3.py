@@ -172,7 +172,7 @@ def _with_logs(model: keras.Model, function: _Step, stock: Method, training: boo
             logs, logs_are_global, step.floating_buffers_of(model) if training else ()
         )
 
-    of_first = first_batch.Function(model, world.sharing(), stock.__name__, logs_are_global)
+    of_first = first_batch.TorchFunction(model, world.sharing(), stock.__name__, logs_are_global)
     begin = functools.partial(step.StepScope, reduces_early=of_first.reduces_early)
     if not training or of_first.reduces_early:
         return _on_shares(function, training, finish, of_first, begin)
@@ -186,7 +186,7 @@ def _with_logs(model: keras.Model, function: _Step, stock: Method, training: boo
 
 def _predicting(model: keras.Model, function: _Step) -> _Step:
     stock = getattr(model.predict_step, "__func__", None) is torch_trainer.TorchTrainer.predict_step
-    of_first = first_batch.Function(model, world.sharing(), "predict_step", stock)
+    of_first = first_batch.TorchFunction(model, world.sharing(), "predict_step", stock)
 
     def finish(scope: step.StepScope, outputs: object) -> object:
         scope.flush()
@@ -201,7 +201,7 @@ def _on_shares(
     function: _Step,
     training: bool,
     finish: Callable[[step.StepScope, object], object],
-    of_first: first_batch.Function,
+    of_first: first_batch.TorchFunction,
     begin: Callable[..., step.StepScope],
 ) -> _Step:
     """Returns a step of Keras that computes this worker's share of a batch, or all of it.

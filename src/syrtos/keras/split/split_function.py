@@ -1,0 +1,213 @@
+"""A function of a model that makes steps, which are split as trials on its first batch and later ones show."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from syrtos.comm.world import Session
+from syrtos.keras.features import registry
+from syrtos.keras.replica import accumulation, state
+from syrtos.keras.split import comparison, first_batch, known_parts, verdicts
+from syrtos.keras.split.between_steps import NumbersBetweenSteps
+from syrtos.keras.split.checks import Checks
+from syrtos.keras.split.plan import SplitPlan
+from syrtos.keras.split.trial_step import Amount, TrialOfRows
+
+if TYPE_CHECKING:
+    from syrtos.keras.protocols import Model
+
+# A batch as a backend gives it to a step.
+BatchT = TypeVar("BatchT")
+
+_UNEQUAL = "its tensors have unequal numbers of rows"
+
+
+class SplitFunction(abc.ABC, Generic[BatchT]):
+    """A function of a model that makes steps, and the plan by which they are split.
+
+    Attributes:
+        model: the model whose function it is.
+        plan: the way steps are split, as the first batch has shown.
+        reduces_early: whether code of the script's sees gradients before an optimizer of Keras's
+            own takes them, or may look at them later.
+        verifying: counts the calls of the function.
+        checks: says which batches are looked at.
+    """
+
+    def __init__(
+        self, model: Model, session: Session, name: str, stock: bool, reduces_early: bool
+    ) -> None:
+        """
+        Args:
+            model: see above.
+            session: the workers.
+            name: the name of the step: `train_step`, `test_step` or `predict_step`.
+            stock: whether the step is Keras's own.
+            reduces_early: see above.
+        """
+        self.model, self._session, self._name, self._stock = model, session, name, stock
+        self.reduces_early = reduces_early
+        self._accumulation = accumulation.Kind(session.comm, model)
+        # Workers that train alone for some steps don't meet in each, as a comparison of rows would
+        # have them do.
+        alone = registry.trains_apart() or (name == "train_step" and session.options.sync_every > 0)
+        self.plan = SplitPlan(is_decided=not verdicts.is_split(session) or alone)
+        self.plan.reason_not_split = "" if self.plan.is_decided else known_parts.fixed_batch(model)
+        self.verifying = verdicts.Verifying(model, session)
+        self.checks = Checks(trains=name == "train_step")
+        self._numbers = NumbersBetweenSteps(model, session)
+        if self.plan.is_decided:
+            self.checks.end()
+
+    def note_accumulation(self) -> None:
+        """Notes which gradients the next step accumulates. All workers call this together before each step."""
+        if self._name == "train_step":
+            self._accumulation.note(self.plan.accumulates_whole_batches(self.reduces_early))
+
+    def is_due(self, steps: int = 1) -> bool:
+        """Returns whether the batches of the next call, which makes ``steps``, are to be looked at before they count."""
+        # It is asked before each call, decided or not: it counts the steps of epochs, from the
+        # first one on.
+        is_due = self.checks.is_due(steps)
+        if is_due or not self.plan.is_decided:
+            self._numbers.note()
+            return True
+        return self.checks.begins_epoch() and self._numbers.have_changed()
+
+    def decide(self, first: BatchT) -> None:
+        """Looks at a batch, before it counts. All workers call this together."""
+        if self.plan.is_decided:
+            self._check(first)
+        else:
+            self._decide(first)
+
+    # -- what a backend knows --------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _trial(self, batch: BatchT, amount: Amount = Amount.FEW) -> TrialOfRows:
+        """Returns a trial of the step on rows of a batch."""
+
+    @abc.abstractmethod
+    def _has_unequal_rows(self, batch: BatchT) -> bool:
+        """Returns whether tensors of a batch have unequal numbers of rows, on any worker. All call it together."""
+
+    @abc.abstractmethod
+    def _known_variables(self) -> set[int]:
+        """Returns the ids of the variables of which it is known what workers' values become."""
+
+    @abc.abstractmethod
+    def _precision(self) -> int:
+        """Returns the bytes of the least precise dtype of the model's layers."""
+
+    def _unknown_parts(self) -> Sequence[object]:
+        """Returns the parts of the step of which it is not known that they are right on a share."""
+        return known_parts.unknown_parts(self.model, self._stock, self._name)
+
+    def _is_compared_by_all(self, mine: bool) -> bool:
+        """Returns whether the first batch is compared; ``mine``: whether this worker has cause to."""
+        return mine
+
+    def _needs_build(self) -> bool:
+        """Returns whether the model has no variables yet whose changes could be compared."""
+        return False
+
+    def _make_anew(self) -> None:
+        """Makes the function of steps anew, where it was traced by another plan."""
+
+    # -- the comparison ---------------------------------------------------------------------------
+
+    def _decide(self, first: BatchT) -> None:
+        self.plan.is_decided = True
+        if not self.plan.reason_not_split and self._has_unequal_rows(first):
+            self.plan.reason_not_split = _UNEQUAL
+        parts, asked = self._unknown_parts(), self._session.options.verify
+        is_tried = not self.plan.reason_not_split and asked != "off"
+        is_compared = self._is_compared_by_all(is_tried and bool(parts or asked == "only"))
+        needs_build = is_tried and self._needs_build()
+        trial = self._trial(first) if needs_build or is_compared else None
+        if trial is not None and needs_build:
+            trial.build()
+        if trial is not None and is_compared:
+            began, self.plan.known_variables = time.monotonic(), self._known_variables()
+            few = trial.has_few_rows()
+            if not few:
+                self._decide_by(trial, self.plan)
+            self.checks.note_check(self._session.comm, time.monotonic() - began, few)
+        if asked == "only":
+            bound = comparison.bound_of(self._precision())
+            verdicts.Verifying.note(self.plan, self._session, self.model.name, self._name, bound)
+        if self.plan.reason_not_split or not is_compared:
+            self.checks.end()
+        if self.plan.reason_not_split:
+            self._begin_whole_batches()
+        self._tell()
+        if self._name == "train_step":
+            verdicts.tell_own_statistics(self.plan, self.model, self._session)
+
+    # Any: what a trial finds besides is the backend's.
+    def _decide_by(self, trial: Any, plan: SplitPlan) -> None:
+        decide = first_batch.decide_outputs if self._name == "predict_step" else first_batch.decide
+        decide(plan, trial, self._session)
+
+    def _confirms(self, trial: Any) -> bool:
+        """Returns whether rows of a later batch agree with the plan."""
+        return first_batch.confirm(self.plan, trial, self._session)
+
+    def _check(self, batch: BatchT) -> None:
+        """Computes rows of a later batch both ways."""
+        if self._has_unequal_rows(batch):
+            self._change(SplitPlan(is_decided=True, reason_not_split=_UNEQUAL))
+            return
+        began, trial = time.monotonic(), self._trial(batch, self._amount())
+        few = trial.has_few_rows()
+        if not few and not self.plan.was_compared:  # the batches before had too few rows
+            before = dataclasses.replace(self.plan)
+            self._decide_by(trial, self.plan)
+            # Also of a plan that is like before: decisions by numbers of rows are looked for while
+            # a step is traced.
+            if self.plan.was_compared or not self.plan.is_like(before):
+                self._make_anew()
+            self._tell()
+        elif not few and not self._confirms(trial):
+            other = self.plan.for_next_comparison()
+            self._decide_by(trial, other)
+            self._change(other)
+        self.checks.note_check(self._session.comm, time.monotonic() - began, few)
+        if self.plan.reason_not_split:
+            self.checks.end()
+
+    def _change(self, other: SplitPlan) -> None:
+        """Splits steps from now on as a later batch has shown."""
+        if other.is_like(self.plan):
+            return
+        self.plan.adopt(other)
+        if self.plan.reason_not_split:
+            self._begin_whole_batches()
+        else:
+            # They must begin equal under the new rule.
+            state.broadcast(self._session.comm, state.of_model(self.model))
+        self._make_anew()
+        verdicts.tell_change(self.plan, self._session, self._describe_step(), self.checks.steps + 1)
+        self._tell()
+        if self.plan.reason_not_split:
+            self.checks.end()
+
+    def _begin_whole_batches(self) -> None:
+        """Prepares the workers for computing whole batches each."""
+        # Nothing is averaged then: they must begin equal, as a model may not that is built by its
+        # first step.
+        state.broadcast(self._session.comm, state.of_model(self.model))
+
+    def _amount(self) -> Amount:
+        """Returns how many rows of a later batch are compared: all of an epoch's last one, where that is cheap."""
+        return Amount.ALL if self.checks.ends_epoch and self.plan.compared_all_rows else Amount.FEW
+
+    def _tell(self) -> None:
+        verdicts.tell(self.plan, self._session, self._describe_step())
+
+    def _describe_step(self) -> str:
+        return f"`{self._name}` of {self.model.name}"
