@@ -27,7 +27,7 @@ def checked_by_the_type_checker(made: PlannedDataset) -> data.Dataset:
 def test_the_options_are_those_of_every_data_set() -> None:
     own = inspect.signature(data.from_source).parameters
     keywords = {name for name, parameter in own.items() if parameter.kind is parameter.KEYWORD_ONLY}
-    assert set(get_type_hints(data.Options)) == keywords
+    assert set(get_type_hints(data.DatasetOptions)) == keywords
 
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)

@@ -40,7 +40,7 @@ from syrtos.errors import ConfigurationError, DataError
 __all__ = [
     "BadRecord",
     "Dataset",
-    "Options",
+    "DatasetOptions",
     "Plan",
     "Source",
     "from_arrays",
@@ -56,7 +56,7 @@ _SAMPLE = 1000  # rows by which columns of a CSV file are found to be numbers
 Columns = TypeVar("Columns", bound=Mapping[str, object])
 
 
-class Options(TypedDict, total=False):
+class DatasetOptions(TypedDict, total=False):
     """Options of all data sets; see `from_source`."""
 
     batch_size: Required[int]
@@ -87,7 +87,7 @@ class Dataset(Protocol):
 
 
 def from_tfrecord(
-    pattern: Patterns, parse_fn: Callable[[Any], object], **options: Unpack[Options]
+    pattern: Patterns, parse_fn: Callable[[Any], object], **options: Unpack[DatasetOptions]
 ) -> Dataset:
     """Makes a data set of TFRecord files, plain or compressed (GZIP, ZLIB), and verifies the checksum of each record.
 
@@ -112,7 +112,7 @@ def from_jsonl(
     parse_fn: Callable[[Any], object] | None = None,
     *,
     label: str | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[DatasetOptions],
 ) -> Dataset:
     """Makes a data set of text files with one JSON value on each line.
 
@@ -132,7 +132,7 @@ def from_csv(
     parse_fn: Callable[[dict[str, np.float32 | str]], object] | None = None,
     *,
     label: str | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[DatasetOptions],
 ) -> Dataset:
     """Makes a data set of CSV files; the first line of each file names the columns.
 
@@ -158,7 +158,7 @@ def from_parquet(
     *,
     columns: Sequence[str] | None = None,
     label: str | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[DatasetOptions],
 ) -> Dataset:
     """Makes a data set of Parquet files: a batch is a dict of arrays by column, or ``(features, label)``.
 
@@ -174,7 +174,7 @@ def from_parquet(
     return from_source(source, functools.partial(_split, label=label), **options)
 
 
-def from_arrays(*arrays: ArrayTree, **options: Unpack[Options]) -> Dataset:
+def from_arrays(*arrays: ArrayTree, **options: Unpack[DatasetOptions]) -> Dataset:
     """Makes a data set of arrays in memory, or mapped (``numpy.load(..., mmap_mode="r")``).
 
     Args:
@@ -191,7 +191,7 @@ def from_folder(
     *,
     image_size: tuple[int, int] = (256, 256),
     suffixes: Sequence[str] = IMAGES,
-    **options: Unpack[Options],
+    **options: Unpack[DatasetOptions],
 ) -> Dataset:
     """Makes a data set of a folder that has a folder for each class, of images or of other files.
 

@@ -54,7 +54,7 @@ class _Begin(_From):
 
 
 @final
-class _Step(TypedDict):
+class _StepLine(TypedDict):
     """The line of a step: what a worker has read."""
 
     generation: int
@@ -75,7 +75,7 @@ class _Reached(TypedDict):
     until: _PositionFacts
 
 
-_Line = _Begin | _Step | _Reached
+_Line = _Begin | _StepLine | _Reached
 
 
 class SampleLedger:
@@ -285,7 +285,7 @@ def _ends(lines: list[_Line]) -> dict[int, _PositionFacts]:
     return found
 
 
-def _was_lost(line: _Step, begins: dict[int, _Begin], ends: dict[int, _PositionFacts]) -> bool:
+def _was_lost(line: _StepLine, begins: dict[int, _Begin], ends: dict[int, _PositionFacts]) -> bool:
     """Returns whether a step does not count, because what was learnt from it was lost."""
     # a step of an earlier generation is lost if a later generation went on from before it: with the
     # weights; one of the last generation, if it is not known to be trained
@@ -300,8 +300,8 @@ def _as_pair(position: _PositionFacts) -> tuple[int, int]:
     return position["epoch"], position["place"]
 
 
-def _epoch(name: str, plan: Plan, lines: list[_Step]) -> Epoch:
-    steps: dict[tuple[int, int], list[_Step]] = {}
+def _epoch(name: str, plan: Plan, lines: list[_StepLine]) -> Epoch:
+    steps: dict[tuple[int, int], list[_StepLine]] = {}
     for line in lines:
         steps.setdefault((line["places"][0], line["places"][1]), []).append(line)
     # steps must follow each other without a gap, and each must have been read by all ranks of one

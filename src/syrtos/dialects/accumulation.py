@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 import tensorflow as tf
 
 if TYPE_CHECKING:
-    from syrtos.dialects.protocols import GradientAndVariable, Optimizer, Variable
+    from syrtos.dialects.protocols import DialectOptimizer, DialectVariable, GradientAndVariable
 
 
-def accumulate(optimizer: Optimizer, steps: int) -> None:
+def accumulate(optimizer: DialectOptimizer, steps: int) -> None:
     """Makes an optimizer of Keras 2 apply the mean gradient of every ``steps`` calls of `apply_gradients`.
 
     ``iterations`` counts all calls, as Horovod's do.
@@ -23,7 +23,7 @@ def accumulate(optimizer: Optimizer, steps: int) -> None:
 class _Accumulation:
     """A replacement for an optimizer's `apply_gradients`."""
 
-    def __init__(self, optimizer: Optimizer, steps: int) -> None:
+    def __init__(self, optimizer: DialectOptimizer, steps: int) -> None:
         self._optimizer = optimizer
         self._apply = optimizer.apply_gradients
         self._steps = steps
@@ -58,7 +58,7 @@ class _Accumulation:
         # The update itself counts a call.
         return tf.cond(due, apply, lambda: tf.identity(self._optimizer.iterations.assign_add(1)))
 
-    def _begin(self, variables: Sequence[Variable]) -> tf.Variable:
+    def _begin(self, variables: Sequence[DialectVariable]) -> tf.Variable:
         """Makes the sums and the optimizer's own variables once; returns the count of calls."""
         # Outside of any graph, and once: a `tf.function` may create variables in its first trace
         # alone.

@@ -23,9 +23,15 @@ from syrtos.launch.worker.import_hook import after_import
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from syrtos.dialects.protocols import GradientAndVariable, Loss, Model, Optimizer, Variable
+    from syrtos.dialects.protocols import (
+        DialectModel,
+        DialectOptimizer,
+        DialectVariable,
+        GradientAndVariable,
+        Loss,
+    )
 
-Variables: TypeAlias = "Iterable[Variable] | Callable[[], Iterable[Variable]]"
+Variables: TypeAlias = "Iterable[DialectVariable] | Callable[[], Iterable[DialectVariable]]"
 
 # Set on an optimizer: Keras 2's `decay`.
 _DECAY = "_syrtos_decay"
@@ -33,7 +39,7 @@ _BASES = ("BaseOptimizer", "_BaseOptimizer", "OptimizerV2")
 
 
 class _OptimizerOfKeras3(Protocol):
-    """An optimizer of Keras 3; its other members are those of `Optimizer`."""
+    """An optimizer of Keras 3; its other members are those of `DialectOptimizer`."""
 
     loss_scale_factor: float | None
 
@@ -75,7 +81,7 @@ def is_optimizer(candidate: object) -> bool:
     )
 
 
-def accumulate(optimizer: Optimizer, steps: int) -> None:
+def accumulate(optimizer: DialectOptimizer, steps: int) -> None:
     """Makes an optimizer apply the mean gradient of every ``steps`` calls.
 
     Raises:
@@ -92,7 +98,7 @@ def accumulate(optimizer: Optimizer, steps: int) -> None:
     optimizer.gradient_accumulation_steps = steps
 
 
-def velocities(optimizer: Optimizer, model: Model) -> Sequence[Variable]:
+def velocities(optimizer: DialectOptimizer, model: DialectModel) -> Sequence[DialectVariable]:
     """Returns the variables in which an optimizer with momentum adds up its updates; none before its first step."""
     # Of old Keras 2, where `get_slot` fails before the first step.
     if hasattr(optimizer, "get_slot"):
@@ -102,10 +108,10 @@ def velocities(optimizer: Optimizer, model: Model) -> Sequence[Variable]:
             if "momentum" in known
             else []
         )
-    return cast("list[Variable]", keras_internals.momentums_of(optimizer))
+    return cast("list[DialectVariable]", keras_internals.momentums_of(optimizer))
 
 
-def build(optimizer: Optimizer | None, model: Model) -> None:
+def build(optimizer: DialectOptimizer | None, model: DialectModel) -> None:
     """Makes the optimizer's variables if the model has its weights."""
     # `_built` is what Keras 2 calls it. Old Keras 2 has neither it nor `build`.
     built = getattr(optimizer, "built", getattr(optimizer, "_built", False))
@@ -146,14 +152,16 @@ def install() -> None:
         found.utils.experimental = types.SimpleNamespace(DatasetCreator=DatasetCreator)
 
 
-class _Callable(list["Variable"]):
+class _Callable(list["DialectVariable"]):
     """A list that may be called, so that `optimizer.variables` and `optimizer.variables()` are the same."""
 
-    def __call__(self) -> list[Variable]:
+    def __call__(self) -> list[DialectVariable]:
         return self
 
 
-def _callable_variables(original: Callable[[Optimizer], Iterable[Variable]]) -> property:
+def _callable_variables(
+    original: Callable[[DialectOptimizer], Iterable[DialectVariable]],
+) -> property:
     return property(lambda self: _Callable(original(self)))
 
 

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from syrtos.keras.tensorflow.types import Gradient
 
 # A variable of the model has no gradient where the loss does not depend on it.
-GradientAndVariable: TypeAlias = "tuple[Gradient | None, Variable]"
+GradientAndVariable: TypeAlias = "tuple[Gradient | None, DialectVariable]"
 # A loss that a tape has recorded, or a function that computes it.
 Loss: TypeAlias = "tf.Tensor | Callable[[], tf.Tensor]"
 
 
-class Variable(keras_protocols.Variable, Protocol):
+class DialectVariable(keras_protocols.Variable, Protocol):
     """A variable of TensorFlow, of Keras 2 or of Keras 3."""
 
     def __mul__(self, factor: float, /) -> Any:
@@ -31,22 +31,22 @@ class Variable(keras_protocols.Variable, Protocol):
         ...
 
 
-class Optimizer(keras_protocols.Optimizer, Protocol):
+class DialectOptimizer(keras_protocols.Optimizer, Protocol):
     """An optimizer of Keras, as old APIs use it."""
 
     gradient_accumulation_steps: int | None  # of Keras 3
     register_local_var: Callable[
-        [Variable], None
+        [DialectVariable], None
     ]  # of an optimizer that Horovod's dialect has made distributed
 
     def minimize(
-        self, loss: Loss, var_list: Sequence[Variable], *args: object, **kwargs: object
+        self, loss: Loss, var_list: Sequence[DialectVariable], *args: object, **kwargs: object
     ) -> object:
         """Computes gradients, and makes an update; of Keras 2, and of Keras 3 by `syrtos.dialects.keras2`."""
         ...
 
     def _compute_gradients(
-        self, loss: Loss, var_list: Sequence[Variable]
+        self, loss: Loss, var_list: Sequence[DialectVariable]
     ) -> Iterable[GradientAndVariable]:
         """Computes gradients; of old Keras 2."""
         ...
@@ -59,29 +59,29 @@ class Optimizer(keras_protocols.Optimizer, Protocol):
         """Returns the kinds of the optimizer's variables; of old Keras 2."""
         ...
 
-    def get_slot(self, var: Variable, slot_name: str) -> Variable:
+    def get_slot(self, var: DialectVariable, slot_name: str) -> DialectVariable:
         """Returns the optimizer's variable of one kind for a variable of the model; of old Keras 2."""
         ...
 
 
-class Model(Protocol):
+class DialectModel(Protocol):
     """A model of Keras that has its weights."""
 
     @property
-    def trainable_variables(self) -> Sequence[Variable]:
+    def trainable_variables(self) -> Sequence[DialectVariable]:
         """The variables that training changes."""
         ...
 
     @property
-    def variables(self) -> Sequence[Variable]:
+    def variables(self) -> Sequence[DialectVariable]:
         """The variables that training changes, and others."""
         ...
 
 
-class Layer(Protocol):
+class DialectLayer(Protocol):
     """A layer of Keras."""
 
     @property
-    def trainable_weights(self) -> Sequence[Variable]:
+    def trainable_weights(self) -> Sequence[DialectVariable]:
         """The variables that training changes."""
         ...

@@ -25,10 +25,10 @@ from syrtos.keras.tensorflow.reduction import Reduction
 if TYPE_CHECKING:
     from tensorflow._aliases import TensorCompatible
 
-    from syrtos.dialects.protocols import Optimizer, Variable
+    from syrtos.dialects.protocols import DialectOptimizer, DialectVariable
     from syrtos.keras.tensorflow import reduction
 
-OptimizerT = TypeVar("OptimizerT", bound="Optimizer")
+OptimizerT = TypeVar("OptimizerT", bound="DialectOptimizer")
 Value = TypeVar("Value")
 
 __all__ = [
@@ -47,7 +47,7 @@ class ReduceOp(enum.Enum):
     MAX = "max"
 
 
-class _State:
+class _Initialization:
     """The changes that `init` has made in this process."""
 
     initialized = False
@@ -59,17 +59,17 @@ def init() -> None:
     Raises:
         RuntimeError: it has been called before.
     """
-    if _State.initialized:
+    if _Initialization.initialized:
         raise RuntimeError(
             "init() called more than once. smdistributed.dataparallel is already initialized."
         )
     manual.begin("smdistributed.dataparallel")
-    _State.initialized = True
+    _Initialization.initialized = True
 
 
 def shutdown() -> None:
     """Ends the use of the library."""
-    _State.initialized = False
+    _Initialization.initialized = False
 
 
 @unconverted
@@ -101,7 +101,7 @@ def allreduce(
     tensor: TensorCompatible | tf.IndexedSlices,
     param_index: int,
     num_params: int,
-    compression: reduction.Compression = Compression.none,
+    compression: reduction.GradientCompression = Compression.none,
     op: ReduceOp = ReduceOp.AVERAGE,
 ) -> tf.Tensor:
     """Reduces one gradient of ``num_params``.
@@ -126,7 +126,7 @@ def allreduce(
 @unconverted
 def oob_allreduce(
     tensor: TensorCompatible | tf.IndexedSlices,
-    compression: reduction.Compression = Compression.none,
+    compression: reduction.GradientCompression = Compression.none,
     op: ReduceOp = ReduceOp.AVERAGE,
 ) -> tf.Tensor:
     """Averages a value that is no gradient, e.g. a loss to print.
@@ -155,7 +155,7 @@ def broadcast(tensor: TensorCompatible, root_rank: int) -> tf.Tensor:
 
 
 @unconverted
-def broadcast_variables(variables: Iterable[Variable], root_rank: int) -> None:
+def broadcast_variables(variables: Iterable[DialectVariable], root_rank: int) -> None:
     """Overwrites variables with the root's."""
     state.broadcast(_session().comm, variables, root_rank)
 
@@ -178,7 +178,7 @@ def DistributedOptimizer(
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: reduction.Compression = Compression.none,
+    compression: reduction.GradientCompression = Compression.none,
     sparse_as_dense: bool = False,
     op: ReduceOp = ReduceOp.AVERAGE,
     bucket_cap_mb: int = 25,
@@ -211,7 +211,7 @@ class DistributedGradientTape(gradients.ReducingTape):
         gradtape: tf.GradientTape,
         device_dense: str = "",
         device_sparse: str = "",
-        compression: reduction.Compression = Compression.none,
+        compression: reduction.GradientCompression = Compression.none,
         sparse_as_dense: bool = True,
         op: ReduceOp = ReduceOp.AVERAGE,
     ) -> None:
@@ -228,7 +228,7 @@ class DistributedGradientTape(gradients.ReducingTape):
 def _reduction(
     device_dense: str,
     device_sparse: str,
-    compression: reduction.Compression,
+    compression: reduction.GradientCompression,
     sparse_as_dense: bool,
     op: ReduceOp,
 ) -> Reduction:
@@ -249,7 +249,7 @@ def _reduction(
 
 
 def _session() -> world.Session:
-    if not _State.initialized:
+    if not _Initialization.initialized:
         raise RuntimeError(
             "smdistributed.dataparallel has not been initialized; call init() first."
         )

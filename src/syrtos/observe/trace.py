@@ -76,10 +76,10 @@ class SpanRecorder:
             return list(self._spans)
 
 
-class _State:
+class _ProcessRecorder:
     """The recorder of this process, while a profile is made."""
 
     recorder: SpanRecorder | None = None
 
 
-state = _State()
+state = _ProcessRecorder()

@@ -38,7 +38,7 @@ class FiguresPoint:
 
 
 @dataclasses.dataclass
-class _Worker:
+class _WorkerSums:
     """The sums and latest values from the lines of one worker so far."""
 
     seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
@@ -68,7 +68,7 @@ class Figures:
         self._ended: set[tuple[Any, Any]] = set()
         self.generations = 1
         self.trained_before = 0
-        self.workers: dict[int, _Worker] = {}
+        self.workers: dict[int, _WorkerSums] = {}
         self.logs: dict[str, float] = {}
         self.learning_rate: float | None = None
         self.epoch = 0
@@ -114,7 +114,7 @@ class Figures:
 
     def _take_ledgers(self, folder: Path) -> None:
         for rank, path in ledger_paths(folder).items():
-            worker = self.workers.setdefault(rank, _Worker())
+            worker = self.workers.setdefault(rank, _WorkerSums())
             for line in self._lines(path):
                 if line["phase"] == "facts":
                     self.trained_before = int(line.get("trained", self.trained_before))
@@ -150,7 +150,7 @@ class Figures:
         for path in (folder / "ledger").glob("usage-*.jsonl"):
             for line in self._lines(path):
                 rank = int(line.get("rank", 0))
-                self.workers.setdefault(rank, _Worker()).usage = line
+                self.workers.setdefault(rank, _WorkerSums()).usage = line
                 step = self.trained_before + int(line.get("trained", 0))
                 yield FiguresPoint(
                     line["time"],

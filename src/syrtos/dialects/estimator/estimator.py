@@ -36,7 +36,7 @@ from syrtos.keras.split import shares
 from syrtos.keras.split.checks import Checks
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import patching, reduction, tf_internals
-from syrtos.keras.tensorflow.input import Share
+from syrtos.keras.tensorflow.input import TensorShare
 
 if TYPE_CHECKING:
     from syrtos.dialects.estimator.export import ServingInputReceiver
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 # Features and labels, or a worker's share of them.
-Batch = tuple[object, object] | Share
+Batch = tuple[object, object] | TensorShare
 
 v1 = tf.compat.v1
 
@@ -432,7 +432,7 @@ class Estimator:
 
     def _with_any_rows(self, batch: Batch, input_fn: Callable[..., object], mode: str) -> Batch:
         """Returns a batch that can be fed with all workers' rows, where it is split and `model_fn` allows that."""
-        if not isinstance(batch, Share):
+        if not isinstance(batch, TensorShare):
             self._is_relaxed = False
             return batch
         is_split = inputs.is_split(input_fn, self._how(mode))

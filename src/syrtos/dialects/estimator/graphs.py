@@ -19,7 +19,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import ops, tf_internals
 from syrtos.keras.tensorflow.gradients import times
-from syrtos.keras.tensorflow.step import StepScope
+from syrtos.keras.tensorflow.step import TensorFlowStep
 from syrtos.observe.clock import Phase
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 v1 = tf.compat.v1
 
 
-class GraphScope(StepScope):
+class GraphScope(TensorFlowStep):
     """A step whose graph has no order but that of its edges: assigned values are made equal outside of it.
 
     Attributes:
@@ -41,7 +41,7 @@ class GraphScope(StepScope):
     """
 
     def __init__(self, session: Session, data: object, training: bool) -> None:
-        """Makes a step on a `Share` or on a whole batch."""
+        """Makes a step on a `TensorShare` or on a whole batch."""
         super().__init__(session, data, training)
         self.reduced: list[tuple[str, Gradient]] = []
         self.own_loss: tf.Tensor | None = None

@@ -40,7 +40,7 @@ class Table(Column, Protocol):
 
 def read(
     input_fn: Callable[..., object], mode: str, how: How, known: Mapping[str, object]
-) -> tuple[object, object] | pipelines.Share:
+) -> tuple[object, object] | pipelines.TensorShare:
     """Returns features and labels, as tensors of the graph that is being built: all, or a worker's share of them.
 
     Args:
@@ -68,7 +68,7 @@ def read(
         found = iterator.get_next()
     elif place.size > 1 and how == SHARE and not own_shard:
         found = pipelines.share_of_tensors(found, world.current().input_comm)
-    if isinstance(found, pipelines.Share):
+    if isinstance(found, pipelines.TensorShare):
         return found._replace(data=_pair(found.data))
     return _pair(found)
 

@@ -24,7 +24,7 @@ from syrtos.keras.tensorflow import tf_internals
 if TYPE_CHECKING:
     from syrtos.dialects.estimator.export import ServingInputReceiver
     from syrtos.dialects.estimator.protocols import SavingListener
-    from syrtos.dialects.protocols import Optimizer
+    from syrtos.dialects.protocols import DialectOptimizer
 
 keras = keras2.keras()
 
@@ -42,7 +42,7 @@ class _Model(Protocol):
     """A compiled model of Keras 2 or Keras 3."""
 
     @property
-    def optimizer(self) -> Optimizer:
+    def optimizer(self) -> DialectOptimizer:
         """The optimizer that `compile` was given."""
         ...
 

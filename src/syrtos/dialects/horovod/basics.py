@@ -16,7 +16,7 @@ from syrtos.keras.tensorflow import op_errors
 
 
 @dataclasses.dataclass
-class _State:
+class _HorovodState:
     """The changes that `init`, `add_process_set` and timelines have made in this process."""
 
     initialized: bool = False
@@ -24,7 +24,7 @@ class _State:
     sets: dict[int, ProcessSet] = dataclasses.field(default_factory=dict)
 
 
-_state = _State()
+_state = _HorovodState()
 
 
 class ProcessSet:

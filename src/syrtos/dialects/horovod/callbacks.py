@@ -14,7 +14,7 @@ from syrtos.dialects.horovod.basics import comm_of, global_process_set
 from syrtos.keras.replica import state
 
 if TYPE_CHECKING:
-    from syrtos.dialects.protocols import Optimizer, Variable
+    from syrtos.dialects.protocols import DialectOptimizer, DialectVariable
 
 _Callback = keras2.keras().callbacks.Callback
 _ModelCheckpoint = keras2.keras().callbacks.ModelCheckpoint
@@ -39,14 +39,17 @@ class BroadcastGlobalVariablesCallback(_Callback):
     """
 
     def __init__(
-        self, root_rank: int, device: str = "", local_variables: Iterable[Variable] | None = None
+        self,
+        root_rank: int,
+        device: str = "",
+        local_variables: Iterable[DialectVariable] | None = None,
     ) -> None:
         super().__init__()
         self.root_rank = root_rank
         self.broadcast_done = False
         self._local = {state.identity(v) for v in local_variables or []}
 
-    def register_local_var(self, var: Variable) -> None:
+    def register_local_var(self, var: DialectVariable) -> None:
         """Excludes a variable from the broadcast: each worker keeps its own."""
         self._local.add(state.identity(var))
 
@@ -162,7 +165,7 @@ class LearningRateScheduleCallback(_Callback):
             logs["lr"] = float(np.asarray(self._optimizer.learning_rate))
 
     @property
-    def _optimizer(self) -> Optimizer:
+    def _optimizer(self) -> DialectOptimizer:
         return self.model.optimizer
 
     def _set(self, epoch: float) -> None:

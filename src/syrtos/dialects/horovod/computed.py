@@ -16,13 +16,18 @@ from syrtos.keras.tensorflow import gradients
 from syrtos.keras.tensorflow.variables import tensor_of
 
 if TYPE_CHECKING:
-    from syrtos.dialects.protocols import GradientAndVariable, Loss, Optimizer, Variable
+    from syrtos.dialects.protocols import (
+        DialectOptimizer,
+        DialectVariable,
+        GradientAndVariable,
+        Loss,
+    )
 
 
 class ComputedGradients:
     """Methods that an optimizer gets in place of its own."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: DialectOptimizer) -> None:
         """Replaces the methods of ``optimizer``, which is marked to reduce."""
         self._reducing = getattr(optimizer, "inner_optimizer", optimizer)
         # Of the class: an optimizer that is distributed again has methods such as these already.
@@ -37,7 +42,7 @@ class ComputedGradients:
             object.__setattr__(optimizer, name, getattr(self, name))
 
     def compute_gradients(
-        self, loss: Loss, var_list: Sequence[Variable], tape: tf.GradientTape | None = None
+        self, loss: Loss, var_list: Sequence[DialectVariable], tape: tf.GradientTape | None = None
     ) -> list[GradientAndVariable]:
         """Returns pairs of reduced gradient and variable, of a loss that the tape has recorded or a function gives."""
         return self._compute_gradients(loss, var_list, tape=tape)
@@ -45,7 +50,7 @@ class ComputedGradients:
     def _compute_gradients(
         self,
         loss: Loss,
-        var_list: Sequence[Variable],
+        var_list: Sequence[DialectVariable],
         grad_loss: tf.Tensor | None = None,
         tape: tf.GradientTape | None = None,
     ) -> list[GradientAndVariable]:
@@ -75,7 +80,7 @@ class ComputedGradients:
 class Passes:
     """Horovod's ``_agg_helper``, for scripts that ask it how far an accumulation has come."""
 
-    def __init__(self, optimizer: Optimizer, steps: int) -> None:
+    def __init__(self, optimizer: DialectOptimizer, steps: int) -> None:
         self._optimizer = optimizer
         self._steps = steps
 

@@ -28,7 +28,7 @@ from syrtos.keras.recovery import replay
 from syrtos.keras.replica import state as variables_state
 
 if TYPE_CHECKING:
-    from syrtos.dialects.protocols import Model, Optimizer, Variable
+    from syrtos.dialects.protocols import DialectModel, DialectOptimizer, DialectVariable
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -54,7 +54,7 @@ class State:
 
     # -- what is part of the state -------------------------------------------------------------
 
-    def _variables(self) -> Sequence[Variable]:
+    def _variables(self) -> Sequence[DialectVariable]:
         """Returns the Keras or TensorFlow variables that belong to the state."""
         return []
 
@@ -103,7 +103,7 @@ class State:
         for variable, array in zip(variables, self._saved_arrays, strict=True):
             variable.assign(array)
 
-    def _check_shapes(self, variables: Sequence[Variable]) -> None:
+    def _check_shapes(self, variables: Sequence[DialectVariable]) -> None:
         saved, now = [a.shape for a in self._saved_arrays], [tuple(v.shape) for v in variables]
         if saved != now:
             raise ConfigurationError(
@@ -187,13 +187,16 @@ class TensorFlowState(State):
     """A state with variables."""
 
     def __init__(
-        self, variables: Sequence[Variable] | None = None, session: object = None, **kwargs: object
+        self,
+        variables: Sequence[DialectVariable] | None = None,
+        session: object = None,
+        **kwargs: object,
     ) -> None:
         del session
         self.variables = list(variables or [])
         super().__init__(**kwargs)
 
-    def _variables(self) -> Sequence[Variable]:
+    def _variables(self) -> Sequence[DialectVariable]:
         return self.variables
 
 
@@ -202,22 +205,22 @@ class TensorFlowKerasState(State):
 
     def __init__(
         self,
-        model: Model,
-        optimizer: Optimizer | None = None,
+        model: DialectModel,
+        optimizer: DialectOptimizer | None = None,
         backend: object = None,
         **kwargs: object,
     ) -> None:
         del backend
         self.model = model
-        self.optimizer: Optimizer | None = optimizer or getattr(model, "optimizer", None)
+        self.optimizer: DialectOptimizer | None = optimizer or getattr(model, "optimizer", None)
         super().__init__(**kwargs)
 
-    def _variables(self) -> Sequence[Variable]:
+    def _variables(self) -> Sequence[DialectVariable]:
         # Else a state that is made before the first step would have no variables of the optimizer
         # to go back to.
         keras2.build(self.optimizer, self.model)
         own = variables_state.variables_of(self.optimizer) if self.optimizer is not None else []
-        return variables_state.unique([*self.model.variables, *cast("list[Variable]", own)])
+        return variables_state.unique([*self.model.variables, *cast("list[DialectVariable]", own)])
 
 
 KerasState = TensorFlowKerasState

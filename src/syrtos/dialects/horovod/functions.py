@@ -12,11 +12,11 @@ from syrtos.dialects.horovod.ops import broadcast_, root_in
 from syrtos.keras.tensorflow import op_errors
 
 if TYPE_CHECKING:
-    from syrtos.dialects.protocols import Variable
+    from syrtos.dialects.protocols import DialectVariable
 
 
 def broadcast_variables(
-    variables: Iterable[Variable],
+    variables: Iterable[DialectVariable],
     root_rank: int,
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,

@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     from tensorflow._aliases import TensorCompatible
 
     from syrtos.comm.communicator import ReduceOp
-    from syrtos.dialects.protocols import Layer, Optimizer
+    from syrtos.dialects.protocols import DialectLayer, DialectOptimizer
     from syrtos.keras.tensorflow import reduction
     from syrtos.keras.tensorflow.types import Gradient
 
-OptimizerT = TypeVar("OptimizerT", bound="Optimizer")
+OptimizerT = TypeVar("OptimizerT", bound="DialectOptimizer")
 
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
@@ -71,7 +71,7 @@ def DistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: reduction.Compression = Compression.none,
+    compression: reduction.GradientCompression = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: ReduceOp = Average,
@@ -92,7 +92,7 @@ def DistributedOptimizer(
 def PartialDistributedOptimizer(
     optimizer: OptimizerT,
     *args: Any,
-    local_layers: Layer | Iterable[Layer] | None = None,
+    local_layers: DialectLayer | Iterable[DialectLayer] | None = None,
     **kwargs: Any,
 ) -> OptimizerT:
     """Makes a `DistributedOptimizer` that leaves the variables of ``local_layers`` to each worker."""
@@ -109,7 +109,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     op: ReduceOp | None = None,
-    compression: reduction.Compression = Compression.none,
+    compression: reduction.GradientCompression = Compression.none,
 ) -> Gradient:
     """Returns the reduced value."""
     return ops.allreduce(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tensorflow._aliases import TensorCompatible
 
     from syrtos.comm.communicator import Array
-    from syrtos.dialects.protocols import Variable
+    from syrtos.dialects.protocols import DialectVariable
     from syrtos.keras.tensorflow import reduction
     from syrtos.keras.tensorflow.types import Gradient
 
@@ -42,7 +42,7 @@ def allreduce(
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: reduction.Compression = Compression.none,
+    compression: reduction.GradientCompression = Compression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -85,7 +85,7 @@ def grouped_allreduce(
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: reduction.Compression = Compression.none,
+    compression: reduction.GradientCompression = Compression.none,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -175,7 +175,7 @@ def broadcast(
 
 
 def broadcast_(
-    variables: Sequence[Variable],
+    variables: Sequence[DialectVariable],
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
@@ -220,7 +220,7 @@ def alltoall(
 def reducescatter(
     tensor: TensorCompatible,
     device_dense: str = "",
-    compression: reduction.Compression = Compression.none,
+    compression: reduction.GradientCompression = Compression.none,
     op: ReduceOp = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
@@ -271,7 +271,7 @@ def reducescatter(
 def grouped_reducescatter(
     tensors: Sequence[TensorCompatible],
     device_dense: str = "",
-    compression: reduction.Compression = Compression.none,
+    compression: reduction.GradientCompression = Compression.none,
     op: ReduceOp = Average,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,

@@ -24,13 +24,13 @@ from syrtos.keras.tensorflow.reduction import Reduction
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-    from syrtos.dialects.protocols import Layer, Optimizer, Variable
+    from syrtos.dialects.protocols import DialectLayer, DialectOptimizer, DialectVariable
     from syrtos.keras.tensorflow import reduction
     from syrtos.keras.tensorflow.types import Gradient
 
-OptimizerT = TypeVar("OptimizerT", bound="Optimizer")
+OptimizerT = TypeVar("OptimizerT", bound="DialectOptimizer")
 # Variables that travel together, or their number of groups.
-Groups = int | Sequence[Sequence["Variable"]] | None
+Groups = int | Sequence[Sequence["DialectVariable"]] | None
 
 
 def DistributedOptimizer(
@@ -39,7 +39,7 @@ def DistributedOptimizer(
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: reduction.Compression = Compression.none,
+    compression: reduction.GradientCompression = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
@@ -97,7 +97,7 @@ class DistributedGradientTape(gradients.ReducingTape):
         gradtape: tf.GradientTape,
         device_dense: str = "",
         device_sparse: str = "",
-        compression: reduction.Compression = Compression.none,
+        compression: reduction.GradientCompression = Compression.none,
         sparse_as_dense: bool = False,
         op: ReduceOp = Average,
         gradient_predivide_factor: float = 1.0,
@@ -128,7 +128,7 @@ class DistributedGradientTape(gradients.ReducingTape):
             ),
         )
 
-    def register_local_source(self, source: Variable) -> None:
+    def register_local_source(self, source: DialectVariable) -> None:
         """Leaves the gradients of a variable to each worker."""
         _keep_local(self._reduction, [source])
 
@@ -147,10 +147,12 @@ class DistributedGradientTape(gradients.ReducingTape):
     def get_local_and_global_gradients(
         self,
         target: object,
-        sources: Sequence[Variable],
+        sources: Sequence[DialectVariable],
         output_gradients: object = None,
         use_generic_names: bool = False,
-    ) -> tuple[list[tuple[Variable, Gradient | None]], list[tuple[Variable, Gradient | None]]]:
+    ) -> tuple[
+        list[tuple[DialectVariable, Gradient | None]], list[tuple[DialectVariable, Gradient | None]]
+    ]:
         """Returns pairs of (variable, gradient): those of the local variables, and those of the others."""
         pairs = list(
             zip(
@@ -169,7 +171,7 @@ class DistributedGradientTape(gradients.ReducingTape):
 def PartialDistributedGradientTape(
     gradtape: tf.GradientTape,
     *args: Any,
-    local_layers: Layer | Iterable[Layer] | None = None,
+    local_layers: DialectLayer | Iterable[DialectLayer] | None = None,
     **kwargs: Any,
 ) -> DistributedGradientTape:
     """Makes a `DistributedGradientTape` that leaves the variables of ``local_layers`` to each worker."""
@@ -183,7 +185,7 @@ def load_model(
     filepath: str | os.PathLike[str],
     custom_optimizers: Sequence[type] | None = None,
     custom_objects: Mapping[str, object] | None = None,
-    compression: reduction.Compression = Compression.none,
+    compression: reduction.GradientCompression = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
     """Loads a Keras model whose optimizer, if it has one, reduces its gradients."""
@@ -197,7 +199,7 @@ def load_model(
 
 def _reduction(
     op: ReduceOp,
-    compression: reduction.Compression,
+    compression: reduction.GradientCompression,
     sparse_as_dense: bool,
     gradient_predivide_factor: float,
     num_groups: int,
@@ -232,15 +234,17 @@ def _reduction(
     )
 
 
-def _keep_local(reduction: Reduction, variables: Iterable[Variable]) -> None:
+def _keep_local(reduction: Reduction, variables: Iterable[DialectVariable]) -> None:
     reduction.local.update({state.identity(variable): variable for variable in variables})
 
 
-def variables_of_layers(layers: Layer | Iterable[Layer] | None) -> list[Variable]:
+def variables_of_layers(
+    layers: DialectLayer | Iterable[DialectLayer] | None,
+) -> list[DialectVariable]:
     """Returns the trainable variables of one layer or several."""
     found = [layers] if _is_layer(layers) else list(layers or [])
     return [variable for layer in found for variable in layer.trainable_weights]
 
 
-def _is_layer(layers: Layer | Iterable[Layer] | None) -> TypeIs[Layer]:
+def _is_layer(layers: DialectLayer | Iterable[DialectLayer] | None) -> TypeIs[DialectLayer]:
     return hasattr(layers, "trainable_weights")

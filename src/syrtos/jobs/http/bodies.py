@@ -178,7 +178,7 @@ async def _remove_chunks(
     source: AsyncIterator[bytes], signed: Signed, trailers: dict[str, str]
 ) -> AsyncIterator[bytes]:
     """Yields the bytes of an ``aws-chunked`` body, whose chunks may be signed; fills in ``trailers``."""
-    reader = _Reader(source)
+    reader = _BodyReader(source)
     checked = signed.payload in (signing.STREAMED, signing.STREAMED_WITH_TRAILER)
     while True:
         size, _, rest = (await reader.line()).partition(b";")
@@ -200,7 +200,7 @@ async def _remove_chunks(
         trailers[name.strip().lower()] = value.strip()
 
 
-class _Reader:
+class _BodyReader:
     def __init__(self, source: AsyncIterator[bytes]) -> None:
         self._source = source
         self._held = bytearray()

@@ -171,7 +171,7 @@ def _is_free(otherwise: str) -> bool:
 PROFILE, TIMELINE = "profile", "timeline"
 
 
-class _State:
+class _Recordings:
     """The recordings of this process, and the path of the timeline."""
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ class _State:
         return self.timeline if kind == TIMELINE else Path(world.current().options.run_dir) / FILE
 
 
-state = _State()
+state = _Recordings()
 
 
 def write_own(kind: str) -> None:

@@ -32,7 +32,7 @@ _CELLS = (conv_lstm.ConvLSTMCell, gru.GRUCell, lstm.LSTMCell, simple_rnn.SimpleR
 _MASKS = ("_dropout_mask", "_recurrent_dropout_mask")
 
 
-class _Step:
+class _DistributedStep:
     """The state of this process: ``is_traced`` while a step over the devices of all workers is being traced."""
 
     is_traced = False
@@ -45,11 +45,11 @@ def tracing_step() -> Iterator[None]:
     A function that the script compiles itself may be this worker's alone: outside of it no layer is
     split.
     """
-    before, _Step.is_traced = _Step.is_traced, True
+    before, _DistributedStep.is_traced = _DistributedStep.is_traced, True
     try:
         yield
     finally:
-        _Step.is_traced = before
+        _DistributedStep.is_traced = before
 
 
 def inner_loop(original: Method) -> Method:
@@ -60,7 +60,7 @@ def inner_loop(original: Method) -> Method:
     ) -> Any:
         rows = (
             distribution.rows_sharding()
-            if _Step.is_traced and isinstance(sequences, Tracer)
+            if _DistributedStep.is_traced and isinstance(sequences, Tracer)
             else None
         )
         batched = (sequences, initial_state, mask)

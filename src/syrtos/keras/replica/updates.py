@@ -48,29 +48,29 @@ class Update:
             self.is_reduced = before
 
 
-class _Current(threading.local):
+class _UpdateStack(threading.local):
     """The updates that this thread is in, one inside of the other."""
 
     def __init__(self) -> None:
         self.updates: list[Update] = []
 
 
-_current = _Current()
+_stack = _UpdateStack()
 
 
 @contextlib.contextmanager
 def update(optimizer: object, variables: Iterable[Any]) -> Iterator[Update]:
     """Context manager of one update: inside, `update_of` finds it by its optimizer."""
-    _current.updates.append(Update(optimizer, list(variables)))
+    _stack.updates.append(Update(optimizer, list(variables)))
     try:
-        yield _current.updates[-1]
+        yield _stack.updates[-1]
     finally:
-        _current.updates.pop()
+        _stack.updates.pop()
 
 
 def update_of(optimizer: object) -> Update:
     """Returns the update that this optimizer makes now; outside of one an update without variables."""
-    found = (one for one in reversed(_current.updates) if one.optimizer is optimizer)
+    found = (one for one in reversed(_stack.updates) if one.optimizer is optimizer)
     return next(found, None) or Update(optimizer)
 
 

@@ -81,7 +81,7 @@ def keeping_python_state(
     """
     changes: list[Change] = []
     names_before, was_built = set(vars(model)), bool(getattr(model, "built", False))
-    kept = _Kept(model)
+    kept = _KeptValues(model)
     for part in [
         model,
         *keras_internals.layers_of(model),
@@ -152,7 +152,7 @@ def _change_of(
     return Change(name, before, np.full(1, np.nan) if after is None else after)
 
 
-class _Kept:
+class _KeptValues:
     """Values that Python code changes without a trace elsewhere, and how to put them back."""
 
     def __init__(self, model: object) -> None:
@@ -368,7 +368,7 @@ class _Kept:
             ),
             (functools.partial(_defaults_of, function), assign_default),
         ):
-            self.keep_values(read(), assign, depth - 1, _Current(read), label)
+            self.keep_values(read(), assign, depth - 1, _ReturnedValues(read), label)
         by_keyword, own = function.__kwdefaults__ or {}, vars(function)
         self.keep_values(dict(by_keyword), by_keyword.__setitem__, depth - 1, by_keyword, label)
         names_before = set(own)
@@ -437,7 +437,7 @@ def _defaults_of(function: types.FunctionType) -> dict[str, object]:
     return {f"default {place}": value for place, value in enumerate(function.__defaults__ or ())}
 
 
-class _Current(Mapping[str, object]):
+class _ReturnedValues(Mapping[str, object]):
     """The names and values that a function returns at the moment."""
 
     def __init__(self, read: Callable[[], Mapping[str, object]]) -> None:

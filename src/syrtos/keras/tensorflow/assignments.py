@@ -17,7 +17,7 @@ from syrtos.keras.trainer.timing import computing
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import R
-    from syrtos.keras.tensorflow.step import StepScope
+    from syrtos.keras.tensorflow.step import TensorFlowStep
     from syrtos.keras.tensorflow.tf_internals import TracedFunctions
 
 _local = threading.local()
@@ -28,7 +28,7 @@ _assigned_by: weakref.WeakKeyDictionary[Callable[..., object], dict[int, tf.Vari
 )
 
 
-def current_step() -> StepScope | None:
+def current_step() -> TensorFlowStep | None:
     """Returns the step that is being traced or run on this thread."""
     return getattr(_local, "step", None)
 
@@ -53,7 +53,7 @@ def whole_batch() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def within_step(step: StepScope | None, training: bool) -> Iterator[None]:
+def within_step(step: TensorFlowStep | None, training: bool) -> Iterator[None]:
     """Makes ``step`` the current one of this thread, within the context; None: there is none."""
     outer = current_step(), training_now()
     _local.step, _local.training = step, training
@@ -68,7 +68,7 @@ def training_now() -> bool:
     return getattr(_local, "training", False)
 
 
-def _watching() -> StepScope | RunScope | None:
+def _watching() -> TensorFlowStep | RunScope | None:
     """Returns the record of assignments: that of the step of `fit`, or of the innermost `strategy.run`."""
     return current_step() or getattr(_local, "run", None)
 

@@ -22,17 +22,17 @@ from syrtos.keras.split import (
 )
 from syrtos.keras.split.split_function import SplitFunction
 from syrtos.keras.split.trial_step import Amount
-from syrtos.keras.tensorflow.input import Numbered, Share, cut
+from syrtos.keras.tensorflow.input import Numbered, TensorShare, cut
 from syrtos.keras.tensorflow.models import synchronize_batchnorm
 from syrtos.keras.tensorflow.rows import count_rows, has_rows
-from syrtos.keras.tensorflow.trial import PredictingTrial, Trial, precision_of
+from syrtos.keras.tensorflow.trial import PredictingTensorFlowTrial, TensorFlowTrial, precision_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model
     from syrtos.keras.tensorflow.types import BatchStep
 
 # A batch as Keras's data sets give it to a step.
-Batch = Share | Numbered
+Batch = TensorShare | Numbered
 
 
 class TensorFlowFunction(SplitFunction[Batch]):
@@ -140,8 +140,10 @@ class TensorFlowFunction(SplitFunction[Batch]):
 
     # -- what TensorFlow knows --------------------------------------------------------------------
 
-    def _trial(self, batch: Batch, amount: Amount = Amount.FEW) -> Trial:
-        kind: type[Trial] = PredictingTrial if self._name == "predict_step" else Trial
+    def _trial(self, batch: Batch, amount: Amount = Amount.FEW) -> TensorFlowTrial:
+        kind: type[TensorFlowTrial] = (
+            PredictingTensorFlowTrial if self._name == "predict_step" else TensorFlowTrial
+        )
         share = cut(batch, self._session.input_comm)
         return kind(self.model, self._session, self._step, share, amount)
 

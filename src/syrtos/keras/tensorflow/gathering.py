@@ -13,13 +13,13 @@ from syrtos.keras.tensorflow import ops, tf_internals
 from syrtos.keras.tensorflow.rows import ragged_rows
 
 if TYPE_CHECKING:
-    from syrtos.keras.tensorflow.step import StepScope
+    from syrtos.keras.tensorflow.step import TensorFlowStep
     from syrtos.keras.tensorflow.types import Tree
 
 _MASK = "_keras_mask"  # where Keras 3 and Keras 2 keep a tensor's mask
 
 
-def rows_of_all(step: StepScope, tree: Tree) -> Tree:
+def rows_of_all(step: TensorFlowStep, tree: Tree) -> Tree:
     """Returns the structure with the rows of all workers, in order, in the place of this worker's.
 
     Args:
@@ -35,7 +35,7 @@ def rows_of_all(step: StepScope, tree: Tree) -> Tree:
 
 
 # A script's model may return anything.
-def _of_all(step: StepScope, leaf: Any) -> object:
+def _of_all(step: TensorFlowStep, leaf: Any) -> object:
     if isinstance(leaf, tf.RaggedTensor):
         lengths = [_gather_rows(step, level) for level in leaf.nested_row_lengths()]
         return ragged_rows(_gather_rows(step, leaf.flat_values), lengths)
@@ -55,7 +55,7 @@ def _of_all(step: StepScope, leaf: Any) -> object:
     return result
 
 
-def _of_scalars(step: StepScope, value: tf.Tensor) -> tf.Tensor:
+def _of_scalars(step: TensorFlowStep, value: tf.Tensor) -> tf.Tensor:
     """Returns the scalar of the whole batch: the mean by samples of floating scalars, the sum of whole numbers."""
     if value.dtype.is_floating:
         part = tf.where(step.active, value * tf.cast(step.fraction(), value.dtype), 0)
@@ -67,7 +67,7 @@ def _of_scalars(step: StepScope, value: tf.Tensor) -> tf.Tensor:
     return value
 
 
-def _sparse_of_all(step: StepScope, tensor: tf.SparseTensor) -> tf.SparseTensor:
+def _sparse_of_all(step: TensorFlowStep, tensor: tf.SparseTensor) -> tf.SparseTensor:
     """Gathers sparse tensors; the indices of their rows go on from those of the workers before."""
     rows = tf.where(step.active, tensor.dense_shape[0], 0)
     counts = ops.allgather(step.session.comm, tf.reshape(rows, [1]))
@@ -82,7 +82,7 @@ def _sparse_of_all(step: StepScope, tensor: tf.SparseTensor) -> tf.SparseTensor:
     )
 
 
-def _gather_rows(step: StepScope, tensor: tf.Tensor) -> tf.Tensor:
+def _gather_rows(step: TensorFlowStep, tensor: tf.Tensor) -> tf.Tensor:
     """Returns the rows of all workers that have samples."""
     comm = step.session.comm
 

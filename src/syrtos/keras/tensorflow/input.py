@@ -47,7 +47,7 @@ Leaf = TypeVar("Leaf")
 Result = TypeVar("Result")
 
 
-class Share(NamedTuple):
+class TensorShare(NamedTuple):
     """A worker's part of a batch, as the steps of `fit`, `evaluate` and `predict` take it.
 
     Attributes:
@@ -63,7 +63,7 @@ class Share(NamedTuple):
 
 
 class Numbered(NamedTuple):
-    """A whole batch, out of which a step cuts this worker's `Share` (see `cut`).
+    """A whole batch, out of which a step cuts this worker's `TensorShare` (see `cut`).
 
     Attributes:
         number: counts the batches of an iterator, int32 scalar: from 0 on, or from
@@ -72,7 +72,7 @@ class Numbered(NamedTuple):
     """
 
     # Not int64: `tf.function` does not tell named tuples apart whose parts have equal dtypes and
-    # shapes, and a step that was traced for a `Share` would take the number of the batch for one of
+    # shapes, and a step that was traced for a `TensorShare` would take the number of the batch for one of
     # samples.
     number: tf.Tensor
     data: Any
@@ -125,7 +125,7 @@ def _as_tensor(leaf: Any) -> object:
 def spec_of_share(spec: object, comm: Communicator) -> Any:
     """Returns the spec of what `cut` makes of a `Numbered` batch, without the number of samples."""
     if not isinstance(spec, Numbered):
-        return spec.data if isinstance(spec, Share) else spec
+        return spec.data if isinstance(spec, TensorShare) else spec
 
     def of_rows(leaf: tf.TypeSpec) -> tf.TypeSpec:
         if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.rank:
@@ -140,7 +140,7 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     """Returns a data set of this worker's contiguous shares of the batches of ``dataset``; a share may have no rows.
 
     All workers read the same batches, and compare a checksum every few batches. For steps of Keras
-    `tf_internals.counted_pipeline` gives the same as `Share`.
+    `tf_internals.counted_pipeline` gives the same as `TensorShare`.
     """
     # Data that was shuffled with unequal seeds would train on some samples twice and on others
     # never. Where threads decide which numbers records get, only the numbers of rows can be
@@ -148,7 +148,7 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     comparable = not tf_internals_pipelines.is_left_to_threads(dataset)
 
     @_as_it_is
-    def take(index: tf.Tensor, data: object) -> Share:
+    def take(index: tf.Tensor, data: object) -> TensorShare:
         checked = compare_batches(index, data if comparable else _counts(data), comm)
         with tf.control_dependencies([checked]):
             return _share(data, comm)
@@ -156,7 +156,7 @@ def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     return plain(_without_prefetch(_in_order(dataset).enumerate().map(take)))
 
 
-def _share(data: object, comm: Communicator) -> Share:
+def _share(data: object, comm: Communicator) -> TensorShare:
     """Cuts this worker's share out of a batch.
 
     Tensors of unequal numbers of rows are each cut by their own number; a worker then has samples
@@ -171,7 +171,7 @@ def _share(data: object, comm: Communicator) -> Share:
     others = [leaf for leaf in leaves if id(leaf) not in static]
     if not others:
         count = max((stop - start for start, stop in static.values()), default=1)
-        return Share(tf.constant(count, tf.int64), _cut(data, static))
+        return TensorShare(tf.constant(count, tf.int64), _cut(data, static))
     # The bounds of all tensors are computed together: an iterator of a pipeline takes 0.2 ms for
     # each operation in its functions. A placeholder hides the totals: TensorFlow would find out
     # this worker's number, and make it part of the share's shape.
@@ -189,7 +189,7 @@ def _share(data: object, comm: Communicator) -> Share:
         tf.where(empty, tf.minimum(totals, 1), stops),
     )
     bounds = zip(tf.unstack(starts), tf.unstack(stops), strict=True)
-    return Share(count, _cut(data, static | dict(zip(map(id, others), bounds, strict=True))))
+    return TensorShare(count, _cut(data, static | dict(zip(map(id, others), bounds, strict=True))))
 
 
 def _is_even(leaf: BatchLeaf | tf.TensorSpec, size: int) -> bool:
@@ -212,7 +212,7 @@ def plain(shares: tf.data.Dataset) -> tf.data.Dataset:
     """
 
     @_as_it_is
-    def strip(share: Share) -> object:
+    def strip(share: TensorShare) -> object:
         # tf.data runs maps without side effects in parallel, ahead of the step. Reading the clock
         # is a side effect.
         with tf.control_dependencies([tf.timestamp()]):
@@ -254,9 +254,11 @@ def global_records(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     # The workers compare the checksums in a map of its own: the one before runs ahead of the step,
     # in many threads, where workers would exchange in any order.
     @_as_it_is
-    def check_share(index: tf.Tensor, checksum: tf.Tensor, count: tf.Tensor, data: object) -> Share:
+    def check_share(
+        index: tf.Tensor, checksum: tf.Tensor, count: tf.Tensor, data: object
+    ) -> TensorShare:
         with tf.control_dependencies([compare_sums(index, checksum, comm)]):
-            return Share(tf.identity(count), tf.nest.map_structure(_same, data))
+            return TensorShare(tf.identity(count), tf.nest.map_structure(_same, data))
 
     groups = (
         _in_order(found.raw)
@@ -293,7 +295,7 @@ def _rows_like(spec: tf.TensorSpec, count: int) -> tf.Tensor:
     return tf.zeros([count, *(n or 1 for n in spec.shape[1:])], spec.dtype)
 
 
-def share_of_tensors(batch: object, comm: Communicator) -> Share:
+def share_of_tensors(batch: object, comm: Communicator) -> TensorShare:
     """Returns this worker's share of a batch of a graph's tensors, of which each run of the graph has one."""
     with tf.control_dependencies([compare_batches(tf.constant(0, tf.int64), batch, comm)]):
         return _share(tf.nest.map_structure(_same, batch), comm)
@@ -325,7 +327,7 @@ def worker_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
     idle = tf.data.Dataset.from_tensors((0.0, empty)).repeat()
 
     @_as_it_is
-    def take_vote(row: object, numbered: tuple[Any, Any]) -> tuple[object, Share]:
+    def take_vote(row: object, numbered: tuple[Any, Any]) -> tuple[object, TensorShare]:
         index, (flag, data) = numbered
         mine = tf.nest.map_structure(
             lambda leaf, old: tf.cond(flag > 0, lambda: leaf[:1], lambda: old), data, row
@@ -335,7 +337,7 @@ def worker_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Data
             count_rows(tf.nest.flatten(data)[0]), tf.int64
         )
         filled = tf.cond(count > 0, lambda: data, lambda: row)
-        return row, Share(tf.where(left, count, -1), filled)
+        return row, TensorShare(tf.where(left, count, -1), filled)
 
     # No map comes after the vote: tf.data would run it ahead of the step, and workers would vote on
     # batches that one of them never takes.

@@ -27,7 +27,7 @@ from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.assignments import current_step
 from syrtos.keras.tensorflow.assignments import whole_batch as computing_whole_batch
 from syrtos.keras.tensorflow.input_policy import gives_whole_batches
-from syrtos.keras.tensorflow.step import StepScope
+from syrtos.keras.tensorflow.step import TensorFlowStep
 from syrtos.keras.tensorflow.strategy import Strategy
 from syrtos.keras.trainer import interrupts, timing
 from syrtos.keras.trainer.callbacks import within as enclosing_callbacks
@@ -214,7 +214,7 @@ def _shared_step(
         of_first = model.__dict__[_FIRST + name]
         if name == "predict_step":
             return common.gathered_predict_step(session, step, of_first.plan, data)
-        with StepScope(
+        with TensorFlowStep(
             session, data, training_now, of_first.reduces_early, of_first.plan
         ).as_current_step() as scope:
             return scope.finish(scope.run(step), logs_are_global=stock)

@@ -39,7 +39,7 @@ def handler(original: Method) -> Method:
         original(self, *args, **kwargs)
         if kwargs.get("distribute", True) and asynchronous.shards_dynamically():
             models.check_dynamically_sharded(self._adapter)
-            self.__class__ = DynamicallySharded
+            self.__class__ = DynamicDataHandler
         # In a world of one a step takes what it is given for whole batches.
         if world.sharing().world.size > 1:
             self._dataset = tf_internals.counted_pipeline(self._dataset)
@@ -73,7 +73,7 @@ def single_batch(original: Method) -> Method:
     return single_batch_iterator
 
 
-class DynamicallySharded(data_adapter.DataHandler):
+class DynamicDataHandler(data_adapter.DataHandler):
     """The batches of an epoch that this worker takes, where workers train at their own pace.
 
     All workers read the same data. A piece of the round's work is as many batches as a call of the

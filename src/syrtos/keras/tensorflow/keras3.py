@@ -33,10 +33,16 @@ from syrtos.keras.tensorflow import (
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.assignments import whole_batch as computing_whole_batch
 from syrtos.keras.tensorflow.counted_steps import count_in_graph, report_after
-from syrtos.keras.tensorflow.input import Numbered, Share, cut, numbered_by_hand, spec_of_share
+from syrtos.keras.tensorflow.input import (
+    Numbered,
+    TensorShare,
+    cut,
+    numbered_by_hand,
+    spec_of_share,
+)
 from syrtos.keras.tensorflow.input_policy import gives_whole_batches
 from syrtos.keras.tensorflow.parameter_server import remote_optimizer
-from syrtos.keras.tensorflow.step import StepScope
+from syrtos.keras.tensorflow.step import TensorFlowStep
 from syrtos.keras.tensorflow.strategy import Strategy
 from syrtos.keras.trainer import interrupts, replicas, timing
 
@@ -150,7 +156,7 @@ def _make_function(original: Method) -> Method:
                     return step_function(data)
             own = registry.session_of_step(session, training)
             share = cut(data, session.input_comm)
-            with StepScope(
+            with TensorFlowStep(
                 own, share, training, of_first.reduces_early, of_first.plan
             ).as_current_step() as scope:
 
@@ -287,7 +293,7 @@ def _on_batch(original: Method) -> Method:
 
 def _sharing(session: world.Session, batch: object) -> object:
     """Returns a batch that the script gave by hand for steps that cut it; those of a pipeline are prepared already."""
-    is_of_pipeline = isinstance(batch, Share | Numbered) or not is_split(session)
+    is_of_pipeline = isinstance(batch, TensorShare | Numbered) or not is_split(session)
     return batch if is_of_pipeline else numbered_by_hand(batch)
 
 

@@ -42,7 +42,7 @@ def epoch_iterator(original: Method) -> Method:
         fitting.about_to_use(self)
         if asynchronous.shards_dynamically():
             models.check_dynamically_sharded(self.data_adapter)
-            self.__class__ = DynamicallySharded
+            self.__class__ = DynamicEpochIterator
             return
         models.check_strategy(self._distribute_strategy)
         dataset = getattr(self.data_adapter, "_dataset", None)
@@ -65,7 +65,7 @@ def use_planned_dataset(original: Method) -> Method:
     return get_tf_dataset
 
 
-class DynamicallySharded(tf_trainer.TFEpochIterator):
+class DynamicEpochIterator(tf_trainer.TFEpochIterator):
     """The batches of an epoch that this worker takes, where workers train at their own pace.
 
     All workers read the same data. A piece of the round's work is as many batches as a call of the

@@ -32,7 +32,7 @@ from syrtos.keras.tensorflow import files as tf_files
 from syrtos.keras.tensorflow.input import cut, iterating
 from syrtos.keras.tensorflow.input_policy import giving_whole_batches, policy_ignored
 from syrtos.keras.tensorflow.rows import ragged_rows
-from syrtos.keras.tensorflow.step import StepScope, rows_of
+from syrtos.keras.tensorflow.step import TensorFlowStep, rows_of
 from syrtos.keras.tensorflow.variables import TensorFlow
 from syrtos.keras.trainer import timing
 
@@ -149,7 +149,7 @@ def gathered_predict_step(
     With batches per worker each keeps its own.
     """
     share = cut(data, session.input_comm)
-    with StepScope(session, share, training=False, plan=plan).as_current_step() as scope:
+    with TensorFlowStep(session, share, training=False, plan=plan).as_current_step() as scope:
         outputs = scope.run(step, data)
         if plan.reason_not_split:
             return outputs

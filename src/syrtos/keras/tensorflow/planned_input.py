@@ -27,7 +27,7 @@ def pipeline_of(stream: Stream) -> tf.data.Dataset:
     specs = tf.nest.map_structure(_spec, one)
     flat = tf.nest.flatten(specs)
     example = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(one)]
-    reader = _Reader(stream, flat)
+    reader = _ChunkReader(stream, flat)
 
     # A call of Python takes time: each reads several small batches, which the pipeline takes apart.
     def chunks(number: tf.Tensor) -> tf.data.Dataset:
@@ -43,14 +43,14 @@ def pipeline_of(stream: Stream) -> tf.data.Dataset:
             tf.ensure_shape(leaf, spec.shape) for leaf, spec in zip(leaves, flat, strict=True)
         ]
 
-        def batch(number: tf.Tensor) -> pipelines.Share:
+        def batch(number: tf.Tensor) -> pipelines.TensorShare:
             first, last = splits[number], splits[number + 1]
             empty = tf.equal(first, last)
             rows = [
                 tf.cond(empty, lambda one=one: one, lambda leaf=leaf: leaf[first:last])
                 for leaf, one in zip(shaped, example, strict=True)
             ]
-            return pipelines.Share(last - first, tf.nest.pack_sequence_as(specs, rows))
+            return pipelines.TensorShare(last - first, tf.nest.pack_sequence_as(specs, rows))
 
         return tf.data.Dataset.range(tf.size(splits, tf.int64) - 1).map(batch)
 
@@ -66,7 +66,7 @@ def pipeline_of(stream: Stream) -> tf.data.Dataset:
     )
 
 
-class _Reader:
+class _ChunkReader:
     """The chunks of a stream that iterators of the pipeline read, each its own."""
 
     def __init__(self, stream: Stream, specs: Sequence[tf.TensorSpec]) -> None:

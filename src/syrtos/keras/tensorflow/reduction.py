@@ -31,7 +31,7 @@ def count_reductions() -> int:
     return _Count.reductions
 
 
-class Compression(Protocol):
+class GradientCompression(Protocol):
     """A way to compress gradients for their exchange, e.g. in fewer bits (Horovod's interface)."""
 
     # A class of the script's own may choose any context, which only its own methods look at.
@@ -65,7 +65,7 @@ class Reduction:
     comm: Communicator
     op: ReduceOp = ReduceOp.MEAN
     factor: float = 1.0
-    compression: Compression | None = None
+    compression: GradientCompression | None = None
     sparse_as_dense: bool = False
     local: dict[int, object] = dataclasses.field(default_factory=dict)
     local_factor: float = 1.0

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Pairs = list[tuple[Gradient, _Variable]]
 
 
-class _Slice:
+class _TensorSlice:
     """A stand-in for a variable in an optimizer's update, with the value of this worker's part.
 
     Values that are assigned to it are kept as a tensor.
@@ -160,7 +160,7 @@ def _update_values(
     new = []
     with sharding.updating():
         for gradient, variable in zip(grads, variables, strict=True):
-            part = _Slice(variable, _cut(found, tensor_of(variable), variable))
+            part = _TensorSlice(variable, _cut(found, tensor_of(variable), variable))
             if part.shape.num_elements():
                 # Weights decay before the update, as in Keras.
                 if id(variable) in decaying and keras_internals.decays(

@@ -43,7 +43,7 @@ from syrtos.keras.tensorflow.assignments import (
     whole_batch,
     within_step,
 )
-from syrtos.keras.tensorflow.input import Numbered, Share
+from syrtos.keras.tensorflow.input import Numbered, TensorShare
 from syrtos.keras.tensorflow.rows import count_rows, has_rows
 from syrtos.keras.trainer.timing import clock
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from syrtos.keras.tensorflow.types import BatchStep, Gradient, Number, Tree
 
 
-class StepScope(Watcher):
+class TensorFlowStep(Watcher):
     """The state of a step while it is traced (or run, eagerly).
 
     Attributes:
@@ -75,7 +75,7 @@ class StepScope(Watcher):
         """
         Args:
             session: the workers.
-            data: a `Share` or a whole batch.
+            data: a `TensorShare` or a whole batch.
             training: see above.
             reduces_early: see above; the plan may overrule it.
             plan: see above.
@@ -91,7 +91,7 @@ class StepScope(Watcher):
         self.samples, self.data = count_samples(data)
         # Where each worker has a batch of its own nothing is split, and where it computes all rows
         # neither.
-        if isinstance(data, Share) and not self.plan.reason_not_split and self.splits_batch:
+        if isinstance(data, TensorShare) and not self.plan.reason_not_split and self.splits_batch:
             _check_even(self.data)
         self._ready = ready_at(self.data)
         self._sums_count = float(registry.sums_count(training))
@@ -456,7 +456,7 @@ def ready_at(data: object) -> tf.Tensor:
 
 def count_samples(data: object) -> tuple[tf.Tensor, Any]:
     """Returns the number of samples, float32, and the rows of a share or of a whole batch."""
-    if isinstance(data, Share):
+    if isinstance(data, TensorShare):
         return tf.cast(data.samples, tf.float32), data.data
     leaf = next((leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)), None)
     return tf.constant(1.0) if leaf is None else tf.cast(count_rows(leaf), tf.float32), data

@@ -29,7 +29,7 @@ from syrtos.keras.tensorflow.assignments import (
 from syrtos.keras.trainer import timing
 
 if TYPE_CHECKING:
-    from syrtos.keras.tensorflow.step import StepScope
+    from syrtos.keras.tensorflow.step import TensorFlowStep
     from syrtos.keras.tensorflow.types import Gradient, Tree
 
 Result = TypeVar("Result")
@@ -338,7 +338,7 @@ class _Resolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
 
 
 def _reduce_over_samples(
-    step: StepScope, value: tf.Tensor, reduce_op: tf.distribute.ReduceOp
+    step: TensorFlowStep, value: tf.Tensor, reduce_op: tf.distribute.ReduceOp
 ) -> tf.Tensor:
     """Reduces inside a step of `fit`, where every worker's loss will count by its samples."""
 

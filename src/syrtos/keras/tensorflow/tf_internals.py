@@ -94,7 +94,7 @@ def may_be_recorded() -> bool:
     return bool(record.could_possibly_record())
 
 
-class _Kept:
+class _Settings:
     """The settings of this process.
 
     Attributes:
@@ -116,8 +116,8 @@ _ASSIGNING = (
 
 def assigning(variable: tf.Variable) -> None:
     """Tells the watcher, if there is one, that a variable is about to be assigned."""
-    if _Kept.watcher is not None:
-        _Kept.watcher(variable)
+    if _Settings.watcher is not None:
+        _Settings.watcher(variable)
 
 
 @contextmanager
@@ -166,14 +166,14 @@ def watching_assignments(watcher: Callable[[tf.Variable], None]) -> Iterator[Non
         watcher(self.state)
         return counter(self, shape)
 
-    before, _Kept.watcher = _Kept.watcher, watcher
+    before, _Settings.watcher = _Settings.watcher, watcher
     try:
         for kind, name, original in originals:
             setattr(kind, name, _telling(watcher, original))
         generator._prepare_key_counter = prepare
         yield
     finally:
-        _Kept.watcher = before
+        _Settings.watcher = before
         generator._prepare_key_counter = counter
         for kind, name, original in originals:
             setattr(kind, name, original)
@@ -417,7 +417,7 @@ def keep_default_strategy(strategy: tf.distribute.Strategy | None) -> None:
 
     With None TensorFlow's own default is in force again.
     """
-    _Kept.default_strategy = strategy
+    _Settings.default_strategy = strategy
     # `clear_session` throws the default away with the graph.
     _survive_reset()
     tf.distribute.experimental_set_strategy(strategy)
@@ -425,7 +425,7 @@ def keep_default_strategy(strategy: tf.distribute.Strategy | None) -> None:
 
 def keeps_default_strategy() -> bool:
     """Returns whether `keep_default_strategy` was given a strategy."""
-    return _Kept.default_strategy is not None
+    return _Settings.default_strategy is not None
 
 
 @functools.cache
@@ -437,7 +437,7 @@ def _survive_reset() -> None:
 
     def reset() -> None:
         original()
-        tf.distribute.experimental_set_strategy(_Kept.default_strategy)
+        tf.distribute.experimental_set_strategy(_Settings.default_strategy)
 
     stack.reset = reset
 

@@ -25,17 +25,17 @@ from syrtos.keras.tensorflow import (
     tf_internals_random,
 )
 from syrtos.keras.tensorflow.assignments import current_step, whole_batch
-from syrtos.keras.tensorflow.input import Share
+from syrtos.keras.tensorflow.input import TensorShare
 from syrtos.keras.tensorflow.reduction import Reduction
 from syrtos.keras.tensorflow.rows import has_rows
-from syrtos.keras.tensorflow.step import StepScope, numbers_of
+from syrtos.keras.tensorflow.step import TensorFlowStep, numbers_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer, Variable
     from syrtos.keras.tensorflow.types import BatchStep, GradientLike, Number, StrategyModel
 
 
-class Trial(TrialOfRows):
+class TensorFlowTrial(TrialOfRows):
     """A trial of a step on some rows of the first batch: see `syrtos.keras.split.trial_step.StepTrial`."""
 
     def __init__(
@@ -43,10 +43,10 @@ class Trial(TrialOfRows):
         model: Model,
         session: Session,
         step: BatchStep,
-        first: Share,
+        first: TensorShare,
         amount: Amount = Amount.FEW,
     ) -> None:
-        first = Share(first.samples, tf_internals.without_optionals(first.data))
+        first = TensorShare(first.samples, tf_internals.without_optionals(first.data))
         super().__init__(model, session, step, first, _some_rows(first, session, amount), amount)
 
     def _with_amount(self, amount: Amount) -> Self:
@@ -55,7 +55,7 @@ class Trial(TrialOfRows):
     def compute_as_one_process(self, all_rows: bool) -> StepOutcome:
         if all_rows:
             self._some = self._all
-        scope = StepScope(self._session, self._some, False)
+        scope = TensorFlowStep(self._session, self._some, False)
         rows = gathering.rows_of_all(scope, scope.data)
 
         def run(outcome: StepOutcome) -> object:
@@ -66,7 +66,7 @@ class Trial(TrialOfRows):
 
     def compute_split(self, plan: SplitPlan) -> StepOutcome:
         def run(outcome: StepOutcome) -> object:
-            scope = StepScope(
+            scope = TensorFlowStep(
                 self._session, self._some, False, reduces_early=True, plan=plan, outcome=outcome
             )
             with scope.as_current_step():
@@ -81,9 +81,9 @@ class Trial(TrialOfRows):
         """Returns the rows in containers of their own: a step may take elements out of those."""
         return tf.nest.map_structure(lambda leaf: leaf, self._some.data)
 
-    def backwards(self) -> Trial:
+    def backwards(self) -> TensorFlowTrial:
         """Returns a trial of the same step on the same rows, from the last to the first."""
-        scope = StepScope(self._session, self._some, False)
+        scope = TensorFlowStep(self._session, self._some, False)
         counts = self._session.comm.agree("rows of each worker", float(self._some.samples))
         start = int(sum(counts[: self._session.world.rank]))
         rows = tf.nest.map_structure(
@@ -94,7 +94,7 @@ class Trial(TrialOfRows):
             ),
             gathering.rows_of_all(scope, scope.data),
         )
-        same = Share(self._some.samples, rows)
+        same = TensorShare(self._some.samples, rows)
         return type(self)(self._model, self._session, self._step, same, Amount.ALL)
 
     def precision(self) -> int:
@@ -105,7 +105,7 @@ class Trial(TrialOfRows):
         """Runs the step once for what a model makes in its first call."""
         # Draws for weights stay made. All other draws are undone: one process traces its first
         # call, which draws nothing else.
-        scope = StepScope(self._session, self._some, False)
+        scope = TensorFlowStep(self._session, self._some, False)
         rows = gathering.rows_of_all(scope, scope.data)
         with (
             _without_trace(self._model, StepOutcome(), keeps_draws_of_weights=True),
@@ -146,12 +146,12 @@ class Trial(TrialOfRows):
         return outcome
 
 
-class PredictingTrial(Trial):
+class PredictingTensorFlowTrial(TensorFlowTrial):
     """A trial of a `predict_step`, whose outputs have rows."""
 
     def compute_split(self, plan: SplitPlan) -> StepOutcome:
         def run(outcome: StepOutcome) -> object:
-            scope = StepScope(self._session, self._some, False, plan=plan, outcome=outcome)
+            scope = TensorFlowStep(self._session, self._some, False, plan=plan, outcome=outcome)
             with scope.as_current_step():
                 return gathering.rows_of_all(scope, self._run(self._step, self._fresh_rows()))
 
@@ -162,7 +162,7 @@ class PredictingTrial(Trial):
         return [leaf for leaf in dense if isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string]
 
 
-def _some_rows(share: Share, session: Session, amount: Amount) -> Share:
+def _some_rows(share: TensorShare, session: Session, amount: Amount) -> TensorShare:
     """Picks rows from all over the share; one more on rank 0, so that the workers' numbers of rows differ."""
     total = int(share.samples)
     size = trial_step.bytes_of_batch(tf.nest.flatten(share.data))
@@ -178,7 +178,7 @@ def _some_rows(share: Share, session: Session, amount: Amount) -> Share:
 
     if any(isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(share.data)):
         return share
-    return Share(tf.constant(len(chosen), tf.int64), tf.nest.map_structure(take, share.data))
+    return TensorShare(tf.constant(len(chosen), tf.int64), tf.nest.map_structure(take, share.data))
 
 
 # -- what leaves no trace ----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ class _Normalization(Protocol):
 class _TotalContext(Protocol):
     """The tensors that `_Total` keeps between its two passes."""
 
-    current: step.StepScope
+    current: step.TorchStep
 
 
 def synchronize_moments(original: Method) -> Method:
@@ -49,7 +49,7 @@ def synchronize_moments(original: Method) -> Method:
 
 
 def _moments(
-    current: step.StepScope, x: torch.Tensor, axes: Sequence[int]
+    current: step.TorchStep, x: torch.Tensor, axes: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns mean and variance of the global batch: of the dtype of ``x``, and within its range."""
     # As Keras computes them: E[x²] - E[x]², in float32 at least. One exchange gives both, where
@@ -76,7 +76,7 @@ class _Total(torch.autograd.Function):
     """The sum over workers, with a gradient."""
 
     @staticmethod
-    def forward(ctx: _TotalContext, value: torch.Tensor, current: step.StepScope) -> torch.Tensor:
+    def forward(ctx: _TotalContext, value: torch.Tensor, current: step.TorchStep) -> torch.Tensor:
         ctx.current = current
         with current.session.ledger.span("exchange"):
             return ops.allreduce(current.session.comm, value)

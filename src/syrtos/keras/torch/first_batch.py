@@ -16,11 +16,11 @@ from syrtos.keras.split.split_function import SplitFunction
 from syrtos.keras.split.trial_step import Amount
 from syrtos.keras.split.whole_batch import script_sees_gradients
 from syrtos.keras.torch import gradients, torch_internals
-from syrtos.keras.torch.rows import Share
-from syrtos.keras.torch.trial import PredictingTrial, Trial, precision_of
+from syrtos.keras.torch.rows import TorchShare
+from syrtos.keras.torch.trial import PredictingTorchTrial, TorchTrial, precision_of
 
 
-class TorchFunction(SplitFunction[Share]):
+class TorchFunction(SplitFunction[TorchShare]):
     """A function of a model on torch, which may have hooks, and which is watched for what it decides by."""
 
     def __init__(self, model: keras.Model, session: Session, name: str, stock: bool) -> None:
@@ -37,12 +37,12 @@ class TorchFunction(SplitFunction[Share]):
         super().__init__(model, session, name, stock, early)
         self._keras_model = model
 
-    def _trial(self, batch: Share, amount: Amount = Amount.FEW) -> Trial:
-        kind = PredictingTrial if self._name == "predict_step" else Trial
+    def _trial(self, batch: TorchShare, amount: Amount = Amount.FEW) -> TorchTrial:
+        kind = PredictingTorchTrial if self._name == "predict_step" else TorchTrial
         step: Method = getattr(self.model, self._name)
         return kind(self._keras_model, self._session, step, batch, amount)
 
-    def _has_unequal_rows(self, batch: Share) -> bool:
+    def _has_unequal_rows(self, batch: TorchShare) -> bool:
         mine = float(batch.is_uneven)
         return any(self._session.comm.agree("tensors of the batch have unequal rows?", mine))
 
@@ -59,7 +59,7 @@ class TorchFunction(SplitFunction[Share]):
     def _precision(self) -> int:
         return precision_of(self._keras_model)
 
-    def _decide_by(self, trial: Trial, plan: SplitPlan) -> None:
+    def _decide_by(self, trial: TorchTrial, plan: SplitPlan) -> None:
         super()._decide_by(trial, plan)
         # Both ways may agree on these rows where the step decides by a number of them, and differ
         # on later ones.
@@ -67,10 +67,10 @@ class TorchFunction(SplitFunction[Share]):
         if found and not plan.reason_not_split:
             plan.reason_not_split = verdicts.describe_decision(found)
 
-    def _confirms(self, trial: Trial) -> bool:
+    def _confirms(self, trial: TorchTrial) -> bool:
         return super()._confirms(trial) and not self._find_decision(trial)
 
-    def _find_decision(self, trial: Trial) -> str:
+    def _find_decision(self, trial: TorchTrial) -> str:
         """Returns what the step decides by, on any worker; empty for nothing. All workers call it together."""
         found = self._session.comm.allgather_object(trial.decisions)
         return next((decisions[0] for decisions in found if decisions), "")

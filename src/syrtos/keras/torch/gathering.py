@@ -12,7 +12,7 @@ from syrtos.comm.communicator import ReduceOp
 from syrtos.keras.torch import ops
 
 if TYPE_CHECKING:
-    from syrtos.keras.torch.step import StepScope
+    from syrtos.keras.torch.step import TorchStep
 
 # Leaves in tuples, lists and dictionaries, which come back in the same form.
 _Tree = TypeVar("_Tree")
@@ -28,7 +28,7 @@ class _GatheredContext(Protocol):
     shape: torch.Size
 
 
-def rows_of_all(step: StepScope, tree: _Tree) -> _Tree:
+def rows_of_all(step: TorchStep, tree: _Tree) -> _Tree:
     """Returns the structure with the rows of all workers, in order, in the place of this worker's.
 
     See `syrtos.keras.backend.Step`.
@@ -37,7 +37,7 @@ def rows_of_all(step: StepScope, tree: _Tree) -> _Tree:
     return cast("_Tree", keras.tree.map_structure(lambda leaf: _gather_leaf(step, leaf), tree))
 
 
-def _gather_leaf(step: StepScope, leaf: object) -> object:
+def _gather_leaf(step: TorchStep, leaf: object) -> object:
     if isinstance(leaf, np.ndarray):
         leaf = torch.from_numpy(leaf)
     if not isinstance(leaf, torch.Tensor):
@@ -54,7 +54,7 @@ def _gather_leaf(step: StepScope, leaf: object) -> object:
     return result
 
 
-def _combine_scalars(step: StepScope, value: torch.Tensor) -> torch.Tensor:
+def _combine_scalars(step: TorchStep, value: torch.Tensor) -> torch.Tensor:
     """Returns the scalar of the whole batch: the mean by samples of floating scalars, the sum of whole numbers."""
     if value.dtype == torch.bool:
         return value
@@ -68,7 +68,7 @@ class _Gathered(torch.autograd.Function):
     """The rows of all workers that have samples, with a gradient."""
 
     @staticmethod
-    def forward(ctx: _GatheredContext, value: torch.Tensor, step: StepScope) -> torch.Tensor:
+    def forward(ctx: _GatheredContext, value: torch.Tensor, step: TorchStep) -> torch.Tensor:
         comm, mine = step.session.comm, value.detach() if step.samples else value.detach()[:0]
         counts = comm.agree("rows of each worker", float(len(mine)))
         ctx.fraction, ctx.shape = step.fraction(), value.shape

@@ -17,7 +17,7 @@ from syrtos.keras.replica import state, updates
 from syrtos.keras.split import script_modules
 from syrtos.keras.torch import collectives, ops
 from syrtos.keras.torch.overlap import Overlap
-from syrtos.keras.torch.step import StepScope, current_step, is_whole
+from syrtos.keras.torch.step import TorchStep, current_step, is_whole
 from syrtos.keras.trainer import exchange_plan
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def reduced_grads(original: Callable[..., _Grads]) -> Callable[..., _Grads]:
 
 
 def _mean(
-    step: StepScope, grads: list[torch.Tensor], variables: Sequence[torch.Tensor] = ()
+    step: TorchStep, grads: list[torch.Tensor], variables: Sequence[torch.Tensor] = ()
 ) -> list[torch.Tensor]:
     """Returns the mean by samples of the workers' gradients, or their sum if the plan says so."""
     comm = step.session.comm
@@ -271,7 +271,7 @@ def overlapping(model: keras.Model) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _overlapping(overlap: Overlap, optimizer: Optimizer, step: StepScope) -> Iterator[None]:
+def _overlapping(overlap: Overlap, optimizer: Optimizer, step: TorchStep) -> Iterator[None]:
     step.overlap = optimizer, overlap
     try:
         overlap.open()

@@ -167,13 +167,13 @@ def _with_logs(model: keras.Model, function: _Step, stock: Method, training: boo
     # Keras's own step returns the results of metrics, which are global when they are read.
     logs_are_global = getattr(own, "__func__", None) is stock
 
-    def finish(scope: step.StepScope, logs: object) -> object:
+    def finish(scope: step.TorchStep, logs: object) -> object:
         return scope.finish(
             logs, logs_are_global, step.floating_buffers_of(model) if training else ()
         )
 
     of_first = first_batch.TorchFunction(model, world.sharing(), stock.__name__, logs_are_global)
-    begin = functools.partial(step.StepScope, reduces_early=of_first.reduces_early)
+    begin = functools.partial(step.TorchStep, reduces_early=of_first.reduces_early)
     if not training or of_first.reduces_early:
         return _on_shares(function, training, finish, of_first, begin)
 
@@ -188,21 +188,21 @@ def _predicting(model: keras.Model, function: _Step) -> _Step:
     stock = getattr(model.predict_step, "__func__", None) is torch_trainer.TorchTrainer.predict_step
     of_first = first_batch.TorchFunction(model, world.sharing(), "predict_step", stock)
 
-    def finish(scope: step.StepScope, outputs: object) -> object:
+    def finish(scope: step.TorchStep, outputs: object) -> object:
         scope.flush()
         if scope.plan.reason_not_split:
             return outputs
         return rows.gather_outputs(outputs, scope.samples, scope.session)
 
-    return _on_shares(function, False, finish, of_first, step.StepScope)
+    return _on_shares(function, False, finish, of_first, step.TorchStep)
 
 
 def _on_shares(
     function: _Step,
     training: bool,
-    finish: Callable[[step.StepScope, object], object],
+    finish: Callable[[step.TorchStep, object], object],
     of_first: first_batch.TorchFunction,
-    begin: Callable[..., step.StepScope],
+    begin: Callable[..., step.TorchStep],
 ) -> _Step:
     """Returns a step of Keras that computes this worker's share of a batch, or all of it.
 

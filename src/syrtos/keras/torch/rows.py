@@ -29,7 +29,7 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
 
-class Share(NamedTuple):
+class TorchShare(NamedTuple):
     """A worker's part of a batch.
 
     Attributes:
@@ -51,7 +51,7 @@ class _Idle:
     row: object = None
 
 
-def share_of(batch: object, session: Session) -> Share:
+def share_of(batch: object, session: Session) -> TorchShare:
     """Returns this worker's contiguous rows of a global batch, without a copy.
 
     The batch has tensors, or arrays that the script gives by hand. With batches per worker all rows
@@ -60,14 +60,14 @@ def share_of(batch: object, session: Session) -> Share:
     Raises:
         DataError: tensors of the batch are not dense.
     """
-    if isinstance(batch, Share):
+    if isinstance(batch, TorchShare):
         return batch
     if batch is _Idle.row and batch is not None:
-        return Share(0, batch)
+        return TorchShare(0, batch)
     leaves = [leaf for leaf in keras.tree.flatten(batch) if has_rows(leaf)]
     total = len(leaves[0]) if leaves else 1
     if session.world.size == 1 or session.options.batch == "per-worker":
-        return Share(total, batch)
+        return TorchShare(total, batch)
     _check_dense(leaves)
     if len(set(map(len, leaves))) > 1:
         return _each_by_its_own(batch, leaves, session)
@@ -75,7 +75,7 @@ def share_of(batch: object, session: Session) -> Share:
     # Some layers refuse an empty batch: a worker without samples computes with the first row, which
     # does not count.
     first, last = (0, 1) if start == stop else (start, stop)
-    return Share(stop - start, _rows(batch, first, last))
+    return TorchShare(stop - start, _rows(batch, first, last))
 
 
 def _rows(batch: object, first: int, last: int) -> object:
@@ -89,15 +89,15 @@ def has_rows(leaf: object) -> TypeGuard[Rows]:
     return bool(getattr(leaf, "shape", ()))
 
 
-def _each_by_its_own(batch: object, leaves: Sequence[Rows], session: Session) -> Share:
+def _each_by_its_own(batch: object, leaves: Sequence[Rows], session: Session) -> TorchShare:
     def cut(leaf: Rows) -> Rows:
         return leaf[slice(*bounds_of(len(leaf), session.world.rank, session.world.size))]
 
     data = keras.tree.map_structure(lambda leaf: cut(leaf) if has_rows(leaf) else leaf, batch)
-    return Share(max(len(cut(leaf)) for leaf in leaves), data, is_uneven=True)
+    return TorchShare(max(len(cut(leaf)) for leaf in leaves), data, is_uneven=True)
 
 
-def check_even(batch: object, share: Share) -> None:
+def check_even(batch: object, share: TorchShare) -> None:
     """Refuses to split a batch whose tensors have unequal numbers of rows.
 
     Raises:
@@ -124,10 +124,10 @@ def _check_dense(leaves: Sequence[Rows]) -> None:
             )
 
 
-def planned_shares(stream: Stream) -> Iterator[Share]:
+def planned_shares(stream: Stream) -> Iterator[TorchShare]:
     """Yields this worker's shares of a planned data set, of which it reads no other record."""
     for samples, data in stream.shares():
-        yield Share(samples, keras.tree.map_structure(keras.ops.convert_to_tensor, data))
+        yield TorchShare(samples, keras.tree.map_structure(keras.ops.convert_to_tensor, data))
 
 
 def until_all_have_ended(own: Iterator[object], comm: Communicator) -> Iterator[object]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import keras
 
 
-class _Slice(Variable):
+class _ParameterSlice(Variable):
     """A stand-in for a variable in an optimizer's update: a view of this worker's part of its memory."""
 
     def __init__(self, found: Sharding, owner: keras.Variable) -> None:
@@ -46,7 +46,8 @@ def _sharding(original: Method) -> Method:
             original(self, grads, variables, learning_rate)
             return
         mine = [
-            (_cut(found, g, v), _Slice(found, v)) for g, v in zip(grads, variables, strict=True)
+            (_cut(found, g, v), _ParameterSlice(found, v))
+            for g, v in zip(grads, variables, strict=True)
         ]
         # Else an empty part is updated too, with what the optimizer keeps for all variables.
         if found.by_variable:
@@ -69,7 +70,9 @@ def _decaying(original: Method) -> Method:
         found = sharding.of(self)
         original(
             self,
-            variables if found is None else [_Slice(found, variable) for variable in variables],
+            variables
+            if found is None
+            else [_ParameterSlice(found, variable) for variable in variables],
         )
 
     return apply_weight_decay

@@ -49,7 +49,7 @@ _COMPARED_AS: Mapping[str, type[np.generic]] = {
 }
 
 
-def current_step() -> StepScope | None:
+def current_step() -> TorchStep | None:
     """Returns the step that this thread is in, shared with others."""
     return getattr(_local, "step", None)
 
@@ -89,7 +89,7 @@ def assigning(variable: keras.Variable) -> None:
         note(variable)
 
 
-class StepScope(Assignments):
+class TorchStep(Assignments):
     """The state of a step.
 
     Attributes:

@@ -21,11 +21,11 @@ from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import keeping_python_state
 from syrtos.keras.split.trial_step import Amount, Assigned, StepOutcome, TrialOfRows
 from syrtos.keras.torch import decisions, gathering, ops, torch_internals
-from syrtos.keras.torch.rows import Share, has_rows
+from syrtos.keras.torch.rows import TorchShare, has_rows
 from syrtos.keras.torch.step import (
     Drawn,
     Number,
-    StepScope,
+    TorchStep,
     buffers_of,
     current_step,
     noting_assignments,
@@ -35,7 +35,7 @@ from syrtos.keras.torch.step import (
 )
 
 
-class Trial(TrialOfRows):
+class TorchTrial(TrialOfRows):
     """A trial of a step on some rows of the first batch: see `syrtos.keras.split.trial_step.StepTrial`."""
 
     def __init__(
@@ -43,9 +43,9 @@ class Trial(TrialOfRows):
         model: keras.Model,
         session: Session,
         step: Method,
-        first: Share,
+        first: TorchShare,
         amount: Amount = Amount.FEW,
-        before: Trial | None = None,
+        before: TorchTrial | None = None,
     ) -> None:
         super().__init__(model, session, step, first, _some_rows(first, session, amount), amount)
         self._precision = precision_of(model)
@@ -63,7 +63,7 @@ class Trial(TrialOfRows):
         if all_rows:
             self._some = self._all
         rows = gathering.rows_of_all(
-            StepScope(self._session, self._some.samples, False), self._some.data
+            TorchStep(self._session, self._some.samples, False), self._some.data
         )
 
         def run(outcome: StepOutcome) -> object:
@@ -74,7 +74,7 @@ class Trial(TrialOfRows):
 
     def compute_split(self, plan: SplitPlan) -> StepOutcome:
         def run(outcome: StepOutcome) -> object:
-            scope = StepScope(self._session, self._some.samples, False, True, plan, outcome)
+            scope = TorchStep(self._session, self._some.samples, False, True, plan, outcome)
             buffers = [buffer._value for buffer in buffers_of(self._model)]
             scope.model = self._model
             with scope.as_current_step():
@@ -89,9 +89,9 @@ class Trial(TrialOfRows):
         """Returns the rows in containers of their own: a step may take elements out of those."""
         return keras.tree.map_structure(lambda leaf: leaf, self._some.data)
 
-    def backwards(self) -> Trial:
+    def backwards(self) -> TorchTrial:
         """Returns a trial of the same step on the same rows, from the last to the first."""
-        scope = StepScope(self._session, self._some.samples, False)
+        scope = TorchStep(self._session, self._some.samples, False)
         counts = self._session.comm.agree("rows of each worker", float(self._some.samples))
         start = int(sum(counts[: self._session.world.rank]))
 
@@ -103,7 +103,7 @@ class Trial(TrialOfRows):
         rows = keras.tree.map_structure(
             take_from_end, gathering.rows_of_all(scope, self._some.data)
         )
-        same = Share(self._some.samples, rows)
+        same = TorchShare(self._some.samples, rows)
         return type(self)(self._model, self._session, self._step, same, Amount.ALL)
 
     def precision(self) -> int:
@@ -136,12 +136,12 @@ class Trial(TrialOfRows):
         return outcome
 
 
-class PredictingTrial(Trial):
+class PredictingTorchTrial(TorchTrial):
     """A trial of a `predict_step`, whose outputs have rows."""
 
     def compute_split(self, plan: SplitPlan) -> StepOutcome:
         def run(outcome: StepOutcome) -> object:
-            scope = StepScope(self._session, self._some.samples, False, plan=plan, outcome=outcome)
+            scope = TorchStep(self._session, self._some.samples, False, plan=plan, outcome=outcome)
             scope.model = self._model
             with scope.as_current_step():
                 return gathering.rows_of_all(scope, self._step(self._fresh_rows()))
@@ -152,7 +152,7 @@ class PredictingTrial(Trial):
         return [leaf for leaf in keras.tree.flatten(logs) if isinstance(leaf, torch.Tensor)]
 
 
-def _some_rows(share: Share, session: Session, amount: Amount) -> Share:
+def _some_rows(share: TorchShare, session: Session, amount: Amount) -> TorchShare:
     """Picks rows from all over the share; one more on rank 0, so that the workers' numbers of rows differ."""
     size = trial_step.bytes_of_batch(keras.tree.flatten(share.data))
     each = trial_step.rows_to_take(session.comm, share.samples, size, amount)
@@ -163,7 +163,7 @@ def _some_rows(share: Share, session: Session, amount: Amount) -> Share:
     def take(leaf: object) -> object:
         return leaf[chosen] if has_rows(leaf) else leaf
 
-    return Share(len(chosen), keras.tree.map_structure(take, share.data))
+    return TorchShare(len(chosen), keras.tree.map_structure(take, share.data))
 
 
 def _wide(tensor: torch.Tensor) -> npt.NDArray[np.float64]:

@@ -34,10 +34,10 @@ _WITHOUT_JAX = "keras.src.callbacks.orbax_checkpoint"
 def install() -> None:
     """Puts off these imports in this process, from now on; again, where the zygote has done so, changes nothing."""
     if not any(getattr(finder, "puts_imports_off", False) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.insert(0, _DeferringFinder())
 
 
-class _Finder(MetaPathFinder):
+class _DeferringFinder(MetaPathFinder):
     """Finds the modules above the ordinary way, and changes how they are executed."""
 
     # An attribute, not a class to compare with: a copy of this module has a class of its own.

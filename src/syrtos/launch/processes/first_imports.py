@@ -59,7 +59,7 @@ def first_imports(program: Program, env: Mapping[str, str]) -> FirstImports:
     """
     if program.is_module or program.flags or is_watched(env):
         return _NOTHING
-    reader = _Reader(Path(os.path.realpath(program.name)).parent, env)
+    reader = _ImportReader(Path(os.path.realpath(program.name)).parent, env)
     try:
         reader.read(Path(program.name))
     except (OSError, ValueError, SyntaxError, RecursionError):
@@ -69,7 +69,7 @@ def first_imports(program: Program, env: Mapping[str, str]) -> FirstImports:
     return FirstImports(tuple(reader.in_order()), tuple(reader.libraries), reader.variables)
 
 
-class _Reader:
+class _ImportReader:
     """Walks through the files of a script in the order of their imports."""
 
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:

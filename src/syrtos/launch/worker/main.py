@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     )
     if supervised:
         standard_input.adopt(inputs, rank)
-    worker = _Worker(rank, options, supervised)
+    worker = _WorkerProcess(rank, options, supervised)
     code = worker.run(program)
     worker.leave(code)
 
@@ -72,7 +72,7 @@ class _ComparesImports(Protocol):
     on_difference: Callable[[str], NoReturn]
 
 
-class _Worker:
+class _WorkerProcess:
     """The state of a worker for its whole life."""
 
     def __init__(self, rank: int, options: settings.Options, supervised: bool) -> None:

@@ -271,7 +271,7 @@ def test_a_step_that_was_traced_for_shares_is_traced_again_for_batches_that_it_c
         numbered_batches(data),
     ):
         step(iter(batches))
-    assert traced == ["Share", "Numbered"]
+    assert traced == ["TensorShare", "Numbered"]
 
 
 def test_batches_that_steps_cut_are_not_read_ahead() -> None:
