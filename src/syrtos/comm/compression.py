@@ -79,16 +79,17 @@ def weighted_mean(
         lend: whether the averages may be memory that other workers look at too.
         kind: whether the arrays are gradients, or changes of the variables.
     """
+    session = world.current()
     codec = choose_codec(comm, variables) if arrays[0].dtype == np.float32 else None
     if codec is None:
         means = _weighted_sums(comm, arrays, weight, lend)
         # Norms of compressed gradients would be those of what was sent, not of the gradients.
         if kind == "gradient":
-            world.current().ledger.norms.add(arrays, means, weight)
+            session.ledger.norms.add(arrays, means, weight)
         return means
     memories = [_memory_of(kind, v, a) for v, a in zip(variables, arrays, strict=True)]
     # An update that is not finite is left out then: see `update_is_decided`.
-    for memory in memories if world.current().options.on_nan == "skip" else ():
+    for memory in memories if session.options.on_nan == "skip" else ():
         memory.before = memory.residual, memory.basis
     # a gradient may be too large for float16: what becomes infinite shows in the result
     with np.errstate(over="ignore", invalid="ignore"):
@@ -326,10 +327,11 @@ def codec_of(text: str) -> Codec | None:
 
 def choose_codec(comm: Communicator, variables: Sequence[Any]) -> Codec | None:
     """Returns the codec by which float32 gradients of these variables travel; None: they travel as they are."""
-    options = world.current().options
+    session = world.current()
+    options = session.options
     if options.compress == "none" or not variables or comm.size == 1:
         return None
-    everyone = comm.size == world.current().world.size
+    everyone = comm.size == session.world.size
     # `auto` measures the network, which all workers do together: never for a part of them
     return _of_run() if everyone or options.compress != "auto" else None
 

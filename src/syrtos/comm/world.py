@@ -74,7 +74,7 @@ class Session:
         default_factory=lambda: collections.deque(maxlen=_REMEMBERED)
     )
     # Of any class.
-    parts: dict[Callable[[], object], Any] = dataclasses.field(default_factory=dict)
+    parts: dict[Callable[..., object], Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.watchdog.on_wait = self._count_wait
@@ -84,13 +84,13 @@ class Session:
         if not self.comm.background.ahead:
             self.ledger.spend("wait", seconds)
 
-    def part(self, kind: Callable[[], PartT]) -> PartT:
+    def part(self, kind: Callable[[Session], PartT]) -> PartT:
         """Returns the one object of a class that belongs to this session, made when it is first asked for.
 
         State of a room lives there in place of a module's: another session begins without it.
         """
         if kind not in self.parts:
-            self.parts[kind] = kind()
+            self.parts[kind] = kind(self)
         return self.parts[kind]
 
     def alone(self) -> Session:

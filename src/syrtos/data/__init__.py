@@ -259,7 +259,10 @@ def from_source(
     policy = BadRecords(on_bad_record, bad_budget, len(source))
     loader = Loader(source, parse, batch_size, seed if shuffle else None, policy, memory)
     # by name and only now: the room of Keras is above this one, and imports it
-    return importlib.import_module("syrtos.keras.datasets.planned").PlannedDataset(loader)
+    # Imported first: it decides what of Keras is adapted.
+    planned = importlib.import_module("syrtos.keras.datasets.planned")
+    importlib.import_module("syrtos.keras.activate").for_planned_data()
+    return planned.PlannedDataset(loader)
 
 
 def _check_same(source: Source) -> None:
@@ -324,4 +327,4 @@ def _same(batch: ArrayTree) -> ArrayTree:
 # A model may be loaded before there is a data set, and its file may hold a position. Where our own
 # room for Keras is what imports this one, it comes first.
 if "keras" in sys.modules and "syrtos.keras" not in sys.modules:
-    importlib.import_module("syrtos.keras.datasets.planned").prepare()
+    importlib.import_module("syrtos.keras.activate").for_planned_data()

@@ -40,6 +40,7 @@ def install() -> None:
     Scripts that make a strategy may use Keras 2's spellings, as TensorFlow's own tutorials do.
     """
     alone = world.init().world.size == 1
+    Strategy.adapt_keras = activate.for_strategy
     for path, name in SERVED:
         for module in modules_with(path, name):
             original = getattr(module, name)

@@ -29,4 +29,7 @@ def __getattr__(name: str) -> Any:
     home = f"syrtos.keras.{_HOMES[name]}"
     if ".tensorflow." in home:
         importlib.import_module("syrtos.keras.activate").check_tensorflow(f"syrtos.keras.{name}")
-    return getattr(importlib.import_module(home), name)
+    found = getattr(importlib.import_module(home), name)
+    if name == "Strategy":
+        found.adapt_keras = importlib.import_module("syrtos.keras.activate").for_strategy
+    return found

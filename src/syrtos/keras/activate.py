@@ -6,6 +6,7 @@ From then on the script trains on all workers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -107,6 +108,13 @@ def for_strategy() -> None:
     gradients.reduce_all_optimizers()
 
 
+@functools.cache
+def for_planned_data() -> None:
+    """Adapts Keras so that it takes planned data sets, and finds positions in files, in any process."""
+    world.init()
+    importlib.import_module(f"syrtos.keras.{_backend_in_use()}.keras3").apply_all()
+
+
 def optimizers_only() -> None:
     """Adapts Keras so that single optimizers reduce gradients, for a script that says itself which of them do."""
     if sys.modules.get("tf_keras") is not None and "keras" not in sys.modules:
@@ -176,10 +184,11 @@ def _make_default() -> None:
     import tensorflow as tf
 
     from syrtos.keras.tensorflow import tf_internals
-    from syrtos.keras.tensorflow.strategy import not_chosen
+    from syrtos.keras.tensorflow.strategy import Strategy, not_chosen
 
     if world.explicit():
         return
+    Strategy.adapt_keras = for_strategy
     if not tf_internals.keeps_default_strategy():
         tf_internals.keep_default_strategy(not_chosen())
         # Before any op is made: what a script shuffles without a seed is then shuffled alike on all

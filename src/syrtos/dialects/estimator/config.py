@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from syrtos import settings
 from syrtos.comm import world
+from syrtos.topology import World
 
 if TYPE_CHECKING:
     from tensorflow.core.protobuf.config_pb2 import ConfigProto
@@ -163,21 +164,26 @@ class RunConfig:
             return told
         return (
             TaskType.CHIEF
-            if world.current().world.rank == 0 and self.num_worker_replicas > 1
+            if self._place.rank == 0 and self.num_worker_replicas > 1
             else TaskType.WORKER
         )
+
+    @property
+    def _place(self) -> World:
+        # Not kept: scripts copy a config in all depths.
+        return world.current().world
 
     @property
     def task_id(self) -> int:
         """The index among the processes of the same role."""
         if self.task_type in (TaskType.EVALUATOR, TaskType.PS):
             return int(self._cluster.get("task", {}).get("index", 0))
-        return max(world.current().world.rank - 1, 0)
+        return max(self._place.rank - 1, 0)
 
     @property
     def is_chief(self) -> bool:
         """Returns whether this worker writes files: it is rank 0, and neither evaluator nor ``ps``."""
-        return world.current().world.rank == 0 and self.task_type not in (
+        return self._place.rank == 0 and self.task_type not in (
             TaskType.EVALUATOR,
             TaskType.PS,
         )
@@ -186,7 +192,7 @@ class RunConfig:
     def num_worker_replicas(self) -> int:
         """The number of workers, the chief among them; 0 for an evaluator."""
         told = self._cluster.get("task", {}).get("type")
-        return 0 if told == TaskType.EVALUATOR else world.current().world.size
+        return 0 if told == TaskType.EVALUATOR else self._place.size
 
     @property
     def num_ps_replicas(self) -> int:
@@ -196,7 +202,7 @@ class RunConfig:
     @property
     def global_id_in_cluster(self) -> int | None:
         """The rank; None for an evaluator."""
-        return None if self.task_type == TaskType.EVALUATOR else world.current().world.rank
+        return None if self.task_type == TaskType.EVALUATOR else self._place.rank
 
     @property
     def cluster_spec(self) -> tf.train.ClusterSpec:

@@ -70,7 +70,8 @@ class Estimator:
             ConfigurationError: the run has parameter servers.
             ValueError: ``model_dir`` and the config's differ.
         """
-        if world.current().servers:
+        self._workers = world.current()
+        if self._workers.servers:
             raise ConfigurationError(
                 "Parameter servers (`--ps`) apply Keras optimizers, and an Estimator's graph has"
                 " one of TensorFlow 1. Run the script without `--ps`: its workers then make each"
@@ -115,7 +116,7 @@ class Estimator:
 
     def latest_checkpoint(self) -> str | None:
         """Returns the path of the newest checkpoint, on every worker; None if there is none."""
-        comm = world.current().comm
+        comm = self._workers.comm
         # Of rank 0's folder: the other workers' hosts may not have the file, or not see it yet.
         found = tf.train.latest_checkpoint(self.model_dir) if comm.rank == 0 else None
         return self._of_rank_0(found)
@@ -172,19 +173,18 @@ class Estimator:
         listeners: Sequence[SavingListener] | None,
         saved: Callable[[int], None] | None,
     ) -> None:
+        rank = self._workers.world.rank
         with graphs.new_graph("fit") as graph:
             seed = self._seed(graph)
             v1.train.get_or_create_global_step()
             batch = self._with_any_rows(
                 self._inputs(input_fn, ModeKeys.TRAIN), input_fn, ModeKeys.TRAIN
             )
-            with graphs.GraphScope(
-                world.current(), batch, training=True
-            ).as_current_step() as scope:
+            with graphs.GraphScope(self._workers, batch, training=True).as_current_step() as scope:
                 # After `input_fn`: the data is the same on all workers, and the noise that
                 # `model_fn` adds is not.
                 if seed is not None:
-                    v1.set_random_seed(seed + shares.SEED_STRIDE * world.current().world.rank)
+                    v1.set_random_seed(seed + shares.SEED_STRIDE * self._workers.world.rank)
                 features, labels = scope.data
                 before = reduction.count_reductions()
                 with tf_internals.assignments_of_keras() as assigned:
@@ -196,27 +196,30 @@ class Estimator:
             specs.warm_start(self._warm_start_from if self.latest_checkpoint() is None else None)
             scaffold = sessions.scaffold_of(spec, self._config)
             together = hooks.StopAndSave(
-                self._config, self.model_dir, scaffold, list(listeners or ()), saved
+                self._workers, self._config, self.model_dir, scaffold, list(listeners or ()), saved
             )
             stop = [v1.train.StopAtStepHook(steps, max_steps)] if steps or max_steps else []
             # Hooks are called in this order. Comparisons need equal variables; `LogLoss` and those
             # that stop say whether to go on, on which `together`, the last one, makes the workers
             # agree.
             all_hooks = [
-                hooks.BeginEqual(own_noise=True),
+                hooks.BeginEqual(self._workers, own_noise=True),
                 *self._comparing(scope, input_fn, loss, train_op),
-                hooks.LogLoss(loss, self._config.log_step_count_steps),
+                hooks.LogLoss(loss, None if rank else self._config.log_step_count_steps),
                 *stop,
                 *hooks.hooks_of_worker(
                     [
                         *(own_hooks or ()),
                         *(spec.training_hooks or ()),
-                        *sessions.hooks_of_rank_0(self._config, loss, spec),
-                    ]
+                        *([] if rank else sessions.hooks_of_rank_0(self._config, loss, spec)),
+                    ],
+                    rank,
                 ),
                 together,
             ]
-            sessions.train(self._config, scaffold, all_hooks, [scope.samples, train_op])
+            sessions.train(
+                self._workers, self._config, scaffold, all_hooks, [scope.samples, train_op]
+            )
 
     # -- evaluating ------------------------------------------------------------------------------
 
@@ -244,15 +247,14 @@ class Estimator:
         checkpoint: str | None,
         name: str | None,
     ) -> dict[str, Any]:
+        rank = self._workers.world.rank
         with graphs.new_graph("test") as graph:
             self._seed(graph)
             step = v1.train.get_or_create_global_step()
             batch = self._with_any_rows(
                 self._inputs(input_fn, ModeKeys.EVAL), input_fn, ModeKeys.EVAL
             )
-            with graphs.GraphScope(
-                world.current(), batch, training=False
-            ).as_current_step() as scope:
+            with graphs.GraphScope(self._workers, batch, training=False).as_current_step() as scope:
                 features, labels = scope.data
                 spec = self._call_model_fn(features, labels, ModeKeys.EVAL)
                 metrics = graphs.metrics_of(spec)
@@ -261,15 +263,17 @@ class Estimator:
             found = None
             fetches = [loss, scope.active, tf.group(*(update for _, update in metrics.values()))]
             all_hooks = [
-                hooks.BeginEqual(),
+                hooks.BeginEqual(self._workers),
                 *self._comparing(scope, input_fn, loss, metrics=metrics),
-                *hooks.hooks_of_worker([*(own_hooks or ()), *(spec.evaluation_hooks or ())]),
+                *hooks.hooks_of_worker([*(own_hooks or ()), *(spec.evaluation_hooks or ())], rank),
             ]
-            with sessions.open_checkpoint(self._config, spec, checkpoint, all_hooks) as session:
-                losses = graphs.steps_of(session, fetches, totals, steps)
+            with sessions.open_checkpoint(
+                self._config, spec, checkpoint, all_hooks, rank
+            ) as session:
+                losses = graphs.steps_of(session, self._workers.comm, fetches, totals, steps)
                 # Without hooks, which would take these runs for steps, and end the session where
                 # the data has ended.
-                totals.reduce(graphs.without_hooks(session), ReduceOp.SUM)
+                totals.reduce(graphs.without_hooks(session), self._workers.comm, ReduceOp.SUM)
                 values = {name: value for name, (value, _) in metrics.items()}
                 found = graphs.without_hooks(session).run([values, step])
         if found is None:
@@ -278,7 +282,8 @@ class Estimator:
                 " update) pairs."
             )
         results = {**found[0], "loss": np.float32(np.mean(losses)), "global_step": found[1]}
-        sessions.write_summary(self.eval_dir(name), results)
+        if rank == 0:
+            sessions.write_summary(self.eval_dir(name), results)
         return results
 
     def eval_dir(self, name: str | None = None) -> str:
@@ -313,6 +318,7 @@ class Estimator:
         checkpoint: str | None,
         single: bool,
     ) -> Iterator[Any]:
+        rank = self._workers.world.rank
         with graphs.new_graph() as graph:
             self._seed(graph)
             v1.train.get_or_create_global_step()
@@ -331,12 +337,14 @@ class Estimator:
                     )
                 predictions = chosen
             all_hooks = [
-                *hooks.hooks_of_worker(own_hooks),
-                *hooks.hooks_of_worker(spec.prediction_hooks),
+                *hooks.hooks_of_worker(own_hooks, rank),
+                *hooks.hooks_of_worker(spec.prediction_hooks, rank),
             ]
-            with sessions.open_checkpoint(self._config, spec, checkpoint, all_hooks) as session:
+            with sessions.open_checkpoint(
+                self._config, spec, checkpoint, all_hooks, rank
+            ) as session:
                 while not session.should_stop():
-                    with world.current().ledger.part("predict"):
+                    with self._workers.ledger.part("predict"):
                         batch = session.run(predictions)
                     yield from graphs.rows(batch) if single else [batch]
 
@@ -353,7 +361,7 @@ class Estimator:
 
         Rank 0 writes it, and all workers get its path.
         """
-        checkpoint, comm = self._checkpoint(checkpoint_path), world.current().comm
+        checkpoint, comm = self._checkpoint(checkpoint_path), self._workers.comm
         written = ""
         if comm.rank == 0:
             with graphs.new_graph() as graph:
@@ -398,7 +406,7 @@ class Estimator:
 
     def _of_rank_0(self, mine: Value) -> Value:
         """Returns rank 0's value on every worker, unless rank 0 is here alone."""
-        return mine if self._by_rank_0_alone else world.current().comm.broadcast_object(mine)
+        return mine if self._by_rank_0_alone else self._workers.comm.broadcast_object(mine)
 
     def _call_model_fn(self, features: object, labels: object, mode: str) -> EstimatorSpec:
         # Of this graph alone: others, such as that of an export, have no batch.
@@ -446,7 +454,7 @@ class Estimator:
         except NeedsStaticRows:
             self._keeps_static = True
             tell_once(
-                world.current(),
+                self._workers,
                 "`model_fn` is not compared with one process: it needs a static number of rows.",
             )
             return run()
@@ -473,7 +481,7 @@ class Estimator:
         # Workers that shuffle alike read the same data. Each graph has another seed, as it has in
         # one process.
         seed = self._config.tf_random_seed
-        if seed is None and world.current().world.size > 1:
+        if seed is None and self._workers.world.size > 1:
             self._graphs += 1
             seed = settings.common_seed() + self._graphs
         graph.seed = seed  # pyright: ignore[reportAttributeAccessIssue]  # TensorFlow's stubs lack it
@@ -489,6 +497,6 @@ class Estimator:
 
     def global_step(self) -> int:
         """Returns the number of updates in the newest checkpoint; 0 if there is none."""
-        comm, found = world.current().comm, self.latest_checkpoint()
+        comm, found = self._workers.comm, self.latest_checkpoint()
         mine = int(tf.train.load_variable(found, "global_step")) if found and comm.rank == 0 else 0
         return int(comm.broadcast_object(mine))

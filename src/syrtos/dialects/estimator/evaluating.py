@@ -60,7 +60,7 @@ class _Evaluations:
     """The evaluations of one call of `train_and_evaluate`."""
 
     def __init__(self, estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
-        self._estimator = estimator
+        self._estimator, self._comm = estimator, world.current().comm
         self._end = train_spec.max_steps
         self._spec = eval_spec
         self._result: Evaluation = (None, None)
@@ -77,7 +77,7 @@ class _Evaluations:
             return
         waited = time.monotonic() - self._since >= self._spec.throttle_secs
         # Clocks differ, and all workers take part in an evaluation: they have to decide alike.
-        if any(world.current().comm.agree("evaluate?", float(waited))):
+        if any(self._comm.agree("evaluate?", float(waited))):
             self._evaluate(step)
 
     def last(self) -> Evaluation:
@@ -108,7 +108,7 @@ class _Evaluations:
         checkpoint = checkpoint or str(estimator.latest_checkpoint())
         metrics = estimator.evaluate(spec.input_fn, spec.steps, spec.hooks, checkpoint, spec.name)
         is_final = final or (self._end is not None and step >= self._end)
-        exported, comm = [], world.current().comm
+        exported, comm = [], self._comm
         if comm.rank == 0:
             assert isinstance(spec.exporters, tuple)  # `EvalSpec` makes one of whatever it is given
             with estimator.by_rank_0_alone():

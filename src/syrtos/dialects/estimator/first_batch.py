@@ -402,7 +402,7 @@ class _Trial:
         samples: object = self._scope.samples
         if not feed[samples]:
             self._totals.write(session, totals)
-        self._totals.reduce(session, ReduceOp.SUM)
+        self._totals.reduce(session, self._scope.session.comm, ReduceOp.SUM)
         metrics = session.run([value for name, value in self._numbers.items() if name != "loss"])
         nothing = np.zeros(0)  # of no shape that a rule could be found for
         return StepOutcome(

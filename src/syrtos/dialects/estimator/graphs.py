@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 import tensorflow as tf
 
 from syrtos.comm import world
+from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
 from syrtos.dialects.estimator import hooks
 from syrtos.dialects.estimator.specs import EstimatorSpec
@@ -21,6 +22,7 @@ from syrtos.keras.tensorflow import ops, tf_internals
 from syrtos.keras.tensorflow.gradients import times
 from syrtos.keras.tensorflow.step import TensorFlowStep
 from syrtos.observe.clock import Phase
+from syrtos.observe.ledger import Ledger
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -175,14 +177,15 @@ def _refusing(name: str, original: Callable[..., object]) -> Callable[..., NoRet
     return refuse
 
 
-def train(session: MonitoredSession, fetches: list[object]) -> None:
+def train(session: MonitoredSession, ledger: Ledger, fetches: list[object]) -> None:
     """Runs training steps until the session says stop.
 
     Args:
         session: a monitored session.
+        ledger: counts the steps.
         fetches: the number of this worker's samples, and the training operation.
     """
-    ledger, done = world.current().ledger, itertools.count()
+    done = itertools.count()
     while not session.should_stop():
         ledger.begin_step("train")
         ledger.count(float(session.run(fetches)[0]))
@@ -229,7 +232,11 @@ def metrics_of(spec: EstimatorSpec) -> dict[str, tuple[object, object]]:
 
 
 def steps_of(
-    session: MonitoredSession, fetches: object, totals: hooks.GraphVariables, steps: int | None
+    session: MonitoredSession,
+    comm: Communicator,
+    fetches: object,
+    totals: hooks.GraphVariables,
+    steps: int | None,
 ) -> list[float]:
     """Runs steps until the data or ``steps`` end, and returns their losses.
 
@@ -239,7 +246,6 @@ def steps_of(
         ValueError: there is no batch.
     """
     losses: list[float] = []
-    comm = world.current().comm
     while not any(comm.agree("stop evaluating?", float(session.should_stop()))) and (
         steps is None or len(losses) < steps
     ):

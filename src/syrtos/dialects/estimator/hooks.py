@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from syrtos.comm import world
-from syrtos.comm.communicator import ReduceOp
+from syrtos.comm.communicator import Communicator, ReduceOp
+from syrtos.comm.world import Session
 from syrtos.keras.split.shares import SEED_STRIDE
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ _WRITERS = {"CheckpointSaverHook", "SummarySaverHook", "StepCounterHook", "Profi
 _STOP, _SAVE = 1.0, 2.0
 
 
-def hooks_of_worker(hooks: Sequence[object] | None) -> list[object]:
-    """Returns those hooks of a script that this worker runs."""
-    if world.current().world.rank == 0:
+def hooks_of_worker(hooks: Sequence[object] | None, rank: int) -> list[object]:
+    """Returns those hooks of a script that the worker of a rank runs."""
+    if rank == 0:
         return list(hooks or ())
     return [
         hook
@@ -48,14 +48,15 @@ def hooks_of_worker(hooks: Sequence[object] | None) -> list[object]:
 class BeginEqual(v1.train.SessionRunHook):
     """Gives all workers the variables of rank 0, which has initialized them or read them from a checkpoint."""
 
-    def __init__(self, own_noise: bool = False) -> None:
+    def __init__(self, workers: Session, own_noise: bool = False) -> None:
         """Makes the hook.
 
         Args:
+            workers: all of the run.
             own_noise: whether each worker gets its own states of random numbers; else all would
                 drop out the same.
         """
-        self._own_noise = own_noise
+        self._workers, self._own_noise = workers, own_noise
 
     def begin(self) -> None:
         """Makes the operations that assign values, before the graph is final."""
@@ -64,15 +65,15 @@ class BeginEqual(v1.train.SessionRunHook):
     def before_run(self, run_context: RunContext) -> None:
         """Counts the time from here as that of callbacks."""
         # This is the first of the hooks, and the script's follow.
-        world.current().ledger.become("callbacks")
+        self._workers.ledger.become("callbacks")
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Counts the time from here as that of callbacks, as `before_run` does."""
-        world.current().ledger.become("callbacks")
+        self._workers.ledger.become("callbacks")
 
     def after_create_session(self, session: GraphSession, coord: object) -> None:
         """Broadcasts rank 0's variables."""
-        comm = world.current().comm
+        comm = self._workers.comm
         variables = self._all.variables
         if comm.size == 1 or not variables:
             return
@@ -96,6 +97,7 @@ class StopAndSave(v1.train.SessionRunHook):
 
     def __init__(
         self,
+        workers: Session,
         config: RunConfig,
         directory: str,
         scaffold: Scaffold,
@@ -103,6 +105,7 @@ class StopAndSave(v1.train.SessionRunHook):
         saved: Callable[[int], None] | None = None,
     ) -> None:
         """Makes the hook; ``saved`` is called on all workers after a checkpoint, with its step."""
+        self._workers = workers
         self._steps = config.save_checkpoints_steps
         self._seconds = config.save_checkpoints_secs
         self._path = str(Path(directory) / "model.ckpt")
@@ -133,14 +136,14 @@ class StopAndSave(v1.train.SessionRunHook):
     def before_run(self, run_context: RunContext) -> None:
         """Counts the time from here as that of computing."""
         # This is the last of the hooks: nothing but the step itself comes after it.
-        world.current().ledger.become("compute")
+        self._workers.ledger.become("compute")
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Agrees with the other workers on whether to stop or save now, and does so."""
         # Asked for together with the update, it could be the number from before.
         step = int(run_context.session.run(self._step))
         mine = _STOP * bool(run_context.stop_requested) + _SAVE * self._is_due(step)
-        wishes = [int(wish) for wish in world.current().comm.agree("stop or save?", mine)]
+        wishes = [int(wish) for wish in self._workers.comm.agree("stop or save?", mine)]
         if any(wish & int(_SAVE) for wish in wishes) and self._save(run_context.session, step):
             run_context.request_stop()
         if any(wish & int(_STOP) for wish in wishes):
@@ -159,18 +162,18 @@ class StopAndSave(v1.train.SessionRunHook):
             return step - self._last_step >= self._steps
         # Rank 0's clock decides for all: the others learn of its wish in the exchange that follows.
         elapsed = time.monotonic() - self._last_time
-        return bool(self._seconds) and world.current().world.rank == 0 and elapsed >= self._seconds
+        return bool(self._seconds) and self._workers.world.rank == 0 and elapsed >= self._seconds
 
     def _save(self, session: GraphSession, step: int) -> bool:
         """Saves a checkpoint, and returns whether a listener wants training to stop."""
         self._last_step, self._last_time = step, time.monotonic()
-        comm = world.current().comm
+        comm = self._workers.comm
         # Each worker has added its own samples alone to moving statistics.
-        self._statistics.reduce(session, ReduceOp.MEAN)
+        self._statistics.reduce(session, comm, ReduceOp.MEAN)
         for listener in self._listeners:
             listener.before_save(session, step)
         if comm.rank == 0:
-            with world.current().ledger.span("checkpoint"):
+            with self._workers.ledger.span("checkpoint"):
                 saver = self._scaffold.saver
                 assert saver is not None  # the session has made one
                 saver.save(session, self._path, global_step=step, write_meta_graph=self._graph_def)
@@ -185,7 +188,7 @@ class StopAndSave(v1.train.SessionRunHook):
 
 
 class LogLoss(v1.train.SessionRunHook):
-    """Logs the loss every ``every`` steps, and stops training on all workers if it is not a number."""
+    """Logs the loss every ``every`` steps, if any, and stops training on all workers if it is not a number."""
 
     def __init__(self, loss: tf.Tensor, every: int | None) -> None:
         self._loss = loss
@@ -198,7 +201,7 @@ class LogLoss(v1.train.SessionRunHook):
         return v1.train.SessionRunArgs(self._loss)
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
-        """Logs the loss, on rank 0.
+        """Logs the loss.
 
         Raises:
             NanLossDuringTrainingError: the loss is not a number.
@@ -206,7 +209,7 @@ class LogLoss(v1.train.SessionRunHook):
         loss = float(run_values.results)
         if math.isnan(loss):
             raise v1.train.NanLossDuringTrainingError
-        if self._every and self._seen % self._every == 0 and world.current().world.rank == 0:
+        if self._every and self._seen % self._every == 0:
             now = time.monotonic()
             v1.logging.info(
                 "loss = %s, after %d steps (%.3f sec)", loss, self._seen, now - self._since
@@ -234,9 +237,8 @@ class GraphVariables:
         """Sets the values."""
         session.run(self._assign, dict(zip(self._given, values, strict=True)))
 
-    def reduce(self, session: GraphSession, op: ReduceOp) -> None:
-        """Replaces the values by their reduction over all workers."""
-        comm = world.current().comm
+    def reduce(self, session: GraphSession, comm: Communicator, op: ReduceOp) -> None:
+        """Replaces the values by their reduction over workers."""
         if comm.size > 1 and self.variables:
             self.write(
                 session, [comm.allreduce(np.asarray(value), op) for value in self.read(session)]

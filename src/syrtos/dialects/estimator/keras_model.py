@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import numpy as np
 import tensorflow as tf
 
-from syrtos.comm import world
 from syrtos.dialects import keras2
 from syrtos.dialects.estimator import graphs, inputs, sessions
 from syrtos.dialects.estimator.config import RunConfig
@@ -165,9 +164,9 @@ class KerasEstimator(Estimator):
 
     def save(self) -> None:
         """Writes a checkpoint, on rank 0."""
-        if world.current().world.rank == 0:
+        if self._workers.world.rank == 0:
             self._loaded = self._manager.save(checkpoint_number=int(self._step))
-        self._loaded = world.current().comm.broadcast_object(self._loaded)
+        self._loaded = self._workers.comm.broadcast_object(self._loaded)
 
     def evaluate(
         self,
@@ -188,7 +187,8 @@ class KerasEstimator(Estimator):
             self._names.get(str(key), str(key)): np.float32(value) for key, value in found.items()
         }
         results["global_step"] = int(self._step)
-        sessions.write_summary(self.eval_dir(name), results)
+        if self._workers.world.rank == 0:
+            sessions.write_summary(self.eval_dir(name), results)
         return results
 
     def predict(
@@ -228,7 +228,7 @@ class KerasEstimator(Estimator):
         del serving_input_receiver_fn, assets_extra, as_text, experimental_mode
         self._restore(self._checkpoint(checkpoint_path))
         written = ""
-        if world.current().world.rank == 0:
+        if self._workers.world.rank == 0:
             written = str(new_folder(Path(str(export_dir_base))))
             archive = keras.export.ExportArchive()
             archive.track(self._model)
@@ -250,14 +250,12 @@ class KerasEstimator(Estimator):
         if not isinstance(found, tf.data.Dataset):
             once = tf.data.Dataset.from_tensors(found)
             found = once.repeat() if mode == ModeKeys.TRAIN else once
-        place = world.current().world
+        place = self._workers.world
         # Under a strategy given to the Estimator a batch is one worker's; else `fit` splits the
         # batches.
         if mode == ModeKeys.TRAIN and self._config.train_distribute and place.size > 1:
             mine = found.shard(place.size, place.rank)
-            return tf_internals.shared_out(
-                pipelines.worker_batches(mine, world.current().input_comm)
-            )
+            return tf_internals.shared_out(pipelines.worker_batches(mine, self._workers.input_comm))
         return found
 
     def _restore(self, path: str | None) -> None:
@@ -296,7 +294,7 @@ class _Checkpoints(keras.callbacks.Callback):
         seconds = config.save_checkpoints_secs
         late = bool(seconds) and time.monotonic() - self._since >= seconds
         # Clocks differ, and a checkpoint is an exchange: one worker's wish is that of all.
-        return any(world.current().comm.agree("save?", float(late)))
+        return any(self._workers.comm.agree("save?", float(late)))
 
 
 def _check_no_hooks(*given: Sequence[object] | None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from syrtos.comm import world
+from syrtos.comm.world import Session
 from syrtos.dialects.estimator import graphs, hooks
 
 if TYPE_CHECKING:
@@ -35,22 +35,24 @@ def scaffold_of(spec: EstimatorSpec, config: RunConfig) -> Scaffold:
 
 
 def train(
-    config: RunConfig, scaffold: Scaffold, all_hooks: list[object], fetches: list[object]
+    workers: Session,
+    config: RunConfig,
+    scaffold: Scaffold,
+    all_hooks: list[object],
+    fetches: list[object],
 ) -> None:
     """Trains until a hook or the data stops it."""
     # The others get rank 0's variables by `BeginEqual`, and need not see its files.
-    reads = config.model_dir if world.current().world.rank == 0 else None
+    reads = config.model_dir if workers.world.rank == 0 else None
     creator = v1.train.ChiefSessionCreator(
         scaffold, config=config.session_config, checkpoint_dir=reads
     )
     with v1.train.MonitoredSession(creator, all_hooks) as session:
-        graphs.train(session, fetches)
+        graphs.train(session, workers.ledger, fetches)
 
 
 def hooks_of_rank_0(config: RunConfig, loss: tf.Tensor, spec: EstimatorSpec) -> list[object]:
     """Returns the hooks that only rank 0 has: those that write files, and the chief's."""
-    if world.current().world.rank:
-        return []
     v1.summary.scalar("loss", loss)
     found = [*(spec.training_chief_hooks or ())]
     if config.log_step_count_steps:
@@ -68,12 +70,16 @@ def hooks_of_rank_0(config: RunConfig, loss: tf.Tensor, spec: EstimatorSpec) -> 
 
 
 def open_checkpoint(
-    config: RunConfig, spec: EstimatorSpec, checkpoint: str | None, all_hooks: Sequence[object]
+    config: RunConfig,
+    spec: EstimatorSpec,
+    checkpoint: str | None,
+    all_hooks: Sequence[object],
+    rank: int,
 ) -> MonitoredSession:
     """Returns a session with the variables of a checkpoint, which rank 0 must be able to read."""
     # With `BeginEqual` the others get rank 0's variables.
     equal = any(isinstance(hook, hooks.BeginEqual) for hook in all_hooks)
-    path = checkpoint if world.current().world.rank == 0 or not equal else None
+    path = checkpoint if rank == 0 or not equal else None
     creator = v1.train.ChiefSessionCreator(
         spec.scaffold or v1.train.Scaffold(),
         config=config.session_config,
@@ -83,9 +89,7 @@ def open_checkpoint(
 
 
 def write_summary(folder: str, results: Mapping[str, Any]) -> None:
-    """Writes the metrics of an evaluation for TensorBoard, on rank 0."""
-    if world.current().world.rank:
-        return
+    """Writes the metrics of an evaluation for TensorBoard; rank 0 calls it."""
     summary = v1.Summary()
     for key, value in results.items():
         if key != "global_step" and np.ndim(value) == 0:

@@ -13,6 +13,7 @@ from syrtos.comm.communicator import Communicator
 from syrtos.dialects import manual
 from syrtos.keras.features import profiling
 from syrtos.keras.tensorflow import op_errors
+from syrtos.topology import World
 
 
 @dataclasses.dataclass
@@ -25,6 +26,10 @@ class _HorovodState:
 
 
 _state = _HorovodState()
+
+
+def _place() -> World:
+    return world.current().world
 
 
 class ProcessSet:
@@ -57,21 +62,15 @@ class ProcessSet:
             ValueError: this worker is no member.
         """
         if not self.included():
-            raise ValueError(
-                f"rank {world.current().world.rank} is no member of the process set {self.ranks}."
-            )
-        return self._registered_ranks().index(world.current().world.rank)
+            raise ValueError(f"rank {_place().rank} is no member of the process set {self.ranks}.")
+        return self._registered_ranks().index(_place().rank)
 
     def included(self) -> bool | None:
         """Returns whether this worker is a member; None if the set is not registered."""
-        return (
-            None
-            if self.process_set_id is None
-            else world.current().world.rank in self._registered_ranks()
-        )
+        return None if self.process_set_id is None else _place().rank in self._registered_ranks()
 
     def _registered_ranks(self) -> list[int]:
-        return list(range(world.current().world.size)) if self.ranks is None else self.ranks
+        return list(range(_place().size)) if self.ranks is None else self.ranks
 
     def __repr__(self) -> str:
         return (
@@ -121,7 +120,7 @@ def _begin(comm: object) -> None:
 
 
 def _check_comm(comm: object) -> None:
-    whole = list(range(world.current().world.size))
+    whole = list(range(_place().size))
     if comm is None or (isinstance(comm, list | tuple) and sorted(comm) == whole):
         return
     raise errors.ConfigurationError(
@@ -302,13 +301,13 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """
     del mark_cycles
     session()
-    _state.timeline.begin(Path(file_path))
+    _state.timeline.begin(world.current(), Path(file_path))
 
 
 def stop_timeline() -> None:
     """Ends the recording that `start_timeline` has begun."""
     session()
-    _state.timeline.stop()
+    _state.timeline.stop(world.current())
 
 
 def mpi_threads_supported() -> bool:

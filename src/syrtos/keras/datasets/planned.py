@@ -7,8 +7,6 @@ With TensorFlow its batches come as a `tf.data` pipeline, with JAX and torch one
 from __future__ import annotations
 
 import collections
-import functools
-import importlib
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +49,6 @@ class PlannedDataset(keras.utils.PyDataset):
         kind = loader.name
         self.name = f"{kind}-{_names[kind]}"
         _names[kind] += 1
-        prepare()
         # A framework that computes global batches puts the workers' shares together by rank.
         loader.contiguous = backend.computes_global_batches()
 
@@ -86,13 +83,6 @@ def _per_worker() -> bool:
     return world.explicit() or world.current().options.batch == "per-worker"
 
 
-@functools.cache
-def prepare() -> None:
-    """Adapts Keras so that it takes planned data sets, and finds positions in files."""
-    world.init()
-    importlib.import_module(f"syrtos.keras.{keras.backend.backend()}.keras3").apply_all()
-
-
 class Stream:
     """The batches of one `fit`, `evaluate` or `predict`, whose iterators begin at ``position``.
 
@@ -116,7 +106,8 @@ class Stream:
         self._epoch = 0
         self._types: Sequence[npt.DTypeLike] = []
         self._flatten: Callable[[object], list[object]] = keras.tree.flatten
-        options = world.current().options
+        self._session = world.current()
+        options = self._session.options
         if options.run_dir:
             dataset.loader.policy.write_to(options.run_dir, ranks()[0])
 
@@ -233,7 +224,7 @@ class Stream:
         if not run_dir or session.options.asynchronous:
             return
         name = f"{self.dataset.name}-{self.number}"
-        everyone = world.current().comm
+        everyone = self._session.comm
         generation = everyone.broadcast_object(
             next_generation(run_dir, name) if rank == 0 else None
         )
@@ -243,7 +234,7 @@ class Stream:
     def note_trained(self, steps: int) -> None:
         """Notes that ``steps`` more batches have made their update."""
         # Each worker had some batches, and none has had all: there is no position.
-        if world.current().options.asynchronous:
+        if self._session.options.asynchronous:
             return
         for _ in range(steps):
             self._pass_left_out()
@@ -296,7 +287,7 @@ class Stream:
         if not self._endless and not stopped:
             self._set_position(Position(self._epoch + 1))
         self._epoch = self.position.epoch
-        policy, everyone = self.dataset.loader.policy, world.current().comm
+        policy, everyone = self.dataset.loader.policy, self._session.comm
         # A worker may be dead where each goes at its own pace: none is asked.
         if session.options.asynchronous:
             policy.check(len(policy.left_out_records))

@@ -83,16 +83,29 @@ _WISH = "wish"
 # Set on what Keras has made.
 KERAS = "_syrtos_of_keras"
 
-_held: list[weakref.ref[OptimizerOnServers]] = []
-_variables: dict[str, weakref.ref[tf.Variable]] = {}
-_counts = collections.Counter[str]()
-_base: dict[str, Array] = {}
+
+class _Holdings:
+    """What this worker has of the servers.
+
+    Attributes:
+        optimizers: those whose weights the servers hold, in the order of their first steps.
+        variables: those whose values workers bring together when they meet, by name.
+        counts: how often a name was given a number.
+        base: the values of the variables when the round began.
+        on_all_data: the number of calls of `on_all_data` that this process is in, one inside of the
+            other.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.optimizers: list[weakref.ref[OptimizerOnServers]] = []
+        self.variables: dict[str, weakref.ref[tf.Variable]] = {}
+        self.counts = collections.Counter[str]()
+        self.base: dict[str, Array] = {}
+        self.on_all_data = 0
 
 
-class _OnAllData:
-    """The number of calls of `on_all_data` that this process is in, one inside of the other."""
-
-    depth = 0
+def _holdings() -> _Holdings:
+    return world.current().part(_Holdings)
 
 
 def servers() -> Servers | None:
@@ -108,44 +121,45 @@ def asynchronous_servers() -> Servers | None:
 
 def hold(one: OptimizerOnServers) -> None:
     """Registers an optimizer whose weights the servers hold."""
-    _held.append(weakref.ref(one))
+    _holdings().optimizers.append(weakref.ref(one))
 
 
 def number_of(name: str) -> str:
     """Returns the name with a number of its own, which is never used again, whatever is garbage-collected."""
-    _counts[name] += 1
-    return f"{name} {_counts[name]}"
+    counts = _holdings().counts
+    counts[name] += 1
+    return f"{name} {counts[name]}"
 
 
 def held_optimizers() -> list[OptimizerOnServers]:
     """Returns the optimizers whose weights the servers hold, in the order in which they made their first step."""
-    return [one for known in _held if (one := known()) is not None]
+    return [one for known in _holdings().optimizers if (one := known()) is not None]
 
 
 def remember(variable: tf.Variable) -> None:
     """Registers a variable whose values workers bring together when they meet."""
-    _variables[number_of(variable.name)] = weakref.ref(variable)
+    _holdings().variables[number_of(variable.name)] = weakref.ref(variable)
 
 
 @contextlib.contextmanager
 def on_all_data() -> Iterator[None]:
     """Context manager: every worker goes through a whole data set, since all evaluate the same weights."""
-    _OnAllData.depth += 1
+    holdings = _holdings()
+    holdings.on_all_data += 1
     try:
         yield
     finally:
-        _OnAllData.depth -= 1
+        holdings.on_all_data -= 1
 
 
 def shards_dynamically() -> bool:
     """Returns whether the batches of a data set go to the worker that asks next, here and now."""
-    return asynchronous_servers() is not None and not _OnAllData.depth
+    return asynchronous_servers() is not None and not _holdings().on_all_data
 
 
 def begin_round() -> None:
     """Notes the values of this worker's own variables, from which `end_round` counts what it has added."""
-    _base.clear()
-    _base.update({name: variable.numpy() for name, variable in _own_variables().items()})
+    _holdings().base = {name: variable.numpy() for name, variable in _own_variables().items()}
 
 
 def end_round(wish: bool = False) -> bool:
@@ -157,11 +171,11 @@ def end_round(wish: bool = False) -> bool:
     asked = asynchronous_servers()
     assert asked is not None
     added: dict[str, Array] = {_WISH: np.ones(1)} if wish else {}
-    variables = _own_variables()
+    variables, base = _own_variables(), _holdings().base
     rules = {name: _rule_of(variable) for name, variable in variables.items()}
     for name, variable in variables.items():
         value = variable.numpy()
-        change = value - _base.get(name, np.zeros_like(value))
+        change = value - base.get(name, np.zeros_like(value))
         if np.any(change):
             added[name] = change
     sums = asked.end_round(added)
@@ -170,7 +184,7 @@ def end_round(wish: bool = False) -> bool:
         if variable is None:
             continue
         share = count if rule == "mean" else 1
-        variable.assign(_base.get(name, np.zeros_like(total)) + (total / share).astype(total.dtype))
+        variable.assign(base.get(name, np.zeros_like(total)) + (total / share).astype(total.dtype))
     _pull()
     # Else the next update of a fast worker would be in the weights that a slow one pulls.
     _meet()
@@ -251,11 +265,11 @@ def _own_variables() -> dict[str, tf.Variable]:
             state.identity(v)
             for v in (*optimizer.variables, *state.variables_of(optimizer.optimizer))
         }
-    found = {}
-    for name, known in list(_variables.items()):
+    found, remembered = {}, _holdings().variables
+    for name, known in list(remembered.items()):
         variable = known()
         if variable is None:
-            del _variables[name]
+            del remembered[name]
         elif id(variable) not in theirs and (
             variable.dtype.is_floating or variable.dtype.is_integer
         ):

@@ -42,8 +42,8 @@ _NAMED = 3
 class _LeftOut:
     """The updates that this process has left out."""
 
-    def __init__(self) -> None:
-        self.number = 0
+    def __init__(self, session: Session) -> None:
+        self.session, self.number = session, 0
         self.begin()
 
     def begin(self) -> None:
@@ -75,12 +75,12 @@ class NonFinite(Feature):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self._report = NonFiniteLossReport()
+        self._report = NonFiniteLossReport(self.session)
 
     @contextlib.contextmanager
     def around_fit(self) -> Iterator[None]:
         # Each `fit` tells of its own loss, also one within another.
-        before, self._report = self._report, NonFiniteLossReport()
+        before, self._report = self._report, NonFiniteLossReport(self.session)
         try:
             yield
         finally:
@@ -91,7 +91,7 @@ class NonFinite(Feature):
             _left_out().begin()
         # A loop of the script's own has no `around_fit`.
         if not fit.is_of_keras:
-            self._report = NonFiniteLossReport()
+            self._report = NonFiniteLossReport(self.session)
 
     def training_ends(self, fit: Fit) -> None:
         if fit.is_outermost:
@@ -226,7 +226,7 @@ def _leave_out(which: int, what: str) -> None:
     left_out = _left_out()
     in_a_row = left_out.in_a_row[which] = left_out.in_a_row.get(which, 0) + 1
     left_out.number, left_out.in_step = left_out.number + 1, True
-    session = world.current()
+    session = left_out.session
     session.ledger.say(left_out=left_out.number)
     if session.world.rank == 0 and left_out.number <= _TOLD:
         more = " Further ones are counted, and have no line." if left_out.number == _TOLD else ""
@@ -253,10 +253,11 @@ def _name(variable: Variable) -> str:
 
 def _cause(comm: Communicator | None, is_finite: bool) -> str:
     """Describes which workers' shares are not finite, with their records where these are known."""
-    rank = world.current().world.rank
-    records = [] if is_finite else list(_left_out().records())
+    left_out = _left_out()
+    rank = left_out.session.world.rank
+    records = [] if is_finite else list(left_out.records())
     if records:
-        _write(records)
+        _write(left_out, records)
     if comm is None or comm.size == 1:
         return _from(records, rank)
     everyone = comm.allgather_object((rank, is_finite, len(records), records[:_NAMED]))
@@ -277,7 +278,7 @@ def _from(records: Sequence[Record], rank: int, count: int | None = None) -> str
     count = len(records) if count is None else count
     if count == 1:
         return f" (made of record {named})"
-    path = _list_of(rank)
+    path = _list_of(world.current().options.run_dir, rank)
     listed = f"; all are listed in {path}" if count > _NAMED and path else ""
     return (
         f" (made of {count} records, in one or more of which the cause may be:"
@@ -285,19 +286,18 @@ def _from(records: Sequence[Record], rank: int, count: int | None = None) -> str
     )
 
 
-def _write(records: Sequence[Record]) -> None:
+def _write(left_out: _LeftOut, records: Sequence[Record]) -> None:
     """Appends the records of this worker's share of the batch to a file, in a line of JSON."""
-    path = _list_of(world.current().world.rank)
+    path = _list_of(left_out.session.options.run_dir, left_out.session.world.rank)
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     found = [{"index": index, "file": file, "offset": place} for index, file, place in records]
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"batch": _left_out().batch.strip(" ()"), "records": found}) + "\n")
+        file.write(json.dumps({"batch": left_out.batch.strip(" ()"), "records": found}) + "\n")
 
 
-def _list_of(rank: int) -> Path | None:
-    folder = world.current().options.run_dir
+def _list_of(folder: str, rank: int) -> Path | None:
     return Path(folder) / "data" / f"not-finite-rank-{rank}.jsonl" if folder else None
 
 
@@ -308,8 +308,9 @@ _SECONDS_UNREAD = 1.0
 class NonFiniteLossReport:
     """Says once in a `fit` that its loss is not finite any more."""
 
-    def __init__(self) -> None:
-        self._is_over = world.current().world.rank > 0
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._is_over = session.world.rank > 0
         # Losses that a device computes, with their epoch and batch: to read each would hold up the
         # steps after it.
         self._unread: list[tuple[int, int, Any]] = []
@@ -340,7 +341,7 @@ class NonFiniteLossReport:
         if math.isfinite(loss):
             return
         self._is_over, advice = True, ""
-        if not world.current().options.servers and not is_asked():
+        if not self._session.options.servers and not is_asked():
             advice = (
                 " `--on-nan stop` ends a run before it applies such gradients, and names the"
                 " variable and the rank; `--on-nan skip` leaves them out."

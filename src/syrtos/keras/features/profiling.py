@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from syrtos.comm import clocks, world
-from syrtos.comm.communicator import Communicator
+from syrtos.comm import clocks
 from syrtos.comm.world import Session
 from syrtos.keras import backend
 from syrtos.keras.features.feature import Feature
@@ -44,7 +43,8 @@ class _TraceEvent(TypedDict):
 class Recording:
     """A recording of what this worker does, from its beginning until `stop`."""
 
-    def __init__(self, with_framework: bool) -> None:
+    def __init__(self, session: Session, with_framework: bool) -> None:
+        self._session = session
         self._folder: str | None = None
         self._stop: Callable[[], Sequence[ProfiledEvent]] | None = None
         if with_framework:
@@ -57,7 +57,7 @@ class Recording:
         self._recorder = trace.state.recorder = SpanRecorder()
 
     def _start_framework(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="profile-", dir=world.current().options.run_dir)
+        self._folder = tempfile.mkdtemp(prefix="profile-", dir=self._session.options.run_dir)
         try:
             self._stop = backend.active().start_profiler(Path(self._folder))
         # Another profiler of the script's own may be running, or the framework may have been built
@@ -91,11 +91,11 @@ class Recording:
         ``ahead``: returns by how many seconds this worker's `time.perf_counter` was ahead of rank
             0's at a moment.
         """
-        rank, shift = world.current().world.rank, ahead(self._marked)
+        rank, shift = self._session.world.rank, ahead(self._marked)
         marks = [event.start for event in self._seen if event.name == MARK]
         theirs = [event for event in self._seen if event.name != MARK] if marks else []
         return [
-            *_ours(rank, self._recorder.spans(), shift),
+            *_ours(rank, self._session.ledger.host, self._recorder.spans(), shift),
             *(_theirs(rank, theirs, self._marked - shift - marks[0]) if theirs else []),
         ]
 
@@ -103,8 +103,9 @@ class Recording:
 class Profile:
     """`--profile`: some training steps of the run, with the framework's profiler."""
 
-    def __init__(self, first: int, last: int) -> None:
+    def __init__(self, session: Session, first: int, last: int) -> None:
         """Profiles the steps with index ``first`` to ``last`` - 1."""
+        self._session = session
         self._first, self._last = first, last
         self._since, self._made = 0.0, 0
 
@@ -123,8 +124,8 @@ class Profile:
                 and coming
                 and _is_free("nothing is profiled")
             ):
-                with world.current().ledger.span("profile"):
-                    state.recordings[PROFILE] = Recording(with_framework=True)
+                with self._session.ledger.span("profile"):
+                    state.recordings[PROFILE] = Recording(self._session, with_framework=True)
                 self._since, self._made = time.perf_counter(), made
             return
         if made > self._made:
@@ -134,26 +135,26 @@ class Profile:
             recording.add("steps", several, self._since, now)
             self._since, self._made = now, made
         if made >= self._last:
-            world.current().ledger.at_step = None
-            with world.current().ledger.span("profile"):
+            self._session.ledger.at_step = None
+            with self._session.ledger.span("profile"):
                 recording.stop()
-                write_own(PROFILE)
+                write_own(self._session, PROFILE)
 
 
 class Timeline:
     """Horovod's timeline: each worker records from `begin` to `stop`."""
 
-    def begin(self, path: Path) -> None:
+    def begin(self, session: Session, path: Path) -> None:
         """Begins to record, for a file that rank 0 writes."""
         if TIMELINE not in state.recordings and _is_free(f"no timeline is written to {path}"):
-            state.recordings[TIMELINE] = Recording(with_framework=False)
+            state.recordings[TIMELINE] = Recording(session, with_framework=False)
             state.timeline = path.absolute()
 
-    def stop(self) -> None:
+    def stop(self, session: Session) -> None:
         """Ends the recording."""
         if recording := state.recordings.get(TIMELINE):
             recording.stop()
-            write_own(TIMELINE)
+            write_own(session, TIMELINE)
 
 
 def _is_free(otherwise: str) -> bool:
@@ -178,43 +179,44 @@ class _Recordings:
         self.recordings: dict[str, Recording] = {}
         self.timeline = Path()
 
-    def path(self, kind: str) -> Path:
+    def path(self, kind: str, run_dir: str) -> Path:
         """Returns the file of a kind of recording."""
-        return self.timeline if kind == TIMELINE else Path(world.current().options.run_dir) / FILE
+        return self.timeline if kind == TIMELINE else Path(run_dir) / FILE
 
 
 state = _Recordings()
 
 
-def write_own(kind: str) -> None:
+def write_own(session: Session, kind: str) -> None:
     """Writes what rank 0 has recorded itself, so that something is there should the script fail before its end."""
-    if world.current().world.rank == 0:
-        write(state.recordings[kind].events(lambda _: 0.0), state.path(kind))
+    if session.world.rank == 0:
+        path = state.path(kind, session.options.run_dir)
+        write(state.recordings[kind].events(lambda _: 0.0), path)
 
 
-def end_of_script(recorded: Sequence[float]) -> None:
+def end_of_script(session: Session, recorded: Sequence[float]) -> None:
     """Writes one trace of all workers, when all of them have come to the end of the script.
 
     Only here they are sure to meet, for they may make different numbers of steps. ``recorded``:
     what `recordings` is on each of them.
     """
-    session = world.current()
     comm = session.comm
     session.ledger.become("profile")
     ahead = session.ledger.clock_ahead(clocks.ahead(comm) if comm.size > 1 else 0.0)
     for bit, kind in enumerate((PROFILE, TIMELINE)):
         if any(int(each) >> bit & 1 for each in recorded):
-            _write_together(kind, comm, ahead)
+            _write_together(session, kind, ahead)
 
 
-def _write_together(kind: str, comm: Communicator, ahead: Callable[[float], float]) -> None:
+def _write_together(session: Session, kind: str, ahead: Callable[[float], float]) -> None:
     """Writes the recordings of a kind of all workers, on the first worker that has one."""
+    comm = session.comm
     mine, path = b"", ""
     if recording := state.recordings.get(kind):
         recording.stop()
         mine, path = (
             gzip.compress(json.dumps(recording.events(ahead)).encode()),
-            str(state.path(kind)),
+            str(state.path(kind, session.options.run_dir)),
         )
     parts = [
         (rank, *each) for rank, each in enumerate(comm.allgather_object([mine, path])) if each[0]
@@ -231,13 +233,13 @@ def _write_together(kind: str, comm: Communicator, ahead: Callable[[float], floa
         )
 
 
-def recordings() -> float:
+def recordings(session: Session) -> float:
     """Returns what this worker has recorded, as the bits of a number: 1 a profile, 2 a timeline."""
-    asked, ledger = world.current().options.profiled_steps, world.current().ledger
+    asked, ledger = session.options.profiled_steps, session.ledger
     if (
         asked
         and PROFILE not in state.recordings
-        and world.current().world.rank == 0
+        and session.world.rank == 0
         and ledger.steps_of_run < asked[1]
     ):
         print(
@@ -265,8 +267,7 @@ _TRACKS = ("steps", "worker", "exchange", "agreement", "input and update")
 _FRAMEWORK = 100
 
 
-def _ours(rank: int, spans: Sequence[Span], ahead: float) -> list[_TraceEvent]:
-    host = world.current().ledger.host
+def _ours(rank: int, host: str, spans: Sequence[Span], ahead: float) -> list[_TraceEvent]:
     process: _TraceEvent = {
         "ph": "M",
         "pid": rank,
@@ -312,7 +313,7 @@ class Profiling(Feature):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         first, last = session.options.profiled_steps or (0, 0)
-        session.ledger.at_step = Profile(first, last).at_step
+        session.ledger.at_step = Profile(session, first, last).at_step
 
     @classmethod
     def is_asked(cls, session: Session) -> bool:

@@ -38,8 +38,7 @@ def classes() -> dict[str, type[Feature]]:
 class _Chosen:
     """The features that act in this process."""
 
-    def __init__(self) -> None:
-        session = world.current()
+    def __init__(self, session: Session) -> None:
         self.features = [kind(session) for kind in classes().values() if kind.is_asked(session)]
 
 

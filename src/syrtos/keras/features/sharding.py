@@ -44,10 +44,24 @@ _BY_VARIABLE = frozenset({"Lamb", "Muon"})
 _ROWS = 16
 
 
-class _Within:
-    """A flag for an update in progress, in which the variables of an optimizer are this worker's parts."""
+class _ShardingState:
+    """The state of sharding in this process.
 
-    update = False
+    Attributes:
+        in_update: whether an update is in progress, in which the variables of an optimizer are this
+            worker's parts.
+        bytes_of: what is counted of the optimizers that there still are.
+        gathered: what `gathering_variables` has gathered, by the identity of the variable.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.in_update = False
+        self.bytes_of: weakref.WeakKeyDictionary[Optimizer, _Bytes] = weakref.WeakKeyDictionary()
+        self.gathered: dict[int, Array] = {}
+
+
+def _sharding_state() -> _ShardingState:
+    return world.current().part(_ShardingState)
 
 
 def is_asked() -> bool:
@@ -140,7 +154,8 @@ def bounds_between_hosts(
         variables: those of the gradients.
         has_rows: whether some gradients list rows, which are summed whole.
     """
-    found, options = of(optimizer), world.current().options
+    found, session = of(optimizer), world.current()
+    options = session.options
     by_parts = found is not None and not found.by_variable and all(map(found.knows, variables))
     is_plain = (
         options.on_nan == "warn"
@@ -148,7 +163,7 @@ def bounds_between_hosts(
         and not (has_rows and _has_norms(optimizer))
     )
     # To send the parts alone takes half the bytes between hosts, and saves nothing within one.
-    several_hosts = world.current().world.node_count > 1
+    several_hosts = session.world.node_count > 1
     return (
         [found.bounds_of(v) for v in variables]
         if found and by_parts and is_plain and several_hosts
@@ -187,10 +202,6 @@ class _Bytes:
         self.kept = self.total = 0
 
 
-# Weakly: what a summary counts are the optimizers that there still are.
-_counted: weakref.WeakKeyDictionary[Optimizer, _Bytes] = weakref.WeakKeyDictionary()
-
-
 def count(optimizer: Optimizer, variable: Variable, kept: int) -> None:
     """Counts a variable of an optimizer, for the summary, which adds up the optimizers that there are.
 
@@ -199,24 +210,27 @@ def count(optimizer: Optimizer, variable: Variable, kept: int) -> None:
         variable: one of the model, of the same shape.
         kept: how many of its elements this worker keeps.
     """
-    found = _counted.setdefault(optimizer, _Bytes())
+    session = world.current()
+    counted = session.part(_ShardingState).bytes_of
+    found = counted.setdefault(optimizer, _Bytes())
     each = dtype_of(state.dtype_name(variable)).itemsize
     found.kept += each * kept
     found.total += each * math.prod(variable.shape)
     kept, total = (
-        sum(getattr(one, name) for one in _counted.values()) for name in ("kept", "total")
+        sum(getattr(one, name) for one in counted.values()) for name in ("kept", "total")
     )
-    world.current().ledger.say(state_kept=kept, state_whole=total)
+    session.ledger.say(state_kept=kept, state_whole=total)
 
 
 @contextlib.contextmanager
 def updating() -> Iterator[None]:
     """Context manager: an optimizer's variables are this worker's parts inside."""
-    before, _Within.update = _Within.update, True
+    process = _sharding_state()
+    before, process.in_update = process.in_update, True
     try:
         yield
     finally:
-        _Within.update = before
+        process.in_update = before
 
 
 # -- an optimizer's variables ------------------------------------------------------------------------------
@@ -239,7 +253,7 @@ class _Cut:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return super().shape if _Within.update else self.whole_shape  # type: ignore[misc]
+        return super().shape if _sharding_state().in_update else self.whole_shape  # type: ignore[misc]
 
     @property
     def ndim(self) -> int:
@@ -247,7 +261,7 @@ class _Cut:
 
     @property
     def value(self) -> object:
-        if _Within.update:
+        if _sharding_state().in_update:
             return super().value  # type: ignore[misc]
         return backend.active().on_host(
             self._gather_from, state.held_objects([self])[0], self.whole_shape
@@ -255,7 +269,7 @@ class _Cut:
 
     def assign(self, value: object) -> object:
         """Assigns this worker's part of a whole value; within an update the value is the part."""
-        if _Within.update:
+        if _sharding_state().in_update:
             return super().assign(value)  # type: ignore[misc]
         whole = np.asarray(value)
         if whole.shape != self.whole_shape:
@@ -273,8 +287,9 @@ class _Cut:
 
     def _gather_from(self, mine: Array) -> Array:
         # One worker alone saves a model whose variables all have gathered before.
-        if id(self) in _gathered:
-            return _gathered[id(self)]
+        gathered = _sharding_state().gathered
+        if id(self) in gathered:
+            return gathered[id(self)]
         result = np.empty(int(np.prod(self.whole_shape)), mine.dtype)
         result[self.part.start : self.part.stop] = mine.reshape(-1)
         self.sharding.comm.agree(
@@ -297,10 +312,6 @@ class _Cut:
         )
 
 
-# What `gathering_variables` has gathered, by the identity of the variable.
-_gathered: dict[int, Array] = {}
-
-
 @contextlib.contextmanager
 def gathering_variables(model: Model) -> Iterator[None]:
     """Context manager: one worker alone can read all variables of a model's optimizers inside.
@@ -308,13 +319,14 @@ def gathering_variables(model: Model) -> Iterator[None]:
     All workers must enter.
     """
     slots = [v for v in snapshot.slots_of(model) if state.is_cut(v)]
-    found = {id(v): v.gather_whole() for v in slots if id(v) not in _gathered}
-    _gathered.update(found)
+    gathered = _sharding_state().gathered
+    found = {id(v): v.gather_whole() for v in slots if id(v) not in gathered}
+    gathered.update(found)
     try:
         yield
     finally:
         for each in found:
-            del _gathered[each]
+            del gathered[each]
 
 
 _classes: dict[type, type] = {}

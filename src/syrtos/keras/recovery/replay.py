@@ -92,8 +92,9 @@ def committed_state() -> Arrays | None:
     if run is None or not run.last.commits:
         return None
     # By now the script may have made steps that are undone.
-    run.trained_before = run.last.trained - world.current().ledger.trained
-    world.current().ledger.say(trained=run.trained_before)
+    ledger = world.current().ledger
+    run.trained_before = run.last.trained - ledger.trained
+    ledger.say(trained=run.trained_before)
     return encoding.unpack(run.slots.read(0, run.number))
 
 

@@ -88,7 +88,8 @@ class SnapshotStore:
         told = json.loads(text)
         self.slots = Slots([tuple(pair) for pair in told["places"]])
         self.folder = Path(told["folder"])
-        self.world, self._comm = world.current().world, world.current().comm
+        session = world.current()
+        self.world, self._comm, self._ledger = session.world, session.comm, session.ledger
         self.number = self.slots.committed_number()
         self.fits = 0
         self.kept = 0  # bytes of the states of `fit`s that have ended
@@ -210,7 +211,7 @@ class SnapshotStore:
         self.number += 1
         self.last = Progress(
             commits=self.last.commits + 1,
-            trained=self.trained_before + world.current().ledger.trained,
+            trained=self.trained_before + self._ledger.trained,
         )
         if self.world.local_rank == 0:
             self.slots.write(

@@ -14,6 +14,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from syrtos.comm.world import Session
+
 
 @dataclasses.dataclass
 class Update:
@@ -72,6 +74,18 @@ def update_of(optimizer: object) -> Update:
     """Returns the update that this optimizer makes now; outside of one an update without variables."""
     found = (one for one in reversed(_stack.updates) if one.optimizer is optimizer)
     return next(found, None) or Update(optimizer)
+
+
+class AskedReductions:
+    """The wishes of the script and of the run for what is reduced in this process.
+
+    Attributes:
+        all_optimizers: whether every optimizer of Keras reduces, as `syrtos run` wants it.
+        by_tape: whether the script's own loops reduce with a `DistributedGradientTape`.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.all_optimizers = self.by_tape = False
 
 
 @dataclasses.dataclass

@@ -34,8 +34,8 @@ class DistributedGradientTape(gradients.ReducingTape):
         self, tape: tf.GradientTape | None = None, process_set: ProcessSet | None = None
     ) -> None:
         """Wraps ``tape``, or a new one."""
-        gradients.reduce_by_tape()
         world.init()
+        gradients.reduce_by_tape()
         super().__init__(tape or tf.GradientTape(), Reduction(comm_of(process_set)))
 
     # Targets and sources are of any structure, as in TensorFlow's own tape.

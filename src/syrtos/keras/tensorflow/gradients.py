@@ -21,6 +21,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.keras import keras_internals
 from syrtos.keras.features import registry, sharding
 from syrtos.keras.replica import state, updates
+from syrtos.keras.replica.updates import AskedReductions
 from syrtos.keras.tensorflow import ops, tf_internals_graphs
 from syrtos.keras.tensorflow.assignments import computes_whole_batch, current_step
 from syrtos.keras.tensorflow.reduction import Reduction, times
@@ -29,17 +30,6 @@ if TYPE_CHECKING:
     from syrtos.keras.protocols import FrameworkVariable, Optimizer, Variable
     from syrtos.keras.replica.updates import Update
     from syrtos.keras.tensorflow.types import Gradient, GradientLike, Number
-
-
-class _Asked:
-    """The wishes of the script and of the run for what is reduced in this process.
-
-    Attributes:
-        all_optimizers: whether every optimizer of Keras reduces.
-        by_tape: whether the script's own loops reduce with a `DistributedGradientTape`.
-    """
-
-    all_optimizers = by_tape = False
 
 
 class ReducingTape:
@@ -91,12 +81,12 @@ def reduce_by_tape() -> None:
     """Notes that the script's own loops reduce with a `DistributedGradientTape`."""
     # In such loops only optimizers that were asked to reduce do so: others would reduce a second
     # time.
-    _Asked.by_tape = True
+    world.current().part(AskedReductions).by_tape = True
 
 
 def reduce_all_optimizers() -> None:
     """Makes every Keras optimizer of this process reduce from now on, as `syrtos run` wants it."""
-    _Asked.all_optimizers = True
+    world.current().part(AskedReductions).all_optimizers = True
 
 
 def are_reduced() -> bool:
@@ -120,12 +110,12 @@ def reduction_of(optimizer: object) -> Reduction | None:
         return Reduction(InProcessCommunicator())
     if record.reduction is not None:
         return cast("Reduction", record.reduction)
-    by_tape = _Asked.by_tape and current_step() is None
-    if not _Asked.all_optimizers or world.sharing() is not world.current() or by_tape:
+    session = world.current()
+    asked = session.part(AskedReductions)
+    by_tape = asked.by_tape and current_step() is None
+    if not asked.all_optimizers or world.sharing() is not session or by_tape:
         return None
-    if registry.trains_apart():
-        return None
-    return Reduction(world.current().comm)
+    return None if registry.trains_apart() else Reduction(session.comm)
 
 
 def begin_update(update: Update, variables: Iterable[FrameworkVariable]) -> None:

@@ -239,7 +239,8 @@ def _build_from_spec(original: Method) -> Method:
             (self.test_step, "test_step"),
             (predict_step, "predict_step"),
         ]
-        options = world.current().options
+        session = world.current()
+        options = session.options
         # Before the first step: to keep them, or to give them to servers.
         needs_weights = options.sync_every or options.servers
         if not needs_weights and not all(_is_stock(step, name) for step, name in steps):
@@ -248,7 +249,7 @@ def _build_from_spec(original: Method) -> Method:
             # way would lock layers that have no variables yet.
             return
         batch = data_batch if iterator is None else iterator._distributed_dataset.element_spec
-        batch = spec_of_share(batch, world.current().input_comm)
+        batch = spec_of_share(batch, session.input_comm)
         # A model that can't be built from shapes alone is built by its first step, as in one
         # process.
         with (

@@ -8,9 +8,8 @@ custom loop it keeps the contract of `tf.distribute`: `run` runs the function he
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import tensorflow as tf
 
@@ -53,6 +52,10 @@ class Strategy(tf.distribute.Strategy):
     _only: Strategy | None = None
     chosen = False
 
+    # Adapts Keras to models under the strategy. What a script gets the strategy from sets it, and
+    # may import what stands above this file.
+    adapt_keras: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
+
     def __new__(cls) -> Strategy:
         """Returns the one strategy of this process."""
         # TensorFlow refuses to mix two, and `syrtos run` has made one already.
@@ -70,8 +73,7 @@ class Strategy(tf.distribute.Strategy):
             # Where workers train at their own pace, each is alone to the strategy.
             workers = world.sharing() if asynchronous.asynchronous_servers() else world.current()
             super().__init__(_Extended(self, workers))
-            # Not imported at the top: `activate` is a layer above this one.
-            importlib.import_module("syrtos.keras.activate").for_strategy()
+            Strategy.adapt_keras()
 
     def run(
         self,

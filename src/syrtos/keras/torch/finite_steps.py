@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
 from syrtos.keras import keras_internals
@@ -17,6 +16,7 @@ from syrtos.keras.features import finite
 from syrtos.keras.replica import updates
 from syrtos.keras.torch import gradients, torch_internals
 from syrtos.keras.torch.step import current_step
+from syrtos.keras.trainer import timing
 
 if TYPE_CHECKING:
     import keras
@@ -41,7 +41,7 @@ def apply_if_finite(
     flags = _finite(results)
     own = flags if accumulates else _own_finite(grads)
     if accumulates and comm is not None:
-        with world.current().ledger.span("exchange"):
+        with timing.exchanging():
             flags = (comm.allreduce(np.logical_not(flags).astype(np.int32)) == 0).tolist()
     if not finite.look(comm, update.variables, flags, own, int(optimizer.iterations) + 1):
         # Which `apply` adds in any case.

@@ -14,11 +14,12 @@ from syrtos.errors import ConfigurationError
 from syrtos.keras import keras_internals
 from syrtos.keras.features import registry, sharding
 from syrtos.keras.replica import state, updates
+from syrtos.keras.replica.updates import AskedReductions
 from syrtos.keras.split import script_modules
 from syrtos.keras.torch import collectives, ops
 from syrtos.keras.torch.overlap import Overlap
 from syrtos.keras.torch.step import TorchStep, current_step, is_whole
-from syrtos.keras.trainer import exchange_plan
+from syrtos.keras.trainer import exchange_plan, timing
 
 if TYPE_CHECKING:
     import keras
@@ -35,15 +36,9 @@ _Grads = tuple[torch.Tensor | None, ...]
 _READS_GRADIENTS = r"(?<!autograd)\.grad\b|[\"']grad[\"']|\bclip_grad_|\bget_total_norm\b"
 
 
-class _All:
-    """The switch that makes every optimizer of this process reduce, as `syrtos run` wants it."""
-
-    reduce = False
-
-
 def reduce_all_optimizers() -> None:
     """Makes every Keras optimizer of this process reduce from now on."""
-    _All.reduce = True
+    world.current().part(AskedReductions).all_optimizers = True
 
 
 def are_reduced() -> bool:
@@ -158,8 +153,10 @@ def workers_of(optimizer: Optimizer) -> Communicator | None:
     """Returns the workers over which this optimizer's gradients are averaged before they are clipped, or None."""
     if are_reduced():
         return None
+    session = world.current()
+    reduces = session.part(AskedReductions).all_optimizers and not registry.trains_apart()
     found = cast("Communicator | None", updates.record_of(optimizer).reduction) or (
-        world.current().comm if _All.reduce and not registry.trains_apart() else None
+        session.comm if reduces else None
     )
     return found if found is not None and found.size > 1 else None
 
@@ -303,7 +300,7 @@ def finite_everywhere(optimizer: Optimizer, finite: torch.Tensor) -> torch.Tenso
         return finite
     # A worker without samples has no say, whatever its row that does not count has given.
     mine = bool(finite) or (step is not None and not step.samples)
-    with world.current().ledger.span("exchange"):
+    with timing.exchanging():
         everyone = comm.agree("gradients are finite?", float(mine))
     return finite.new_tensor(all(everyone))
 

@@ -17,6 +17,7 @@ from syrtos.comm import compression, fusion, world
 from syrtos.comm.communicator import Array, Bounds, Communicator, ReduceOp
 from syrtos.errors import ConfigurationError
 from syrtos.keras.torch import collectives
+from syrtos.keras.trainer import timing
 
 
 class _ExchangeContext(Protocol):
@@ -156,7 +157,7 @@ def weighted_mean(
     """
     results = list(gradients)
     for bucket in buckets(gradients):
-        with world.current().ledger.span("exchange"):
+        with timing.exchanging():
             mine = [gradients[i] for i in bucket]
             owners = [variables[i] for i in bucket] if variables else []
             parts = [bounds[i] for i in bucket] if bounds else []

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.keras.torch import ops
+from syrtos.keras.trainer import timing
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -112,7 +112,7 @@ class Overlap:
             return ops.weighted_mean(
                 self._comm, gradients, self._weight, lend=True, variables=variables
             )
-        with world.current().ledger.span("exchange"):
+        with timing.exchanging():
             self._comm.background.settle()
             averages = {
                 id(gradient): average

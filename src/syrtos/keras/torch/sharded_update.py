@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from keras.src.backend.torch.core import Variable
 
-from syrtos.comm import world
 from syrtos.keras.features import sharding
 from syrtos.keras.features.sharding import Sharding
 from syrtos.keras.files import saving
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.torch import ops
+from syrtos.keras.trainer import timing
 
 if TYPE_CHECKING:
     import keras
@@ -95,7 +95,7 @@ def _gather(found: Sharding, variables: Sequence[keras.Variable]) -> None:
     for bucket in ops.buckets(tensors):
         # On a CPU these are the variables' own memory, and are filled in place.
         arrays = [ops.array_of(tensors[i]).reshape(-1) for i in bucket]
-        with world.current().ledger.span("exchange"):
+        with timing.exchanging():
             found.gather(arrays, [variables[i] for i in bucket])
         for i, array in zip(bucket, arrays, strict=True):
             if not tensors[i].is_cpu:

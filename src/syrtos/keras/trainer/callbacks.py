@@ -29,6 +29,7 @@ from syrtos.keras.trainer.comparisons import Comparisons, equal_replicas
 from syrtos.keras.trainer.exchange_counts import ExchangeCounts
 from syrtos.keras.trainer.planned_training import PlannedTraining
 from syrtos.keras.trainer.timing import clock
+from syrtos.observe.ledger import Ledger
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import CallbackList, Logs, Model, P, TrainingParams
@@ -37,13 +38,14 @@ if TYPE_CHECKING:
 def enclose(callback_list: CallbackList) -> None:
     """Puts our two callbacks around all others of a list."""
     # Once more after `within`: Keras itself adds callbacks to the list, e.g. its progress bar.
-    if world.sharing().world.rank or world.current().options.verify == "only":
+    session = world.current()
+    if world.sharing().world.rank or session.options.verify == "only":
         callback_list.callbacks = callbacks_of_worker(callback_list.callbacks)
     last = AfterUsers(callback_list)
     keras_internals.call_in_training_thread(callback_list)
-    first = BeforeUsers(last)
+    first = BeforeUsers(last, session.ledger)
     callback_list.callbacks.insert(0, first)
-    callback_list.callbacks = Timed([*callback_list.callbacks, last], world.current().ledger)
+    callback_list.callbacks = Timed([*callback_list.callbacks, last], session.ledger)
     for callback in (first, last):
         # A list that a loop of the script's own makes may have no model.
         callback.set_model(getattr(callback_list, "model", None))
@@ -97,10 +99,9 @@ class _Quiet:
 class BeforeUsers(_Quiet):
     """Runs before the script's callbacks: the step is over, and the time from here on is counted as theirs."""
 
-    def __init__(self, last: AfterUsers) -> None:
+    def __init__(self, last: AfterUsers, ledger: Ledger) -> None:
         super().__init__()
-        self._last = last
-        self._ledger = world.current().ledger
+        self._last, self._ledger = last, ledger
 
     def on_train_begin(self, logs: Logs = None) -> None:
         # Both before the script's callbacks: these may restore an optimizer with another rate, or
@@ -165,7 +166,7 @@ class AfterUsers(_Quiet):
         """``everyone``: the list of all callbacks, which has these two in it."""
         super().__init__()
         self._everyone = everyone
-        self._session = world.sharing()
+        self._session, self._workers = world.sharing(), world.current().world.size
         self.trains = self._built_by_step = False
         self.features = registry.active()
         self._fit = Fit()
@@ -222,7 +223,7 @@ class AfterUsers(_Quiet):
         fit.steps += count
         self._made += count
         self._comparisons.count(count)
-        compares = world.current().world.size > 1 and not self._replicas_differ()
+        compares = self._workers > 1 and not self._replicas_differ()
         if compares and self._comparisons.is_due():
             self._comparisons.compare(self.model, self._counts_alone(), fit.steps)
         fit.batch = _index(batch)

@@ -57,6 +57,11 @@ def waiting_for_data() -> contextlib.AbstractContextManager[None]:
     return _span("input")
 
 
+def exchanging() -> contextlib.AbstractContextManager[None]:
+    """Context manager around an exchange of tensors between workers: its time counts as exchange."""
+    return _span("exchange")
+
+
 def _span(kind: Kind) -> contextlib.AbstractContextManager[None]:
     return world.current().ledger.span(kind) if world.is_initialized() else contextlib.nullcontext()
 

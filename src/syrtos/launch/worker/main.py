@@ -229,9 +229,7 @@ class _WorkerProcess:
     def _finish(self) -> None:
         """Comes to the end together with the other workers."""
         # A worker that ends while others still exchange is out of step.
-        from syrtos.comm import world
-
-        session = world.current()
+        session = _session()
         # a worker may upload or evaluate for as long as it likes
         session.watchdog.timeout = float("inf")
         if session.servers:
@@ -240,21 +238,21 @@ class _WorkerProcess:
             return
         profiling = sys.modules.get("syrtos.keras.features.profiling")
         recorded = session.comm.agree(
-            "end of the script", profiling.recordings() if profiling else 0.0
+            "end of the script", profiling.recordings(session) if profiling else 0.0
         )
         if any(recorded):
-            importlib.import_module("syrtos.keras.features.profiling").end_of_script(recorded)
+            importlib.import_module("syrtos.keras.features.profiling").end_of_script(
+                session, recorded
+            )
 
     def _end_here(self) -> NoReturn:
         """Ends this worker in the middle of its script, successfully.
 
         The rest of the script, and what it has registered for its exit, does not run.
         """
-        from syrtos.comm import world
-
         self._finish()
         self._say_finished()
-        world.current().ledger.close()
+        _session().ledger.close()
         sys.stdout.flush()
         sys.stderr.flush()
         self._close_tees()
@@ -304,7 +302,7 @@ class _WorkerProcess:
     def _size(self) -> int:
         from syrtos.comm import world
 
-        return world.current().world.size if world.is_initialized() else 1
+        return _session().world.size if world.is_initialized() else 1
 
     def _report_failure(self, text: str, code: int) -> None:
         """Reports a failure by event, and in a file in case the event is lost when everything ends at once."""
@@ -403,7 +401,7 @@ class _WorkerProcess:
             sys.stdout.flush()
             _exit(code)
         if world.is_initialized():
-            world.current().ledger.close()
+            _session().ledger.close()
         sys.stdout.flush()
         sys.stderr.flush()
         self._close_tees()
@@ -452,10 +450,15 @@ def _serve(program: Program, run_dir: str) -> None:
     )
 
 
-def _script_begins() -> None:
+def _session() -> Session:
+    # Only here: it imports MPI.
     from syrtos.comm import world
 
-    world.current().ledger.script_begins()
+    return world.current()
+
+
+def _script_begins() -> None:
+    _session().ledger.script_begins()
 
 
 def _end_children() -> None:

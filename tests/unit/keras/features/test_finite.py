@@ -21,12 +21,13 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-@pytest.mark.usefixtures("session")
 @pytest.mark.parametrize(
     "losses", [[1.0, math.nan, 2.0], [np.float32(1), np.array(np.inf), np.array(0.5)]]
 )
-def test_the_first_one_is_named(losses: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    notice = finite.NonFiniteLossReport()
+def test_the_first_one_is_named(
+    session: Any, losses: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    notice = finite.NonFiniteLossReport(session)
     for batch, loss in enumerate(losses):
         notice.look(0, batch, {"loss": loss})
     notice.read()
@@ -35,9 +36,10 @@ def test_the_first_one_is_named(losses: list[Any], capsys: pytest.CaptureFixture
     assert said.count("the loss is") == 1
 
 
-@pytest.mark.usefixtures("session")
-def test_losses_of_a_device_are_read_later(capsys: pytest.CaptureFixture[str]) -> None:
-    notice = finite.NonFiniteLossReport()
+def test_losses_of_a_device_are_read_later(
+    session: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notice = finite.NonFiniteLossReport(session)
     notice.look(0, 0, {"loss": np.array(np.nan)})
     assert capsys.readouterr().err == ""
     notice.read()
@@ -46,7 +48,7 @@ def test_losses_of_a_device_are_read_later(capsys: pytest.CaptureFixture[str]) -
 
 def test_other_ranks_are_silent(session: Any, capsys: pytest.CaptureFixture[str]) -> None:
     session.world.rank = 1
-    notice = finite.NonFiniteLossReport()
+    notice = finite.NonFiniteLossReport(session)
     notice.look(0, 0, {"loss": math.nan})
     notice.read()
     assert capsys.readouterr().err == ""
