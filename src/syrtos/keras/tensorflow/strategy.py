@@ -54,7 +54,7 @@ class Strategy(tf.distribute.Strategy):
 
     # Adapts Keras to models under the strategy. What a script gets the strategy from sets it, and
     # may import what stands above this file.
-    adapt_keras: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
+    adapt_keras: ClassVar[Callable[[], None] | None] = None
 
     def __new__(cls) -> Strategy:
         """Returns the one strategy of this process."""
@@ -73,7 +73,8 @@ class Strategy(tf.distribute.Strategy):
             # Where workers train at their own pace, each is alone to the strategy.
             workers = world.sharing() if asynchronous.asynchronous_servers() else world.current()
             super().__init__(_Extended(self, workers))
-            Strategy.adapt_keras()
+            if Strategy.adapt_keras is not None:
+                Strategy.adapt_keras()
 
     def run(
         self,
