@@ -79,7 +79,7 @@ class Centralized(Feature):
     def batch_ends(self, fit, logs):
         self.batches += 1
 
-    def after_reduction(self, update, grads, own):
+    def change_gradients(self, update, grads):
         import keras
 
         assert [tuple(v.shape) for v in update.variables] == [tuple(g.shape) for g in grads]
@@ -90,7 +90,7 @@ class Centralized(Feature):
     def epoch_facts(self, fit):
         return {"centralized": self.batches}
 
-    def arrays(self):
+    def arrays(self, fit):
         return {"centralized batches": np.array(self.batches)}
 
     def put_back(self, arrays, fit):
@@ -140,11 +140,11 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def syrtos(package: Path, workers: int, script: str, **env: str) -> str:
+def syrtos(package: Path, workers: int, script: str, *flags: str, **env: str) -> str:
     command = [sys.executable, "-m", "syrtos", "run", "-n", str(workers), "--oversubscribe"]
     shutil.rmtree(package / "run", ignore_errors=True)
     ended = subprocess.run(
-        [*command, "--run-dir", "run", script],
+        [*command, "--run-dir", "run", *flags, script],
         cwd=package,
         env={**os.environ, "PYTHONPATH": str(package), **env},
         capture_output=True,
@@ -166,8 +166,8 @@ def test_an_entry_point_adds_a_dialect(package: Path, backend: str) -> None:
     assert float(said[0][1]) == pytest.approx(float(said[1][1]), rel=1e-4)
 
 
-def weights(package: Path, workers: int, backend: str, **env: str) -> list[np.ndarray]:
-    syrtos(package, workers, "feature.py", KERAS_BACKEND=backend, **env)
+def weights(package: Path, workers: int, backend: str, *flags: str, **env: str) -> list[np.ndarray]:
+    syrtos(package, workers, "feature.py", *flags, KERAS_BACKEND=backend, **env)
     with np.load(package / "weights.npz") as found:
         return [found[name] for name in found.files]
 
@@ -183,6 +183,9 @@ def test_an_entry_point_adds_an_option_of_training(package: Path, backend: str) 
         return
     plain = weights(package, 2, backend)
     assert max(np.abs(a - b).max() for a, b in zip(plain, together, strict=True)) > 1e-3
+    skipping = weights(package, 2, backend, "--on-nan", "skip", TOY_CENTRALIZED="1")
+    for one, two in zip(together, skipping, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
     killed = weights(package, 2, backend, TOY_CENTRALIZED="1", TOY_KILL="1")
     assert (package / "killed").exists()
     for one, two in zip(together, killed, strict=True):

@@ -35,7 +35,7 @@ def test_readers_are_typed(reader: object) -> None:
     signature = inspect.signature(reader)  # type: ignore[arg-type]
     assert signature.return_annotation == "Dataset"
     assert all(
-        p.annotation == "Unpack[Options]"
+        p.annotation == "Unpack[DatasetOptions]"
         for p in signature.parameters.values()
         if p.kind is p.VAR_KEYWORD
     )

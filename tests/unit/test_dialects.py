@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,8 @@ import pytest
 
 from syrtos import dialects
 from syrtos.dialects import registry
+from syrtos.dialects.dialect import Dialect
+from syrtos.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
 MODULES = {name: module for each in registry.OURS for name, module in each.serves.items()}
@@ -100,3 +103,34 @@ def test_the_page_is_made_from_it() -> None:
     page = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(page)
     assert (ROOT / "docs" / "dialects.md").read_text() == page.page()
+
+
+@pytest.fixture
+def finder(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The last finder, with a dialect of another package, whose module tries an import that fails."""
+
+    def load(group: str, name: str) -> Dialect:
+        assert importlib.util.find_spec("none_has_this") is None
+        return Dialect("oldtrain", serves={"oldtrain": "json"})
+
+    monkeypatch.setattr(registry.entry_points, "names", lambda group: ["oldtrain"])
+    monkeypatch.setattr(registry.entry_points, "load", load)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    found = dialects._Others()
+    sys.meta_path.append(found)
+    yield found
+    sys.modules.pop("oldtrain", None)
+
+
+@pytest.mark.usefixtures("finder")
+def test_a_dialect_of_another_package_serves_what_is_not_installed() -> None:
+    assert importlib.util.find_spec("none_has_that") is None
+    import json
+
+    assert importlib.import_module("oldtrain") is json
+    assert importlib.util.find_spec("none_has_this") is None
+
+
+def test_packages_need_an_installer() -> None:
+    with pytest.raises(ConfigurationError, match="`installer` should be"):
+        Dialect("toy", adds_to=("keras",))

@@ -87,7 +87,8 @@ class Session:
     def part(self, kind: Callable[[Session], PartT]) -> PartT:
         """Returns the one object of a class that belongs to this session, made when it is first asked for.
 
-        State of a room lives there in place of a module's: another session begins without it.
+        State of a room lives there in place of a module's: another world begins without it. The
+        sessions of `alone` and `asynchronously` have the same parts.
         """
         if kind not in self.parts:
             self.parts[kind] = kind(self)

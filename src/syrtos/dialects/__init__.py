@@ -18,8 +18,8 @@ from syrtos.dialects import registry
 from syrtos.dialects.dialect import Dialect
 from syrtos.launch.worker.import_hook import after_import, serve
 
-# Once one of these is imported, dialects of other packages may add names to them. To look for them
-# takes 20 ms, which an import of a framework hides.
+# Once one of these is imported, dialects of other packages may add names to it. To look for them
+# takes some 10 ms, few beside an import of a framework.
 _FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "torch", "jax")
 
 
@@ -31,8 +31,8 @@ def install() -> None:
     sys.meta_path.append(_Others())
 
 
-def _install(dialects: Sequence[Dialect]) -> None:
-    serve({name: module for each in dialects for name, module in each.serves.items()})
+def _install(dialects: Sequence[Dialect], last: bool = False) -> None:
+    serve({name: module for each in dialects for name, module in each.serves.items()}, last)
     for each in dialects:
         for package in each.adds_to:
             after_import(package, functools.partial(_install_into, each, package))
@@ -45,21 +45,24 @@ def _install_into(dialect: Dialect, package: str) -> None:
 
 @functools.cache
 def _install_others() -> None:
-    if found := registry.of_other_packages():
-        _install(found)
+    _install(registry.of_other_packages(), last=True)
 
 
 class _Others(MetaPathFinder):
-    """The last finder: looks for a package that nobody else has among those that other packages' dialects serve."""
+    """The last finder: serves a package that is not installed by the dialect whose entry point has its name."""
+
+    def __init__(self) -> None:
+        # What is served, or is being looked for.
+        self._seen: set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if "." in fullname:
+        if "." in fullname or fullname in self._seen:
             return None
-        served = {name for each in registry.of_other_packages() for name in each.serves}
-        if fullname not in served:
+        self._seen.add(fullname)
+        found = registry.serving(fullname)
+        if found is None:
             return None
-        sys.meta_path.remove(self)
-        _install_others()
+        serve(found.serves, last=True)
         return find_spec(fullname)

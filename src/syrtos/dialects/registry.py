@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-
+from syrtos import entry_points
 from syrtos.dialects.dialect import Dialect
-
-GROUP = "syrtos.dialects"
+from syrtos.errors import ConfigurationError
 
 _HERE = "syrtos.dialects."
 _HOROVOD = _HERE + "horovod"
@@ -91,10 +88,25 @@ OURS = (
 )
 
 
-@functools.cache
-def of_other_packages() -> Sequence[Dialect]:
-    """Returns the dialects that installed packages name."""
-    # Only here: it takes longer to import than all of a small script.
-    from importlib.metadata import entry_points
+def of_other_packages() -> list[Dialect]:
+    """Returns the dialects that installed packages name.
 
-    return [entry.load() for entry in entry_points(group=GROUP)]
+    Raises:
+        ConfigurationError: one of them can't be loaded, or is no `Dialect`.
+    """
+    return [_load(name) for name in entry_points.names(entry_points.DIALECTS)]
+
+
+def serving(package: str) -> Dialect | None:
+    """Returns the dialect whose entry point has the name of a package; None without one."""
+    return _load(package) if package in entry_points.names(entry_points.DIALECTS) else None
+
+
+def _load(name: str) -> Dialect:
+    found = entry_points.load(entry_points.DIALECTS, name)
+    if not isinstance(found, Dialect):
+        raise ConfigurationError(
+            f"The entry point `{name}` of the group {entry_points.DIALECTS} should name a"
+            f" `syrtos.dialects.dialect.Dialect`. It names {found!r}."
+        )
+    return found

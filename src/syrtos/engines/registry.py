@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from typing import TYPE_CHECKING
 
 import syrtos.engines
+from syrtos import entry_points
 from syrtos.engines.engine import Engine
 from syrtos.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoints
-
-GROUP = "syrtos.engines"
 
 
 def names() -> list[str]:
     """Returns the names of all engines."""
     own = [found.name for found in pkgutil.iter_modules(syrtos.engines.__path__) if found.ispkg]
-    return sorted({*own, *(entry.name for entry in _entry_points())})
+    return sorted({*own, *entry_points.names(entry_points.ENGINES)})
 
 
 def engine_of(name: str) -> Engine:
@@ -28,8 +23,8 @@ def engine_of(name: str) -> Engine:
     Raises:
         ConfigurationError: there is none, or a package that it needs is not installed.
     """
-    for entry in _entry_points().select(name=name):
-        return entry.load()
+    if name in entry_points.names(entry_points.ENGINES):
+        return entry_points.load(entry_points.ENGINES, name)
     if name not in names():
         raise ConfigurationError(
             f"`--on {name}`: there is no such engine. There are: {', '.join(names())}."
@@ -43,10 +38,3 @@ def engine_of(name: str) -> Engine:
         raise ConfigurationError(
             f"`--on {name}` needs the package {error.name}: `pip install 'syrtos[{name}]'`."
         ) from error
-
-
-def _entry_points() -> EntryPoints:
-    # only here: it takes longer to import than all of this file
-    from importlib.metadata import entry_points
-
-    return entry_points(group=GROUP)

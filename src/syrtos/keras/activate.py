@@ -93,7 +93,7 @@ def legacy() -> None:
     """Makes plain Keras 2 scripts (`tf_keras`) distributed."""
     world.init()
     importlib.import_module("syrtos.keras.tensorflow.keras2").apply_all()
-    registry.active()  # what `--profile` asks for is called around steps from now on
+    registry.refuse_steps("with Keras 2")
     trial.install("tf_keras.src.engine.training:Model")
     _make_default()
 

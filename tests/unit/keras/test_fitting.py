@@ -17,6 +17,7 @@ def test_another_thread_than_that_of_fit_is_refused(
 ) -> None:
     session = SimpleNamespace(comm=SimpleNamespace(size=workers))
     monkeypatch.setattr(fitting.world, "sharing", lambda: session)
+    monkeypatch.setattr(fitting.registry, "active", list)
     refused: list[str] = []
 
     def predict() -> None:

@@ -28,7 +28,7 @@ class ComputedGradients:
     """Methods that an optimizer gets in place of its own."""
 
     def __init__(self, optimizer: DialectOptimizer) -> None:
-        """Replaces the methods of ``optimizer``, which is marked to reduce."""
+        """Replaces the methods of ``optimizer``, which was asked to reduce."""
         self._reducing = getattr(optimizer, "inner_optimizer", optimizer)
         # Of the class: an optimizer that is distributed again has methods such as these already.
         kind = type(optimizer)

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from syrtos import settings
+from syrtos import entry_points, settings
 from syrtos.doctor import machine_packages
 from syrtos.doctor.finding import Finding, Severity, at
 from syrtos.doctor.packages import is_installed
@@ -47,7 +47,8 @@ def missing_imports(program: ScriptProgram) -> Iterator[Finding]:
         if "sys.path" in script.text or "site.addsitedir" in script.text:
             # The script says itself where its modules are.
             continue
-        seen = set(_SERVED | sys.stdlib_module_names)
+        served = _SERVED.union(entry_points.names(entry_points.DIALECTS))
+        seen = set(served | sys.stdlib_module_names)
         for node, root in _imported_roots(script):
             if root in seen or is_installed(root) or _is_tried(script, node):
                 continue

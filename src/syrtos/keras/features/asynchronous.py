@@ -61,7 +61,7 @@ class ParameterServers(Feature):
         if fit.model is not None:
             _begin_equal(fit.model)
 
-    def epoch_computed(self, logs: dict[str, object] | None) -> None:
+    def epoch_computed(self, fit: Fit, logs: dict[str, object] | None) -> None:
         # Workers that train at their own pace have met, and taken the weights, already. The others
         # take them now, so that the model is saved with them.
         if asynchronous_servers() is None:
@@ -70,10 +70,10 @@ class ParameterServers(Feature):
             _average(logs)
 
     def epoch_ends(self, fit: Fit) -> None:
-        if _meet(bool(getattr(fit.model, "stop_training", False))):
+        if _meet(bool(getattr(fit.model, "stop_training", False))) and fit.model is not None:
             fit.model.stop_training = True
 
-    def replicas_differ(self) -> bool:
+    def replicas_differ(self, fit: Fit) -> bool:
         return asynchronous_servers() is not None
 
 
@@ -194,8 +194,7 @@ def end_round(wish: bool = False) -> bool:
 def _average(logs: dict[str, object]) -> None:
     """Replaces the numbers that a step of the script's own has logged by their means over all workers, in place."""
     asked = asynchronous_servers()
-    if asked is None:
-        return
+    assert asked is not None
     numbers = dict[str, Any](logs)  # of a step of the script's own: any values
     mine = {
         name: np.asarray(value, np.float64)

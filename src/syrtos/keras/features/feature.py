@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from syrtos.checkpoint.encoding import Arrays
 from syrtos.comm.communicator import Array
@@ -15,6 +15,8 @@ from syrtos.keras.patching import Patch
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Logs, Model
     from syrtos.keras.replica.updates import Update
+
+KeptT = TypeVar("KeptT")
 
 # A record of a planned data set: its index, the file in which it lies, and where in it.
 Record = tuple[int, str, int]
@@ -31,12 +33,14 @@ class Fit:
         steps: the number of steps that it has made.
         epoch: the number of the epoch, from 0.
         epoch_began_at: ``steps`` when the epoch began.
-        epoch_steps: the number of steps of an epoch; None while it is unknown.
+        epoch_steps: the number of steps of an epoch; None while no batch has begun, or where Keras
+            does not know it.
         batch: the number of the batch in the epoch, from 0; of several that one call computes, the
             first, and the last once they are computed.
         call_steps: the number of steps that a call of the training function makes.
         records: returns the records of this worker's shares of the batches of the call, where they
             are known, once they have been drawn.
+        kept: what features keep for this training, by its class: see `keep`.
     """
 
     model: Any = None
@@ -49,24 +53,40 @@ class Fit:
     batch: int = 0
     call_steps: int = 1
     records: Callable[[], Sequence[Record]] = list
+    kept: dict[type, Any] = dataclasses.field(default_factory=dict)
+
+    def keep(self, one: KeptT) -> KeptT:
+        """Keeps an object of a feature until this training ends; `find` returns it."""
+        self.kept[type(one)] = one
+        return one
+
+    def find(self, kind: type[KeptT]) -> KeptT | None:
+        """Returns the object of a class that was kept; None without one."""
+        return self.kept.get(kind)
 
 
 class Feature:
     """An option of training, as one object for the life of a worker. Methods that it does not define do nothing.
 
+    On JAX, where one program of XLA computes steps and updates, and with Keras 2 the methods about
+    a step and its update are not called: features of other packages that define them are refused.
+
     Attributes:
         name: the name of its file or entry point.
+        nesting: of two features the one with the larger number wraps a step or an update around the
+            other; of equal ones that whose name is last.
         session: the world of this worker.
     """
 
     name: ClassVar[str]
+    nesting: ClassVar[int] = 0
 
     def __init__(self, session: Session) -> None:
         self.session = session
 
     @classmethod
     def is_asked(cls, session: Session) -> bool:
-        """Returns whether it acts in this run; called once, when Keras is imported."""
+        """Returns whether it acts in this run; called once in a worker, when Keras is adapted."""
         return True
 
     def patches(self) -> Sequence[Patch]:
@@ -97,7 +117,7 @@ class Feature:
     def batch_ends(self, fit: Fit, logs: Logs) -> None:
         """Acts when the script's callbacks have seen the logs of a batch."""
 
-    def epoch_computed(self, logs: dict[str, object] | None) -> None:
+    def epoch_computed(self, fit: Fit, logs: dict[str, object] | None) -> None:
         """Acts after the last batch of an epoch, before the script's callbacks; may change the logs."""
 
     def epoch_ends(self, fit: Fit) -> None:
@@ -123,19 +143,19 @@ class Feature:
         """Returns whether this worker is to ask all to stop; ``asks``: whether its script does."""
         return asks
 
-    # -- where workers do not train in step ------------------------------------------------------
+    # -- where workers do not train in step: for features of this folder -------------------------
 
     def trains_apart(self) -> bool:
         """Returns whether each worker makes its next steps alone: no gradient is exchanged in them."""
         return False
 
-    def is_between_meetings(self) -> bool:
-        """Returns whether workers, which `trains_apart`, have not met after their last step."""
+    def is_between_meetings(self, fit: Fit) -> bool:
+        """Returns whether workers that train apart have not met after their last step."""
         return False
 
-    def replicas_differ(self) -> bool:
+    def replicas_differ(self, fit: Fit) -> bool:
         """Returns whether the workers hold different weights now, as they are meant to."""
-        return self.is_between_meetings()
+        return self.is_between_meetings(fit)
 
     def meet(self) -> None:
         """Gives all workers the same weights, in the middle of training apart."""
@@ -162,27 +182,41 @@ class Feature:
     ) -> Callable[[Sequence[Any]], None]:
         """Returns the function that takes an update's gradients of this worker, wrapped.
 
-        ``apply`` accumulates and reduces them, and assigns the weights.
+        ``apply`` accumulates them, or reduces them and assigns the weights. Gradients that are
+        accumulated have been multiplied by this worker's part of the samples.
         """
         return apply
 
-    def after_reduction(
+    def check_gradients(
         self, update: Update, grads: Sequence[Any], own: Sequence[Any]
     ) -> Sequence[Any]:
-        """Returns the gradients of an update, which are about to be clipped and applied.
+        """Returns the gradients of an update, once it has looked at them. It must not change them.
 
         Args:
             update: the update.
-            grads: the gradients of the global batch.
-            own: those of this worker's share.
+            grads: the reduced gradients: of the global batch, or this worker's where it trains
+                apart.
+            own: the gradients before they were reduced.
+        """
+        return grads
+
+    def change_gradients(self, update: Update, grads: Sequence[Any]) -> Sequence[Any]:
+        """Returns other gradients of an update: reduced ones, which are about to be clipped and applied.
+
+        Embeddings may have `tf.IndexedSlices` among them. It is called once for each update that is
+        made; with it gradients are reduced whole, into memory of this worker's own.
         """
         return grads
 
     # -- snapshots -------------------------------------------------------------------------------
 
-    def arrays(self) -> Arrays:
+    def arrays(self, fit: Fit) -> Arrays:
         """Returns the values from which training goes on, for a snapshot, by names of the feature's own."""
         return {}
 
     def put_back(self, arrays: Mapping[str, Array], fit: Fit) -> None:
-        """Restores what `arrays` gave, once the model is put back."""
+        """Restores what `arrays` gave, once the model is put back.
+
+        The arrays may come as bytes, without their dtypes and shapes: see
+        `syrtos.checkpoint.encoding.as_dtype`.
+        """

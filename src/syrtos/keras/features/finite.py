@@ -8,13 +8,12 @@ in `fit` so do metrics and moving statistics, into which the same batch has gone
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import numbers
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,25 +72,10 @@ class NonFinite(Feature):
 
     name = "finite"
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self._report = NonFiniteLossReport(self.session)
-
-    @contextlib.contextmanager
-    def around_fit(self) -> Iterator[None]:
-        # Each `fit` tells of its own loss, also one within another.
-        before, self._report = self._report, NonFiniteLossReport(self.session)
-        try:
-            yield
-        finally:
-            self._report = before
-
     def training_begins(self, fit: Fit) -> None:
+        fit.keep(NonFiniteLossReport(self.session))
         if fit.is_outermost:
             _left_out().begin()
-        # A loop of the script's own has no `around_fit`.
-        if not fit.is_of_keras:
-            self._report = NonFiniteLossReport(self.session)
 
     def training_ends(self, fit: Fit) -> None:
         if fit.is_outermost:
@@ -105,10 +89,12 @@ class NonFinite(Feature):
         left_out.batch, left_out.records = f" ({batches} of epoch {fit.epoch + 1})", fit.records
 
     def batch_ends(self, fit: Fit, logs: Logs) -> None:
-        self._report.look(fit.epoch, fit.batch, logs)
+        if report := fit.find(NonFiniteLossReport):
+            report.look(fit.epoch, fit.batch, logs)
 
-    def epoch_ends(self, fit: Fit) -> None:
-        self._report.read()
+    def epoch_computed(self, fit: Fit, logs: dict[str, object] | None) -> None:
+        if report := fit.find(NonFiniteLossReport):
+            report.read()
 
     def around_step(
         self, model: Model, session: Session, step: Callable[[], object]
@@ -122,7 +108,7 @@ class NonFinite(Feature):
             return apply
         return lambda grads: backend.active().apply_if_finite(update, grads, apply)
 
-    def after_reduction(
+    def check_gradients(
         self, update: Update, grads: Sequence[Any], own: Sequence[Any]
     ) -> Sequence[Any]:
         return backend.active().check_finite(update, grads, own) if is_asked() else grads

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
@@ -97,35 +95,25 @@ class ScaledLearningRate(Feature):
 
     name = "learning_rate"
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self._scaling = Scaling(session)
-
     @classmethod
     def is_asked(cls, session: Session) -> bool:
         return session.options.scale_lr != "none"
 
-    @contextlib.contextmanager
-    def around_fit(self) -> Iterator[None]:
-        outer = self._scaling
-        try:
-            yield
-        finally:
-            self._scaling = outer
-
     def before_callbacks(self, fit: Fit) -> None:
         # A script that exchanges gradients itself trains alone, with its own rate.
-        self._scaling = Scaling(world.sharing())
-        self._scaling.begin(fit.model)
+        fit.keep(Scaling(world.sharing())).begin(fit.model)
 
     def training_begins(self, fit: Fit) -> None:
-        self._scaling.scale_if_new()
+        if scaling := fit.find(Scaling):
+            scaling.scale_if_new()
 
     def batch_begins(self, fit: Fit) -> None:
-        self._scaling.warm_up(fit.epoch, fit.steps, fit.epoch_steps)
+        if scaling := fit.find(Scaling):
+            scaling.warm_up(fit.epoch, fit.steps, fit.epoch_steps)
 
     def epoch_ends(self, fit: Fit) -> None:
-        self._scaling.epoch_ended(fit.steps - fit.epoch_began_at)
+        if scaling := fit.find(Scaling):
+            scaling.epoch_ended(fit.steps - fit.epoch_began_at)
 
 
 FEATURE = ScaledLearningRate

@@ -35,6 +35,7 @@ class LocalSteps(Feature):
     """`--sync-every`: the rounds of the innermost `fit` that this process is in, if one is running."""
 
     name = "local_steps"
+    nesting = 1  # a worker without rows makes no update that could be looked at
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -92,22 +93,23 @@ class LocalSteps(Feature):
             raise ConfigurationError(
                 "`--sync-every` trains models of Keras 3 on TensorFlow and torch. Leave it out."
             )
-        self._rounds = Rounds(fit.model)
+        self._rounds = fit.keep(Rounds(fit.model))
 
     def epoch_begins(self, fit: Fit) -> None:
-        if self._rounds:
-            self._rounds.epoch_begins()
+        if rounds := fit.find(Rounds):
+            rounds.epoch_begins()
 
     def batch_begins(self, fit: Fit) -> None:
-        if self._rounds:
-            self._rounds.batch_begins()
+        if rounds := fit.find(Rounds):
+            rounds.batch_begins()
 
     def batch_computed(self, fit: Fit, steps: int) -> None:
-        if self._rounds:
-            self._rounds.batch_ended(steps)
+        if rounds := fit.find(Rounds):
+            rounds.batch_ended(steps)
 
     def asks_to_stop(self, fit: Fit, asks: bool) -> bool:
-        return self._rounds.asks_to_stop() if self._rounds else asks
+        rounds = fit.find(Rounds)
+        return rounds.asks_to_stop() if rounds else asks
 
     def evaluation_begins(self, model: Model) -> None:
         if self._rounds:
@@ -127,8 +129,9 @@ class LocalSteps(Feature):
     def trains_apart(self) -> bool:
         return self._rounds is not None
 
-    def is_between_meetings(self) -> bool:
-        return self._rounds is not None and not self._rounds.met
+    def is_between_meetings(self, fit: Fit) -> bool:
+        rounds = fit.find(Rounds)
+        return rounds is not None and not rounds.met
 
     def meet(self) -> None:
         if self._rounds:
@@ -148,12 +151,13 @@ class LocalSteps(Feature):
             else apply
         )
 
-    def arrays(self) -> Arrays:
-        return self._rounds.arrays() if self._rounds else {}
+    def arrays(self, fit: Fit) -> Arrays:
+        rounds = fit.find(Rounds)
+        return rounds.arrays() if rounds else {}
 
     def put_back(self, arrays: Mapping[str, Array], fit: Fit) -> None:
-        if self._rounds:
-            self._rounds.put_back(arrays, fit.steps - fit.epoch_began_at)
+        if rounds := fit.find(Rounds):
+            rounds.put_back(arrays, fit.steps - fit.epoch_began_at)
 
 
 FEATURE = LocalSteps

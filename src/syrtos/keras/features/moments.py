@@ -33,7 +33,7 @@ class Moments(Feature):
         is_compiled = self.session.ledger.told.get("exchange") == "compiled"
         found = (
             noise_moments(fit.model.optimizer)
-            if is_compiled and self.session.world.rank == 0
+            if is_compiled and self.session.world.rank == 0 and fit.model is not None
             else None
         )
         return {"moments": found} if found else {}

@@ -3,47 +3,70 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import syrtos.keras.features
+from syrtos import entry_points
 from syrtos.comm import world
 from syrtos.comm.world import Session
+from syrtos.errors import ConfigurationError
 from syrtos.keras.features.feature import Feature
 from syrtos.keras.patching import Patch
 from syrtos.keras.replica.updates import Update
 
-GROUP = "syrtos.features"
+# The methods about a step and its update, which only some backends call.
+OF_STEPS = ("around_step", "around_update", "check_gradients", "change_gradients", "count_samples")
 
 
-def classes() -> dict[str, type[Feature]]:
-    """Returns the classes of all features by their names, sorted: ours, and those of other packages."""
-    # Only here: it takes longer to import than all of this file.
-    from importlib.metadata import entry_points
-
-    ours = (
+def ours() -> dict[str, type[Feature]]:
+    """Returns the classes of our own features by their names."""
+    modules = (
         importlib.import_module(f"{syrtos.keras.features.__name__}.{found.name}")
         for found in pkgutil.iter_modules(syrtos.keras.features.__path__)
     )
-    found: dict[str, type[Feature]] = {
-        module.FEATURE.name: module.FEATURE for module in ours if hasattr(module, "FEATURE")
-    }
-    found |= {entry.name: entry.load() for entry in entry_points(group=GROUP)}
-    return dict(sorted(found.items()))
+    return {m.FEATURE.name: m.FEATURE for m in modules if hasattr(m, "FEATURE")}
+
+
+def of_other_packages() -> dict[str, type[Feature]]:
+    """Returns the classes of features that other packages' entry points name.
+
+    Raises:
+        ConfigurationError: one of them can't be loaded, is no feature, or has the name of another.
+    """
+    known, found = ours(), dict[str, type[Feature]]()
+    for name in entry_points.names(entry_points.FEATURES):
+        kind = entry_points.load(entry_points.FEATURES, name)
+        if not (isinstance(kind, type) and issubclass(kind, Feature)) or name in known:
+            raise ConfigurationError(
+                f"The entry point `{name}` of the group {entry_points.FEATURES} should name a class"
+                " on `syrtos.keras.features.feature.Feature`, under a name that none of syrtos's"
+                f" own has: {', '.join(known)}. It names {kind!r}."
+            )
+        kind.name = name
+        found[name] = kind
+    return found
 
 
 class _Chosen:
-    """The features that act in this process."""
+    """The features that act in this process, each around those before it."""
 
     def __init__(self, session: Session) -> None:
-        self.features = [kind(session) for kind in classes().values() if kind.is_asked(session)]
+        others = of_other_packages()
+        kinds = [kind for kind in {**ours(), **others}.values() if kind.is_asked(session)]
+        self.features = sorted(
+            (kind(session) for kind in kinds), key=lambda one: (one.nesting, one.name)
+        )
+        self.others = [one for one in self.features if one.name in others]
+        if others and session.world.size > 1:
+            # A host that lacks a package would train something else.
+            session.comm.agree(f"options of training: {[one.name for one in self.others]}")
 
 
 def active() -> Sequence[Feature]:
-    """Returns the features that act in this run, sorted by name."""
+    """Returns the features that act in this run, the outermost last."""
     return world.current().part(_Chosen).features
 
 
@@ -57,6 +80,28 @@ def patches(of_framework: Mapping[str, Sequence[Patch]]) -> list[Patch]:
         for feature in active()
         for patch in (*feature.patches(), *of_framework.get(feature.name, ()))
     ]
+
+
+def others_defining(*methods: str) -> list[Feature]:
+    """Returns the active features of other packages that define one of these methods."""
+    return [
+        feature
+        for feature in world.current().part(_Chosen).others
+        if any(getattr(type(feature), name) is not getattr(Feature, name) for name in methods)
+    ]
+
+
+def refuse_steps(where: str) -> None:
+    """Raises ConfigurationError where a feature of another package needs steps or updates that are not its to change.
+
+    ``where``: e.g. "on JAX".
+    """
+    if found := others_defining(*OF_STEPS):
+        raise ConfigurationError(
+            f"The option of training `{found[0].name}`, of another package, acts in steps or"
+            f" updates, which no such option can {where}. Use TensorFlow or torch with Keras 3, or"
+            " leave it out."
+        )
 
 
 @contextlib.contextmanager
@@ -102,8 +147,20 @@ def around_update(
     return apply
 
 
-def after_reduction(update: Update, grads: Sequence[Any], own: Sequence[Any]) -> Sequence[Any]:
+def check_gradients(update: Update, grads: Sequence[Any], own: Sequence[Any]) -> Sequence[Any]:
+    """Returns the reduced gradients of an update, once all features have looked at them."""
+    for feature in active():
+        grads = feature.check_gradients(update, grads, own)
+    return grads
+
+
+def changes_gradients() -> bool:
+    """Returns whether a feature changes reduced gradients, which must be whole and this worker's own then."""
+    return bool(others_defining("change_gradients"))
+
+
+def change_gradients(update: Update, grads: Sequence[Any]) -> Sequence[Any]:
     """Returns the gradients of an update as all features leave them, before they are clipped."""
-    return functools.reduce(
-        lambda found, feature: feature.after_reduction(update, found, own), active(), grads
-    )
+    for feature in active():
+        grads = feature.change_gradients(update, grads)
+    return grads

@@ -59,11 +59,9 @@ class Rounds:
 
         A callback has then restored it on rank 0.
         """
-        comm, updates = (
-            self._session.comm,
-            float(state.memory_of(keras_internals.updates_of(optimizer))),
-        )
-        if len(set(comm.agree("updates before `fit`", updates))) > 1:
+        comm = self._session.comm
+        made = float(state.memory_of(keras_internals.updates_of(optimizer)))
+        if len(set(comm.agree("updates before `fit`", made))) > 1:
             state.broadcast(comm, state.of_optimizer(optimizer))
 
     # -- called within `fit` ---------------------------------------------------------------------

@@ -50,21 +50,26 @@ def apply_all() -> None:
     """
     backend.use(Jax())
     session = world.current()
-    of_features = registry.patches(
+    if session.world.size == 1:
+        patching.install([*_of_features(), *_INPUT, _FIT, _STEPS, *patches.PATCHES])
+        return
+    _check_options(session)
+    joining.join()
+    # Only now: a feature of another package may use JAX.
+    patching.install([*_of_features(), *PATCHES, *patches.PATCHES, *saving.PATCHES])
+    # Sets one over all devices: see `_adopting`.
+    keras.distribution.set_distribution(None)
+    session.ledger.say(exchange="compiled")
+
+
+def _of_features() -> list[Patch]:
+    registry.refuse_steps("with JAX, where XLA computes them as one program")
+    return registry.patches(
         {
             "finite": finite_steps.PATCHES if finite.is_asked() else [],
             "sharding": sharded_update.PATCHES,
         }
     )
-    if session.world.size == 1:
-        patching.install([*of_features, *_INPUT, _FIT, _STEPS, *patches.PATCHES])
-        return
-    _check_options(session)
-    joining.join()
-    patching.install([*of_features, *PATCHES, *patches.PATCHES, *saving.PATCHES])
-    # Sets one over all devices: see `_adopting`.
-    keras.distribution.set_distribution(None)
-    session.ledger.say(exchange="compiled")
 
 
 def _check_options(session: world.Session) -> None:

@@ -1,8 +1,8 @@
 """An optimizer's update, from the gradients of a step to Keras's own methods, and the record of an optimizer.
 
 Keras calls a chain of methods between the gradients of a step and the assignment of weights. The
-wrappers of these methods find each other's findings here, and leave nothing on the optimizer, which
-a script copies, and which Keras tracks and saves.
+wrappers of these methods find each other's findings here, and leave none on the optimizer, which
+Keras tracks and saves.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class Update:
             None where they are not.
         is_reduced: whether the gradients are those of the global batch, and checked: none are
             reduced any more.
+        is_for_script: whether the script looks at the reduced gradients, and gives them to another
+            update.
         gives_parts: whether the reduced gradients are this worker's parts of them, as with
             `--shard-update` between hosts.
     """
@@ -38,6 +40,7 @@ class Update:
     variables: Sequence[Any] = ()
     reduction: object = None
     is_reduced: bool = False
+    is_for_script: bool = False
     gives_parts: bool = False
 
     @contextlib.contextmanager
@@ -101,24 +104,33 @@ class OptimizerRecord:
         computed: returns whether the function that runs now is the one in which the script has
             computed the gradients of the next update, which are reduced already; None where the
             script has computed none.
+        optimizer: itself, where it can't be referred to weakly.
     """
 
     reduction: object = None
     is_equal: bool = False
     accumulates_whole_batches: bool = False
     computed: Callable[[], bool] | None = None
+    optimizer: object = None
 
 
-# Weakly: a record ends with its optimizer.
-_records: weakref.WeakKeyDictionary[object, OptimizerRecord] = weakref.WeakKeyDictionary()
+# By identity: a script's own class may compare its optimizers by their values.
+_records: dict[int, OptimizerRecord] = {}
 
 
 def record_of(optimizer: object) -> OptimizerRecord:
-    """Returns the record of an optimizer, the same one each time; an empty one of None."""
-    found = _records.get(optimizer) if optimizer is not None else OptimizerRecord()
-    if found is None:
-        found = _records[optimizer] = OptimizerRecord()
-    return found
+    """Returns the record of an optimizer, the same one for as long as it lives; an empty one of None."""
+    if optimizer is None:
+        return OptimizerRecord()
+    key = id(optimizer)
+    if key not in _records:
+        _records[key] = OptimizerRecord()
+        try:
+            weakref.finalize(optimizer, _records.pop, key, None)
+        except TypeError:
+            # It can't be referred to weakly: it lives on, so that no other object gets its identity.
+            _records[key].optimizer = optimizer
+    return _records[key]
 
 
 def set_reduction(optimizer: object, reduction: object) -> None:

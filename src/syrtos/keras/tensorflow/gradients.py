@@ -138,11 +138,11 @@ def reduce_gradients(
     `ops.weighted_mean`.
     """
     update = updates.update_of(optimizer)
-    if update.is_reduced:
-        return list(grads)
-    update.reduction = reduction_of(optimizer)
-    results = exchange(update, grads, lend)
-    return list(registry.after_reduction(update, results, grads)) if grads else results
+    results = grads
+    if not update.is_reduced and grads:
+        update.reduction = reduction_of(optimizer)
+        results = registry.check_gradients(update, exchange(update, grads, lend), grads)
+    return list(results if update.is_for_script else registry.change_gradients(update, results))
 
 
 def exchange(
@@ -160,7 +160,8 @@ def exchange(
     weight = 1.0 if step is None or weighed else step.samples
     if weighed or (step is None and in_strategy_run()):
         reduction = dataclasses.replace(reduction, op=ReduceOp.SUM)
-    if lend and reduction.compression is None and _takes_no_slices(optimizer):
+    lends = lend and reduction.compression is None and not registry.changes_gradients()
+    if lends and _takes_no_slices(optimizer):
         rows = any(isinstance(gradient, tf.IndexedSlices) for gradient in grads)
         bounds = sharding.bounds_between_hosts(optimizer, update.variables, rows)
         update.gives_parts = bool(bounds)
@@ -196,6 +197,7 @@ def reduce_for_script(
     forget_computed(optimizer)
     with updates.update(optimizer, variables) as update:
         begin_update(update, variables)
+        update.is_for_script = True
         # Not lent: operations of the script may write to slices of what they are given.
         results = reduce_gradients(optimizer, to_accumulate(optimizer, grads), lend=False)
     updates.record_of(optimizer).computed = tf_internals_graphs.same_function()

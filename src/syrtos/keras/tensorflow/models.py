@@ -10,7 +10,7 @@ from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import keras_internals
-from syrtos.keras.features import finite
+from syrtos.keras.features import finite, registry
 from syrtos.keras.split import known_parts, shares, verdicts, whole_batch
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import tf_internals
@@ -102,7 +102,11 @@ def needs_only_counting(session: Session) -> bool:
     """Returns whether this is one worker whose steps are those of plain Keras, of which the record has the samples."""
     asked = session.options
     return session.world.size == 1 and not (
-        finite.is_asked() or asked.sync_every or asked.servers or asked.verify == "only"
+        registry.others_defining("around_step", "count_samples")
+        or finite.is_asked()
+        or asked.sync_every
+        or asked.servers
+        or asked.verify == "only"
     )
 
 

@@ -54,7 +54,7 @@ class Strategy(tf.distribute.Strategy):
 
     # Adapts Keras to models under the strategy. What a script gets the strategy from sets it, and
     # may import what stands above this file.
-    adapt_keras: ClassVar[Callable[[], None] | None] = None
+    adapt_keras: ClassVar[Callable[..., None] | None] = None
 
     def __new__(cls) -> Strategy:
         """Returns the one strategy of this process."""

@@ -177,10 +177,11 @@ def reduce_gradients(optimizer: Optimizer, grads: Sequence[torch.Tensor]) -> lis
     `--on-nan stop` they are finite.
     """
     update = updates.update_of(optimizer)
-    if update.is_reduced:
-        return list(grads)
-    update.reduction = workers_of(optimizer)
-    return list(registry.after_reduction(update, exchange(update, grads), grads))
+    results: Sequence[torch.Tensor] = grads
+    if not update.is_reduced:
+        update.reduction = workers_of(optimizer)
+        results = registry.check_gradients(update, exchange(update, grads), grads)
+    return list(registry.change_gradients(update, results))
 
 
 def apply_if_rows(
@@ -227,6 +228,8 @@ def _bounds(
     optimizer: Optimizer, variables: Sequence[keras.Variable], tensors: Sequence[torch.Tensor]
 ) -> Bounds:
     """Returns the bounds of the workers' parts of gradients like ``tensors``; none where each gets the whole sum."""
+    if registry.changes_gradients():
+        return ()
     bounds = sharding.bounds_between_hosts(optimizer, variables)
     # Torch's collectives sum gradients whole.
     return (

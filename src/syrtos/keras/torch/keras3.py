@@ -214,9 +214,9 @@ def _on_shares(
         session = world.sharing()
         share = rows.share_of(data[0], session)
         session.ledger.count(share.samples)
+        for feature in registry.active() if training else ():
+            feature.count_samples(share.samples)
         if training and registry.trains_apart():
-            for feature in registry.active():
-                feature.count_samples(share.samples)
             session = registry.session_of_step(session, training)
         elif session.world.size == 1:
             # A `fit` that goes on draws its data again, and leaves out steps: these must draw from

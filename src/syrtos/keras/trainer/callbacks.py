@@ -154,7 +154,7 @@ class BeforeUsers(_Quiet):
         self._ledger.become("callbacks")
         self._last.rate = learning_rate.rate_of(self.model)
         for feature in self._last.features:
-            feature.epoch_computed(logs)
+            feature.epoch_computed(self._last.fit, logs)
         if self.model is not None and self._last.trains:
             accumulation.gather(world.sharing().comm, self.model)
 
@@ -169,7 +169,7 @@ class AfterUsers(_Quiet):
         self._session, self._workers = world.sharing(), world.current().world.size
         self.trains = self._built_by_step = False
         self.features = registry.active()
-        self._fit = Fit()
+        self.fit = Fit()
         self._made = 0  # steps of this process, without those before a restart
         self.rate: float | None = None  # of the epoch that ends, before callbacks change it
         self._comparisons = Comparisons(self._session)
@@ -191,7 +191,7 @@ class AfterUsers(_Quiet):
                 self.model, keras_internals.steps_in_call(self.model), self._protection
             )
         for feature in self.features:
-            feature.training_begins(self._fit)
+            feature.training_begins(self.fit)
         self._forget_what_was_not_sent()
         self._session.ledger.become("build")
         self._exchanges.begin()
@@ -200,13 +200,13 @@ class AfterUsers(_Quiet):
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._session.comm.agree(f"epoch {epoch} of fit")
-        self._fit.epoch, self._fit.epoch_began_at = epoch, self._fit.steps
+        self.fit.epoch, self.fit.epoch_began_at = epoch, self.fit.steps
         for feature in self.features:
-            feature.epoch_begins(self._fit)
+            feature.epoch_begins(self.fit)
         self._session.ledger.become("input")
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        fit = self._fit
+        fit = self.fit
         fit.call_steps, fit.batch = keras_internals.steps_in_call(self.model), _index(batch)
         fit.epoch_steps, fit.records = (
             self.params.get("steps"),
@@ -217,7 +217,8 @@ class AfterUsers(_Quiet):
         self._begin()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        fit, have_met = self._fit, not any(f.is_between_meetings() for f in self.features)
+        fit = self.fit
+        have_met = not any(f.is_between_meetings(fit) for f in self.features)
         self._stop_if_asked(have_met)
         count = self._steps_since(batch)
         fit.steps += count
@@ -249,19 +250,19 @@ class AfterUsers(_Quiet):
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         self._stop_if_asked(have_met=True)
         for feature in self.features:
-            feature.epoch_ends(self._fit)
+            feature.epoch_ends(self.fit)
         self.data_epoch_ends()
         # Where workers go at their own pace, others may have been faster.
-        if not self._fit.steps and fitting.fit_is_running() and not self._replicas_differ():
+        if not self.fit.steps and fitting.fit_is_running() and not self._replicas_differ():
             raise DataError(
                 "The data set is empty: an epoch ended without a single batch. Check the filters"
                 " that it is made from."
             )
-        facts = [feature.epoch_facts(self._fit) for feature in self.features]
+        facts = [feature.epoch_facts(self.fit) for feature in self.features]
         self._session.ledger.epoch(
             **self._curve_point(epoch, logs, self.rate),
             epochs=self.params.get("epochs"),
-            step=self._fit.steps,
+            step=self.fit.steps,
             steps_per_epoch=self.params.get("steps"),
             **dict(collections.ChainMap(*facts)),
         )
@@ -278,14 +279,14 @@ class AfterUsers(_Quiet):
         """
         self.trains = False
         for feature in self.features:
-            feature.training_ends(self._fit)
+            feature.training_ends(self.fit)
         self._session.ledger.become("rest")
         if self.model is None:
             return
         comm, variables = equal_replicas(self._session, self.model, without_metrics=False)
         if comm.size > 1:
             with self._session.ledger.span("exchange"):
-                state.check_equal(comm, variables, self._fit.steps)
+                state.check_equal(comm, variables, self.fit.steps)
             self._exchanges.say(comm, self.model, self._made)
         self._data.end()
         if self._protection:
@@ -327,16 +328,21 @@ class AfterUsers(_Quiet):
     def step_is_over(self, batch: int) -> None:
         """Ends the step of a call of `fit`'s training function, before the script's callbacks run."""
         for feature in self.features:
-            feature.batch_computed(self._fit, self._steps_since(batch))
+            feature.batch_computed(self.fit, self._steps_since(batch))
         self.data_step_is_over(batch)
         if self._saves_within_epochs:
             accumulation.gather(self._session.comm, self.model)
 
+    def set_model(self, model: Model | None) -> None:
+        super().set_model(model)
+        # A loop of the script's own may never begin a training.
+        self.fit.model = model
+
     def before_callbacks(self, model: Any) -> None:
         """Begins a training, before the script's callbacks do."""
-        self._fit = Fit(model, fitting.fit_is_running(), fitting.depth() <= 1)
+        self.fit, self._made = Fit(model, fitting.fit_is_running(), fitting.depth() <= 1), 0
         for feature in self.features:
-            feature.before_callbacks(self._fit)
+            feature.before_callbacks(self.fit)
 
     def protect(self) -> None:
         """Sets up the snapshots of this `fit`, if there are any, before the script's callbacks run."""
@@ -344,22 +350,27 @@ class AfterUsers(_Quiet):
 
     def counters(self) -> dict[str, int]:
         """Returns how much has been trained: the steps, the epoch, and the number of steps at which it began."""
-        fit = self._fit
+        fit = self.fit
         return {"steps": fit.steps, "epoch": fit.epoch, "epoch_began_at": fit.epoch_began_at}
 
     def arrays(self) -> Arrays:
         """Returns the other values from which training goes on: those of features."""
-        found = [feature.arrays() for feature in self.features]
-        return dict(collections.ChainMap(*found))
+        return {
+            f"{feature.name}/{name}": array
+            for feature in self.features
+            for name, array in feature.arrays(self.fit).items()
+        }
 
     def count_from(self, counters: dict[str, int], arrays: Arrays) -> None:
         """Restores what `counters` and `arrays` gave."""
-        fit = self._fit
+        fit = self.fit
         fit.steps, fit.epoch = counters["steps"], counters["epoch"]
         fit.epoch_began_at = counters["epoch_began_at"]
         self._comparisons.begin_anew()
         for feature in self.features:
-            feature.put_back(arrays, fit)
+            prefix = f"{feature.name}/"
+            theirs = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+            feature.put_back(theirs, fit)
 
     def data_epoch_begins(self, epoch: int, params: TrainingParams) -> None:
         """Begins an epoch of a planned data set, if there is one, and tells Keras how many steps it has."""
@@ -405,7 +416,7 @@ class AfterUsers(_Quiet):
         """Compares the replicas of a model that was built by its first step, and could not be compared before."""
         if self._built_by_step:
             self._built_by_step = False
-            state.check_equal(self._session.comm, state.of_model(self.model), self._fit.steps)
+            state.check_equal(self._session.comm, state.of_model(self.model), self.fit.steps)
 
     def _evaluate_equal(self, name: str) -> None:
         if self.model is not None:
@@ -425,7 +436,7 @@ class AfterUsers(_Quiet):
 
     def _replicas_differ(self) -> bool:
         """Returns whether the workers are meant to hold different weights now."""
-        return any(feature.replicas_differ() for feature in self.features)
+        return any(feature.replicas_differ(self.fit) for feature in self.features)
 
     def _stop_if_asked(self, have_met: bool) -> None:
         """Stops training on all workers at the same step, if any of them wants to stop.
@@ -435,7 +446,7 @@ class AfterUsers(_Quiet):
         """
         asks = self._stops()
         for feature in self.features:
-            asks = feature.asks_to_stop(self._fit, asks)
+            asks = feature.asks_to_stop(self.fit, asks)
         if not have_met:
             return
         wish = _INTERRUPTED if interrupts.is_interrupted() else float(asks)

@@ -33,9 +33,12 @@ def after_import(
         sys.meta_path.insert(0, _Finder(name, call, before, around))
 
 
-def serve(modules: Mapping[str, str]) -> None:
-    """Serves the module named as the value where a script imports a name in ``modules``, whatever is installed."""
-    sys.meta_path.insert(0, _Server(modules))
+def serve(modules: Mapping[str, str], last: bool = False) -> None:
+    """Serves the module named as the value where a script imports a name in ``modules``.
+
+    It does so whatever is installed; with ``last`` only what nothing else has.
+    """
+    sys.meta_path.insert(len(sys.meta_path) if last else 0, _Server(modules))
 
 
 class _Server(MetaPathFinder):
