@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NoReturn
+
+from syrtos.launch.spelling import closest_name
 
 if TYPE_CHECKING:
     # What `add_to` of each command's file gets: argparse has no public name for it.
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
+# Words of a command line are few and short, and resemble each other less than names of a module do.
+_ALIKE = 0.6
 # Options of other launchers (horovodrun, torchrun, accelerate, mpiexec) by the one that means the
 # same here.
 _ELSEWHERE = {
-    "--gpus": "-n", "--n": "-n", "--np": "-n", "-np": "-n", "--nproc": "-n", "--nproc-per-node": "-n", "--nproc_per_node": "-n", "--num-processes": "-n",
-    "--num-workers": "-n", "--num_processes": "-n", "--workers": "-n", "-H": "--hosts", "--host": "--hosts", "--machinefile": "--hostfile",
-    "--timeout-seconds": "--timeout", "--elastic-timeout": "--timeout",
-}  # fmt: skip
+    "--gpus": "-n",
+    "--n": "-n",
+    "--np": "-n",
+    "-np": "-n",
+    "--nproc": "-n",
+    "--nproc-per-node": "-n",
+    "--nproc_per_node": "-n",
+    "--num-processes": "-n",
+    "--num-workers": "-n",
+    "--num_processes": "-n",
+    "--workers": "-n",
+    "-H": "--hosts",
+    "--host": "--hosts",
+    "--machinefile": "--hostfile",
+    "--timeout-seconds": "--timeout",
+    "--elastic-timeout": "--timeout",
+}  # fmt: skipfrom syrtos.launch.spelling import closest_name
 
 
 class Parser(argparse.ArgumentParser):
@@ -84,12 +100,9 @@ class Help(argparse.Action):
 def closest(word: str, known: Iterable[str]) -> str:
     """Returns what was probably meant; empty where nothing is like it."""
     known = list(known)
-    close = (
-        [_ELSEWHERE[word]]
-        if _ELSEWHERE.get(word) in known
-        else difflib.get_close_matches(word, known, 1)
-    )
-    return close[0] if close else ""
+    if (other := _ELSEWHERE.get(word)) in known:
+        return other or ""
+    return closest_name(word, known, _ALIKE) or ""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

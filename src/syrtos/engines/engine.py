@@ -17,7 +17,6 @@ or named by an entry point of the group ``syrtos.engines``.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import time
 from abc import ABC, abstractmethod
@@ -31,6 +30,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.launch.generations import has_snapshot
 from syrtos.launch.outcome import End
 from syrtos.launch.spec import Host
+from syrtos.launch.spelling import closest_name
 
 Phase = Literal["waiting", "running", "finished", "failed", "stopped"]
 # The exit code of a launcher that a scheduler has stopped, and whose run goes on when it is started
@@ -46,8 +46,8 @@ def check_values(values: Mapping[str, str], known: Mapping[str, str], engine: st
         ConfigurationError: there is one.
     """
     if wrong := [name for name in values if name not in known]:
-        close = difflib.get_close_matches(wrong[0], known, 1)
-        meant = f" Did you mean `{close[0]}`?" if close else ""
+        close = closest_name(wrong[0], known)
+        meant = f" Did you mean `{close}`?" if close else ""
         raise ConfigurationError(
             f"`--with {wrong[0]}=...` means nothing to {engine}.{meant} It knows:"
             f" {', '.join(known) or 'no values'}."

@@ -9,13 +9,13 @@ from collections.abc import Iterable
 _ALIKE = 0.75
 
 
-def closest_name(word: str, names: Iterable[str]) -> str | None:
+def closest_name(word: str, names: Iterable[str], alike: float = _ALIKE) -> str | None:
     """Returns the name that is most like a word, whatever its case; None if none is like it.
 
-    Names with an underscore before them are left out.
+    Names with an underscore before them are left out. ``alike``: the least ratio of `difflib`.
     """
     public = {
         name.lower(): name for name in sorted(names) if not name.startswith("_") and name != word
     }
-    found = difflib.get_close_matches(word.lower(), public, 1, _ALIKE)
+    found = difflib.get_close_matches(word.lower(), public, 1, alike)
     return public[found[0]] if found else None

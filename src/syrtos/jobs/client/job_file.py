@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Collection
 from pathlib import Path
@@ -12,6 +11,7 @@ import yaml
 
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.client.estimator import Estimator
+from syrtos.launch.spelling import closest_name
 
 
 def read(path: Path, also: Collection[str] = ()) -> dict[str, Any]:
@@ -57,5 +57,5 @@ def read(path: Path, also: Collection[str] = ()) -> dict[str, Any]:
 
 
 def _with_suggestion(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f"{name} (did you mean {near[0]}?)" if near else name
+    near = closest_name(name, known)
+    return f"{name} (did you mean {near}?)" if near else name
