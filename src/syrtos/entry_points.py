@@ -1,4 +1,4 @@
-"""What other packages add to syrtos: objects that their entry points name, in groups."""
+"""The entry points by which other packages add to syrtos: objects by their names, in groups."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ UNLIMITED = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where the instances of a service's jobs run.
+    """The placement of the instances of a service's jobs.
 
     Attributes:
         engine: the name of the engine that holds a node for each of them; empty: they are processes

@@ -143,7 +143,7 @@ def _options(wanted: NodeRequest) -> list[str]:
 
 
 class _SallocOutput:
-    """What `salloc` says, which a thread reads.
+    """The output of `salloc`, which a thread reads.
 
     Attributes:
         job: the number of the job, once it is known.

@@ -26,8 +26,6 @@ from syrtos.data.proof import SampleLedger, next_generation
 from syrtos.errors import DataError
 from syrtos.keras import backend
 
-_names = collections.Counter[str]()
-
 
 class PlannedDataset(keras.utils.PyDataset):
     """A data set for `fit`, `evaluate` and `predict`.
@@ -46,9 +44,9 @@ class PlannedDataset(keras.utils.PyDataset):
         self.loader = loader
         self.position = Position()
         self.trainings = 0
-        kind = loader.name
-        self.name = f"{kind}-{_names[kind]}"
-        _names[kind] += 1
+        kind, names = loader.name, world.current().part(_Training).names
+        self.name = f"{kind}-{names[kind]}"
+        names[kind] += 1
         # A framework that computes global batches puts the workers' shares together by rank.
         loader.contiguous = backend.computes_global_batches()
 
@@ -205,9 +203,10 @@ class Stream:
             session: this worker's.
         """
         # What the model before has drawn and not trained on is not counted.
-        if _Training.stream is not None:
-            _Training.stream.close()
-        _Training.stream = self
+        training = self._session.part(_Training)
+        if training.stream is not None:
+            training.stream.close()
+        training.stream = self
         self._training, self._endless = True, endless
         self.number = self.dataset.trainings if number is None else number
         self.dataset.trainings = max(self.dataset.trainings, self.number + 1)
@@ -317,9 +316,11 @@ class Stream:
 
 
 class _Training:
-    """The stream on which this process trains, or has trained last."""
+    """The planned data sets of this process: how many it has made, by their kinds, and the stream on which it has trained last."""
 
-    stream: Stream | None = None
+    def __init__(self, session: Session) -> None:
+        self.names = collections.Counter[str]()
+        self.stream: Stream | None = None
 
 
 def _array(leaf: Any, dtype: npt.DTypeLike) -> Array:

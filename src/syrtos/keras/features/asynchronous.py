@@ -85,7 +85,7 @@ KERAS = "_syrtos_of_keras"
 
 
 class _Holdings:
-    """What this worker has of the servers.
+    """The optimizers and variables of this worker that parameter servers serve.
 
     Attributes:
         optimizers: those whose weights the servers hold, in the order of their first steps.

@@ -105,7 +105,7 @@ class Profile:
 
     def __init__(self, session: Session, first: int, last: int) -> None:
         """Profiles the steps with index ``first`` to ``last`` - 1."""
-        self._session = session
+        self._session, self._all = session, session.part(_Recordings)
         self._first, self._last = first, last
         self._since, self._made = 0.0, 0
 
@@ -116,7 +116,7 @@ class Profile:
             made: how many steps are made.
             coming: how many steps begin now, which may be executed as one.
         """
-        now, recording = time.perf_counter(), state.recordings.get(PROFILE)
+        now, recording = time.perf_counter(), self._all.recordings.get(PROFILE)
         if recording is None:
             if (
                 made < self._last
@@ -125,7 +125,7 @@ class Profile:
                 and _is_free("nothing is profiled")
             ):
                 with self._session.ledger.span("profile"):
-                    state.recordings[PROFILE] = Recording(self._session, with_framework=True)
+                    self._all.recordings[PROFILE] = Recording(self._session, with_framework=True)
                 self._since, self._made = time.perf_counter(), made
             return
         if made > self._made:
@@ -146,13 +146,14 @@ class Timeline:
 
     def begin(self, session: Session, path: Path) -> None:
         """Begins to record, for a file that rank 0 writes."""
-        if TIMELINE not in state.recordings and _is_free(f"no timeline is written to {path}"):
-            state.recordings[TIMELINE] = Recording(session, with_framework=False)
-            state.timeline = path.absolute()
+        found = session.part(_Recordings)
+        if TIMELINE not in found.recordings and _is_free(f"no timeline is written to {path}"):
+            found.recordings[TIMELINE] = Recording(session, with_framework=False)
+            found.timeline = path.absolute()
 
     def stop(self, session: Session) -> None:
         """Ends the recording."""
-        if recording := state.recordings.get(TIMELINE):
+        if recording := session.part(_Recordings).recordings.get(TIMELINE):
             recording.stop()
             write_own(session, TIMELINE)
 
@@ -175,23 +176,22 @@ PROFILE, TIMELINE = "profile", "timeline"
 class _Recordings:
     """The recordings of this process, and the path of the timeline."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self.recordings: dict[str, Recording] = {}
         self.timeline = Path()
 
-    def path(self, kind: str, run_dir: str) -> Path:
+    def path(self, kind: str) -> Path:
         """Returns the file of a kind of recording."""
+        run_dir = self._session.options.run_dir
         return self.timeline if kind == TIMELINE else Path(run_dir) / FILE
-
-
-state = _Recordings()
 
 
 def write_own(session: Session, kind: str) -> None:
     """Writes what rank 0 has recorded itself, so that something is there should the script fail before its end."""
     if session.world.rank == 0:
-        path = state.path(kind, session.options.run_dir)
-        write(state.recordings[kind].events(lambda _: 0.0), path)
+        found = session.part(_Recordings)
+        write(found.recordings[kind].events(lambda _: 0.0), found.path(kind))
 
 
 def end_of_script(session: Session, recorded: Sequence[float]) -> None:
@@ -210,13 +210,13 @@ def end_of_script(session: Session, recorded: Sequence[float]) -> None:
 
 def _write_together(session: Session, kind: str, ahead: Callable[[float], float]) -> None:
     """Writes the recordings of a kind of all workers, on the first worker that has one."""
-    comm = session.comm
+    comm, found = session.comm, session.part(_Recordings)
     mine, path = b"", ""
-    if recording := state.recordings.get(kind):
+    if recording := found.recordings.get(kind):
         recording.stop()
         mine, path = (
             gzip.compress(json.dumps(recording.events(ahead)).encode()),
-            str(state.path(kind, session.options.run_dir)),
+            str(found.path(kind)),
         )
     parts = [
         (rank, *each) for rank, each in enumerate(comm.allgather_object([mine, path])) if each[0]
@@ -236,9 +236,10 @@ def _write_together(session: Session, kind: str, ahead: Callable[[float], float]
 def recordings(session: Session) -> float:
     """Returns what this worker has recorded, as the bits of a number: 1 a profile, 2 a timeline."""
     asked, ledger = session.options.profiled_steps, session.ledger
+    found = session.part(_Recordings).recordings
     if (
         asked
-        and PROFILE not in state.recordings
+        and PROFILE not in found
         and session.world.rank == 0
         and ledger.steps_of_run < asked[1]
     ):
@@ -247,7 +248,7 @@ def recordings(session: Session) -> float:
             " steps.",
             file=sys.stderr,
         )
-    return float((PROFILE in state.recordings) + 2 * (TIMELINE in state.recordings))
+    return float((PROFILE in found) + 2 * (TIMELINE in found))
 
 
 def write(events: list[_TraceEvent], path: Path) -> None:

@@ -19,7 +19,7 @@ from syrtos.comm.world import Session
 
 @dataclasses.dataclass
 class Update:
-    """One update of an optimizer.
+    """A single update of an optimizer.
 
     Attributes:
         optimizer: the one that makes it.
@@ -93,7 +93,7 @@ class AskedReductions:
 
 @dataclasses.dataclass
 class OptimizerRecord:
-    """What is noted of one optimizer from one update to the next.
+    """The facts that are noted of an optimizer from one update to the next.
 
     Attributes:
         reduction: the rule by which the script has asked it to reduce its gradients, of the class

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, Protocol, TypeVar
 
 from syrtos.comm import world
+from syrtos.comm.world import Session
 from syrtos.keras import backend
 
 if TYPE_CHECKING:
@@ -26,8 +27,16 @@ OwnerT = TypeVar("OwnerT")
 # row with all others (seen in 3.15.1).
 _MIXING = frozenset({"dice", "tversky", "circle", "Dice", "Tversky", "Circle"})
 _OF_KERAS = ("keras", "tf_keras")
+
+
 # The metrics of the script that `_tell_where_workers_train_alone` has warned of.
-_told: set[type] = set()
+class _NamedMetrics:
+    """The classes of metrics of which a line has warned."""
+
+    def __init__(self, session: Session) -> None:
+        self.kinds: set[type] = set()
+
+
 # Set on methods that `_adapt` has wrapped.
 _ADAPTED = "_syrtos_of_all_rows"
 
@@ -165,16 +174,19 @@ def _tell_where_workers_train_alone(kind: type) -> None:
     """Warns of a script's own metric where nothing is exchanged in a step."""
     # There the states of metrics are added up, which is right for sums alone.
     session = world.current()
-    alone = session.options.sync_every or session.options.asynchronous
+    alone, warned = (
+        session.options.sync_every or session.options.asynchronous,
+        session.part(_NamedMetrics).kinds,
+    )
     if (
         not alone
         or is_of_keras(kind)
-        or kind in _told
+        or kind in warned
         or session.world.rank
         or session.world.size == 1
     ):
         return
-    _told.add(kind)
+    warned.add(kind)
     print(
         f"syrtos: the states of the metric {kind.__name__} are added up over the workers, which"
         " train alone for some steps: one that is no sum (a maximum, a mean) may be another number"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from syrtos.comm import world
 from syrtos.comm.objects import dtype_of
+from syrtos.comm.world import Session
 from syrtos.keras.replica import state
 
 if TYPE_CHECKING:
@@ -16,8 +17,13 @@ if TYPE_CHECKING:
 _FACT = "exchanged "
 # Of scripts that make one model after another the first plans are enough.
 _MOST = 16
-# The variables whose plan is written down, by their identities.
-_told: set[tuple[int, ...]] = set()
+
+
+class _WrittenPlans:
+    """The groups of variables whose plan is written down, by their identities."""
+
+    def __init__(self, session: Session) -> None:
+        self.groups: set[tuple[int, ...]] = set()
 
 
 def tell(
@@ -33,13 +39,14 @@ def tell(
             together; none where a compiler decides.
         rows: indices of those variables of which rows travel, as many as a batch has touched.
     """
-    group = tuple(map(id, variables))
-    if group in _told:
+    group, session = tuple(map(id, variables)), world.current()
+    written = session.part(_WrittenPlans).groups
+    if group in written:
         return
-    _told.add(group)
+    written.add(group)
     described = [_describe_variable(each, i in rows) for i, each in enumerate(variables)]
     plan = {"variables": described, "buckets": [list(bucket) for bucket in buckets()]}
-    ledger = world.current().ledger
+    ledger = session.ledger
     names = [name for name in ledger.told if name.startswith(_FACT)]
     if len(names) < _MOST and plan not in [ledger.told[name] for name in names]:
         ledger.say(**{f"{_FACT}{len(names)}": plan})
