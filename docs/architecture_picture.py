@@ -31,6 +31,7 @@ ROOMS = {
     "observe": "clock, ledger, samples: where the time goes",
     "settings": "the only reader of os.environ",
     "topology": "World and its detection",
+    "entry_points": "what other packages add",
     "errors": "one tree of exceptions",
 }
 GRADIENT = [
@@ -56,9 +57,13 @@ STYLE = """
 
 def picture() -> str:
     """The whole file."""
-    layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
+    layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ][0]["layers"]
     rows = [[name.strip().removeprefix("syrtos.") for name in layer.split("|")] for layer in layers]
-    parts = [_text(LEFT, 28, "Rooms: each imports only rooms below it, and none beside it", "name left")]
+    parts = [
+        _text(LEFT, 28, "Rooms: each imports only rooms below it, and none beside it", "name left")
+    ]
     y = 44
     for number, row in enumerate(rows):
         parts += _row(row, y)
@@ -97,12 +102,19 @@ def _box(x: float, y: float, width: float, height: float, kind: str, lines: list
         _text(x + width / 2, y + 19 + 18 * k, line, "name" if k == 0 else "small" if k > 1 else "")
         for k, line in enumerate(lines)
     ]
-    return [f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6"/>', *texts]
+    return [
+        f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6"/>',
+        *texts,
+    ]
 
 
 def _arrow(x1: float, y1: float, x2: float, y2: float) -> str:
     down = x1 == x2
-    tip = f"{x2 - 4:g},{y2 - 7:g} {x2 + 4:g},{y2 - 7:g}" if down else f"{x2 - 7:g},{y2 - 4:g} {x2 - 7:g},{y2 + 4:g}"
+    tip = (
+        f"{x2 - 4:g},{y2 - 7:g} {x2 + 4:g},{y2 - 7:g}"
+        if down
+        else f"{x2 - 7:g},{y2 - 4:g} {x2 - 7:g},{y2 + 4:g}"
+    )
     return f'<path class="line" d="M{x1:g} {y1:g}L{x2:g} {y2:g}"/><polygon class="tip" points="{x2:g},{y2:g} {tip}"/>'
 
 

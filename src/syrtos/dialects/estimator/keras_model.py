@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import numpy as np
 import tensorflow as tf
 
+from syrtos.comm.world import Session
 from syrtos.dialects import keras2
 from syrtos.dialects.estimator import graphs, inputs, sessions
 from syrtos.dialects.estimator.config import RunConfig
@@ -150,7 +151,7 @@ class KerasEstimator(Estimator):
         self._model.fit(
             dataset if left is None else dataset.take(left),
             verbose=0,
-            callbacks=[_Checkpoints(self, saved)],
+            callbacks=[_Checkpoints(self._workers, self, saved)],
         )
         if self._loaded is None or not self._loaded.endswith(f"-{int(self._step)}"):
             self.save()
@@ -271,9 +272,11 @@ class KerasEstimator(Estimator):
 class _Checkpoints(keras.callbacks.Callback):
     """Counts steps, and saves when the settings say so."""
 
-    def __init__(self, estimator: KerasEstimator, saved: Callable[[int], None] | None) -> None:
+    def __init__(
+        self, workers: Session, estimator: KerasEstimator, saved: Callable[[int], None] | None
+    ) -> None:
         super().__init__()
-        self._estimator = estimator
+        self._workers, self._estimator = workers, estimator
         self._saved = saved
         self._last = estimator.global_step()
         self._since = time.monotonic()
