@@ -24,7 +24,8 @@ def load(group: str, name: str) -> Any:
     """Imports what the entry point of this name names.
 
     Raises:
-        ConfigurationError: two packages use the name, or the import fails; it names the package.
+        ConfigurationError: two packages use the name; or the import fails, of which it names the
+            package.
     """
     found = {point for point in _of_path(group, tuple(sys.path)) if point.name == name}
     if len(found) > 1:

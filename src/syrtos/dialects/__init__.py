@@ -1,7 +1,7 @@
-"""Old APIs over the core, served to scripts in place of packages that need not be installed; each is a leaf.
+"""Old APIs over the core, served to scripts in place of packages that need not be installed.
 
-Only processes that syrtos started import them by their old names; there they win over an installed
-original.
+No other room imports them. Only processes that syrtos started find them under their old names; there
+ours win over an installed original, and those of other packages serve what is not installed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Others(MetaPathFinder):
     """The last finder: serves a package that is not installed by the dialect whose entry point has its name."""
 
     def __init__(self) -> None:
-        # What is served, or is being looked for.
+        # Names that were looked up.
         self._seen: set[str] = set()
 
     def find_spec(

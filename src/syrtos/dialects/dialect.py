@@ -20,8 +20,8 @@ class Dialect:
 
     Attributes:
         name: the word for it.
-        serves: the module that answers, by the name that scripts import. One of ours wins over an
-            installed original; one of another package serves what is not installed.
+        serves: the module that answers for each name that scripts import. A dialect of syrtos wins over
+            an installed original; one of another package serves what is not installed.
         adds_to: packages that are there, and get names that they have lost, once they have been
             imported.
         installer: the function without arguments that gives them these names, as
@@ -37,7 +37,7 @@ class Dialect:
     needs_tensorflow: bool = True
 
     def __post_init__(self) -> None:
-        """Raises ConfigurationError where there are packages, and nothing that installs into them."""
+        """Raises ConfigurationError if ``adds_to`` is given without ``installer``."""
         if self.adds_to and ":" not in self.installer:
             raise ConfigurationError(
                 f"The dialect {self.name} adds names to {', '.join(self.adds_to)}, and its"

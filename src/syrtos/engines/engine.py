@@ -10,8 +10,8 @@ An engine is reached, or a run is submitted to it, or both:
 
 For the jobs of `syrtos serve --on` it reserves nodes (`Engine.reserve`).
 
-To add an engine: a package whose module has ``ENGINE``, an instance of a subclass, in a folder here
-or named by an entry point of the group ``syrtos.engines``.
+To add an engine: a folder here whose ``ENGINE`` is an instance of a subclass, or an entry point of the
+group ``syrtos.engines`` that names such an instance.
 """
 
 from __future__ import annotations

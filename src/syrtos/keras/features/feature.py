@@ -68,14 +68,15 @@ class Fit:
 class Feature:
     """An option of training, as one object for the life of a worker. Methods that it does not define do nothing.
 
-    On JAX, where one program of XLA computes steps and updates, and with Keras 2 the methods about
-    a step and its update are not called: features of other packages that define them are refused.
+    On JAX, where one program of XLA computes steps and updates, with Keras 2 and with parameter
+    servers not all methods about a step and its update are called: features of other packages that
+    define one are refused there.
 
     Attributes:
         name: the name of its file or entry point.
         nesting: of two features the one with the larger number wraps a step or an update around the
             other; of equal ones that whose name is last.
-        session: the world of this worker.
+        session: the session of this process.
     """
 
     name: ClassVar[str]
@@ -90,7 +91,7 @@ class Feature:
         return True
 
     def patches(self) -> Sequence[Patch]:
-        """Returns the patches of Keras that it needs on every framework."""
+        """Returns the patches of Keras 3 that it needs on every framework."""
         return ()
 
     # -- fit -------------------------------------------------------------------------------------
@@ -140,17 +141,17 @@ class Feature:
         """Acts when the script calls `train_on_batch`; raises ConfigurationError where it can't work so."""
 
     def asks_to_stop(self, fit: Fit, asks: bool) -> bool:
-        """Returns whether this worker is to ask all to stop; ``asks``: whether its script does."""
+        """Returns whether this worker asks all to stop; ``asks``: its script's wish, as features before have left it."""
         return asks
 
-    # -- where workers do not train in step: for features of this folder -------------------------
+    # -- where workers do not train in step: for features of this folder, others are refused ------
 
     def trains_apart(self) -> bool:
         """Returns whether each worker makes its next steps alone: no gradient is exchanged in them."""
         return False
 
     def is_between_meetings(self, fit: Fit) -> bool:
-        """Returns whether workers that train apart have not met after their last step."""
+        """Returns whether workers that train apart have not synchronized since their last step."""
         return False
 
     def replicas_differ(self, fit: Fit) -> bool:
@@ -158,7 +159,7 @@ class Feature:
         return self.is_between_meetings(fit)
 
     def meet(self) -> None:
-        """Gives all workers the same weights, in the middle of training apart."""
+        """Synchronizes workers that train apart, in the middle of a round: all get the same weights."""
 
     def count_samples(self, samples: float) -> None:
         """Counts the samples of a training step of this worker."""
@@ -215,7 +216,7 @@ class Feature:
         return {}
 
     def put_back(self, arrays: Mapping[str, Array], fit: Fit) -> None:
-        """Restores what `arrays` gave, once the model is put back.
+        """Restores what `arrays` gave, if anything, once the model is put back.
 
         The arrays may come as bytes, without their dtypes and shapes: see
         `syrtos.checkpoint.encoding.as_dtype`.

@@ -19,6 +19,8 @@ from syrtos.keras.replica.updates import Update
 
 # The methods about a step and its update, which only some backends call.
 OF_STEPS = ("around_step", "around_update", "check_gradients", "change_gradients", "count_samples")
+# Those by which our own features train apart; the backends know these features alone.
+_OF_OURS = ("trains_apart", "is_between_meetings", "replicas_differ", "meet")
 
 
 def ours() -> dict[str, type[Feature]]:
@@ -39,18 +41,24 @@ def of_other_packages() -> dict[str, type[Feature]]:
     known, found = ours(), dict[str, type[Feature]]()
     for name in entry_points.names(entry_points.FEATURES):
         kind = entry_points.load(entry_points.FEATURES, name)
-        if not (isinstance(kind, type) and issubclass(kind, Feature)) or name in known:
+        is_feature = isinstance(kind, type) and issubclass(kind, Feature)
+        if not is_feature or name in known or _defines(kind, _OF_OURS):
             raise ConfigurationError(
                 f"The entry point `{name}` of the group {entry_points.FEATURES} should name a class"
                 " on `syrtos.keras.features.feature.Feature`, under a name that none of syrtos's"
-                f" own has: {', '.join(known)}. It names {kind!r}."
+                f" own has ({', '.join(known)}) and without {', '.join(_OF_OURS)}. It names"
+                f" {kind!r}."
             )
         kind.name = name
         found[name] = kind
     return found
 
 
-class _Chosen:
+def _defines(kind: type[Feature], methods: Sequence[str]) -> bool:
+    return any(getattr(kind, name) is not getattr(Feature, name) for name in methods)
+
+
+class _ActiveFeatures:
     """The features that act in this process, each around those before it."""
 
     def __init__(self, session: Session) -> None:
@@ -61,13 +69,13 @@ class _Chosen:
         )
         self.others = [one for one in self.features if one.name in others]
         if others and session.world.size > 1:
-            # A host that lacks a package would train something else.
+            # A worker whose host lacks the package makes another call here, and `agree` fails.
             session.comm.agree(f"options of training: {[one.name for one in self.others]}")
 
 
 def active() -> Sequence[Feature]:
     """Returns the features that act in this run, the outermost last."""
-    return world.current().part(_Chosen).features
+    return world.current().part(_ActiveFeatures).features
 
 
 def patches(of_framework: Mapping[str, Sequence[Patch]]) -> list[Patch]:
@@ -86,8 +94,8 @@ def others_defining(*methods: str) -> list[Feature]:
     """Returns the active features of other packages that define one of these methods."""
     return [
         feature
-        for feature in world.current().part(_Chosen).others
-        if any(getattr(type(feature), name) is not getattr(Feature, name) for name in methods)
+        for feature in world.current().part(_ActiveFeatures).others
+        if _defines(type(feature), methods)
     ]
 
 
@@ -99,8 +107,8 @@ def refuse_steps(where: str) -> None:
     if found := others_defining(*OF_STEPS):
         raise ConfigurationError(
             f"The option of training `{found[0].name}`, of another package, acts in steps or"
-            f" updates, which no such option can {where}. Use TensorFlow or torch with Keras 3, or"
-            " leave it out."
+            f" updates. No such option can do that {where}. Use TensorFlow or torch with Keras 3,"
+            " or leave it out."
         )
 
 
@@ -123,7 +131,7 @@ def session_of_step(session: Session, training: bool) -> Session:
     return session.asynchronously() if training and trains_apart() else session
 
 
-def sums_count(training: bool) -> int:
+def sum_factor(training: bool) -> int:
     """Returns the factor from this worker's sum to an estimate of the sum over all workers.
 
     It is the number of workers in a step in which they exchange nothing, and else 1.
@@ -156,7 +164,7 @@ def check_gradients(update: Update, grads: Sequence[Any], own: Sequence[Any]) ->
 
 def changes_gradients() -> bool:
     """Returns whether a feature changes reduced gradients, which must be whole and this worker's own then."""
-    return bool(others_defining("change_gradients"))
+    return any(_defines(type(feature), ("change_gradients",)) for feature in active())
 
 
 def change_gradients(update: Update, grads: Sequence[Any]) -> Sequence[Any]:

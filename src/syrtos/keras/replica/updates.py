@@ -25,10 +25,10 @@ class Update:
         optimizer: the one that makes it.
         variables: those of the gradients that are reduced, in their order; empty where gradients
             are reduced outside of an update.
-        reduction: the rule by which they are reduced, of the class that the backend has for it;
-            None where they are not.
-        is_reduced: whether the gradients are those of the global batch, and checked: none are
-            reduced any more.
+        reduction: the rule by which they are reduced: a `Reduction` on TensorFlow, a `Communicator`
+            on torch; None where they are not.
+        is_reduced: whether the gradients that the optimizer is given have been reduced and checked
+            already.
         is_for_script: whether the script looks at the reduced gradients, and gives them to another
             update.
         gives_parts: whether the reduced gradients are this worker's parts of them, as with
@@ -80,7 +80,7 @@ def update_of(optimizer: object) -> Update:
 
 
 class AskedReductions:
-    """The wishes of the script and of the run for what is reduced in this process.
+    """The optimizers and loops that were asked to reduce its gradients in this process, by the run or by the script.
 
     Attributes:
         all_optimizers: whether every optimizer of Keras reduces, as `syrtos run` wants it.
@@ -135,7 +135,7 @@ def record_of(optimizer: object) -> OptimizerRecord:
 
 def set_reduction(optimizer: object, reduction: object) -> None:
     """Notes the rule by which one optimizer reduces, also where syrtos was not asked to reduce for all."""
-    # An optimizer that scales the loss is asked under its own name, or as the one inside of it.
+    # Scripts hold a `LossScaleOptimizer`, or the one inside of it: both get the rule.
     for each in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
         record_of(each).reduction = reduction
 

@@ -1,4 +1,4 @@
-"""A function of a model that makes steps, which are split as trials on its first batch and later ones show."""
+"""The functions that Keras calls for each batch, and the plans by which their steps are split over the workers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ _UNEQUAL = "its tensors have unequal numbers of rows"
 
 
 class SplitFunction(abc.ABC, Generic[BatchT]):
-    """A function of a model that makes steps, and the plan by which they are split.
+    """A function that Keras calls for each batch (of `make_train_function` and its like).
+
+    Trials on the first batch, and on some later ones, decide the plan by which its steps are split.
 
     Attributes:
         model: the model whose function it is.
-        plan: the way steps are split, as the first batch has shown.
-        reduces_early: whether code of the script's sees gradients before an optimizer of Keras's
-            own takes them, or may look at them later.
+        plan: the way steps are split, as the batches so far have shown.
+        reduces_early: whether gradients are reduced where they are made, because code of the
+            script's sees them.
         verifying: counts the calls of the function.
         checks: says which batches are looked at.
     """
@@ -52,8 +54,8 @@ class SplitFunction(abc.ABC, Generic[BatchT]):
         self.model, self._session, self._name, self._stock = model, session, name, stock
         self.reduces_early = reduces_early
         self._accumulation = accumulation.Kind(session.comm, model)
-        # Workers that train alone for some steps don't meet in each, as a comparison of rows would
-        # have them do.
+        # Workers that train alone for some steps exchange nothing in them, and a comparison is an
+        # exchange.
         alone = registry.trains_apart() or (name == "train_step" and session.options.sync_every > 0)
         self.plan = SplitPlan(is_decided=not verdicts.is_split(session) or alone)
         self.plan.reason_not_split = "" if self.plan.is_decided else known_parts.fixed_batch(model)
@@ -69,7 +71,7 @@ class SplitFunction(abc.ABC, Generic[BatchT]):
             self._accumulation.note(self.plan.accumulates_whole_batches(self.reduces_early))
 
     def is_due(self, steps: int = 1) -> bool:
-        """Returns whether the batches of the next call, which makes ``steps``, are to be looked at before they count."""
+        """Returns whether rows of the next call, which makes ``steps``, are to be compared before it trains on them."""
         # It is asked before each call, decided or not: it counts the steps of epochs, from the
         # first one on.
         is_due = self.checks.is_due(steps)
@@ -79,7 +81,7 @@ class SplitFunction(abc.ABC, Generic[BatchT]):
         return self.checks.begins_epoch() and self._numbers.have_changed()
 
     def decide(self, first: BatchT) -> None:
-        """Looks at a batch, before it counts. All workers call this together."""
+        """Compares rows of a batch, before it is trained on. All workers call this together."""
         if self.plan.is_decided:
             self._check(first)
         else:
@@ -97,7 +99,7 @@ class SplitFunction(abc.ABC, Generic[BatchT]):
 
     @abc.abstractmethod
     def _known_variables(self) -> set[int]:
-        """Returns the ids of the variables of which it is known what workers' values become."""
+        """Returns the ids of the variables whose values are combined by a known rule."""
 
     @abc.abstractmethod
     def _precision(self) -> int:
@@ -167,8 +169,7 @@ class SplitFunction(abc.ABC, Generic[BatchT]):
         if not few and not self.plan.was_compared:  # the batches before had too few rows
             before = dataclasses.replace(self.plan)
             self._decide_by(trial, self.plan)
-            # Also of a plan that is like before: decisions by numbers of rows are looked for while
-            # a step is traced.
+            # Also if the plan has not changed: a new trace finds decisions by a number of rows.
             if self.plan.was_compared or not self.plan.is_like(before):
                 self._make_anew()
             self._tell()
@@ -198,8 +199,8 @@ class SplitFunction(abc.ABC, Generic[BatchT]):
 
     def _begin_whole_batches(self) -> None:
         """Prepares the workers for computing whole batches each."""
-        # Nothing is averaged then: they must begin equal, as a model may not that is built by its
-        # first step.
+        # Nothing is averaged from here on, so workers must hold equal state; a model that its first
+        # step builds may begin with different weights.
         state.broadcast(self._session.comm, state.of_model(self.model))
 
     def _amount(self) -> Amount:

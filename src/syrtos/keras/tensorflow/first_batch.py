@@ -1,4 +1,4 @@
-"""The functions of a model that make steps, which are split as trials on its first batch and later ones show."""
+"""The functions of a model on TensorFlow that Keras calls for each batch."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class TensorFlowFunction(SplitFunction[Batch]):
         self._was_called = False
 
     def bind(self, make: Callable[[], Method]) -> None:
-        """Takes what makes the function of steps anew, which is traced by the plan, and makes it."""
+        """Keeps ``make``, which builds the function for the plan as it is, and calls it."""
         self._make = make
         self.function = make()
 
     def call(self, iterator: Iterator[Any], spec: object, steps: int) -> object:
-        """Calls the function; before steps that are due, the first of their batches is computed both ways.
+        """Calls the function; before steps that are due, one of their batches is computed both ways.
 
         Args:
             iterator: has the batches.
@@ -176,7 +176,10 @@ class TensorFlowFunction(SplitFunction[Batch]):
 
 
 def _known_variables(model: Model) -> set[int]:
-    """Ids of the variables of which it is known what workers' values become: of metrics, of Keras's own layers, and where the script says so."""
+    """Returns the ids of the variables whose values are combined by a known rule.
+
+    They are those of metrics, of Keras's own layers, and those that have an aggregation.
+    """
     layers = [
         layer for layer in keras_internals.layers_of(model) if known_parts.is_known_layer(layer)
     ]

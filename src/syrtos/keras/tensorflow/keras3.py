@@ -94,6 +94,8 @@ def apply_all() -> None:
             *patches.PATCHES,
         ]
     )
+    if world.current().servers:
+        registry.refuse_steps("with parameter servers")
     patching.install(registry.patches({"sharding": sharded_update.PATCHES}))
 
 

@@ -94,7 +94,7 @@ class TensorFlowStep(Watcher):
         if isinstance(data, TensorShare) and not self.plan.reason_not_split and self.splits_batch:
             _check_even(self.data)
         self._ready = ready_at(self.data)
-        self._sums_count = float(registry.sums_count(training))
+        self._sum_factor = float(registry.sum_factor(training))
         if self._graph is not None:
             clock.step_is_traced()
         self.functions: TracedFunctions = {}
@@ -120,7 +120,7 @@ class TensorFlowStep(Watcher):
         if key not in self._totals:
             mine = tf.where(self.active, tf.cast(value, tf.float32), 0.0)
             self._totals[key] = (
-                ops.allreduce(self.session.comm, tf.stop_gradient(mine)) * self._sums_count
+                ops.allreduce(self.session.comm, tf.stop_gradient(mine)) * self._sum_factor
             )
         return self._totals[key]
 
@@ -164,7 +164,7 @@ class TensorFlowStep(Watcher):
 
     def _sum_of(self, values: tf.Tensor) -> tf.Tensor:
         mine = tf.where(self.active, tf.reduce_sum(tf.cast(values, tf.float32)), 0.0)
-        return ops.allreduce(self.session.comm, tf.stop_gradient(mine)) * self._sums_count
+        return ops.allreduce(self.session.comm, tf.stop_gradient(mine)) * self._sum_factor
 
     # -- the whole batch on each worker ----------------------------------------------------------
 

@@ -32,7 +32,8 @@ def apply_if_finite(
 ) -> None:
     """Calls ``apply`` with reduced gradients, or changes nothing if one of them is not finite on any worker.
 
-    `check_finite` checks the sum of gradients that are accumulated.
+    Gradients that are accumulated are this worker's own, and checked before they are added;
+    `check_finite` checks their sum.
     """
     optimizer = cast("Optimizer", update.optimizer)
     accumulates = updates.accumulates(optimizer)

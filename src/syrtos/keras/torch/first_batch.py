@@ -1,4 +1,4 @@
-"""The functions of a model on torch that make steps."""
+"""The functions of a model on torch that Keras calls for each batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from syrtos.keras.torch.trial import PredictingTorchTrial, TorchTrial, precision
 
 
 class TorchFunction(SplitFunction[TorchShare]):
-    """A function of a model on torch, which may have hooks, and which is watched for what it decides by."""
+    """A function of a model on torch, which may have hooks; its decisions by numbers of rows are recorded in trials."""
 
     def __init__(self, model: keras.Model, session: Session, name: str, stock: bool) -> None:
         """
@@ -77,9 +77,9 @@ class TorchFunction(SplitFunction[TorchShare]):
 
 
 def _known_variables(model: keras.Model) -> set[int]:
-    """Returns the ids of the variables of which it is known what workers' values become.
+    """Returns the ids of the variables whose values are combined by a known rule.
 
-    They are those of metrics, of Keras's own layers, and those of which the script says so.
+    They are those of metrics, of Keras's own layers, and those that have an aggregation.
     """
     layers = [
         layer for layer in keras_internals.layers_of(model) if known_parts.is_known_layer(layer)

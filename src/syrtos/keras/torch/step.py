@@ -140,7 +140,7 @@ class TorchStep(Assignments):
         self.reduces_early = self.plan.reduces_where_made(reduces_early)
         self.outcome = outcome
         self._total: float | None = None
-        self._sums_count = registry.sums_count(training)
+        self._sum_factor = registry.sum_factor(training)
 
     @contextlib.contextmanager
     def as_current_step(self) -> Iterator[Self]:
@@ -205,7 +205,7 @@ class TorchStep(Assignments):
 
     def _sum(self, name: str, value: float) -> float:
         with self.session.ledger.span("exchange"):
-            return sum(self.session.comm.agree(name, float(value))) * self._sums_count
+            return sum(self.session.comm.agree(name, float(value))) * self._sum_factor
 
     # -- called by the variables -------------------------------------------------------------------
 
