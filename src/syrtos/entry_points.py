@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from syrtos.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
+
+KindT = TypeVar("KindT")
 
 DIALECTS, ENGINES, FEATURES = "syrtos.dialects", "syrtos.engines", "syrtos.features"
 
@@ -43,6 +45,21 @@ def load(group: str, name: str) -> Any:
             f"The entry point `{name} = {point.value}` of {package}, in the group {group}, could"
             f" not be loaded: {type(error).__name__}: {error}. Mend or uninstall that package."
         ) from error
+
+
+def load_instance(group: str, name: str, kind: type[KindT]) -> KindT:
+    """Imports the instance of a class that the entry point of this name names.
+
+    Raises:
+        ConfigurationError: as `load` does, or it is no instance of ``kind``.
+    """
+    found = load(group, name)
+    if not isinstance(found, kind):
+        raise ConfigurationError(
+            f"The entry point `{name}` of the group {group} should name an instance of"
+            f" `{kind.__module__}.{kind.__name__}`. It names {found!r}."
+        )
+    return found
 
 
 @functools.lru_cache(maxsize=8)

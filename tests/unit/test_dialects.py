@@ -109,12 +109,12 @@ def test_the_page_is_made_from_it() -> None:
 def finder(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The last finder, with a dialect of another package, whose module tries an import that fails."""
 
-    def load(group: str, name: str) -> Dialect:
+    def load(group: str, name: str, kind: type) -> Dialect:
         assert importlib.util.find_spec("none_has_this") is None
         return Dialect("oldtrain", serves={"oldtrain": "json"})
 
     monkeypatch.setattr(registry.entry_points, "names", lambda group: ["oldtrain"])
-    monkeypatch.setattr(registry.entry_points, "load", load)
+    monkeypatch.setattr(registry.entry_points, "load_instance", load)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     found = dialects._Others()
     sys.meta_path.append(found)

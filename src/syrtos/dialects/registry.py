@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from syrtos import entry_points
 from syrtos.dialects.dialect import Dialect
-from syrtos.errors import ConfigurationError
 
 _HERE = "syrtos.dialects."
 _HOROVOD = _HERE + "horovod"
@@ -103,10 +102,4 @@ def serving(package: str) -> Dialect | None:
 
 
 def _load(name: str) -> Dialect:
-    found = entry_points.load(entry_points.DIALECTS, name)
-    if not isinstance(found, Dialect):
-        raise ConfigurationError(
-            f"The entry point `{name}` of the group {entry_points.DIALECTS} should name a"
-            f" `syrtos.dialects.dialect.Dialect`. It names {found!r}."
-        )
-    return found
+    return entry_points.load_instance(entry_points.DIALECTS, name, Dialect)

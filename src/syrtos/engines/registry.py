@@ -24,13 +24,7 @@ def engine_of(name: str) -> Engine:
         ConfigurationError: there is none, or a package that it needs is not installed.
     """
     if name in entry_points.names(entry_points.ENGINES):
-        found = entry_points.load(entry_points.ENGINES, name)
-        if not isinstance(found, Engine):
-            raise ConfigurationError(
-                f"The entry point `{name}` of the group {entry_points.ENGINES} should name an instance"
-                f" of a class on `syrtos.engines.engine.Engine`. It names {found!r}."
-            )
-        return found
+        return entry_points.load_instance(entry_points.ENGINES, name, Engine)
     if name not in names():
         raise ConfigurationError(
             f"`--on {name}`: there is no such engine. There are: {', '.join(names())}."
