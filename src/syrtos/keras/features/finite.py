@@ -48,7 +48,8 @@ class _LeftOut:
     def begin(self) -> None:
         """Forgets what was noted in an earlier `fit`; the number of all updates that were left out stays."""
         self.in_a_row: dict[int, int] = {}
-        self.in_step = False
+        self.in_step = False  # an update of the step that runs was left out
+        self.is_in_step = False  # a step is traced, or runs, that is undone where this is so
         self.batch = ""  # of `fit`, in words
         self.records: Callable[[], Sequence[Record]] = list  # of this worker's share of it
 
@@ -99,7 +100,18 @@ class NonFinite(Feature):
     def around_step(
         self, model: Model, session: Session, step: Callable[[], object]
     ) -> Callable[[], object]:
-        return backend.active().undo_if_left_out(model, session, step) if leaves_out() else step
+        if not leaves_out():
+            return step
+
+        def compute() -> object:
+            left_out = _left_out()
+            before, left_out.is_in_step = left_out.is_in_step, True
+            try:
+                return step()
+            finally:
+                left_out.is_in_step = before
+
+        return backend.active().undo_if_left_out(model, session, compute)
 
     def around_update(
         self, update: Update, apply: Callable[[Sequence[Any]], None]
@@ -115,6 +127,14 @@ class NonFinite(Feature):
 
 
 FEATURE = NonFinite
+
+
+def is_in_step() -> bool:
+    """Returns whether the update that is traced, or made, is one of a step that is undone if it leaves it out.
+
+    One that the script makes elsewhere, as in a callback, undoes nothing but itself.
+    """
+    return _left_out().is_in_step
 
 
 def step_is_left_out(comm: Communicator) -> bool:
@@ -147,6 +167,7 @@ def look(
     finite: Sequence[bool],
     own: Sequence[bool],
     update: int,
+    in_step: bool = False,
 ) -> bool:
     """Decides whether an update is made; called before each.
 
@@ -158,6 +179,7 @@ def look(
             all workers of ``comm``.
         own: the same for this worker's share.
         update: number of the update, from 1.
+        in_step: what `is_in_step` was when the update was traced, or made.
 
     Returns:
         Whether the update is to be made.
@@ -178,6 +200,7 @@ def look(
             f" {_ADVICE} Without `--on-nan stop` training goes on, as in plain Keras; with"
             " `--on-nan skip` it goes on without this batch."
         )
+    left_out.in_step |= in_step
     _leave_out(which, f"update {update}{left_out.batch} was left out: {gradient}")
     return False
 
@@ -211,7 +234,7 @@ _ADVICE = (
 def _leave_out(which: int, what: str) -> None:
     left_out = _left_out()
     in_a_row = left_out.in_a_row[which] = left_out.in_a_row.get(which, 0) + 1
-    left_out.number, left_out.in_step = left_out.number + 1, True
+    left_out.number += 1
     session = left_out.session
     session.ledger.say(left_out=left_out.number)
     if session.world.rank == 0 and left_out.number <= _TOLD:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
@@ -13,6 +14,7 @@ from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, keras_internals
 from syrtos.keras.features.feature import Feature, Fit
+from syrtos.keras.replica import state
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer
@@ -95,6 +97,10 @@ class ScaledLearningRate(Feature):
 
     name = "learning_rate"
 
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._told: set[str] = set()
+
     @classmethod
     def is_asked(cls, session: Session) -> bool:
         return session.options.scale_lr != "none"
@@ -102,6 +108,19 @@ class ScaledLearningRate(Feature):
     def before_callbacks(self, fit: Fit) -> None:
         # A script that exchanges gradients itself trains alone, with its own rate.
         fit.keep(Scaling(world.sharing())).begin(fit.model)
+        if fit.model is not None and len(state.optimizers_of(fit.model)) > 1:
+            self._tell(
+                "scales the rate of the optimizer that `compile` was given alone; others of the"
+                " model keep theirs"
+            )
+
+    def train_on_batch_begins(self) -> None:
+        self._tell("scales rates in `fit` alone; in `train_on_batch` they are the script's own")
+
+    def _tell(self, what: str) -> None:
+        if what not in self._told and self.session.world.rank == 0:
+            print(f"syrtos: `--scale-lr` {what}.", file=sys.stderr)
+        self._told.add(what)
 
     def training_begins(self, fit: Fit) -> None:
         if scaling := fit.find(Scaling):

@@ -82,12 +82,13 @@ def _may_be_applied(
     if step is not None:
         mine = tf.logical_or(mine, tf.logical_not(step.active))
     in_sum = updates.accumulates(update.optimizer) and not of_shares
+    in_step = finite.is_in_step()
 
     def look(flags: Array, mine: Array, number: Array) -> list[Array]:
         if in_sum and finite.leaves_out():
             finite.stop(comm, update.variables, flags.tolist(), mine.tolist())
         is_good = finite.look(
-            comm, update.variables, flags.tolist(), mine.tolist(), int(number) + 1
+            comm, update.variables, flags.tolist(), mine.tolist(), int(number) + 1, in_step
         )
         return [np.asarray(is_good)]
 

@@ -44,7 +44,8 @@ def apply_if_finite(
     if accumulates and comm is not None:
         with timing.exchanging():
             flags = (comm.allreduce(np.logical_not(flags).astype(np.int32)) == 0).tolist()
-    if not finite.look(comm, update.variables, flags, own, int(optimizer.iterations) + 1):
+    number, in_step = int(optimizer.iterations) + 1, finite.is_in_step()
+    if not finite.look(comm, update.variables, flags, own, number, in_step):
         # Which `apply` adds in any case.
         keras_internals.updates_of(optimizer).assign_sub(1)
         return
@@ -61,7 +62,8 @@ def check_finite(
     if finite.leaves_out():
         # `apply_if_finite` has looked at each batch; this is the sum of accumulated gradients.
         finite.stop(comm, update.variables, flags, mine)
-    finite.look(comm, update.variables, flags, mine, int(optimizer.iterations) + 1)
+    number, in_step = int(optimizer.iterations) + 1, finite.is_in_step()
+    finite.look(comm, update.variables, flags, mine, number, in_step)
     return grads
 
 

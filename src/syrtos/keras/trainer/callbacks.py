@@ -170,6 +170,7 @@ class AfterUsers(_Quiet):
         self.trains = self._built_by_step = False
         self.features = registry.active()
         self.fit = Fit()
+        self._last_index = -1  # of the last batch in the epoch
         self._made = 0  # steps of this process, without those before a restart
         self.rate: float | None = None  # of the epoch that ends, before callbacks change it
         self._comparisons = Comparisons(self._session)
@@ -201,6 +202,7 @@ class AfterUsers(_Quiet):
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._session.comm.agree(f"epoch {epoch} of fit")
         self.fit.epoch, self.fit.epoch_began_at = epoch, self.fit.steps
+        self._last_index = -1
         for feature in self.features:
             feature.epoch_begins(self.fit)
         self._session.ledger.become("input")
@@ -220,7 +222,8 @@ class AfterUsers(_Quiet):
         fit = self.fit
         have_met = not any(f.is_between_meetings(fit) for f in self.features)
         self._stop_if_asked(have_met)
-        count = self._steps_since(batch)
+        count = self._steps_of_training(batch)
+        self._last_index = _index(batch)
         fit.steps += count
         self._made += count
         self._comparisons.count(count)
@@ -328,7 +331,7 @@ class AfterUsers(_Quiet):
     def step_is_over(self, batch: int) -> None:
         """Ends the step of a call of `fit`'s training function, before the script's callbacks run."""
         for feature in self.features:
-            feature.batch_computed(self.fit, self._steps_since(batch))
+            feature.batch_computed(self.fit, self._steps_of_training(batch))
         self.data_step_is_over(batch)
         if self._saves_within_epochs:
             accumulation.gather(self._session.comm, self.model)
@@ -426,6 +429,13 @@ class AfterUsers(_Quiet):
     def _begin(self) -> None:
         self._session.ledger.become("compute")
         clock.step_begins()
+
+    def _steps_of_training(self, batch: Any) -> int:
+        """Returns the number of steps of the call of the training function that ends with this batch."""
+        last, total = _index(batch), self.params.get("steps")
+        # Keras 3 counts on in a last call that has fewer batches than the others.
+        last = min(last, total - 1) if total else last
+        return max(min(keras_internals.steps_in_call(self.model), last - self._last_index), 1)
 
     def _steps_since(self, batch: Any) -> int:
         return min(keras_internals.steps_in_call(self.model), _index(batch) + 1)

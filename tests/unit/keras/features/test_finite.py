@@ -11,6 +11,7 @@ import pytest
 
 from syrtos.comm import world
 from syrtos.keras.features import finite
+from syrtos.settings import Options
 
 
 @pytest.fixture
@@ -52,3 +53,12 @@ def test_other_ranks_are_silent(session: Any, capsys: pytest.CaptureFixture[str]
     notice.look(0, 0, {"loss": math.nan})
     notice.read()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("no_session")
+@pytest.mark.parametrize("in_step", [True, False])
+def test_an_update_outside_of_a_step_undoes_no_step(in_step: bool) -> None:
+    joined = world.init(Options(on_nan="skip"))
+    assert not finite.look(None, [], [False], [False], 1, in_step)
+    assert finite.step_is_left_out(joined.comm) is in_step
+    assert not finite.step_is_left_out(joined.comm)
