@@ -144,6 +144,11 @@ def updates_of(optimizer: Optimizer) -> Counter:
     return optimizer._iterations
 
 
+def count_no_update(optimizer: Optimizer) -> None:
+    """Makes the number of an optimizer's updates stay as it is, to which Keras's `apply` adds 1 in any case."""
+    updates_of(optimizer).assign_sub(1)
+
+
 def loss_scale_of(optimizer: object) -> list[Variable]:
     """Returns the variables for the scale of a `LossScaleOptimizer` of Keras 2, which its `variables` leave out."""
     scale = getattr(optimizer, "_loss_scale", None)

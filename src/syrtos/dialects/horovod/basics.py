@@ -18,10 +18,9 @@ from syrtos.topology import World
 
 @dataclasses.dataclass
 class _HorovodState:
-    """The changes that `init`, `add_process_set` and timelines have made in this process."""
+    """The changes that `init` and `add_process_set` have made in this process."""
 
     initialized: bool = False
-    timeline: profiling.Timeline = dataclasses.field(default_factory=profiling.Timeline)
     sets: dict[int, ProcessSet] = dataclasses.field(default_factory=dict)
 
 
@@ -301,13 +300,13 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """
     del mark_cycles
     session()
-    _state.timeline.begin(world.current(), Path(file_path))
+    profiling.begin_timeline(world.current(), Path(file_path))
 
 
 def stop_timeline() -> None:
     """Ends the recording that `start_timeline` has begun."""
     session()
-    _state.timeline.stop(world.current())
+    profiling.stop_timeline(world.current())
 
 
 def mpi_threads_supported() -> bool:

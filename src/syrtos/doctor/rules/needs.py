@@ -42,13 +42,13 @@ def _table() -> Mapping[str, Mapping[str, Any]]:
 
 def missing_imports(program: ScriptProgram) -> Iterator[Finding]:
     """Finds imports of packages that are neither installed nor beside the script, each once for every file."""
+    served = _SERVED.union(entry_points.names(entry_points.DIALECTS), sys.stdlib_module_names)
     folders = {Path.cwd(), *(script.path.resolve().parent for script in program.scripts)}
     for script in program.scripts:
         if "sys.path" in script.text or "site.addsitedir" in script.text:
             # The script says itself where its modules are.
             continue
-        served = _SERVED.union(entry_points.names(entry_points.DIALECTS))
-        seen = set(served | sys.stdlib_module_names)
+        seen = set(served)
         for node, root in _imported_roots(script):
             if root in seen or is_installed(root) or _is_tried(script, node):
                 continue

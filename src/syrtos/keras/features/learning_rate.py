@@ -14,7 +14,7 @@ from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, keras_internals
 from syrtos.keras.features.feature import Feature, Fit
-from syrtos.keras.replica import state
+from syrtos.keras.replica import state, updates
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer
@@ -210,7 +210,7 @@ class Scaling:
 def batches_trained(optimizer: Optimizer) -> int:
     """Returns how many batches an optimizer was given; with accumulation these are more than its updates."""
     inner: Optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    accumulates = getattr(inner, "gradient_accumulation_steps", None)
+    accumulates = updates.accumulates(inner)
     return int(keras_internals.updates_of(inner) if accumulates else inner.iterations)
 
 

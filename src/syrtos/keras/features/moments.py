@@ -12,6 +12,7 @@ import numpy as np
 
 from syrtos.keras import keras_internals
 from syrtos.keras.features.feature import Feature, Fit
+from syrtos.keras.replica import updates
 
 if TYPE_CHECKING:
     import jax
@@ -56,7 +57,7 @@ def noise_moments(optimizer: Optimizer) -> list[float] | None:
     made on this worker's device, of its own copy: one worker may ask alone.
     """
     found = keras_internals.moments_of(optimizer)
-    if found is None or getattr(optimizer, "gradient_accumulation_steps", None):
+    if found is None or updates.accumulates(optimizer):
         return None
     first, second, beta_1, beta_2 = found
     first_copies, second_copies = _whole_copies(first), _whole_copies(second)

@@ -141,21 +141,19 @@ class Profile:
                 write_own(self._session, PROFILE)
 
 
-class Timeline:
-    """Horovod's timeline: each worker records from `begin` to `stop`."""
+def begin_timeline(session: Session, path: Path) -> None:
+    """Begins to record Horovod's timeline, for a file that rank 0 writes."""
+    found = session.part(_Recordings)
+    if TIMELINE not in found.recordings and _is_free(f"no timeline is written to {path}"):
+        found.recordings[TIMELINE] = Recording(session, with_framework=False)
+        found.timeline = path.absolute()
 
-    def begin(self, session: Session, path: Path) -> None:
-        """Begins to record, for a file that rank 0 writes."""
-        found = session.part(_Recordings)
-        if TIMELINE not in found.recordings and _is_free(f"no timeline is written to {path}"):
-            found.recordings[TIMELINE] = Recording(session, with_framework=False)
-            found.timeline = path.absolute()
 
-    def stop(self, session: Session) -> None:
-        """Ends the recording."""
-        if recording := session.part(_Recordings).recordings.get(TIMELINE):
-            recording.stop()
-            write_own(session, TIMELINE)
+def stop_timeline(session: Session) -> None:
+    """Ends the recording of Horovod's timeline."""
+    if recording := session.part(_Recordings).recordings.get(TIMELINE):
+        recording.stop()
+        write_own(session, TIMELINE)
 
 
 def _is_free(otherwise: str) -> bool:

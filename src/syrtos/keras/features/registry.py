@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import syrtos.keras.features
@@ -32,13 +32,13 @@ def ours() -> dict[str, type[Feature]]:
     return {m.FEATURE.name: m.FEATURE for m in modules if hasattr(m, "FEATURE")}
 
 
-def of_other_packages() -> dict[str, type[Feature]]:
-    """Returns the classes of features that other packages' entry points name.
+def of_other_packages(known: Collection[str]) -> dict[str, type[Feature]]:
+    """Returns the classes of features that other packages' entry points name; ``known``: the names of ours.
 
     Raises:
         ConfigurationError: one of them can't be loaded, is no feature, or has the name of another.
     """
-    known, found = ours(), dict[str, type[Feature]]()
+    found: dict[str, type[Feature]] = {}
     for name in entry_points.names(entry_points.FEATURES):
         kind = entry_points.load(entry_points.FEATURES, name)
         is_feature = isinstance(kind, type) and issubclass(kind, Feature)
@@ -62,20 +62,26 @@ class _ActiveFeatures:
     """The features that act in this process, each around those before it."""
 
     def __init__(self, session: Session) -> None:
-        others = of_other_packages()
-        kinds = [kind for kind in {**ours(), **others}.values() if kind.is_asked(session)]
+        known = ours()
+        others = of_other_packages(known)
+        kinds = [kind for kind in {**known, **others}.values() if kind.is_asked(session)]
         self.features = sorted(
             (kind(session) for kind in kinds), key=lambda one: (one.nesting, one.name)
         )
         self.others = [one for one in self.features if one.name in others]
+        self.change_gradients = any(_defines(kind, ("change_gradients",)) for kind in kinds)
         if others and session.world.size > 1:
             # A worker whose host lacks the package makes another call here, and `agree` fails.
             session.comm.agree(f"options of training: {[one.name for one in self.others]}")
 
 
+def _of_run() -> _ActiveFeatures:
+    return world.current().part(_ActiveFeatures)
+
+
 def active() -> Sequence[Feature]:
     """Returns the features that act in this run, the outermost last."""
-    return world.current().part(_ActiveFeatures).features
+    return _of_run().features
 
 
 def patches(of_framework: Mapping[str, Sequence[Patch]]) -> list[Patch]:
@@ -92,11 +98,7 @@ def patches(of_framework: Mapping[str, Sequence[Patch]]) -> list[Patch]:
 
 def others_defining(*methods: str) -> list[Feature]:
     """Returns the active features of other packages that define one of these methods."""
-    return [
-        feature
-        for feature in world.current().part(_ActiveFeatures).others
-        if _defines(type(feature), methods)
-    ]
+    return [feature for feature in _of_run().others if _defines(type(feature), methods)]
 
 
 def refuse_steps(where: str) -> None:
@@ -164,7 +166,7 @@ def check_gradients(update: Update, grads: Sequence[Any], own: Sequence[Any]) ->
 
 def changes_gradients() -> bool:
     """Returns whether a feature changes reduced gradients, which must be whole and this worker's own then."""
-    return any(_defines(type(feature), ("change_gradients",)) for feature in active())
+    return _of_run().change_gradients
 
 
 def change_gradients(update: Update, grads: Sequence[Any]) -> Sequence[Any]:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
+from syrtos.keras import keras_internals
 from syrtos.keras.features import finite
 from syrtos.keras.replica import updates
 from syrtos.keras.tensorflow import assignments, gradients, ops
@@ -40,8 +41,10 @@ def apply_if_finite(
     accumulates = updates.accumulates(update.optimizer)
     results = list(grads) if accumulates else gradients.exchange(update, grads)
     good = _may_be_applied(update, results, grads, of_shares=accumulates)
+    optimizer = cast("Optimizer", update.optimizer)
+    leave_out = functools.partial(keras_internals.count_no_update, optimizer)
     with contextlib.nullcontext() if accumulates else update.taking_as_given():
-        tf.cond(good, lambda: apply(results), lambda: gradients.count_no_update(update.optimizer))
+        tf.cond(good, lambda: apply(results), leave_out)
 
 
 def check_finite(

@@ -7,6 +7,7 @@ The rules themselves are in `reduction`; gradients that a step of the script's o
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -175,16 +176,12 @@ def apply_if_rows(
     apply: Callable[[Sequence[Gradient | None]], None],
 ) -> None:
     """Calls ``apply``, except on a worker that has no sample of a small batch."""
-    step = current_step()
+    step, optimizer = current_step(), cast("Optimizer", update.optimizer)
     if step is None:
         apply(grads)
     else:
-        tf.cond(step.active, lambda: apply(grads), lambda: count_no_update(update.optimizer))
-
-
-def count_no_update(optimizer: object) -> None:
-    """Makes the number of an optimizer's updates stay as it is, to which Keras's `apply` adds 1 in any case."""
-    keras_internals.updates_of(cast("Optimizer", optimizer)).assign_sub(1)
+        leave_out = functools.partial(keras_internals.count_no_update, optimizer)
+        tf.cond(step.active, lambda: apply(grads), leave_out)
 
 
 def reduce_for_script(

@@ -46,8 +46,7 @@ def apply_if_finite(
             flags = (comm.allreduce(np.logical_not(flags).astype(np.int32)) == 0).tolist()
     number, in_step = int(optimizer.iterations) + 1, finite.is_in_step()
     if not finite.look(comm, update.variables, flags, own, number, in_step):
-        # Which `apply` adds in any case.
-        keras_internals.updates_of(optimizer).assign_sub(1)
+        keras_internals.count_no_update(optimizer)
         return
     with contextlib.nullcontext() if accumulates else update.taking_as_given():
         apply(results)

@@ -192,8 +192,7 @@ def apply_if_rows(
     """Calls ``apply``, except on a worker that has no sample of a small batch."""
     step = current_step()
     if step and not step.samples:
-        # `apply` counts an update in any case.
-        keras_internals.updates_of(cast("Optimizer", update.optimizer)).assign_sub(1)
+        keras_internals.count_no_update(cast("Optimizer", update.optimizer))
     else:
         apply(grads)
 

@@ -217,7 +217,7 @@ def _on_shares(
         for feature in registry.active() if training else ():
             feature.count_samples(share.samples)
         if training and registry.trains_apart():
-            session = registry.session_of_step(session, training)
+            session = session.asynchronously()
         elif session.world.size == 1:
             # A `fit` that goes on draws its data again, and leaves out steps: these must draw from
             # another generator.

@@ -20,7 +20,7 @@ from syrtos.keras import backend, fitting, keras_internals
 from syrtos.keras.features import learning_rate, registry
 from syrtos.keras.features.feature import Fit
 from syrtos.keras.recovery import replay
-from syrtos.keras.replica import accumulation, snapshot, state
+from syrtos.keras.replica import accumulation, snapshot, state, updates
 from syrtos.keras.split.checks import Checks
 from syrtos.keras.trainer import interrupts, replicas
 from syrtos.keras.trainer.callback_times import Timed
@@ -108,9 +108,7 @@ class BeforeUsers(_Quiet):
         # the state of a backup.
         self._last.before_callbacks(self.model)
         self._last.protect()
-        self._ledger.norms.is_off = bool(
-            getattr(getattr(self.model, "optimizer", None), "gradient_accumulation_steps", None)
-        )
+        self._ledger.norms.is_off = updates.accumulates(getattr(self.model, "optimizer", None))
         self._ledger.become("callbacks")
 
     def on_train_end(self, logs: Logs = None) -> None:
@@ -170,7 +168,6 @@ class AfterUsers(_Quiet):
         self.trains = self._built_by_step = False
         self.features = registry.active()
         self.fit = Fit()
-        self._last_index = -1  # of the last batch in the epoch
         self._made = 0  # steps of this process, without those before a restart
         self.rate: float | None = None  # of the epoch that ends, before callbacks change it
         self._comparisons = Comparisons(self._session)
@@ -202,7 +199,6 @@ class AfterUsers(_Quiet):
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._session.comm.agree(f"epoch {epoch} of fit")
         self.fit.epoch, self.fit.epoch_began_at = epoch, self.fit.steps
-        self._last_index = -1
         for feature in self.features:
             feature.epoch_begins(self.fit)
         self._session.ledger.become("input")
@@ -223,7 +219,6 @@ class AfterUsers(_Quiet):
         have_met = not any(f.is_between_meetings(fit) for f in self.features)
         self._stop_if_asked(have_met)
         count = self._steps_of_training(batch)
-        self._last_index = _index(batch)
         fit.steps += count
         self._made += count
         self._comparisons.count(count)
@@ -435,7 +430,7 @@ class AfterUsers(_Quiet):
         last, total = _index(batch), self.params.get("steps")
         # Keras 3 counts on in a last call that has fewer batches than the others.
         last = min(last, total - 1) if total else last
-        return max(min(keras_internals.steps_in_call(self.model), last - self._last_index), 1)
+        return max(min(keras_internals.steps_in_call(self.model), last - self.fit.batch + 1), 1)
 
     def _steps_since(self, batch: Any) -> int:
         return min(keras_internals.steps_in_call(self.model), _index(batch) + 1)

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
+from syrtos.keras.features.feature import Fit
 from syrtos.keras.trainer.callbacks import AfterUsers
 
 
 def count(ends: list[int], each: int, total: int | None) -> list[int]:
     """The steps of an epoch's calls, of which Keras tells the last batches."""
-    fake: Any = SimpleNamespace(
-        params={"steps": total}, model=SimpleNamespace(steps_per_execution=each), _last_index=-1
-    )
-    found = []
-    for end in ends:
+    model, found = SimpleNamespace(steps_per_execution=each), []
+    for call, end in enumerate(ends):
+        fake: Any = SimpleNamespace(
+            params={"steps": total}, model=model, fit=Fit(batch=call * each)
+        )
         found.append(AfterUsers._steps_of_training(fake, end))
-        fake._last_index = end
     return found
 
 
