@@ -24,11 +24,17 @@ def after_import(
     """Calls ``call`` once the module ``name`` is imported completely.
 
     ``before`` is called when the module is about to be imported, and the import takes place inside
-    of ``around()``. If it is imported already, ``before`` and ``call`` are called at once.
+    of ``around()``. If it is imported already, ``before`` and ``call`` are called at once; if its
+    import has begun, with a hook of ours, ``before`` alone.
     """
     if name in sys.modules:
         before()
-        call()
+        # A framework that this one imports may lead here: the module lacks its last names yet.
+        importing = (f for f in sys.meta_path if isinstance(f, _Finder) and f.imports(name))
+        if outermost := next(importing, None):
+            outermost.then.append(call)
+        else:
+            call()
     else:
         sys.meta_path.insert(0, _Finder(name, call, before, around))
 
@@ -89,9 +95,16 @@ class _Finder(MetaPathFinder):
     ) -> None:
         self._name = name
         self._call = call
-        self.before = before
-        self.around = around
+        self._before = before
+        self._around = around
         self._searching = False
+        self._executing = False
+        # Further calls once the module is complete, from hooks made while it was imported.
+        self.then: list[Callable[[], None]] = []
+
+    def imports(self, name: str) -> bool:
+        """Returns whether this finder's module has this name, and its import has begun."""
+        return self._executing and name == self._name
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -108,9 +121,17 @@ class _Finder(MetaPathFinder):
             spec.loader = _Loader(spec.loader, self)
         return spec
 
-    def finish_import(self) -> None:
-        """Calls the function, now that the module is complete, and removes this finder."""
-        self._call()
+    def execute(self, run: Callable[[], None]) -> None:
+        """Lets ``run`` execute the module, calls the functions once it is complete, and removes this finder."""
+        self._before()
+        self._executing = True
+        try:
+            with self._around():
+                run()
+        finally:
+            self._executing = False
+        for call in (self._call, *self.then):
+            call()
         # not if the call refused: the next import must be refused too
         sys.meta_path.remove(self)
 
@@ -131,9 +152,6 @@ class _Loader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         spec = module.__spec__
         assert spec is not None
-        self._finder.before()
         spec.loader = self._original
         module.__loader__ = self._original
-        with self._finder.around():
-            self._original.exec_module(module)
-        self._finder.finish_import()
+        self._finder.execute(lambda: self._original.exec_module(module))

@@ -107,6 +107,24 @@ def test_two_may_wait_for_one_module(module: Write) -> None:
     assert sorted(calls) == ["first", "second"]
 
 
+def test_a_module_whose_import_has_begun_is_waited_for(module: Write) -> None:
+    """As Keras, which imports its backend, whose hook waits for Keras."""
+    outer, calls = module("hooked_q.py", "import hooked_r\nvalue = 1\n"), list[str]()
+    inner = module("hooked_r.py")
+
+    def hook() -> None:
+        after_import(outer, lambda: calls.append(f"third {sys.modules[outer].value}"))
+        calls.append("first")
+
+    after_import(inner, hook)
+    for _ in range(2):
+        after_import(outer, lambda: calls.append("second"))
+    before = len(sys.meta_path)
+    importlib.import_module(outer)
+    assert calls == ["first", "second", "second", "third 1"]
+    assert len(sys.meta_path) == before - 3
+
+
 def test_the_hook_leaves_no_finder_behind(module: Write) -> None:
     before = sys.meta_path.copy()
     name = module("hooked_h.py")
