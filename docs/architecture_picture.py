@@ -32,6 +32,7 @@ ROOMS = {
     "settings": "the only reader of os.environ",
     "topology": "World and its detection",
     "entry_points": "what other packages add",
+    "records": "facts noted of others' objects",
     "errors": "one tree of exceptions",
 }
 GRADIENT = [

@@ -21,7 +21,6 @@ import functools
 import itertools
 import sys
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
@@ -32,6 +31,7 @@ from syrtos.comm import fusion, world
 from syrtos.comm.arrays import Array
 from syrtos.comm.communicator import Communicator
 from syrtos.errors import ConfigurationError
+from syrtos.records import record_of
 
 # Numbers by which `auto` measures a link, and how often.
 _PROBE = 1 << 20
@@ -55,8 +55,12 @@ class ErrorMemory:
 
 Kind = Literal["gradient", "change"]
 
-# By what is exchanged, and by the variable.
-_memories: dict[tuple[Kind, int], ErrorMemory] = {}
+
+class _VariableRecord:
+    """The record of a variable: what is remembered of it, by what is exchanged."""
+
+    def __init__(self) -> None:
+        self.memories: dict[Kind, ErrorMemory] = {}
 
 
 def weighted_mean(
@@ -122,9 +126,8 @@ def update_is_decided(variables: Sequence[Any], is_made: bool) -> None:
     # Where the update is left out, what was sent for it has had no effect, and what was kept of its
     # gradients must have none.
     for variable in variables:
-        if (
-            memory := _memories.get(("gradient", id(variable)))
-        ) is not None and memory.before is not None:
+        memory = record_of(variable, _VariableRecord).memories.get("gradient")
+        if memory is not None and memory.before is not None:
             if not is_made:
                 memory.residual, memory.basis = memory.before
             memory.before = None
@@ -133,18 +136,16 @@ def update_is_decided(variables: Sequence[Any], is_made: bool) -> None:
 def forget(variables: Sequence[Any]) -> None:
     """Forgets what is remembered of these variables: their training begins anew."""
     for variable in variables:
-        for kind in get_args(Kind):
-            _memories.pop((kind, id(variable)), None)
+        record_of(variable, _VariableRecord).memories.clear()
 
 
 def memories(variables: Sequence[Any]) -> dict[str, Array]:
     """Returns what is remembered of these variables, to be stored."""
     found: dict[str, Array] = {}
     for index, variable in enumerate(variables):
-        for kind in get_args(Kind):
-            if (memory := _memories.get((kind, id(variable)))) is not None:
-                found[f"residual {kind} {index}"] = memory.residual
-                found |= {f"basis {kind} {index}": memory.basis} if memory.basis is not None else {}
+        for kind, memory in record_of(variable, _VariableRecord).memories.items():
+            found[f"residual {kind} {index}"] = memory.residual
+            found |= {f"basis {kind} {index}": memory.basis} if memory.basis is not None else {}
     return found
 
 
@@ -168,12 +169,10 @@ def put_back(variables: Sequence[Any], stored: dict[str, Array]) -> None:
 
 
 def _memory_of(kind: Kind, variable: Any, array: Array) -> ErrorMemory:
-    key = kind, id(variable)
-    if key not in _memories:
-        _memories[key] = ErrorMemory(np.zeros_like(array))
-        # Python gives the number of an object that is gone to another one.
-        weakref.finalize(variable, _memories.pop, key, None)
-    return _memories[key]
+    memories = record_of(variable, _VariableRecord).memories
+    if kind not in memories:
+        memories[kind] = ErrorMemory(np.zeros_like(array))
+    return memories[kind]
 
 
 # -- codecs ----------------------------------------------------------------------------------------------

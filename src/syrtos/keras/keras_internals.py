@@ -5,9 +5,12 @@ Seen on Keras 3.12.4, 3.15.1 and tf_keras 2.21.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.datasets.planned import Stream
@@ -48,8 +51,6 @@ class JaxModel(Protocol):
 # A gradient in any of the forms of the frameworks, e.g. `tf.IndexedSlices`.
 Gradient = TypeVar("Gradient")
 
-# Set on an optimizer of Keras 2: the variables it was built for.
-BUILT_FOR = "_syrtos_built_for"
 # Where layers of Keras 3 and Keras 2 note what `add_loss` was given: it is a part of the loss, and
 # that of a share.
 ADDED_LOSSES = frozenset({"_losses", "_eager_losses"})
@@ -99,16 +100,26 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> None
         optimizer.built = True
 
 
+@dataclasses.dataclass
+class _Built:
+    """The record of an optimizer of Keras 2: the variables that it was built for; None: it was not noted."""
+
+    variables: Sequence[object] | None = None
+
+
+def note_built(optimizer: object, variables: Sequence[object]) -> None:
+    """Notes the variables that an optimizer of Keras 2 was built for, of which it keeps only the numbers."""
+    record_of(optimizer, _Built).variables = variables
+
+
 def trained_by(optimizer: Optimizer) -> list[Variable]:
     """Returns the variables an optimizer was built for, in the order in which it numbers them.
 
-    Its `variables` has its own alone. Keras 2 keeps only the numbers of the others:
-    `tensorflow.keras2` notes them.
+    Its `variables` has its own alone.
     """
-    noted = getattr(optimizer, BUILT_FOR, None)
-    return list(
-        cast("_Keras3Optimizer", optimizer)._trainable_variables if noted is None else noted
-    )
+    noted = record_of(optimizer, _Built).variables
+    found = cast("_Keras3Optimizer", optimizer)._trainable_variables if noted is None else noted
+    return cast("list[Variable]", list(found))
 
 
 def path_of(variable: Variable) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -22,6 +23,7 @@ from syrtos.comm.servers import Servers
 from syrtos.comm.world import Session
 from syrtos.keras.features.feature import Feature, Fit
 from syrtos.keras.replica import state
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -32,7 +34,10 @@ if TYPE_CHECKING:
 class OptimizerOnServers(Protocol):
     """An optimizer whose weights are held by parameter servers."""
 
-    optimizer: Optimizer
+    @property
+    def optimizer(self) -> Optimizer:
+        """The Keras optimizer."""
+        ...
 
     @property
     def variables(self) -> Sequence[Variable]:
@@ -80,8 +85,18 @@ class ParameterServers(Feature):
 FEATURE = ParameterServers
 
 _WISH = "wish"
-# Set on what Keras has made.
-KERAS = "_syrtos_of_keras"
+
+
+@dataclasses.dataclass
+class _Origin:
+    """The record of a variable that Keras has made."""
+
+    is_of_keras: bool = False
+
+
+def note_keras(variable: object) -> None:
+    """Notes that Keras has made a variable; others are a script's own."""
+    record_of(variable, _Origin).is_of_keras = True
 
 
 class _Holdings:
@@ -248,7 +263,7 @@ def _rule_of(variable: tf.Variable) -> Literal["sum", "mean"]:
     Moving statistics become a mean. Metrics, counters and what a script trains by hand become the
     sum of what all workers have added.
     """
-    by_hand = variable.trainable and not hasattr(variable, KERAS)
+    by_hand = variable.trainable and not record_of(variable, _Origin).is_of_keras
     return (
         "mean"
         if variable.aggregation.name != "SUM" and variable.dtype.is_floating and not by_hand

@@ -15,11 +15,10 @@ from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, keras_internals
 from syrtos.keras.features.feature import Feature, Fit
 from syrtos.keras.replica import state, updates
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer
-
-_CLIMB = "_syrtos_climb"
 
 
 class ClimbFacts(TypedDict):
@@ -32,7 +31,7 @@ class ClimbFacts(TypedDict):
 
 @dataclasses.dataclass
 class Climb:
-    """The base of a scaled learning rate and its warm-up, kept on the optimizer from one `fit` to the next.
+    """The base of a scaled learning rate and its warm-up, kept from one `fit` to the next.
 
     Attributes:
         base: the rate that the script gave it.
@@ -43,6 +42,13 @@ class Climb:
     base: float
     batches: int | None = None
     going_on: bool = False
+
+
+@dataclasses.dataclass
+class _ScaledRate:
+    """The record of an optimizer whose rate is scaled; None: it is not."""
+
+    climb: Climb | None = None
 
 
 def factor(scale: str, size: int) -> float:
@@ -77,7 +83,7 @@ def base_rate(optimizer: object) -> float | None:
 
 def set_base_rate(optimizer: object, rate: float) -> None:
     """Notes the script's own rate of an optimizer that has been scaled, here or before its model was saved."""
-    object.__setattr__(optimizer, _CLIMB, Climb(rate))
+    record_of(optimizer, _ScaledRate).climb = Climb(rate)
 
 
 def facts_of(optimizer: object) -> ClimbFacts | None:
@@ -89,7 +95,7 @@ def facts_of(optimizer: object) -> ClimbFacts | None:
 def put_back(optimizer: object, facts: ClimbFacts | None) -> None:
     """Restores what `facts_of` gave."""
     if facts is not None:
-        object.__setattr__(optimizer, _CLIMB, Climb(**facts))
+        record_of(optimizer, _ScaledRate).climb = Climb(**facts)
 
 
 class ScaledLearningRate(Feature):
@@ -215,7 +221,7 @@ def batches_trained(optimizer: Optimizer) -> int:
 
 
 def _climb_of(optimizer: object) -> Climb | None:
-    return getattr(optimizer, _CLIMB, None)
+    return record_of(optimizer, _ScaledRate).climb
 
 
 def _rate_of(optimizer: Optimizer) -> float:

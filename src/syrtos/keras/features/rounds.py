@@ -14,6 +14,7 @@ from syrtos.comm.communicator import Array
 from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, keras_internals
 from syrtos.keras.replica import state, updates
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Logs, Metric, Model, Optimizer, Variable
@@ -50,7 +51,7 @@ class Rounds:
         for optimizer in self._optimizers():
             # Each worker's own state differs from now on: a loop of the script's own makes the
             # optimizers equal again.
-            updates.record_of(optimizer).is_equal = False
+            record_of(optimizer, updates.OptimizerRecord).is_equal = False
             self._give_restored(optimizer)
         self._session.ledger.say(sync_every=self._session.options.sync_every)
 

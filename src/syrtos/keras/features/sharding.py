@@ -12,6 +12,7 @@ together.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,13 +31,11 @@ from syrtos.keras.features.feature import Feature
 from syrtos.keras.features.partition import Part
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.replica import snapshot, state, updates
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer, Variable
 
-_SHARDING = "_syrtos_sharding"
-# Set on what stands for a part of a variable in an update.
-OWNER = "_syrtos_owner"
 # Of these optimizers an update looks at a variable as a whole, but at no other.
 _BY_VARIABLE = frozenset({"Lamb", "Muon"})
 # Variables of more than two dimensions (kernels of convolutions) are cut by rows if each worker
@@ -142,6 +141,23 @@ class Sharding:
         self.comm.gather_parts(wholes, [self.bounds_of(v) for v in variables])
 
 
+@dataclasses.dataclass
+class _Division:
+    """The record of an optimizer's sharding; None where it has none."""
+
+    sharding: Sharding | None = None
+
+
+class PartStandIn:
+    """A stand-in for this worker's part of a variable in an update; each backend has its own class of them.
+
+    Attributes:
+        owner: the variable.
+    """
+
+    owner: object
+
+
 def bounds_between_hosts(
     optimizer: Optimizer, variables: Sequence[Variable], has_rows: bool = False
 ) -> Bounds:
@@ -190,7 +206,7 @@ def clips_parts(optimizer: Optimizer) -> Communicator | None:
 
 def of(optimizer: Optimizer) -> Sharding | None:
     """Returns the sharding of an optimizer; None where every worker makes its whole update."""
-    found: Sharding | None = getattr(optimizer, _SHARDING, None)
+    found = record_of(optimizer, _Division).sharding
     # Without state there is nothing that dividing it would save.
     return found if found is not None and found.has_state else None
 
@@ -363,9 +379,8 @@ def _building(original: Method) -> Method:
         # update use.
         original(self, variables)
         if asked:
-            object.__setattr__(
-                self, _SHARDING, Sharding(self, list(variables), world.current().comm)
-            )
+            sharding = Sharding(self, list(variables), world.current().comm)
+            record_of(self, _Division).sharding = sharding
 
     return build
 
@@ -377,7 +392,7 @@ def _adding(original: Method) -> Method:
         name: str | None = None,
         initializer: object = "zeros",
     ) -> object:
-        sharding: Sharding | None = getattr(self, _SHARDING, None)
+        sharding = record_of(self, _Division).sharding
         if sharding is None or not sharding.knows(reference_variable):
             return original(self, reference_variable, name, initializer)
         part = sharding.part_of(reference_variable)
@@ -392,8 +407,8 @@ def _adding(original: Method) -> Method:
 def of_owner(original: Method) -> Method:
     """Wraps an optimizer's `_var_key`: what stands for a part has the key of its variable."""
 
-    def key(self: Optimizer, variable: Variable) -> object:
-        return original(self, getattr(variable, OWNER, variable))
+    def key(self: Optimizer, variable: Variable | PartStandIn) -> object:
+        return original(self, variable.owner if isinstance(variable, PartStandIn) else variable)
 
     return key
 

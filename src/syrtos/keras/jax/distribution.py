@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, cast
@@ -16,6 +17,7 @@ from keras.src.distribution import distribution_lib
 from syrtos import settings
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError, DataError
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from jax.sharding import AbstractMesh, Mesh
@@ -25,9 +27,19 @@ if TYPE_CHECKING:
     # Keras's own layout, or the one that JAX makes of it.
     Layout = distribution_lib.TensorLayout | NamedSharding
 
-# Set on a distribution whose processes hold rows of their own, for the script has sharded the data
-# set itself.
-_OWN_ROWS = "_syrtos_own_rows"
+
+@dataclasses.dataclass
+class _DistributionRecord:
+    """The record of a `keras.distribution` that the run has adapted.
+
+    Attributes:
+        is_adapted: whether all processes read the whole data set.
+        has_own_rows: whether each process holds rows of its own, as the script has sharded the data
+            set itself.
+    """
+
+    is_adapted: bool = False
+    has_own_rows: bool = False
 
 
 class AllDevices(distribution_lib.DataParallel):
@@ -69,10 +81,11 @@ def adopt(distribution: distribution_lib.Distribution | None) -> distribution_li
     """
     if distribution is None:
         return AllDevices()
-    if isinstance(distribution, AllDevices) or hasattr(distribution, _OWN_ROWS):
+    record = record_of(distribution, _DistributionRecord)
+    if isinstance(distribution, AllDevices) or record.is_adapted:
         return distribution
     _check_devices(distribution)
-    setattr(distribution, _OWN_ROWS, not distribution.auto_shard_dataset)
+    record.is_adapted, record.has_own_rows = True, not distribution.auto_shard_dataset
     # Else Keras would cut the data set into parts, which here all processes read as a whole.
     distribution.auto_shard_dataset = False
     return distribution
@@ -104,7 +117,7 @@ def _check_gpus() -> None:
 
 def has_own_rows() -> bool:
     """Returns whether each process holds rows of its own, which make up the global batch."""
-    return getattr(_current(), _OWN_ROWS, False)
+    return record_of(_current(), _DistributionRecord).has_own_rows
 
 
 def put_value(value: npt.ArrayLike, sharding: NamedSharding) -> jax.Array:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Concatenate
 from syrtos.data.loader import Position
 from syrtos.keras.datasets.planned import PlannedDataset, Stream
 from syrtos.keras.features import learning_rate
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer, P, R
 
 _STAMP = "syrtos.json"
-_TRAINED_ON, _SAVED = "_syrtos_trained_on", "_syrtos_saved"
 _ENDINGS = (".keras", ".h5", ".hdf5")
 
 
@@ -50,9 +50,22 @@ class SavedPosition:
     number: int
 
 
+@dataclasses.dataclass
+class _ModelRecord:
+    """The record of a model's training.
+
+    Attributes:
+        trained_on: the data that it is trained on.
+        saved: the facts in the file that it was loaded from, until they are asked for.
+    """
+
+    trained_on: TrainedData | None = None
+    saved: SavedPosition | None = None
+
+
 def trains_on(model: Model, training: TrainedData) -> None:
     """Notes the data that a model is trained on: from now on it is saved with its position."""
-    object.__setattr__(model, _TRAINED_ON, training)
+    record_of(model, _ModelRecord).trained_on = training
 
 
 def trained_before(model: Model, dataset: PlannedDataset) -> tuple[Position | None, int | None]:
@@ -60,7 +73,7 @@ def trained_before(model: Model, dataset: PlannedDataset) -> tuple[Position | No
 
     Both are None if it has not begun.
     """
-    training: TrainedData | None = getattr(model, _TRAINED_ON, None)
+    training = record_of(model, _ModelRecord).trained_on
     if training is None or training.stream.dataset is not dataset:
         return None, None
     return training.stream.position, training.stream.number
@@ -68,9 +81,8 @@ def trained_before(model: Model, dataset: PlannedDataset) -> tuple[Position | No
 
 def saved_of(model: Model) -> SavedPosition | None:
     """Returns the facts in the file that the model was loaded from, the first time that it is asked; else None."""
-    found = getattr(model, _SAVED, None)
-    if found is not None:
-        object.__setattr__(model, _SAVED, None)
+    record = record_of(model, _ModelRecord)
+    found, record.saved = record.saved, None
     return found
 
 
@@ -108,7 +120,7 @@ def finding(original: Callable[P, R]) -> Callable[P, R]:
 def _facts(model: Model) -> dict[str, object]:
     """Returns the facts that a file of the model is to hold."""
     facts: dict[str, object] = {}
-    training: TrainedData | None = getattr(model, _TRAINED_ON, None)
+    training = record_of(model, _ModelRecord).trained_on
     if training is not None:
         stream = training.stream
         stream.mark()
@@ -127,7 +139,7 @@ def _take(model: object, facts: dict[str, Any]) -> None:
     if "data" in facts:
         position = Position(int(facts["epoch"]), int(facts["place"]))
         saved = SavedPosition(facts["data"], position, int(facts["offset"]), int(facts["number"]))
-        object.__setattr__(model, _SAVED, saved)
+        record_of(model, _ModelRecord).saved = saved
     optimizer: Optimizer | None = getattr(model, "optimizer", None)
     # Where weights alone were loaded, the script's own rate counts.
     restored = optimizer is not None and learning_rate.batches_trained(optimizer) > 0

@@ -16,6 +16,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.keras import backend, keras_internals
 from syrtos.keras.replica import state, updates
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer, Variable
@@ -68,7 +69,7 @@ def note_kind(comm: Communicator, model: Model, of_whole_batches: bool) -> None:
         return
     for optimizer in _accumulating(model):
         before, after = are_added_up(optimizer), not of_whole_batches
-        updates.record_of(optimizer).accumulates_whole_batches = of_whole_batches
+        record_of(optimizer, updates.OptimizerRecord).accumulates_whole_batches = of_whole_batches
         for variable in _pending_gradients(optimizer):
             convert(comm, variable, before, after)
 
@@ -109,7 +110,7 @@ def are_added_up(optimizer: Optimizer) -> bool:
 def are_of_whole_batches(optimizer: Optimizer) -> bool:
     """Returns whether the gradients that this optimizer accumulates are those of whole batches, equal on all workers."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    whole = updates.record_of(inner).accumulates_whole_batches
+    whole = record_of(inner, updates.OptimizerRecord).accumulates_whole_batches
     return backend.computes_global_batches() or whole
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from syrtos.comm.world import Session
+from syrtos.records import record_of
 
 
 @dataclasses.dataclass
@@ -104,40 +104,19 @@ class OptimizerRecord:
         computed: returns whether the function that runs now is the one in which the script has
             computed the gradients of the next update, which are reduced already; None where the
             script has computed none.
-        optimizer: itself, where it can't be referred to weakly.
     """
 
     reduction: object = None
     is_equal: bool = False
     accumulates_whole_batches: bool = False
     computed: Callable[[], bool] | None = None
-    optimizer: object = None
-
-
-# By identity: a script's own class may compare its optimizers by their values.
-_records: dict[int, OptimizerRecord] = {}
-
-
-def record_of(optimizer: object) -> OptimizerRecord:
-    """Returns the record of an optimizer, the same one for as long as it lives; an empty one of None."""
-    if optimizer is None:
-        return OptimizerRecord()
-    key = id(optimizer)
-    if key not in _records:
-        _records[key] = OptimizerRecord()
-        try:
-            weakref.finalize(optimizer, _records.pop, key, None)
-        except TypeError:
-            # It can't be referred to weakly: it lives on, so that no other object gets its identity.
-            _records[key].optimizer = optimizer
-    return _records[key]
 
 
 def set_reduction(optimizer: object, reduction: object) -> None:
     """Notes the rule by which one optimizer reduces, also where syrtos was not asked to reduce for all."""
     # Scripts hold a `LossScaleOptimizer`, or the one inside of it: both get the rule.
     for each in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
-        record_of(each).reduction = reduction
+        record_of(each, OptimizerRecord).reduction = reduction
 
 
 def accumulates(optimizer: object) -> bool:

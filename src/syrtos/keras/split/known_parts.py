@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
+import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 from syrtos.keras import keras_internals
 from syrtos.keras.split import whole_batch
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Variable
@@ -40,7 +41,8 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
     )
     parts += [f"{type(model).__name__}.{method}" for method in own]
     # A model of a fixed number of rows may use that number, e.g. to reshape.
-    inputs = () if model in _built_from_data else getattr(model, "inputs", None) or ()
+    is_from_data = record_of(model, _BuildRecord).is_from_data
+    inputs = () if is_from_data else getattr(model, "inputs", None) or ()
     shapes = [getattr(tensor, "shape", (None,)) for tensor in inputs]
     parts += [
         f"the input of {shape[0]} rows" for shape in shapes if len(shape) and shape[0] is not None
@@ -70,9 +72,14 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
     return parts
 
 
-# Models whose inputs have the number of rows of the first batch, because the script gave none: it
-# means nothing.
-_built_from_data: weakref.WeakSet[Model] = weakref.WeakSet()
+@dataclasses.dataclass
+class _BuildRecord:
+    """The record of a model's building: whether the shapes of a batch decided it.
+
+    The inputs of such a model have the number of rows of its first batch, which means nothing.
+    """
+
+    is_from_data: bool = False
 
 
 @contextlib.contextmanager
@@ -81,7 +88,7 @@ def noting_build(model: Model) -> Iterator[None]:
     was_built = getattr(model, "built", True)
     yield
     if not was_built:
-        _built_from_data.add(model)
+        record_of(model, _BuildRecord).is_from_data = True
 
 
 # The methods of a model in which a script may compute something of its own.

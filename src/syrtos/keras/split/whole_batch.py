@@ -8,6 +8,7 @@ the rows that a worker has computed itself.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Concatenate, Protocol, TypeVar
 from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.keras import backend
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import P, R
@@ -37,8 +39,11 @@ class _NamedMetrics:
         self.kinds: set[type] = set()
 
 
-# Set on methods that `_adapt` has wrapped.
-_ADAPTED = "_syrtos_of_all_rows"
+@dataclasses.dataclass
+class _MethodRecord:
+    """The record of a method of a script's class: whether it was wrapped."""
+
+    is_adapted: bool = False
 
 
 class _MeanMetricWrapper(Protocol):
@@ -164,9 +169,13 @@ def _adapt(kind: type, method: str) -> None:
     # Each class by itself, since a method may call that of the class above by `super`.
     for owner in kind.__mro__:
         own = vars(owner).get(method)
-        if callable(own) and not is_of_keras(owner) and not hasattr(own, _ADAPTED):
+        if (
+            callable(own)
+            and not is_of_keras(owner)
+            and not record_of(own, _MethodRecord).is_adapted
+        ):
             adapted = _on_all_rows(own)
-            setattr(adapted, _ADAPTED, True)
+            record_of(adapted, _MethodRecord).is_adapted = True
             setattr(owner, method, adapted)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from syrtos.comm.communicator import Communicator
 from syrtos.keras.split.shares import Assignments
 from syrtos.keras.tensorflow import ops, tf_internals, tf_internals_graphs
 from syrtos.keras.trainer.timing import computing
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import R
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from syrtos.keras.tensorflow.tf_internals import TracedFunctions
 
 _local = threading.local()
-# The variables that each of the script's own `tf.function`s assigned while it was traced inside
-# `strategy.run`.
-_assigned_by: weakref.WeakKeyDictionary[Callable[..., object], dict[int, tf.Variable]] = (
-    weakref.WeakKeyDictionary()
-)
+
+
+class _FunctionAssignments:
+    """The record of a script's `tf.function`: the variables that it assigned while it was traced in `strategy.run`."""
+
+    def __init__(self) -> None:
+        self.variables: dict[int, tf.Variable] = {}
 
 
 def current_step() -> TensorFlowStep | None:
@@ -140,7 +142,7 @@ class RunScope(Watcher):
     def calling(self, function: Callable[..., object]) -> Iterator[None]:
         """Counts a call of ``function`` as assigning what earlier calls assigned: see the function `calling`."""
         # A later call traces nothing, so no assignment is seen in it.
-        known = _assigned_by.setdefault(function, {})
+        known = record_of(function, _FunctionAssignments).variables
         for variable in known.values():
             self.before_assign(variable)
         yield

@@ -17,6 +17,7 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.keras.features import asynchronous, sharding
 from syrtos.keras.patching import Method, Patch
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Optimizer, Variable
@@ -41,13 +42,19 @@ Program = Callable[[list[tf.Tensor], tf.Tensor], Result]
 _PARAMETERS = 1_000_000
 _PER_VARIABLE = 20_000
 
-# The programs of each optimizer, by the variables that they update and by those of them whose
-# weights decay.
-_programs: weakref.WeakKeyDictionary[Keras3Optimizer, dict[object, Program[Any]]] = (
-    weakref.WeakKeyDictionary()
-)
-# Set on an optimizer: the variables whose weights the update that follows lets decay.
-_DECAYING = "_syrtos_decaying"
+
+class _UpdateRecord:
+    """The record of an optimizer about its compiled updates.
+
+    Attributes:
+        programs: by the variables that they update, by those of them whose weights decay, and by
+            the optimizer's numbers.
+        decaying: the variables whose weights the update that follows lets decay.
+    """
+
+    def __init__(self) -> None:
+        self.programs: dict[object, Program[Any]] = {}
+        self.decaying: Sequence[Variable] = ()
 
 
 def is_compiled(optimizer: Keras3Optimizer, variables: Sequence[Variable]) -> bool:
@@ -86,7 +93,7 @@ def _deferring_decay(original: Method) -> Method:
     def apply_weight_decay(self: Keras3Optimizer, variables: Iterable[Variable]) -> None:
         decaying = list(variables) if self.weight_decay is not None else []
         if decaying and (sharding.of(self) or is_compiled(self, decaying)):
-            object.__setattr__(self, _DECAYING, decaying)
+            record_of(self, _UpdateRecord).decaying = decaying
         else:
             original(self, variables)
 
@@ -127,8 +134,8 @@ def _compiling(original: Method) -> Method:
 
 def take_decaying(optimizer: object) -> set[int]:
     """Returns the variables, by `id`, whose weights decay in the update that begins, and forgets them."""
-    decaying = {id(variable) for variable in getattr(optimizer, _DECAYING, ())}
-    object.__setattr__(optimizer, _DECAYING, ())
+    record = record_of(optimizer, _UpdateRecord)
+    decaying, record.decaying = {id(variable) for variable in record.decaying}, ()
     return decaying
 
 
@@ -143,7 +150,7 @@ def compiled_program(
     The program is compiled once for the same variables, decaying weights and numbers of the
     optimizer.
     """
-    programs = _programs.setdefault(optimizer, {})
+    programs = record_of(optimizer, _UpdateRecord).programs
     ids = tuple(map(id, variables))
     # A program holds the numbers that an optimizer had when it was traced; a loop of a script's own
     # may change them.
@@ -152,7 +159,7 @@ def compiled_program(
     )
     key = ids, frozenset(decaying.intersection(ids)), numbers
     if key not in programs:
-        # Else the entry would keep its key alive.
+        # Else the record would keep its optimizer alive.
         mine = weakref.proxy(optimizer)
 
         @tf.function(jit_compile=True, autograph=False)

@@ -26,6 +26,7 @@ from syrtos.keras.replica.updates import AskedReductions
 from syrtos.keras.tensorflow import ops, tf_internals_graphs
 from syrtos.keras.tensorflow.assignments import computes_whole_batch, current_step
 from syrtos.keras.tensorflow.reduction import Reduction, times
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import FrameworkVariable, Optimizer, Variable
@@ -106,7 +107,7 @@ def reduction_of(optimizer: object) -> Reduction | None:
         return None
     # Gradients that `reduce_for_script` has returned are complete: a reduction by one worker keeps
     # them.
-    record = updates.record_of(optimizer)
+    record = record_of(optimizer, updates.OptimizerRecord)
     if record.computed and record.computed():
         return Reduction(InProcessCommunicator())
     if record.reduction is not None:
@@ -197,13 +198,13 @@ def reduce_for_script(
         update.is_for_script = True
         # Not lent: operations of the script may write to slices of what they are given.
         results = reduce_gradients(optimizer, to_accumulate(optimizer, grads), lend=False)
-    updates.record_of(optimizer).computed = tf_internals_graphs.same_function()
+    record_of(optimizer, updates.OptimizerRecord).computed = tf_internals_graphs.same_function()
     return results
 
 
 def forget_computed(optimizer: object) -> None:
     """Makes the next update reduce its gradients again."""
-    updates.record_of(optimizer).computed = None
+    record_of(optimizer, updates.OptimizerRecord).computed = None
 
 
 def _check_computed(optimizer: object, reduction: Reduction) -> None:
@@ -213,7 +214,7 @@ def _check_computed(optimizer: object, reduction: Reduction) -> None:
         ConfigurationError: gradients that one function computed would be summed or scaled again by
             another.
     """
-    same_function = updates.record_of(optimizer).computed
+    same_function = record_of(optimizer, updates.OptimizerRecord).computed
     if same_function is None:
         return
     forget_computed(optimizer)
@@ -280,7 +281,7 @@ def finite_everywhere(optimizer: object, finite: tf.Tensor) -> tf.Tensor:
 def broadcast_before_first(optimizer: object, variables: Iterable[FrameworkVariable]) -> None:
     """Gives all workers rank 0's weights and optimizer state, once, before the optimizer's first step."""
     reduction = Reduction(world.current().comm) if are_reduced() else reduction_of(optimizer)
-    record = updates.record_of(optimizer)
+    record = record_of(optimizer, updates.OptimizerRecord)
     if reduction is None or reduction.comm.size == 1 or record.is_equal:
         return
     # Outside of the function that is being traced, so once. In a graph of TensorFlow 1 there is no

@@ -46,7 +46,7 @@ def noting_variables(original: Method) -> Method:
     def build_index_dict(self: object, var_list: Iterable[object]) -> None:
         original(self, var_list)
         if asynchronous.servers():
-            object.__setattr__(self, keras_internals.BUILT_FOR, list(var_list))
+            keras_internals.note_built(self, list(var_list))
 
     return build_index_dict
 
@@ -97,7 +97,7 @@ def noting_keras(original: Callable[P, R]) -> Callable[P, R]:
         variable = original(*args, **kwargs)
         if asynchronous.asynchronous_servers():
             # One for mixed precision has the variable inside of it.
-            setattr(getattr(variable, "_variable", variable), asynchronous.KERAS, True)
+            asynchronous.note_keras(getattr(variable, "_variable", variable))
         return variable
 
     return add_weight

@@ -307,7 +307,7 @@ def _noting_keras(original: Method) -> Method:
     def initialize(self: _Variable, value: object) -> None:
         original(self, value)
         if isinstance(self._value, tf.Variable):
-            setattr(self._value, asynchronous.KERAS, True)
+            asynchronous.note_keras(self._value)
 
     return initialize
 

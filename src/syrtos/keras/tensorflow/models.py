@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import tensorflow as tf
@@ -16,6 +17,7 @@ from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import tf_internals
 from syrtos.keras.tensorflow.input_policy import is_own_shard
 from syrtos.keras.tensorflow.strategy import Strategy
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model
@@ -118,6 +120,13 @@ _MAKING = {
 }
 
 
+@dataclasses.dataclass
+class _Warnings:
+    """The record of a model: whether a line has said that it takes whole batches."""
+
+    of_whole_batches: bool = False
+
+
 def takes_whole_batches(model: Model, method: str, session: Session) -> bool:
     """Returns whether the script overrides the method that makes the function for each batch.
 
@@ -134,17 +143,15 @@ def takes_whole_batches(model: Model, method: str, session: Session) -> bool:
         session
     ):
         return False
-    if not vars(model).get(_TOLD):
-        object.__setattr__(model, _TOLD, True)
+    record = record_of(model, _Warnings)
+    if not record.of_whole_batches:
+        record.of_whole_batches = True
         verdicts.tell(
             SplitPlan(reason_not_split=f"its `{making}` is the script's own"),
             session,
             f"`{method}` of {model.name}",
         )
     return True
-
-
-_TOLD = "_syrtos_told_of_whole_batches"
 
 
 def synchronize_batchnorm(model: Model, synchronized: bool = True) -> None:

@@ -14,7 +14,6 @@ import dataclasses
 import hashlib
 import inspect
 import itertools
-import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ import tensorflow as tf
 from syrtos import settings
 from syrtos.comm import world
 from syrtos.keras.tensorflow import tf_internals, tf_internals_random
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import R
@@ -51,8 +51,13 @@ def is_read_by_all() -> bool:
     return session.world.size > 1 and session.options.batch != "per-worker"
 
 
-# The number of draws that maps have made so far from each `keras.random.SeedGenerator`.
-_drawn: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+@dataclasses.dataclass
+class _GeneratorRecord:
+    """The record of a `keras.random.SeedGenerator`: the number of draws that maps have made from it."""
+
+    draws: int = 0
+
+
 _maps = itertools.count(1)
 
 
@@ -104,10 +109,14 @@ class _Draws:
         Generators that began with one seed draw the same; one generator draws new numbers each
         time.
         """
-        seed, before = tf_internals_random.seed_of(generator), _drawn.get(generator, 0)
+        record, seed = (
+            record_of(generator, _GeneratorRecord),
+            tf_internals_random.seed_of(generator),
+        )
+        before = record.draws
         self.unseeded = False  # its state goes on from epoch to epoch
         if self.seed is not None:
-            _drawn[generator] = before + 1
+            record.draws = before + 1
         return self._next(None if seed is None else f"generator {seed} {before}")
 
     def _next(self, name: str | None) -> tf.Tensor | None:

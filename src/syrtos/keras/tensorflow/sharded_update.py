@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     Pairs = list[tuple[Gradient, _Variable]]
 
 
-class _TensorSlice:
+class _TensorSlice(sharding.PartStandIn):
     """A stand-in for a variable in an optimizer's update, with the value of this worker's part.
 
     Values that are assigned to it are kept as a tensor.
     """
 
     def __init__(self, owner: NamedVariable, value: tf.Tensor) -> None:
-        setattr(self, sharding.OWNER, owner)
+        self.owner = owner
         self.name, self.value = owner.name, value
 
     @property
@@ -135,12 +135,12 @@ def _update(
         def update(
             optimizer: Keras3Optimizer, grads: list[tf.Tensor], rate: tf.Tensor
         ) -> list[tf.Tensor]:
-            return _update_values(optimizer, grads, rate, variables, decaying)
+            return _update_values(found, optimizer, grads, rate, variables, decaying)
 
         program = compiled_update.compiled_program(optimizer, variables, decaying, update)
         padded = list(program([tf.convert_to_tensor(g) for g in grads], tf.convert_to_tensor(rate)))
     else:
-        padded = _update_values(optimizer, grads, rate, variables, decaying)
+        padded = _update_values(found, optimizer, grads, rate, variables, decaying)
     values = _gather_values(found, variables, padded)
     for variable, value in zip(variables, values, strict=True):
         variable.assign(tf.reshape(value, variable.shape))
@@ -148,6 +148,7 @@ def _update(
 
 
 def _update_values(
+    found: Sharding,
     optimizer: Keras3Optimizer,
     grads: Sequence[Gradient],
     rate: Number,
@@ -155,8 +156,6 @@ def _update_values(
     decaying: set[int],
 ) -> list[tf.Tensor]:
     """Returns the new values of variables, flat, with this worker's parts in them."""
-    found = sharding.of(optimizer)
-    assert found is not None
     new = []
     with sharding.updating():
         for gradient, variable in zip(grads, variables, strict=True):

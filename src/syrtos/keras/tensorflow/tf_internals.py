@@ -10,6 +10,7 @@ here. Seen on Keras 3.15.1 and tf_keras 2.21.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import sys
@@ -32,6 +33,8 @@ from tensorflow.python.ops import summary_ops_v2 as summary_ops
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 from tensorflow.python.saved_model import load as saved_model_load
 from tensorflow.python.saved_model import save as saved_model_save
+
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Variable
@@ -229,9 +232,21 @@ __all__ = [
     "summary_ops",
 ]
 
-_SHARED = "_syrtos_shared"
+# Set on a data set: the pipeline of its shares, of which it is a part itself.
 _KEPT = "_syrtos_kept_shares"
-_COUNTED = "_syrtos_counted"
+
+
+@dataclasses.dataclass
+class _DatasetRecord:
+    """The record of a data set.
+
+    Attributes:
+        is_shared_out: whether it holds a worker's share already.
+        with_counts: the pipeline that gives the same batches with the number of this worker's rows.
+    """
+
+    is_shared_out: bool = False
+    with_counts: tf.data.Dataset | None = None
 
 
 def watch_functions(
@@ -373,13 +388,13 @@ def global_seed() -> int | None:
 
 def shared_out(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Notes that a data set holds a worker's share already: `fit` must not share it out again."""
-    setattr(dataset, _SHARED, True)
+    record_of(dataset, _DatasetRecord).is_shared_out = True
     return dataset
 
 
 def is_shared_out(dataset: object) -> bool:
     """Returns whether `shared_out` has noted that a data set holds a share."""
-    return getattr(dataset, _SHARED, False)
+    return record_of(dataset, _DatasetRecord).is_shared_out
 
 
 def kept_shares(dataset: tf.data.Dataset, how: object, build: Callable[[], Pipeline]) -> Pipeline:
@@ -403,13 +418,14 @@ def kept_shares(dataset: tf.data.Dataset, how: object, build: Callable[[], Pipel
 
 def with_counts(dataset: tf.data.Dataset, shares: tf.data.Dataset) -> tf.data.Dataset:
     """Notes the pipeline that gives the same batches with the number of this worker's rows."""
-    setattr(dataset, _COUNTED, shares)
+    record_of(dataset, _DatasetRecord).with_counts = shares
     return dataset
 
 
 def counted_pipeline(dataset: Pipeline) -> Pipeline:
     """Returns the pipeline that `with_counts` has noted, or the data set itself."""
-    return getattr(dataset, _COUNTED, dataset)
+    found: Any = record_of(dataset, _DatasetRecord).with_counts
+    return dataset if found is None else found
 
 
 def keep_default_strategy(strategy: tf.distribute.Strategy | None) -> None:

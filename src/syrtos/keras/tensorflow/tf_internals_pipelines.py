@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.data.util import structure
 from tensorflow.python.framework import op_def_registry
+
+from syrtos.records import record_of
 
 # Stateful by name: checks, and calls of functions whose own operations tell.
 _HARMLESS = frozenset({"Assert", "StatefulPartitionedCall", "If", "While", "Case"})
@@ -64,7 +67,13 @@ _QUICK = frozenset([
 # Seconds for a call of a map's function, and for one quick operation of up to so many bytes,
 # roughly.
 _CALL, _OPERATION, _SMALL = 10e-6, 3e-6, 16 << 10
-_KNOWN = "_syrtos_operations"
+
+
+@dataclasses.dataclass
+class _FunctionRecord:
+    """The record of a data set's function: the types of its operations, once they are known."""
+
+    operations: frozenset[str] | None = None
 
 
 class MappedBatches(NamedTuple):
@@ -202,7 +211,8 @@ def _is_stateful(mapped: tf.data.Dataset) -> bool:
 def _operations(dataset: tf.data.Dataset) -> frozenset[str]:
     """Returns the types of the operations in the function of a data set, and in those that it calls."""
     function = dataset._map_func.function
-    if not hasattr(function, _KNOWN):
+    record = record_of(function, _FunctionRecord)
+    if record.operations is None:
         graph = function.graph
         operations = graph.get_operations()
         found = {operation.type for operation in operations}
@@ -212,8 +222,8 @@ def _operations(dataset: tf.data.Dataset) -> frozenset[str]:
             # Only then, for it copies the constants of the graph, which may be large.
             inner = graph.as_graph_def().library.function
             found.update(node.op for each in inner for node in each.node_def)
-        setattr(function, _KNOWN, frozenset(found))
-    return getattr(function, _KNOWN)
+        record.operations = frozenset(found)
+    return record.operations
 
 
 # The wrapper is a `StructuredFunctionWrapper`, of which pyright infers that it has no function.

@@ -20,6 +20,7 @@ from syrtos.keras.torch import collectives, ops
 from syrtos.keras.torch.overlap import Overlap
 from syrtos.keras.torch.step import TorchStep, current_step, is_whole
 from syrtos.keras.trainer import exchange_plan, timing
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     import keras
@@ -155,9 +156,9 @@ def workers_of(optimizer: Optimizer) -> Communicator | None:
         return None
     session = world.current()
     reduces = session.part(AskedReductions).all_optimizers and not registry.trains_apart()
-    found = cast("Communicator | None", updates.record_of(optimizer).reduction) or (
-        session.comm if reduces else None
-    )
+    found = cast(
+        "Communicator | None", record_of(optimizer, updates.OptimizerRecord).reduction
+    ) or (session.comm if reduces else None)
     return found if found is not None and found.size > 1 else None
 
 
@@ -310,7 +311,7 @@ def finite_everywhere(optimizer: Optimizer, finite: torch.Tensor) -> torch.Tenso
 def broadcast_before_first(optimizer: Optimizer, variables: Iterable[keras.Variable]) -> None:
     """Gives all workers rank 0's weights and optimizer state, once, before the optimizer's first step."""
     comm = world.current().comm if are_reduced() else workers_of(optimizer)
-    record = updates.record_of(optimizer)
+    record = record_of(optimizer, updates.OptimizerRecord)
     if comm is None or comm.size == 1 or record.is_equal:
         return
     record.is_equal = True

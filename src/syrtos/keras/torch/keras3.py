@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ from syrtos.keras.torch import (
 )
 from syrtos.keras.torch.variables import Torch
 from syrtos.keras.trainer import methods
+from syrtos.records import record_of
 from syrtos.topology import check_servers
 
 if TYPE_CHECKING:
@@ -36,8 +38,13 @@ if TYPE_CHECKING:
 
 # A step of Keras's trainer on torch, which takes a list of one batch.
 _Step = Callable[[list[object]], object]
-# Set on a function of a model that takes this worker's share of a batch already.
-_OF_SHARES = "_syrtos_of_shares"
+
+
+@dataclasses.dataclass
+class _StepRecord:
+    """The record of a function of a model: whether it takes this worker's share of a batch."""
+
+    takes_shares: bool = False
 
 
 @functools.cache
@@ -137,9 +144,9 @@ def _making(name: str, make_step: Callable[[keras.Model, _Step], _Step]) -> Meth
             original(self, force)
             function = getattr(self, name)
             # Keras keeps the function of an earlier call, unless it is forced to make another.
-            if not hasattr(function, _OF_SHARES):
+            if not record_of(function, _StepRecord).takes_shares:
                 of_shares = make_step(self, function)
-                setattr(of_shares, _OF_SHARES, True)
+                record_of(of_shares, _StepRecord).takes_shares = True
                 setattr(self, name, of_shares)
             return getattr(self, name)
 

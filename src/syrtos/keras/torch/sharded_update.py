@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     import keras
 
 
-class _ParameterSlice(Variable):
+class _ParameterSlice(sharding.PartStandIn, Variable):
     """A stand-in for a variable in an optimizer's update: a view of this worker's part of its memory."""
 
     def __init__(self, found: Sharding, owner: keras.Variable) -> None:
         # Not Keras's own `__init__`, which would make a value, and track it.
         part = found.part_of(owner)
-        setattr(self, sharding.OWNER, owner)
+        self.owner = owner
         self._name, self._path, self._dtype = owner.name, owner.path, owner._dtype
         self._trainable, self._autocast, self._shape = False, False, part.shape
         self._value = owner.value.detach().view(-1)[part.start : part.stop].view(part.shape)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from syrtos.comm.communicator import Communicator
 from syrtos.keras.features import registry
 from syrtos.keras.replica import state
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Variable
 
-_KEPT = "_syrtos_equality"
 # Comparing whole weights may take one part in so many of the time; in between so many bytes of each
 # variable are compared.
 _COST = 200
@@ -56,7 +56,7 @@ def begin_training(comm: Communicator, model: Model) -> None:
 
 def was_trained(model: Model) -> None:
     """Notes that a model's replicas have been trained: from now on they are equal, or have diverged."""
-    _equality_of(model).trained = True
+    record_of(model, _Equality).trained = True
 
 
 def compute_equal(comm: Communicator, model: Model, name: str) -> None:
@@ -74,7 +74,7 @@ def compute_equal(comm: Communicator, model: Model, name: str) -> None:
     """
     for feature in registry.active():
         feature.meet()
-    known, variables = _equality_of(model), state.of_model(model)
+    known, variables = record_of(model, _Equality), state.of_model(model)
     if comm.size == 1 or not variables:
         return
     # Whole weights are compared when a method is called for the first time, and then so rarely that
@@ -106,10 +106,3 @@ def _take_weights_of_rank_0(
             f"syrtos: the workers held different weights: `{name}` uses those of rank 0",
             file=sys.stderr,
         )
-
-
-def _equality_of(model: Model) -> _Equality:
-    if getattr(model, _KEPT, None) is None:
-        # Past Keras's own `__setattr__`, which tracks what it is given.
-        object.__setattr__(model, _KEPT, _Equality())
-    return getattr(model, _KEPT)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Concatenate, Protocol
 
@@ -13,6 +13,7 @@ from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.keras import backend
 from syrtos.observe.clock import Kind, Phase
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import P, R
@@ -22,8 +23,6 @@ _PARTS: dict[str, tuple[Phase, Kind]] = {
     "evaluate": ("test", "build"),
     "predict": ("predict", "build"),
 }
-# The script's `tf.function`s in which an optimizer was seen to make an update.
-_updating: weakref.WeakSet[object] = weakref.WeakSet()
 _local = threading.local()
 # The number of each function among those of its name, by its identity.
 _numbers: dict[str, dict[int, int]] = {}
@@ -76,6 +75,13 @@ class _Call:
         self.updates = updates
 
 
+@dataclasses.dataclass
+class _CallRecord:
+    """The record of a script's `tf.function`: whether an optimizer was seen to make an update in it."""
+
+    updates: bool = False
+
+
 @contextlib.contextmanager
 def computing(function: object = None) -> Iterator[None]:
     """Context manager around what a script's own loop calls to compute.
@@ -93,14 +99,14 @@ def computing(function: object = None) -> Iterator[None]:
             yield
         return
     ledger.before_update()
-    call = _local.call = _Call(function is not None and function in _updating)
+    call = _local.call = _Call(record_of(function, _CallRecord).updates)
     try:
         with ledger.span("compute"):
             yield
     finally:
         _local.call = None
     if call.updates:
-        _remember(function)
+        record_of(function, _CallRecord).updates = True
         ledger.note_update()
 
 
@@ -110,18 +116,11 @@ def _nested_call(outer: _Call, function: object) -> Iterator[None]:
 
     A `tf.function` that is known to make updates makes the outer call a step.
     """
-    before, outer.updates = outer.updates, function is not None and function in _updating
+    before, outer.updates = outer.updates, record_of(function, _CallRecord).updates
     yield
     if outer.updates:
-        _remember(function)
+        record_of(function, _CallRecord).updates = True
     outer.updates = outer.updates or before
-
-
-def _remember(function: object) -> None:
-    # Of an object that can't be referred to weakly it is found out again at its next trace.
-    with contextlib.suppress(TypeError):
-        if function is not None:
-            _updating.add(function)
 
 
 @contextlib.contextmanager
@@ -135,15 +134,15 @@ def updating() -> Iterator[None]:
 
 
 class _Tape(Protocol):
-    _syrtos_computing: contextlib.AbstractContextManager[None]
+    _computing_in_tape: contextlib.AbstractContextManager[None]
 
 
 def recording(original: Callable[[_Tape], R]) -> Callable[[_Tape], R]:
     """Wraps a tape's `__enter__`: what the tape records is counted as computed."""
 
     def enter(self: _Tape) -> R:
-        self._syrtos_computing = computing()
-        self._syrtos_computing.__enter__()
+        self._computing_in_tape = computing()
+        self._computing_in_tape.__enter__()
         return original(self)
 
     return enter
@@ -158,7 +157,7 @@ def end_computing_after(
         try:
             return original(self, *args, **kwargs)
         finally:
-            self._syrtos_computing.__exit__(None, None, None)
+            self._computing_in_tape.__exit__(None, None, None)
 
     return leave
 

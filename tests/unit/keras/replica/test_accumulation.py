@@ -11,6 +11,7 @@ import pytest
 
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.keras.replica import accumulation, updates
+from syrtos.records import record_of
 
 
 def accumulating(value: float) -> Any:
@@ -84,7 +85,7 @@ def test_rank_0_restores_gradients_of_whole_batches_for_all(together: Any) -> No
             variable.assign(np.full(variable.shape, 8.0))
 
     for model in models:
-        updates.record_of(model.optimizer).accumulates_whole_batches = True
+        record_of(model.optimizer, updates.OptimizerRecord).accumulates_whole_batches = True
     assert after(together, models, restore, accumulation.begin) == [8.0, 8.0]
 
 

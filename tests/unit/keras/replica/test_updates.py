@@ -1,9 +1,6 @@
-"""What is noted of an optimizer: by its identity, and of each update while it is made."""
+"""An update, which is found by its optimizer while it is made."""
 
 from __future__ import annotations
-
-import dataclasses
-import gc
 
 import pytest
 
@@ -12,38 +9,6 @@ from syrtos.keras.replica import updates
 
 class Plain:
     pass
-
-
-@dataclasses.dataclass
-class ByValue:
-    rate: float = 0.1
-
-
-class Slotted:
-    __slots__ = ("rate",)
-
-
-@pytest.mark.parametrize("kind", [Plain, ByValue, Slotted])
-def test_each_optimizer_has_its_own_record(kind: type) -> None:
-    one, other = kind(), kind()
-    updates.record_of(one).is_equal = True
-    assert updates.record_of(one).is_equal
-    assert not updates.record_of(other).is_equal
-
-
-def test_a_record_ends_with_its_optimizer() -> None:
-    before = len(updates._records)
-    optimizer = Plain()
-    updates.record_of(optimizer).is_equal = True
-    assert len(updates._records) == before + 1
-    del optimizer
-    gc.collect()
-    assert len(updates._records) == before
-
-
-def test_nothing_is_noted_of_no_optimizer() -> None:
-    updates.record_of(None).is_equal = True
-    assert not updates.record_of(None).is_equal
 
 
 def test_an_update_is_found_by_its_optimizer_while_it_is_made() -> None:

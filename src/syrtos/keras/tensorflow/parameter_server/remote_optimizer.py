@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
+import weakref
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeGuard, cast
@@ -23,6 +25,7 @@ from syrtos.keras.tensorflow.parameter_server.server import pack_arrays
 from syrtos.keras.tensorflow.reduction import times
 from syrtos.keras.tensorflow.types import Gradient
 from syrtos.keras.tensorflow.variables import tensor_of
+from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.comm.requests import Fields
@@ -37,13 +40,20 @@ if TYPE_CHECKING:
         def dtype(self) -> str | tf.DType: ...
 
 
-_MARK = "_syrtos_served"
 _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
+
+
+@dataclasses.dataclass
+class _Served:
+    """The record of an optimizer whose weights servers hold; None: they do not yet."""
+
+    remote: RemoteOptimizer | None = None
 
 
 def apply(optimizer: Optimizer, grads: Sequence[Gradient], variables: Sequence[Variable]) -> None:
     """Makes one step of ``optimizer`` on the servers, and assigns their weights to all its variables here."""
-    found: RemoteOptimizer | None = getattr(optimizer, _MARK, None)
+    record = record_of(optimizer, _Served)
+    found = record.remote
     if found is None:
         # Eagerly, so once, also where the step is being traced.
         with tf.init_scope():
@@ -51,7 +61,7 @@ def apply(optimizer: Optimizer, grads: Sequence[Gradient], variables: Sequence[V
                 optimizer,
                 {state.identity(v) for v, g in zip(variables, grads, strict=True) if _is_rows(g)},
             )
-            object.__setattr__(optimizer, _MARK, found)
+            record.remote = found
             asynchronous.hold(found)
             found.begin()
     found.step(grads, variables)
@@ -66,7 +76,8 @@ class RemoteOptimizer:
             optimizer: the Keras optimizer.
             tables: the variables (by `state.identity`) whose gradients are some of their rows.
         """
-        self.optimizer = optimizer
+        # The optimizer's record leads here: it would keep its optimizer alive.
+        self._optimizer = weakref.ref(optimizer)
         asked = asynchronous.servers()
         assert asked is not None
         self._servers = asked
@@ -87,6 +98,13 @@ class RemoteOptimizer:
             self._parts = partition.divide_evenly(self.variables, self._tables, asked.count)
         else:
             self._parts = partition.by_variable(self.variables, asked.count)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The Keras optimizer, which lives while it makes a step."""
+        found = self._optimizer()
+        assert found is not None
+        return found
 
     # -- a step ----------------------------------------------------------------------------------
 
