@@ -25,7 +25,7 @@ Function = TypeVar("Function")
 
 
 def unconverted(function: Function) -> Function:
-    """Keeps TensorFlow's autograph, which rewrites what a `tf.function` calls, from rewriting ours."""
+    """Keeps a function from TensorFlow's autograph, which rewrites what a `tf.function` calls."""
     vars(function)["autograph_info__"] = {}
     return function
 
@@ -216,7 +216,7 @@ def broadcast(value: Any, root: int = 0, process_set: ProcessSet | None = None) 
 def reducescatter(
     value: Any, op: ReduceOp = ReduceOp.SUM, process_set: ProcessSet | None = None
 ) -> Any:
-    """Reduces arrays elementwise over the workers, by default to their sum, and splits the result by rows.
+    """Reduces arrays elementwise over the workers, and splits the result by rows.
 
     Args:
         value: an array or tensor with at least one dimension, of the same shape and dtype on all
@@ -355,7 +355,10 @@ def _call(name: str, value: Any, group: ProcessSet | None, **arguments: Any) -> 
 
 
 def _tensor_room(value: Any) -> ModuleType | None:
-    """Returns the module that exchanges a framework's tensors, if ``value`` is one; loads no framework for it."""
+    """Returns the module that exchanges a framework's tensors, if ``value`` is one.
+
+    No framework is loaded for it.
+    """
     # A value is a tensor only of a framework that is imported already.
     tensorflow, jax, torch = (sys.modules.get(name) for name in ("tensorflow", "jax", "torch"))
     if tensorflow is not None and tensorflow.is_tensor(value):

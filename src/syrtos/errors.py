@@ -72,4 +72,4 @@ class OutOfReachError(SyrtosError):
 
 
 class SnapshotError(SyrtosError):
-    """A snapshot of a run is damaged, or was made by a run of another script, model or number of workers."""
+    """A snapshot is damaged, or is of a run with another script, model or number of workers."""

@@ -1,4 +1,4 @@
-"""`syrtos.ray.run`: calls a function on many workers of a Ray cluster, also inside a trial of Ray Tune."""
+"""`syrtos.ray.run` calls a function on many workers of a Ray cluster, also in a Ray Tune trial."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(
     values: Mapping[str, object] | None = None,
     **options: object,
 ) -> object:
-    """Calls ``function(*args)`` on several workers that Ray places on its nodes, and returns rank 0's result.
+    """Calls ``function(*args)`` on workers that Ray places on its nodes; returns rank 0's result.
 
     The function trains like a script under `syrtos run`: plain `model.fit` needs no change. It
     travels as that of `syrtos.notebook_launcher` does, and its result comes back alike. Inside a
@@ -102,7 +102,7 @@ def _run_on(places: WorkerPlaces, command: Sequence[str], run_dir: object) -> ob
 
 
 def _command(workers: int, least: int | None, options: Mapping[str, object]) -> tuple[str, ...]:
-    """Returns the launcher's command line, whose places are asked for at the door of this process."""
+    """Returns the launcher's command line. The launcher asks this process's socket for places."""
     elastic = () if least is None else ("--min-workers", str(least))
     chosen = ("--on", "ray", "-n", str(workers), *elastic)
     of_run = tuple(launcher.flags(options))
@@ -151,7 +151,7 @@ def _reserve_places(asked: RayRequest, packed: bytes) -> contextlib.closing[Work
 
 @contextlib.contextmanager
 def reporting(places: WorkerPlaces, run_dir: str) -> Iterator[None]:
-    """Context manager: the logs of epochs are reported to the session of Ray Tune or Ray Train that is active here."""
+    """Context manager: reports logs of epochs to the active session of Ray Tune or Ray Train."""
     report = _report_of_session()
     if report is None:
         yield
@@ -175,7 +175,7 @@ def reporting(places: WorkerPlaces, run_dir: str) -> Iterator[None]:
 def _report_new(
     found: Mapping[str, list[str]], told: dict[str, int], report: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Reports lines about epochs that have come since; ``told`` has the number of those that were reported."""
+    """Reports new lines about epochs; ``told`` has the numbers of those already reported."""
     for name, lines in found.items():
         for line in lines[told.get(name, 0) :]:
             report(_metrics(line))

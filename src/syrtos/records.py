@@ -1,7 +1,8 @@
-"""Records of objects that are not ours, as an optimizer or a data set: facts that are noted for as long as the object lives.
+"""Records of objects that are not ours, as an optimizer or a data set.
 
-A record is found by the identity of its object. Nothing is set on the object itself, as Keras tracks
-and saves the attributes of its objects, and a script's own class may compare them by their values.
+A record has facts that are noted for as long as the object lives. It is found by the identity of
+its object. Nothing is set on the object itself, as Keras tracks and saves the attributes of its
+objects, and a script's own class may compare them by their values.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _entries: dict[int, _Entry] = {}
 
 
 def record_of(thing: object, kind: type[RecordT]) -> RecordT:
-    """Returns the record of class ``kind`` that an object has, the same one for as long as the object lives.
+    """Returns an object's record of class ``kind``, the same one for as long as the object lives.
 
     Args:
         thing: the object. None has no record: it gets an empty one each time.

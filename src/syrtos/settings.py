@@ -347,12 +347,12 @@ def is_harmless(name: str) -> bool:
 
 
 def is_secret(name: str) -> bool:
-    """Returns whether the name of a variable, argument or hyperparameter says that its value is secret."""
+    """Returns whether the name of a variable, argument or hyperparameter marks a secret value."""
     return bool(_SECRET_NAME.search(name))
 
 
 def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that TensorFlow, Keras and their libraries read when they are imported."""
+    """Returns the variables that TensorFlow, Keras and their libraries read at their import."""
     # ours, each worker's own GPUs, and what an interpreter has read before
     others = ("SYRTOS_", "CUDA_", "PYTHON")
     return {
@@ -363,7 +363,10 @@ def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def hash_seed(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variable by which workers hash strings, and so order their sets, alike; none where ``env`` has it."""
+    """Returns the variable by which workers hash strings, and so order their sets, alike.
+
+    The result is empty where ``env`` has it.
+    """
     # A vocabulary that a script makes of a set would be another on each worker.
     return {} if env.get("PYTHONHASHSEED", "").isdigit() else {"PYTHONHASHSEED": "0"}
 
@@ -389,7 +392,10 @@ def forget_secret() -> None:
 
 
 def take(name: str) -> str:
-    """Removes a variable, so that processes started from here don't inherit it. Returns its value, or an empty text."""
+    """Removes a variable, and returns its value or an empty text.
+
+    Processes that are started from here then don't inherit it.
+    """
     return os.environ.pop(name, "")
 
 

@@ -1,4 +1,7 @@
-"""The rank of this process, and the launcher that started it: pure functions over a mapping. The address of this host."""
+"""The rank of this process, the launcher that started it, and the address of this host.
+
+The rank and the launcher come from pure functions over a mapping.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ _STARTERS: tuple[tuple[str, str, bool], ...] = (
 
 
 def detect(env: Mapping[str, str]) -> Launch | None:
-    """Returns the launcher that started this process as one of several, or None for a plain process."""
+    """Returns the launcher that started this process among others, or None for a plain process."""
     for starter, variable, joins in _STARTERS:
         if env.get(variable, "").isdigit():
             return Launch(starter, int(env[variable]), joins)

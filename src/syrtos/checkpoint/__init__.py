@@ -1,1 +1,4 @@
-"""Snapshots of a whole run: in memory that outlives the workers, and in files that outlive the launcher."""
+"""Snapshots of a whole run, in memory and in files.
+
+The memory outlives the workers, and the files outlive the launcher.
+"""

@@ -1,4 +1,7 @@
-"""Writes that are on disk when a host loses power, by fsync(2) for files and for the entries of folders."""
+"""Writes that are on disk when a host loses power.
+
+They use fsync(2) for files and for the entries of folders.
+"""
 
 from __future__ import annotations
 

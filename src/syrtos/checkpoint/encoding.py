@@ -23,17 +23,17 @@ class NotStorable(TypeError):
 
 
 def pack(arrays: Mapping[str, npt.NDArray[np.generic]], facts: Mapping[str, object]) -> bytes:
-    """Returns a part as bytes, from arrays of any dtype that NumPy knows, and facts that JSON knows."""
+    """Returns a part as bytes, from arrays of any dtype that NumPy knows, and JSON facts."""
     return b"".join(pieces(arrays, facts))
 
 
 def pieces(
     arrays: Mapping[str, npt.NDArray[np.generic]], facts: Mapping[str, object]
 ) -> list[memoryview]:
-    """Returns a part as pieces that follow each other: its head, and then the memory of each array, which is not copied.
+    """Returns a part as pieces that follow each other: its head, and then each array's memory.
 
-    The arrays may not change until the pieces are written. The library would copy all of them into
-    one piece, which takes three times as long as writing them.
+    The memory is not copied. The arrays may not change until the pieces are written. The library
+    would copy all of them into one piece, which takes three times as long as writing them.
     """
     storable = {name: _storable_array(array) for name, array in arrays.items()}
     # The format (README of huggingface/safetensors) has the bytes of the arrays behind each other
@@ -55,7 +55,10 @@ def pieces(
 
 
 def unpack(part: bytes) -> Arrays:
-    """Returns the arrays of a part; complex ones, and those of dtypes of other packages (bfloat16), are bytes."""
+    """Returns the arrays of a part.
+
+    Complex arrays, and those of dtypes of other packages (bfloat16), are bytes.
+    """
     # their dtype is told by whoever has packed them: see `as_dtype`
     return safetensors.numpy.load(part)
 
@@ -71,7 +74,10 @@ _NAMES = {
 
 
 def _storable_array(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Returns the same values in order, little-endian; as bytes where safetensors has no name for the dtype."""
+    """Returns the same values in order, little-endian.
+
+    They are bytes where safetensors has no name for the dtype.
+    """
     ready = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return (
         ready.reshape(array.shape)
@@ -95,7 +101,9 @@ def _is_of_numbers(dtype: np.dtype[np.generic]) -> bool:
 
 
 def encode(value: object, arrays: Arrays, first: int = 0) -> object:
-    """Returns a value as JSON; the arrays in it are added to ``arrays``, under names numbered from ``first`` on.
+    """Returns a value as JSON, and adds the arrays in it to ``arrays``.
+
+    The names of the arrays are numbered from ``first`` on.
 
     Raises:
         NotStorable: it is, or holds, something else than numbers, texts, arrays, lists, tuples,

@@ -1,4 +1,4 @@
-"""Snapshots in files: a folder for each, which is complete or not there, with digests; two are kept.
+"""Snapshots in files: a folder for each, complete or not there, with digests; two are kept.
 
 ``snapshot-12/`` holds ``part-0.safetensors`` and so on, and ``manifest.json`` with the SHA-256 of
 each.

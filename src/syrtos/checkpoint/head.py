@@ -1,4 +1,7 @@
-"""The facts in the head of a part of a snapshot. The launcher reads them, and starts without NumPy."""
+"""The facts in the head of a part of a snapshot.
+
+The launcher reads them, and starts without NumPy.
+"""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Slots:
         return all(_head(pair[number % 2])[:2] == (number, parts) for pair in self._slots[:parts])
 
     def committed_number(self) -> int:
-        """Returns the number of the newest snapshot of which all parts are written; 0 if there is none."""
+        """Returns the number of the newest snapshot whose parts are all written; 0 without one."""
         return max(self.complete_numbers(), default=0)
 
     def parts(self, number: int) -> int:
@@ -124,7 +124,7 @@ class Slots:
             yield piece
 
     def write(self, part: int, number: int, parts: int, *pieces: bytes | memoryview) -> None:
-        """Writes one of the ``parts`` parts of a snapshot, in the place of the snapshot before the last.
+        """Writes one of the ``parts`` parts of a snapshot over the snapshot before the last.
 
         ``pieces``: the bytes of the part, which follow each other.
 

@@ -44,7 +44,10 @@ _OF_JOBS = (
 
 
 def parser(command: str = "") -> Parser:
-    """Returns the parser of the command line; with the name of a subcommand, one that knows no other file's."""
+    """Returns the parser of the command line.
+
+    With the name of a subcommand it knows only the subcommands in the file of that one.
+    """
     made = Parser(prog="syrtos", description="Distributed training for Keras.")
     made.add_argument("--version", action="version", version=f"syrtos {__version__}")
     commands = made.add_subparsers(
@@ -133,7 +136,10 @@ def main(arguments: list[str] | None = None, early: EarlyStart | None = None) ->
 
 
 def process_main(arguments: list[str] | None = None) -> NoReturn:
-    """Runs the command line and ends the process with its exit code; ``arguments`` are those of `main`."""
+    """Runs the command line and ends the process with its exit code.
+
+    ``arguments`` are those of `main`.
+    """
     words = sys.argv[1:] if arguments is None else arguments
     # Before the imports of this process, which take as long as those of the other.
     early = early_start(words[1:]) if words[:1] == ["run"] else None

@@ -1,4 +1,4 @@
-"""`syrtos data`: shows the size and balance of a data set, and verifies which records a run has trained on."""
+"""`syrtos data`: shows a data set's size and balance, and checks which records a run trained on."""
 
 from __future__ import annotations
 

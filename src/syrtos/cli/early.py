@@ -1,7 +1,7 @@
-"""Starts the interpreter that the workers of `syrtos run` are forked from, by a first look at the words of the command.
+"""Starts the interpreter that the workers of `syrtos run` are forked from.
 
-A wrong guess costs half a second of a core: the interpreter is ended, and workers import by
-themselves. Few modules are imported here.
+It decides by a first look at the words of the command. A wrong guess costs half a second of a core:
+the interpreter is ended, and workers import by themselves. Few modules are imported here.
 """
 
 from __future__ import annotations

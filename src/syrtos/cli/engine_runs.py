@@ -1,4 +1,4 @@
-"""`syrtos run --on ENGINE`, `--detach`, and `syrtos status`, `logs` and `stop` of a run directory."""
+"""`syrtos run --on ENGINE`, `--detach`, and `syrtos status`, `logs`, `stop` of a run directory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ _WITH_VALUE, _WITHOUT = (
 
 
 def add_engine(group: argparse._ActionsContainer, engines: str, values: str) -> None:
-    """Adds the options that choose an engine, and its own settings; ``values`` are examples of those."""
+    """Adds the options that choose an engine, and its own settings.
+
+    ``values`` are examples of those settings.
+    """
     group.add_argument("--on", metavar="ENGINE", help=engines)
     group.add_argument(
         "--with",

@@ -34,7 +34,7 @@ def main(_chosen: argparse.Namespace) -> int:
 
 
 def facts() -> dict[str, str]:
-    """Returns versions, facts about the machine, its shared memory and the variables that matter."""
+    """Returns versions, facts about the machine, its shared memory and the relevant variables."""
     env = settings.environment()
     started = topology.detect(env)
     found = {"syrtos": __version__, "python": f"{platform.python_version()} ({sys.executable})"}

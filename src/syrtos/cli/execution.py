@@ -144,7 +144,10 @@ def _goes_on(request: RunRequest, run_dir: Path) -> bool:
 
 
 def _why_not(request: RunRequest, run_dir: Path) -> str:
-    """Returns why the same command does not go on with an unfinished run, as the end of a sentence about it."""
+    """Returns why the same command does not go on with an unfinished run.
+
+    The text is the end of a sentence about the run.
+    """
     found = document(run_dir / REQUEST)
     if not found:
         return "has not finished"
@@ -179,7 +182,7 @@ def _run_lock(run_dir: Path) -> Iterator[None]:
 
 
 def going_on_error(run_dir: Path) -> ConfigurationError:
-    """Returns the error of a command that needs a run directory in which another process runs something."""
+    """Returns the error of a command in whose run directory another process runs something."""
     return ConfigurationError(
         f"A run in {run_dir} is going on. Wait for its end, stop it, or name another folder with"
         " --run-dir."
@@ -297,7 +300,10 @@ class _GenerationStarter:
     new_interpreters: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def start(self, folder: Path, variables: Callable[[int], Mapping[str, str]]) -> Outcome:
-        """Runs a generation, recorded in ``folder``; ``variables`` are those of its workers, whose number it is given."""
+        """Runs a generation, recorded in ``folder``.
+
+        ``variables`` takes the number of workers, and returns the variables of their environment.
+        """
         try:
             spec, without = self.members.begin(
                 self.snapshots.committed_number() if self.snapshots else 0
@@ -341,7 +347,7 @@ class _GenerationStarter:
 
 
 def _print_failed(ended: generations.RunEnd, run_dir: Path, restarts_asked: bool) -> int:
-    """Prints how a run ended that has not finished, and whether it can go on; returns the exit code."""
+    """Prints how an unfinished run ended, and whether it can go on; returns the exit code."""
     print_table(run_dir)
     print_failure(ended.outcome, ended.folder)
     if ended.before and not restarts_asked:

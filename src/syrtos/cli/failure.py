@@ -47,7 +47,7 @@ def print_failure(outcome: Outcome, run_dir: Path) -> None:
 
 
 def _is_consequence(outcome: Outcome) -> bool:
-    """Returns whether the failures that workers reported follow from the earlier end of another worker."""
+    """Returns whether the reported failures follow from the earlier end of another worker."""
     return bool(outcome.failures) and outcome.end in (End.CRASHED, End.LOST)
 
 

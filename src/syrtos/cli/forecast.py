@@ -1,4 +1,4 @@
-"""`syrtos forecast`: the time that a step of a finished run would take with more workers, on other hosts."""
+"""`syrtos forecast`: the time of a step of a finished run with more workers, on other hosts."""
 
 from __future__ import annotations
 
@@ -111,7 +111,10 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def _last_trained_folder(run_dir: Path) -> Path:
-    """Returns the folder of the last generation that has trained to the end of a `fit`; the run's own if none has."""
+    """Returns the folder of the last generation that has trained to the end of a `fit`.
+
+    It is the run's own folder if no generation has.
+    """
     folders = generations.all_folders(run_dir) if run_dir.is_dir() else []
     return next((folder for folder in reversed(folders) if forecast.is_measured(folder)), run_dir)
 

@@ -1,4 +1,4 @@
-"""`syrtos horovodrun` and `syrtos smddprun`: the command lines of Horovod's and SageMaker's launchers.
+"""`syrtos horovodrun`, `syrtos smddprun`: the command lines of Horovod's and SageMaker's launchers.
 
 They are translated to `syrtos run`.
 """

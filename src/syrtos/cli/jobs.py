@@ -1,4 +1,7 @@
-"""`syrtos jobs`, `describe`, `status`, `logs`, `stop`: list, show, follow and end training jobs, and runs that were submitted."""
+"""`syrtos jobs`, `describe`, `status`, `logs`, `stop`: list, show, follow and end training jobs.
+
+`status`, `logs` and `stop` also serve runs that were submitted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`syrtos run --on placed`: hosts on each of which this command was started meet, and the first launches the run."""
+"""`syrtos run --on placed`: the hosts of a run meet, and the first launches the run.
+
+This command was started on each of the hosts.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ from syrtos.launch.remote.rendezvous import Cluster, Meeting, attend
 
 
 def meet(chosen: argparse.Namespace, launch: Callable[[ConnectedHosts | None], int]) -> int:
-    """Launches the run on all hosts from the first process; other processes start the workers of their hosts.
+    """Launches the run on all hosts from the first process.
+
+    The other processes start the workers of their hosts.
 
     Raises:
         ConfigurationError: nothing says that this process is one of several.

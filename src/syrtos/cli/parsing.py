@@ -46,7 +46,10 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog.partition(' ')[0]}: {message}{end} `{self.prog} -h` explains.\n")
 
     def refuse_unknown_options(self, words: Sequence[str]) -> None:
-        """Ends the process where one of the words before the first that is no option is an option that this parser lacks."""
+        """Ends the process if one of the leading options is unknown to this parser.
+
+        The leading options are those before the first word that is no option.
+        """
         # argparse itself takes the value of such an option for the script.
         known = self._option_string_actions
         rest = iter(words)
@@ -64,7 +67,10 @@ class Parser(argparse.ArgumentParser):
 
 
 class Help(argparse.Action):
-    """An option that prints the help of the options that most users need, or with `all` of all options, and ends the process."""
+    """An option that prints help and ends the process.
+
+    The help has the options that most users need, or with `all` all options.
+    """
 
     def __init__(
         self,
@@ -106,7 +112,10 @@ def closest(word: str, known: Iterable[str]) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Returns the end of a sentence that names what was probably meant; empty where nothing is like it."""
+    """Returns the end of a sentence that names what was probably meant.
+
+    It is empty where nothing is like the word.
+    """
     close = closest(word, known)
     return f"; did you mean `{close}`?" if close else ""
 

@@ -1,4 +1,7 @@
-"""`syrtos resume`: goes on with a run from its last snapshot after its launcher, or the machine, was stopped."""
+"""`syrtos resume`: goes on with a stopped run from its last snapshot.
+
+Either the launcher of the run was stopped, or the machine.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def _choose_backend(backend: str | None) -> None:
-    """Chooses the backend of Keras that the run had, where this shell names none: a snapshot is of one backend."""
+    """Chooses the backend of Keras that the run had, if this shell names none.
+
+    A snapshot is of one backend.
+    """
     if backend and "KERAS_BACKEND" not in os.environ:
         os.environ["KERAS_BACKEND"] = backend
         print(f"syrtos: KERAS_BACKEND={backend}, as when the run was started", file=sys.stderr)

@@ -255,7 +255,10 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def _launch(chosen: argparse.Namespace, run_dir: Path, connected: ConnectedHosts | None) -> int:
-    """Plans, runs, and reports; ``connected`` are processes on the hosts that have connected by themselves."""
+    """Plans, runs, and reports.
+
+    ``connected`` are processes on the hosts that have connected by themselves.
+    """
     elastic = _elastic(chosen)
     hosts = _hosts(chosen)
     spec = Spec(

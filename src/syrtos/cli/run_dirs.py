@@ -1,4 +1,4 @@
-"""The run directory that a command works on: the one it was given, or else the newest in the folder `runs`."""
+"""The run directory that a command works on: the given one, or the newest in the folder `runs`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def add_run_dir(parser: argparse.ArgumentParser) -> None:
 
 
 def find_run_dir(given: Path | None) -> Path:
-    """Returns the absolute path of the run directory that was given; None: of the newest one, which is named on standard error.
+    """Returns the absolute path of the given run directory, or of the newest one for None.
+
+    The newest one is named on standard error.
 
     Raises:
         ConfigurationError: none was given, and the folder `runs` has none.

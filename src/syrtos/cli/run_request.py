@@ -46,7 +46,10 @@ class RunRequest:
     backend: str | None = None
 
     def identifying_facts(self) -> dict[str, Any]:
-        """Returns all that tells requests apart, which is everything but the seed, the backend and the watching, as JSON has it."""
+        """Returns all that tells requests apart, as JSON has it.
+
+        That is everything but the seed, the backend and the watching.
+        """
         spec = self.spec
         name = (
             spec.program.name if spec.program.is_module else str(Path(spec.program.name).resolve())
@@ -113,9 +116,10 @@ def _describe(error: Exception) -> str:
 
 
 def read_request(run_dir: Path) -> RunRequest:
-    """Reads the request that `RunRequest.write` has written, and changes to the folder in which the run was begun.
+    """Reads the request that `RunRequest.write` has written.
 
-    If the script has changed since, a line says so.
+    It changes to the folder in which the run was begun. If the script has changed since, a line
+    says so.
 
     Raises:
         ConfigurationError: there is no such run, or it can't be resumed.
@@ -171,6 +175,6 @@ def note(run_dir: Path, **facts: object) -> None:
 
 
 def request_changes(workers: int | None, hosts: Sequence[Host] = ()) -> dict[str, object]:
-    """Returns another number of workers, or other hosts, in the form in which the request keeps them."""
+    """Returns another number of workers, or other hosts, in the form that the request keeps."""
     changes: dict[str, object] = {} if workers is None else {"resized": workers}
     return changes | ({"moved": [dataclasses.asdict(host) for host in hosts]} if hosts else {})

@@ -1,4 +1,4 @@
-"""`syrtos serve`: runs training jobs for SageMaker's SDKs, on this machine or on nodes of a cluster."""
+"""`syrtos serve`: runs training jobs for SageMaker's SDKs, on this machine or on cluster nodes."""
 
 from __future__ import annotations
 

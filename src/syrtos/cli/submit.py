@@ -1,4 +1,4 @@
-"""`syrtos submit`: runs one training job, from a script or a YAML file, with or without a service."""
+"""`syrtos submit`: runs one training job from a script or YAML file, with or without a service."""
 
 from __future__ import annotations
 

@@ -63,7 +63,10 @@ def _describe_speed(run_dir: Path, summary: Summary) -> str:
 
 
 def _busy_machines(folder: Path, summary: Summary) -> Iterator[str]:
-    """Yields a sentence for each machine whose cores were all busy while the run trained: more workers there gain nothing."""
+    """Yields a sentence for each machine whose cores were all busy while the run trained.
+
+    More workers on such a machine gain nothing.
+    """
     found = processors.machines(folder)
     for machine in found:
         if machine.busy >= _BUSY and summary.workers > 1:
@@ -77,7 +80,10 @@ def _busy_machines(folder: Path, summary: Summary) -> Iterator[str]:
 def _print_recommended(
     console: Console, run_dir: Path, summary: Summary, folders: list[Path]
 ) -> None:
-    """Prints what to change first, and whether the forecast that came with an earlier run's advice came true."""
+    """Prints what to change first, and whether an earlier forecast came true.
+
+    That forecast came with the advice of an earlier run.
+    """
     size = sum(path.stat().st_size for folder in folders for path in ledger_paths(folder).values())
     if summary.training_seconds < _WORTH_A_WORD or size > _LONG:
         return
@@ -233,7 +239,7 @@ def _step_kind(summary: Summary) -> str:
 
 
 def _rate(summary: Summary) -> tuple[str, str]:
-    """Returns samples, or else steps, per second, and the period of time that they are counted over."""
+    """Returns samples, or else steps, per second, and the period that they are counted over."""
     over = (
         "from the first update to the last"
         if summary.loops

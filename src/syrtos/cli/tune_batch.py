@@ -1,4 +1,7 @@
-"""`syrtos tune batch`: finds the largest global batch that fits, the fastest, and the smallest that is as fast."""
+"""`syrtos tune batch`: finds the largest global batch that fits, and the fastest.
+
+It also finds the smallest batch that is as fast as the fastest.
+"""
 
 from __future__ import annotations
 

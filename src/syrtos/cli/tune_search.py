@@ -136,7 +136,10 @@ def _create(service: Service, asked: SearchFile) -> None:
 
 
 def _warm_start_text(service: Service, name: str) -> str:
-    """Returns how many results of earlier searches count, as the end of a sentence; empty if none are inherited."""
+    """Returns how many results of earlier searches count.
+
+    The text is the end of a sentence. It is empty if no results are inherited.
+    """
     from syrtos.jobs.tuning import warm_start
 
     record, search, _ = _look(service, name)
@@ -242,7 +245,10 @@ def _table(search: Search, trials: Sequence[SearchTrial]) -> Table:
 
 
 def _status(trial: SearchTrial) -> str:
-    """Returns the status of a trial in a colour, as markup; a trial that was stopped early counts with what it had."""
+    """Returns the status of a trial in a colour, as markup.
+
+    A trial that was stopped early counts with what it had.
+    """
     if trial.status == "InProgress":
         return "[cyan]Running[/]" if trial.started else "Waiting"
     return f"[{ {'Completed': 'green', 'Failed': 'red'}.get(trial.status, 'yellow') }]{trial.status}[/]"
@@ -301,7 +307,10 @@ def _show_results(service: Service, asked: SearchFile) -> None:
 
 
 def _write_best(asked: SearchFile, found: SearchTrial) -> Path:
-    """Writes the job with the best hyperparameters, as a file for `syrtos submit`, and returns its path."""
+    """Writes the job with the best hyperparameters to a file, and returns its path.
+
+    The file is one for `syrtos submit`.
+    """
     import yaml
 
     path = Path("runs") / asked.name / "best.yaml"

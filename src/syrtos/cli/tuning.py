@@ -52,7 +52,7 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def add_script(made: argparse.ArgumentParser) -> None:
-    """Adds the options of `syrtos run` that change what a step costs or computes, and the script."""
+    """Adds the options of `syrtos run` that change a step's cost or result, and the script."""
     defaults = Options()
     group = made.add_argument_group("as for `syrtos run`")
     group.add_argument("--sync-batchnorm", action="store_true")

@@ -1,4 +1,4 @@
-"""`syrtos verify`: checks that a script's own training computes on N workers what one process computes."""
+"""`syrtos verify`: checks that a script's training computes on N workers what one process does."""
 
 from __future__ import annotations
 

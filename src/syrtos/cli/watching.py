@@ -24,7 +24,10 @@ _PATIENCE, _SAID = 120.0, 2.0
 
 
 def all_trackers(track: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the trackers that were asked for, and ``kubeflow`` in a TrainJob that wants to know of its progress."""
+    """Returns the trackers that were asked for, and possibly ``kubeflow``.
+
+    ``kubeflow`` is added in a TrainJob that wants to know of its progress.
+    """
     wanted = all(env.get(name) for name in KUBEFLOW_VARIABLES) and "kubeflow" not in track
     return (*track, *(("kubeflow",) if wanted else ()))
 

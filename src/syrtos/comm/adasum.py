@@ -28,7 +28,7 @@ def combine(arrays: Sequence[Array]) -> Array:
 
 
 def _pair(a: Array, b: Array) -> Array:
-    """Returns ``(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b``, with the factors computed in float64."""
+    """Returns ``(1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b``, with factors computed in float64."""
     flat_a, flat_b = a.reshape(-1).astype(np.float64), b.reshape(-1).astype(np.float64)
     dot, square_a, square_b = flat_a @ flat_b, flat_a @ flat_a, flat_b @ flat_b
     # An array of zeros has no direction: the other one is added as it is.

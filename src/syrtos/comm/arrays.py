@@ -78,7 +78,10 @@ def is_half(dtype: np.dtype[Any]) -> bool:
 
 
 def scaled_copy(source: Array, share: float, target: Array) -> None:
-    """Sets ``target = share * source`` without a temporary; a share of 0 gives 0 even where the source is NaN."""
+    """Sets ``target = share * source`` without a temporary.
+
+    A share of 0 gives 0 even where the source is NaN.
+    """
     if share == 1.0:
         np.copyto(target, source)
     # 0 * NaN would be NaN.

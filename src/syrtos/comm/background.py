@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 class Background:
-    """A thread that makes the exchanges of one group one after the other, in the order in which they were asked for.
+    """A thread that makes the exchanges of one group one by one, in the order of their submission.
 
     That order must be the same on all workers, as that of any exchange.
 

@@ -11,9 +11,9 @@ _ROUNDS = 15
 
 
 def ahead(comm: Communicator) -> float:
-    """Returns the seconds by which this worker's `time.perf_counter` is ahead of rank 0's: a median of several rounds.
+    """Returns the seconds by which this worker's `time.perf_counter` is ahead of rank 0's.
 
-    All workers call this together.
+    The result is the median of several rounds. All workers call this together.
     """
     found = []
     for number in range(_ROUNDS):

@@ -122,7 +122,9 @@ class Communicator(abc.ABC):
         return self.reduce_parts(parts, ReduceOp.SUM, shares, lend), total
 
     def allgather(self, array: npt.ArrayLike) -> Array:
-        """Concatenates the workers' arrays along the first axis, in rank order; row counts may differ.
+        """Concatenates the workers' arrays along the first axis, in rank order.
+
+        Row counts may differ.
 
         Raises:
             OutOfStepError: dtypes, or shapes beyond the first axis, differ between workers.
@@ -145,7 +147,10 @@ class Communicator(abc.ABC):
         return self._broadcast(array.copy(), root)
 
     def reducescatter(self, array: npt.ArrayLike, op: ReduceOp = ReduceOp.SUM) -> Array:
-        """Reduces like `allreduce` and keeps this worker's rows: ``share_of(len(array), rank, size)``."""
+        """Reduces like `allreduce` and keeps this worker's rows.
+
+        The rows are ``share_of(len(array), rank, size)``.
+        """
         reduced = self.allreduce(array, op)
         if reduced.ndim == 0:
             raise ExchangeError("reducescatter splits along the first axis, but received a scalar.")
@@ -153,7 +158,9 @@ class Communicator(abc.ABC):
         return reduced[start:stop].copy()
 
     def gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
-        """Gathers arrays of which each worker has a part: each gets the parts of the others into the same arrays.
+        """Gathers arrays of which each worker has a part.
+
+        Each worker gets the parts of the others into the same arrays.
 
         Args:
             wholes: flat arrays of one dtype; the same sizes on every worker. They are written to.
@@ -214,7 +221,10 @@ class Communicator(abc.ABC):
         self.agree("barrier")
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """Copies ``root``'s value to every worker: plain data, see `syrtos.comm.objects`; nothing is unpickled."""
+        """Copies ``root``'s value to every worker.
+
+        The value is plain data (see `syrtos.comm.objects`). Nothing is unpickled.
+        """
         data = self._encode(value) if self.rank == root else np.zeros(0, np.uint8)
         sizes = self.agree(f"broadcast object from {self._check_root(root)}", data.size)
         if self.rank != root:
@@ -222,7 +232,10 @@ class Communicator(abc.ABC):
         return from_bytes(self._broadcast(data, root))
 
     def allgather_object(self, value: Any) -> list[Any]:
-        """Returns the values of all workers in rank order, on every worker: plain data, see `syrtos.comm.objects`."""
+        """Returns the values of all workers in rank order, on every worker.
+
+        The values are plain data (see `syrtos.comm.objects`).
+        """
         data = self._encode(value)
         sizes = [int(n) for n in self.agree("allgather object", data.size)]
         chunks = np.split(self._allgather(data, sizes), np.cumsum(sizes)[:-1])
@@ -267,10 +280,11 @@ class Communicator(abc.ABC):
     def reduce_parts(
         self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False
     ) -> list[Array]:
-        """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]``; all workers have agreed to it.
+        """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]``.
 
-        The results are new arrays, or with ``lend`` memory that is not to be written to. Means of
-        16-bit floats come divided, those of others as sums.
+        All workers have agreed to the exchange before. The results are new arrays, or with ``lend``
+        memory that is not to be written to. Means of 16-bit floats come divided, those of others as
+        sums.
         """
         if is_half(parts[0].dtype):
             return self._reduce_half(parts, op, shares)
@@ -304,7 +318,10 @@ class Communicator(abc.ABC):
     def in_float32(
         self, reduce: Reduce, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float]
     ) -> list[Array]:
-        """Reduces 16-bit floats by ``reduce``, which takes float32: for where bytes are cheap, inside a host."""
+        """Reduces 16-bit floats by ``reduce``, which takes float32.
+
+        This serves exchanges inside a host, where bytes are cheap.
+        """
         shares = self._mean_shares() if op is ReduceOp.MEAN else shares
         return [
             part.astype(parts[0].dtype)
@@ -341,7 +358,7 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def split(self, color: int) -> Communicator:
-        """Returns the group of the workers that gave the same ``color``, in the order of their ranks here."""
+        """Returns the group of workers with the same ``color``, ordered by their ranks here."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -351,19 +368,20 @@ class Communicator(abc.ABC):
     def _meet(
         self, tag: int, value: float, call: str, until: Callable[[], bool] | None = None
     ) -> tuple[list[int], list[float]]:
-        """Gathers every worker's tag and value; ``call`` names the exchange in the error of a worker that did not come.
+        """Gathers every worker's tag and value.
 
-        An engine that can leaves when ``until()`` is true, with empty lists; the others get this
-        worker's tag and value all the same.
+        ``call`` names the exchange in the error about a worker that did not come. An engine that
+        can leaves when ``until()`` is true, with empty lists; the others get this worker's tag and
+        value all the same.
         """
 
     @abc.abstractmethod
     def _reduce(
         self, parts: Sequence[Array], op: ReduceOp, shares: Sequence[float], lend: bool = False
     ) -> list[Array]:
-        """Reduces flat parts of one dtype, worker ``r``'s scaled by ``shares[r]`` (SUM only), as `reduce_parts` does.
+        """Reduces flat parts of one dtype, as `reduce_parts` does.
 
-        16-bit floats don't come here.
+        Worker ``r``'s parts are scaled by ``shares[r]`` (SUM only). 16-bit floats don't come here.
         """
 
     def _reduce_half(
@@ -376,7 +394,10 @@ class Communicator(abc.ABC):
     def _reduce_to_parts(
         self, wholes: Sequence[Array], bounds: Bounds, shares: Sequence[float]
     ) -> list[Array]:
-        """Sums arrays, worker ``r``'s scaled by ``shares[r]``, and returns this worker's parts: `weighted_part_sum`."""
+        """Sums arrays for `weighted_part_sum` and returns this worker's parts.
+
+        Worker ``r``'s arrays are scaled by ``shares[r]``.
+        """
         sums = self.reduce_parts(wholes, ReduceOp.SUM, shares, lend=True)
         return [
             total[slice(*ranges[self.rank])].copy()
@@ -406,7 +427,7 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def _alltoall(self, array: Array, sent: Sequence[int], received: Sequence[int]) -> Array:
-        """Exchanges groups of rows: sends ``sent[i]`` rows to worker ``i``, and gets ``received[i]`` from it."""
+        """Sends ``sent[i]`` rows to worker ``i``, and gets ``received[i]`` rows from it."""
 
     # -- helpers -------------------------------------------------------------------------------
 
@@ -423,7 +444,7 @@ class Communicator(abc.ABC):
         return root
 
     def _encode(self, value: Any) -> npt.NDArray[np.uint8]:
-        """Returns the bytes of an object; where it can't be sent, the other workers learn of that."""
+        """Returns the bytes of an object; if it can't be sent, the other workers learn of that."""
         try:
             return to_bytes(value)
         except ExchangeError:
@@ -452,7 +473,12 @@ class Communicator(abc.ABC):
         return counts
 
     def hear(self, tags: Tags, call: str) -> str:
-        """Broadcasts the other workers' call to those that have joined, if it is the same on all of them."""
+        """Broadcasts the other workers' call to those that have joined.
+
+        Raises:
+            OutOfStepError: the other workers' calls differ.
+            ExchangeError: the call needs data of every worker.
+        """
         if tags.differ:
             self._explain(call)
         leader, joined = tags.calling[0], tags.joined_ranks

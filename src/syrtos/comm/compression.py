@@ -1,7 +1,8 @@
-"""`--compress`: gradients travel in fewer bytes, and what a worker has not sent is added to what it sends next.
+"""`--compress`: gradients travel in fewer bytes.
 
-That is error feedback (Seide et al. 2014; Karimireddy et al. 2019, arXiv:1901.09847), without which
-the rarer methods do not converge. The codecs:
+The part of a gradient that a worker has not sent is added to what it sends next. That is error
+feedback (Seide et al. 2014; Karimireddy et al. 2019, arXiv:1901.09847), without which the rarer
+methods do not converge. The codecs:
 
 - ``bf16``, ``fp16``: numbers of 16 bits, half the bytes; they are summed in float32.
 - ``powersgd:R``: matrices of rank R in the place of each gradient of two or more dimensions (Vogels
@@ -71,7 +72,9 @@ def weighted_mean(
     lend: bool = False,
     kind: Kind = "gradient",
 ) -> list[Array]:
-    """Averages gradients over all workers, by the codec that the run asked for: see `Communicator.weighted_sum`.
+    """Averages gradients over all workers, by the codec that the run asked for.
+
+    See `Communicator.weighted_sum` for the exchange.
 
     Args:
         comm: the workers.
@@ -104,7 +107,10 @@ def weighted_mean(
 def mean_in_buckets(
     comm: Communicator, arrays: Sequence[Array], weight: float, variables: Sequence[Any]
 ) -> list[Array]:
-    """Averages changes of variables, of any dtypes and sizes, in buckets of the run's size, as `weighted_mean` does."""
+    """Averages changes of variables in buckets of the run's size, as `weighted_mean` does.
+
+    The changes may have any dtypes and sizes.
+    """
     limit = int(world.current().options.bucket_mb * 1e6)
     results: list[Array] = list(arrays)
     for dtype in dict.fromkeys(array.dtype for array in arrays):
@@ -122,7 +128,10 @@ def mean_in_buckets(
 
 
 def update_is_decided(variables: Sequence[Any], is_made: bool) -> None:
-    """Sets what is remembered of these variables back to before the last exchange, if its update is not made."""
+    """Resets the error memories of variables if the last update is not made.
+
+    The memories are then as before the last exchange.
+    """
     # Where the update is left out, what was sent for it has had no effect, and what was kept of its
     # gradients must have none.
     for variable in variables:
@@ -189,7 +198,10 @@ class Codec(abc.ABC):
         weight: float,
         memories: Sequence[ErrorMemory],
     ) -> list[Array]:
-        """Returns the average over the workers by ``weight``, equal on all of them, in any shape of as many numbers."""
+        """Returns the average over the workers by ``weight``, equal on all of them.
+
+        Each result has as many numbers as its array, in any shape.
+        """
 
 
 class Half(Codec):
@@ -217,7 +229,7 @@ class Half(Codec):
         return [total.astype(np.float32) for total in sums]
 
     def _round(self, wanted: Array) -> Array:
-        """Rounds to 16 bits; a finite number that they don't hold becomes the largest that they hold."""
+        """Rounds to 16 bits; a finite number out of their range becomes the largest in it."""
         # the rest is sent later
         largest = ml_dtypes.finfo(self._dtype).max.astype(np.float32)
         rounded = np.clip(wanted, -largest, largest).astype(self._dtype)
@@ -274,7 +286,7 @@ class PowerSGD(Codec):
         return array.ndim > 1 and self._rank * (rows + array.size // rows) < array.size
 
     def _basis(self, memory: ErrorMemory, matrix: Array) -> Array:
-        """Returns the basis of the last exchange; at first random numbers, the same on all workers."""
+        """Returns the basis of the last exchange; at first random numbers, equal on all workers."""
         if memory.basis is None or memory.basis.shape != (matrix.shape[1], self._rank):
             # The same numbers on all workers, whose products with it are summed.
             memory.basis = (
@@ -319,13 +331,19 @@ _CODECS: dict[str, Callable[[str], Codec]] = {
 
 
 def codec_of(text: str) -> Codec | None:
-    """Returns the codec of a text of `--compress`; None for ``none``, and for ``auto`` before it is measured."""
+    """Returns the codec that a text of `--compress` names.
+
+    It is None for ``none``, and for ``auto`` before that is measured.
+    """
     name, _, number = text.partition(":")
     return _CODECS[name](number) if name in _CODECS else None
 
 
 def choose_codec(comm: Communicator, variables: Sequence[Any]) -> Codec | None:
-    """Returns the codec by which float32 gradients of these variables travel; None: they travel as they are."""
+    """Returns the codec by which float32 gradients of these variables travel, or None.
+
+    None means that the gradients travel as they are.
+    """
     session = world.current()
     options = session.options
     if options.compress == "none" or not variables or comm.size == 1:

@@ -1,4 +1,7 @@
-"""Buckets of tensors that are exchanged together: a static plan, made once from sizes that are equal on all workers."""
+"""Buckets of tensors that are exchanged together.
+
+They are a static plan, made once from sizes that are equal on all workers.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class HierarchicalCommunicator(MPICommunicator):
     """
 
     def __init__(self, comm: MPI.Comm, host: MPI.Comm, watchdog: Watchdog | None = None) -> None:
-        """Builds the groups; ``host`` holds the workers of ``comm`` that share this worker's memory."""
+        """Builds the groups; ``host``: the workers of ``comm`` that share this worker's memory."""
         super().__init__(comm, watchdog)
         self.host = SharedMemoryCommunicator(host, self.watchdog)
         self.lanes = comm.allreduce(self.host.size, MPI.MIN)
@@ -80,7 +80,10 @@ class HierarchicalCommunicator(MPICommunicator):
     def _reduce_to_parts(
         self, wholes: Sequence[Array], bounds: Bounds, shares: Sequence[float]
     ) -> list[Array]:
-        """Sums all inside the host, and exchanges parts with the peers of the same local rank on the other hosts."""
+        """Sums all inside the host, and exchanges parts with the peers on the other hosts.
+
+        The peers are the workers of the same local rank there.
+        """
         if not self._hosts or self.lane is None or is_half(wholes[0].dtype):
             return Communicator._reduce_to_parts(self, wholes, bounds, shares)
         sums = self.host.reduce_through_window(
@@ -91,7 +94,10 @@ class HierarchicalCommunicator(MPICommunicator):
         )
 
     def _gather_parts(self, wholes: Sequence[Array], bounds: Bounds) -> None:
-        """Gathers parts from peers of the same local rank on the other hosts, and then inside the host."""
+        """Gathers parts from the peers on the other hosts, and then inside the host.
+
+        The peers are the workers of the same local rank there.
+        """
         if not self._hosts or self.lane is None:
             super()._gather_parts(wholes, bounds)
             return

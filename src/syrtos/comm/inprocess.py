@@ -24,7 +24,10 @@ class _Board:
 
 
 class InProcessCommunicator(Communicator):
-    """A communicator between ``size`` workers that are threads of this process; also the world of one."""
+    """A communicator between ``size`` workers that are threads of this process.
+
+    It also serves as the world of one worker.
+    """
 
     def __init__(self, rank: int = 0, size: int = 1, board: _Board | None = None) -> None:
         super().__init__(rank, size)
@@ -32,7 +35,10 @@ class InProcessCommunicator(Communicator):
 
     @classmethod
     def world(cls, size: int, timeout: float = 60.0) -> list[InProcessCommunicator]:
-        """Returns the communicators of all workers of a new world; a wait over ``timeout`` seconds is an error."""
+        """Returns the communicators of all workers of a new world.
+
+        A wait of more than ``timeout`` seconds is an error.
+        """
         board = _Board(size, timeout)
         return [cls(rank, size, board) for rank in range(size)]
 

@@ -1,7 +1,7 @@
-"""`join`: a worker without more data takes part in the others' exchanges with zeros or no rows, until all have joined.
+"""`join`: a worker without more data follows the others' exchanges until all have joined.
 
-The meaning is Horovod's ``join``: such a worker adds zeros to sums, and averages are still divided
-by the number of all workers.
+It takes part in them with zeros or no rows. The meaning is Horovod's ``join``: such a worker adds
+zeros to sums, and averages are still divided by the number of all workers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine that exchanges by MPI (MPICH through mpi4py) between any workers, on one host or many."""
+"""The engine that exchanges by MPI (MPICH through mpi4py) between workers on one or many hosts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _TO_EACH = 128 << 10
 
 
 class MPICommunicator(Communicator):
-    """Exchanges over an MPI communicator, with non-blocking calls so that waiting leaves the core to others."""
+    """Exchanges over an MPI communicator with non-blocking calls.
+
+    Waiting therefore leaves the core to others.
+    """
 
     def __init__(self, comm: MPI.Comm, watchdog: Watchdog | None = None) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size())
@@ -129,7 +132,10 @@ class MPICommunicator(Communicator):
         return self._finisher(request, result, f"allgather of {result.nbytes} bytes")
 
     def _finisher(self, request: MPI.Request, result: Array, call: str) -> Callable[[], Array]:
-        """Returns a function that waits for a request and returns its result; it keeps the arrays that MPI writes."""
+        """Returns a function that waits for a request and returns its result.
+
+        The function keeps the arrays that MPI writes.
+        """
 
         def finish() -> Array:
             self.wait(request, call)
@@ -149,7 +155,7 @@ class MPICommunicator(Communicator):
         return self.sum_parts(scaled, bounds)
 
     def sum_parts(self, wholes: Sequence[Array], bounds: Bounds) -> list[Array]:
-        """Returns the sum over the group of this worker's part of each array, added in the order of ranks."""
+        """Returns this worker's part of each array, summed over the group in the order of ranks."""
         sent = [_part(wholes, bounds, rank) for rank in range(self.size)]
         result, step = np.empty_like(sent[self.rank]), _TO_EACH // wholes[0].itemsize
 
@@ -237,7 +243,10 @@ def _part(wholes: Sequence[Array], bounds: Bounds, rank: int) -> Array:
 
 
 def _in_flight(starts: Sequence[Callable[[], Callable[[], None]]]) -> None:
-    """Begins some exchanges one after the other, of which at most `IN_FLIGHT` are under way at once, and ends all."""
+    """Begins exchanges one after the other, and ends all.
+
+    At most `IN_FLIGHT` of them are under way at once.
+    """
     flying: list[Callable[[], None]] = []
     for start in starts:
         if len(flying) == IN_FLIGHT:

@@ -146,5 +146,5 @@ _shared = Pool()
 
 
 def empty_like(array: Array) -> Array:
-    """Returns an uninitialized flat array of the same size and dtype, from the pool of this process."""
+    """Returns an uninitialized flat array of the same size and dtype, from this process's pool."""
     return _shared.empty_like(array)

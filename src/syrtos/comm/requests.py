@@ -1,7 +1,8 @@
-"""Questions of workers to servers over MPI: a worker waits for its answer, and a server may answer later.
+"""Questions of workers to servers over MPI.
 
-Messages are point-to-point, never collective: the death of a worker delays no answer to another. A
-message is plain data as JSON, followed by arrays as raw bytes.
+A worker waits for its answer, and a server may answer later. Messages are point-to-point, never
+collective: the death of a worker delays no answer to another. A message is plain data as JSON,
+followed by arrays as raw bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ Message = tuple[Fields, list[Array]]
 
 
 class Asking:
-    """A worker's side of the questions. Threads may ask concurrently: a lock lets one question through at a time."""
+    """A worker's side of the questions.
+
+    Threads may ask concurrently: a lock lets one question through at a time.
+    """
 
     def __init__(self, comm: MPI.Comm, watchdog: Watchdog) -> None:
         self._comm = comm

@@ -45,11 +45,14 @@ class Servers:
     # -- parameters ------------------------------------------------------------------------------
 
     def register(self, key: str, parts: Sequence[Message]) -> list[Message]:
-        """Gives each server its part of an optimizer, as worker 0 has it; the answers come when that part is there."""
+        """Gives each server its part of an optimizer, as worker 0 has it.
+
+        The answers come when that part is there.
+        """
         return self._ask_all("register", parts, key=key, round=self._round)
 
     def push(self, key: str, parts: Sequence[Message]) -> list[Message]:
-        """Gives each server its part of this worker's gradients, and returns the answers: the new values."""
+        """Gives each server its part of this worker's gradients, and returns the new values."""
         clock = self._clocks[key] = self._clocks.get(key, 0) + 1
         return self._ask_all("push", parts, key=key, clock=clock, round=self._round)
 
@@ -60,7 +63,10 @@ class Servers:
     # -- rounds ------------------------------------------------------------------------------------
 
     def take(self, limit: int | None, repeatable: bool = False) -> int | None:
-        """Returns the next piece of this round's work that is not assigned yet, below ``limit``; None if all are."""
+        """Returns the next piece of this round's work that is not assigned yet; None if all are.
+
+        Pieces are numbers below ``limit``.
+        """
         most = 1 << 62 if limit is None else limit
         answer, _ = self._ask_first("take", limit=most, repeatable=repeatable, wait=False)
         if answer["piece"] == LATER:

@@ -1,7 +1,8 @@
-"""Exchanges between workers of one host, in memory that they share: each worker reduces a slice of its own.
+"""Exchanges between workers of one host, in memory that they share.
 
-An exchange copies each worker's gradients in once, but for the slice that it reduces itself, which
-it adds from where they are; there is no leader, and no worker is idle.
+Each worker reduces a slice of its own. An exchange copies each worker's gradients in once, but for
+the slice that it reduces itself, which it adds from where they are; there is no leader, and no
+worker is idle.
 """
 
 from __future__ import annotations
@@ -232,7 +233,10 @@ class SharedMemoryCommunicator(MPICommunicator):
             layout.copy(results, total, begin, end, np.copyto)
 
     def _pause(self) -> None:
-        """Meets the other workers inside one operation: all stores before it are seen by all loads after it."""
+        """Meets the other workers inside one operation.
+
+        All stores before it are seen by all loads after it.
+        """
         # Loads and stores need no other order: MPI passes messages inside a host by atomic
         # operations with acquire and release (MPICH 5, `MPL_atomic`), so what a worker has stored
         # before a message is seen by all that have received it.
@@ -246,7 +250,10 @@ def _round_up(nbytes: int) -> int:
 
 
 def _reduce_scaled(op: ReduceOp, source: Array, share: float, target: Array) -> None:
-    """Sets ``target = target op share * source``; a share of 0 adds nothing even where the source is NaN."""
+    """Sets ``target = target op share * source``.
+
+    A share of 0 adds nothing even where the source is NaN.
+    """
     if share == 1.0:
         UFUNC[op](target, source, out=target)
     elif share != 0.0:
@@ -284,7 +291,7 @@ class _Layout:
         end: int,
         action: Callable[[Array, Array], None],
     ) -> None:
-        """Calls ``action(piece of a part, its place in the segment)`` for what lies in ``[begin, end)``."""
+        """Calls ``action(piece of a part, its place in the segment)`` within ``[begin, end)``."""
         for part, offset in zip(parts, self.offsets, strict=True):
             low, high = max(begin, offset), min(end, offset + part.size)
             if low < high:

@@ -1,4 +1,7 @@
-"""Exchanges of rows of a large table: sent as rows or as the whole table, whichever moves fewer bytes."""
+"""Exchanges of rows of a large table, sent as rows or as the whole table.
+
+The form that moves fewer bytes is chosen.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ def weighted_rows(
     weight: float,
     may_merge: bool = True,
 ) -> tuple[Array, Array]:
-    """Returns the weighted sum (see `Communicator.weighted_sum`) of gradients that touch some rows of a table.
+    """Returns the weighted sum of gradients that touch some rows of a table.
 
-    Sent as rows, the result lists every worker's rows in rank order: for contiguous shares of a
-    global batch that is the very list one process would have got. Rows may repeat; their values add
-    up.
+    The sum is that of `Communicator.weighted_sum`. Sent as rows, the result lists every worker's
+    rows in rank order: for contiguous shares of a global batch that is the very list one process
+    would have got. Rows may repeat; their values add up.
 
     Args:
         values: (rows, ...) floats.
@@ -53,7 +56,10 @@ def weighted_rows(
 
 
 def moves_fewer_as_rows(rows: int, table_rows: int, row_bytes: int, index_bytes: int) -> bool:
-    """Returns whether gathering ``rows`` rows of all workers moves fewer bytes than reducing the table."""
+    """Returns whether gathering ``rows`` rows moves fewer bytes than reducing the table.
+
+    ``rows`` counts the rows of all workers together.
+    """
     # A worker receives each gathered row once; a reduction sends and receives each row of the
     # table.
     return rows * (row_bytes + index_bytes) <= 2 * table_rows * row_bytes

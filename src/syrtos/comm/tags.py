@@ -1,4 +1,7 @@
-"""Tags: a number of each worker at a meeting, which says what operation it came for; exact as a float64."""
+"""Tags: a number of each worker at a meeting, which says what operation it came for.
+
+A tag is exact as a float64.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ def of_passing(call: str) -> int:
 
 
 class Tags(tuple[int, ...]):
-    """The tags of one meeting, by rank. Properties are computed on demand: every exchange begins with a meeting.
+    """The tags of one meeting, by rank.
+
+    Properties are computed on demand, since every exchange begins with a meeting.
 
     What they mean for all is decided in this order:
 

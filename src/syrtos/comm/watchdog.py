@@ -21,7 +21,9 @@ _LONG = 1.0
 
 
 class Watchdog:
-    """A watchdog over waits, which leaves the core to others while it waits, and counts the time it waited.
+    """A watchdog over waits, which leaves the core to others while it waits.
+
+    It counts the time it waited.
 
     Attributes:
         waited: seconds spent waiting for other workers so far.
@@ -62,7 +64,10 @@ class Watchdog:
                 self.on_wait(seconds)
 
     def another(self, name: str) -> Watchdog:
-        """Returns a watchdog for other waits of this process, which reports stalls and long waits through this one."""
+        """Returns a watchdog for other waits of this process.
+
+        It reports stalls and long waits through this one.
+        """
         found = Watchdog(self.timeout, self.tell)
         found._name, found.on_long_wait = name, self._tell_long
         return found
@@ -72,7 +77,10 @@ class Watchdog:
             self.on_long_wait(call, seconds, name)
 
     def tell(self, text: str) -> None:
-        """Reports a stall to ``on_stall``; this method may be the ``on_stall`` of other watchdogs of this process."""
+        """Reports a stall to ``on_stall``.
+
+        This method may be the ``on_stall`` of other watchdogs of this process.
+        """
         if self.on_stall:
             self.on_stall(text)
 

@@ -1,4 +1,6 @@
-"""Shared memory in which results are lent: an exchange returns the memory that all workers of the host have summed in.
+"""Shared memory in which results are lent.
+
+An exchange returns the memory that all workers of the host have summed in.
 
 A window may be written to again when no worker looks at it any more. Each worker knows that of
 itself, because a lent array tells when it ends; before each exchange the workers tell each other,
@@ -71,7 +73,7 @@ class Windows:
         )
 
     def take(self, nbytes: int) -> Array | None:
-        """Returns ``nbytes`` bytes that no worker looks at, with what was in them; None if there are none.
+        """Returns ``nbytes`` bytes that no worker looks at, uninitialized; None if there are none.
 
         They are free again at this worker when the last array that depends on the returned one
         ends.

@@ -1,6 +1,6 @@
-"""A work queue: it assigns the pieces of an epoch to workers that train at their own pace, and that meet at its end.
+"""A work queue: it assigns the pieces of an epoch to workers that train at their own pace.
 
-The first server keeps it.
+The workers meet at the end of the epoch. The first server keeps the queue.
 
 The invariant: a round ends when every live worker has finished it, and each piece of its work was
 assigned once; the pieces that a worker was working on when it died are assigned again, if the work
@@ -71,7 +71,10 @@ class WorkQueue:
         }
 
     def lose(self, worker: int) -> None:
-        """Forgets a worker, which asks no more questions; the pieces that it was working on are assigned again."""
+        """Forgets a worker, which asks no more questions.
+
+        The pieces that it was working on are assigned again.
+        """
         self._live.discard(worker)
         for number, current in list(self._rounds.items()):
             lost = [piece for piece, by in current.in_hand.items() if by == worker]

@@ -85,7 +85,9 @@ class Session:
             self.ledger.spend("wait", seconds)
 
     def part(self, kind: Callable[[Session], PartT]) -> PartT:
-        """Returns the one object of a class that belongs to this session, made when it is first asked for.
+        """Returns the one object of a class that belongs to this session.
+
+        The object is made when it is first asked for.
 
         State of a room lives there in place of a module's: another world begins without it. The
         sessions of `alone` and `asynchronously` have the same parts.
@@ -195,7 +197,9 @@ def sharing() -> Session:
 
 
 def each_for_itself() -> None:
-    """Leaves exchanges to the script's own calls from now on: `fit` trains on all data it is given, as in one process.
+    """Leaves exchanges to the script's own calls from now on.
+
+    `fit` trains on all data it is given, as in one process.
 
     Raises:
         ConfigurationError: the run has parameter servers, workers that train alone for some steps,
@@ -266,7 +270,10 @@ def _quote(error: BaseException) -> str:
 
 
 def adopt(session: Session | None) -> Session | None:
-    """Makes ``session`` the current one and returns the one before; for tests that play workers in one process."""
+    """Makes ``session`` the current one and returns the one before.
+
+    It serves tests that play workers in one process.
+    """
     before, _joined.session, _joined.sharing = _joined.session, session, None
     return before
 

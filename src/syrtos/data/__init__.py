@@ -1,4 +1,6 @@
-"""Data sets that use each record once in an epoch, in an order that does not depend on the number of workers.
+"""Data sets that use each record once in an epoch.
+
+The order of records does not depend on the number of workers.
 
     train = syrtos.data.from_tfrecord("data/train-*.tfrecord", parse_fn, batch_size=256,
     shuffle=True, seed=1) model.fit(train, epochs=5)
@@ -89,7 +91,9 @@ class Dataset(Protocol):
 def from_tfrecord(
     pattern: Patterns, parse_fn: Callable[[Any], object], **options: Unpack[DatasetOptions]
 ) -> Dataset:
-    """Makes a data set of TFRecord files, plain or compressed (GZIP, ZLIB), and verifies the checksum of each record.
+    """Makes a data set of TFRecord files, plain or compressed (GZIP, ZLIB).
+
+    The checksum of each record is verified.
 
     Args:
         pattern: files, folders or patterns with ``*``; paths, or ``s3://``, ``gs://``, ``az://``,
@@ -160,7 +164,9 @@ def from_parquet(
     label: str | None = None,
     **options: Unpack[DatasetOptions],
 ) -> Dataset:
-    """Makes a data set of Parquet files: a batch is a dict of arrays by column, or ``(features, label)``.
+    """Makes a data set of Parquet files.
+
+    A batch is a dict of arrays by column, or ``(features, label)``.
 
     Args:
         pattern: see `from_tfrecord`.

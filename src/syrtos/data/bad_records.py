@@ -104,7 +104,7 @@ class BadRecords:
         self.check(len(self._found))
 
     def check(self, together: int) -> None:
-        """Raises DataError if ``together`` records, the number left out, are more than the budget allows."""
+        """Raises DataError if ``together`` records left out are more than the budget allows."""
         if together > self.most_left_out:
             raise DataError(
                 f"{together} records are bad, and at most {self.most_left_out} of {self.records}"

@@ -1,4 +1,4 @@
-"""A bounded folder of files that can be made again: pieces of remote objects, unpacked files, indexes.
+"""A bounded folder of files that can be remade: pieces of remote objects, unpacked files, indexes.
 
 The workers of a host share it. A file appears complete or not at all. One process makes a file
 while the others wait. The files that were not used for longest are removed first.
@@ -102,7 +102,10 @@ class Cache:
 
     @contextlib.contextmanager
     def _file_lock(self, kind: Kind, digest: str) -> Iterator[None]:
-        """Context manager: no other process makes files with this ``kind`` and start of ``digest`` at the same time."""
+        """Context manager: locks files of the cache, so that no other process makes them meanwhile.
+
+        They are the files of this ``kind`` whose digests have the same start as ``digest``.
+        """
         # a lock file for each file of the cache would never be removed, so files whose digests
         # begin alike share one
         path = _make_folder(self._folder / "locks" / kind) / digest[:3]
@@ -128,7 +131,10 @@ class Cache:
                 self._size -= bytes_
 
     def _files(self) -> Iterator[tuple[Path, float, int]]:
-        """Yields each file's path, time of last use, and bytes; removes files left unfinished for more than an hour."""
+        """Yields each file's path, time of last use, and bytes.
+
+        Files left unfinished for more than an hour are removed.
+        """
         for path in self._folder.glob("??/*"):
             with contextlib.suppress(FileNotFoundError):
                 facts = path.stat()

@@ -50,7 +50,7 @@ class File(abc.ABC):
         """Makes these ranges quick to read soon; does nothing for files that already are."""
 
     def forget(self, start: int, stop: int) -> bool:
-        """Drops copies of a range that is damaged, once; returns whether reading it again may help."""
+        """Drops copies of a damaged range, once; returns whether reading it again may help."""
         return False
 
 

@@ -17,7 +17,9 @@ Patterns = Pattern | Iterable[Pattern]
 
 
 def find(patterns: Patterns, cache: Cache) -> list[File]:
-    """Returns the files that ``patterns`` match, each once; the files of one pattern are in order of their names.
+    """Returns the files that ``patterns`` match, each once.
+
+    The files of one pattern are in order of their names.
 
     Args:
         patterns: paths or URLs (``s3://``, ``gs://``, ``az://``, ``http(s)://``), each a file, a

@@ -51,11 +51,17 @@ class DataShape:
         return max(count for _, count, _ in self.groups) * len(self.groups) / max(self.records, 1)
 
     def by_files(self, workers: int) -> list[int]:
-        """Returns the records of each worker if workers take whole files in turn, as sharding by files does."""
+        """Returns the records of each worker if workers take whole files in turn.
+
+        That is sharding by files.
+        """
         return [sum(count for _, count, _ in self.groups[rank::workers]) for rank in range(workers)]
 
     def records_per_worker(self, workers: int, batch: int) -> list[int]:
-        """Returns the records of each worker in a shuffled epoch of `syrtos.data`, with global batches of ``batch``."""
+        """Returns the records of each worker in a shuffled epoch of `syrtos.data`.
+
+        ``batch`` is the size of the global batches.
+        """
         plan = Plan("", self.records, batch, seed=0)
         return [
             sum(len(plan.share(step, rank, workers)) for step in range(plan.steps))
@@ -102,7 +108,10 @@ def _open_source(files: list[File], cache: Cache) -> tuple[str, Source]:
 
 
 def _kind(file: File) -> str:
-    """Returns the format that a file's name shows; other files must be TFRecord by their first bytes."""
+    """Returns the format that a file's name shows.
+
+    A file whose name shows none must be TFRecord by its first bytes.
+    """
     name = file.name.lower()
     for kind, endings in _ENDINGS.items():
         if name.endswith(endings):

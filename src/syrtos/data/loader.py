@@ -107,7 +107,10 @@ class Loader:
     contiguous: bool = False
 
     def plan(self, position: Position = Position(), workers: int = 1) -> Plan:
-        """Returns the plan of what is left of an epoch; ``workers`` batches of the script make up a global batch."""
+        """Returns the plan of what is left of an epoch.
+
+        A global batch consists of ``workers`` batches of the script.
+        """
         source = self.source
         block = block_records(len(source), source.nbytes, self.memory)
         return Plan(
@@ -165,7 +168,10 @@ class Loader:
         return int(min(max(_CHUNK_BYTES // max(share, 1), 1), _CHUNK_BATCHES))
 
     def _fetch(self, plan: Plan, steps: range, rank: int, size: int) -> None:
-        """Lets the source begin to fetch batches that are soon needed; at the plan's beginning also the first."""
+        """Lets the source begin to fetch batches that are soon needed.
+
+        At the beginning of the plan these include the first batches.
+        """
         if type(self.source).prefetch is Source.prefetch:  # it has none of its own
             return
         far = range(
@@ -229,7 +235,10 @@ class Loader:
         return self.parse(self.source.read(good)), good
 
     def _sort_out(self, indices: Indices, error: Exception) -> Indices:
-        """Returns the indices of the good records after reading all failed; raises ``error`` if each alone is good."""
+        """Returns the indices of the good records after reading all of them failed.
+
+        It raises ``error`` if each record alone is good.
+        """
         good = []
         for index in indices.tolist():
             one, raw = np.asarray([index], np.int64), b""
@@ -253,7 +262,7 @@ class Loader:
 
 
 def _error_text(error: Exception) -> str:
-    """Returns the error as a text, with the last line of the script's own code that it passed through."""
+    """Returns the error as text, with the last line of the script's own code that it passed."""
     # TensorFlow begins with the name of a node of its graph
     text = [
         line

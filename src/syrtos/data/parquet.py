@@ -154,7 +154,10 @@ class Parquet(Source):
 
 
 def _values(column: pa.ChunkedArray) -> np.ndarray:
-    """Returns a column as an array: numbers as they are, fixed-size lists as matrices, text as objects."""
+    """Returns a column as an array.
+
+    Numbers stay as they are, fixed-size lists become matrices, and text becomes objects.
+    """
     import pyarrow as pa
 
     array = column.combine_chunks()

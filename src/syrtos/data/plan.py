@@ -73,7 +73,10 @@ class Plan:
         return -(-(self.records - self.first) // self.batch)
 
     def places(self, step: int) -> Indices:
-        """Returns the places of the sequence that global batch ``step`` takes, shape (batch,); fewer in the last."""
+        """Returns the places of the sequence that global batch ``step`` takes.
+
+        The shape is (batch,); the last batch may have fewer places.
+        """
         return np.arange(self.place(step), self.place(step + 1), dtype=np.int64)
 
     def place(self, step: int) -> int:
@@ -84,7 +87,9 @@ class Plan:
         return min(self.first + step * self.batch, self.records)
 
     def share(self, step: int, rank: int = 0, size: int = 1, contiguous: bool = False) -> Indices:
-        """Returns the indices of the records that ``rank`` of ``size`` workers reads for a global batch; possibly none.
+        """Returns the indices of the records that ``rank`` reads for a global batch.
+
+        ``rank`` is one of ``size`` workers, and may read none.
 
         If records are shuffled, they are those in the streams of that worker. Without shuffling,
         with more workers than streams, or if ``contiguous``, they are the rank's contiguous rows of
@@ -118,7 +123,7 @@ class Plan:
         return self._shuffle(inside, key)
 
     def _shuffle(self, places: Indices, key: int) -> Indices:
-        """Returns record indices at places after permuting blocks, and records inside of each block.
+        """Returns record indices at places after permuting blocks, and records inside each block.
 
         All but the last block are full.
         """
@@ -148,7 +153,9 @@ def _place_of_last(blocks: int, key: int) -> int:
 
 
 def block_records(records: int, nbytes: int, memory: int) -> int:
-    """Returns the largest block with which one process that reads the whole batch holds at most ``memory`` bytes.
+    """Returns the largest block with which a process holds at most ``memory`` bytes.
+
+    The process is one that reads the whole batch.
 
     Args:
         records: the number of records.
@@ -161,7 +168,7 @@ def block_records(records: int, nbytes: int, memory: int) -> int:
 
 
 def permute(values: npt.ArrayLike, count: npt.ArrayLike, key: npt.ArrayLike) -> Indices:
-    """Returns the entries at ``values`` of a permutation of ``0 .. count - 1``, which ``key`` selects.
+    """Returns the entries at ``values`` of a permutation of ``0 .. count - 1``, chosen by ``key``.
 
     Args:
         values: int64, each below its ``count``; any shape.

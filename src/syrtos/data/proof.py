@@ -90,7 +90,10 @@ class SampleLedger:
         self._marked_at = 0.0
 
     def begin(self, plan: Plan, position: Position, generation: int) -> None:
-        """Notes that training begins, or goes on, at ``position``; a new beginning starts a new file."""
+        """Notes that training begins, or goes on, at ``position``.
+
+        A new beginning starts a new file.
+        """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # a run that goes on continues the chain after the last whole line
         self._chain = _mend(self._path) if position != Position() else ""
@@ -153,7 +156,10 @@ def _link(chain: str, facts: dict[str, object]) -> str:
 
 
 def _mend(path: Path) -> str:
-    """Cuts off a last line that a killed worker has not finished; returns the hash of the last complete line."""
+    """Cuts off a last line that a killed worker has not finished.
+
+    It returns the hash of the last complete line.
+    """
     if not path.exists():
         return ""
     text = path.read_bytes()
@@ -232,7 +238,11 @@ def verify(run_dir: Path) -> list[Epoch]:
 
 
 def _read_chain(path: Path) -> list[_Line]:
-    """Returns the lines of a file, each with its generation, and raises DataError if the chain of hashes breaks."""
+    """Returns the lines of a file, each with its generation.
+
+    Raises:
+        DataError: the chain of hashes breaks.
+    """
     chain, generation, lines = "", 0, []
     whole = path.read_bytes().rpartition(b"\n")[0]  # a killed worker has not finished the last line
     for number, text in enumerate(whole.splitlines(), 1):

@@ -61,7 +61,9 @@ class Format(abc.ABC):
 
 
 class Records(Source):
-    """The records of all files, file by file; a file that is missing counts as one record, which is bad.
+    """The records of all files, file by file.
+
+    A missing file counts as one record, which is bad.
 
     Workers may see different files, as on the hosts of a sharded SageMaker channel. The data set is
     all of them together, in the order of their names, and each file is read by the workers that see
@@ -71,7 +73,7 @@ class Records(Source):
     def __init__(
         self, files: Sequence[File], layout: Format, cache: Cache, comm: Communicator | None = None
     ) -> None:
-        """Indexes the files that have no index yet; the work is split over the workers of ``comm``."""
+        """Indexes the files that have no index yet; the work is split over ``comm``'s workers."""
         self._files, self._seen_by = _together(files, comm)
         self._format = layout
         self._cache = cache
@@ -109,7 +111,10 @@ class Records(Source):
         ]
 
     def readers(self, indices: Indices, places: Indices) -> Indices | None:
-        """Returns the rank that reads each record if files differ between workers; see `Source.readers`."""
+        """Returns the rank that reads each record if files differ between workers.
+
+        See `Source.readers`.
+        """
         if self._seen_by is None:
             return None
         able = [self._seen_by[file] for file in self._files_of(indices).tolist()]
@@ -160,7 +165,11 @@ class Records(Source):
             self._open_file(file).prefetch([*ranges])
 
     def _one(self, index: int, file: int, start: int, stop: int) -> bytes:
-        """Returns one record, and fetches a damaged copy of it anew; a record that stays bad raises BadRecord."""
+        """Returns one record, and fetches a damaged copy of it anew.
+
+        Raises:
+            BadRecord: the record stays bad.
+        """
         raw = b""
         while True:
             try:
@@ -213,7 +222,10 @@ class _Elsewhere(File):
 def _together(
     files: Sequence[File], comm: Communicator | None
 ) -> tuple[list[File], list[list[int]] | None]:
-    """Returns the files that any worker sees, and the ranks that see each; None for the ranks if all see all."""
+    """Returns the files that any worker sees, and the ranks that see each.
+
+    The ranks are None if all workers see all files.
+    """
     mine = {(file.name, file.size): file for file in files if file.version != "missing"}
     lacking = [file.name for file in files if file.version == "missing"]
     everyone = comm.allgather_object({"seen": [*mine], "lacking": lacking}) if comm else []
@@ -246,7 +258,10 @@ def _all_tables(
     cache: Cache,
     comm: Communicator | None,
 ) -> list[np.ndarray]:
-    """Returns the index of each file; each worker makes a part of the indexes, and all workers get all."""
+    """Returns the index of each file.
+
+    Each worker makes a part of the indexes, and all workers get all.
+    """
     rank, size = (comm.rank, comm.size) if comm else (0, 1)
     # each file is indexed by one worker that sees it, in turn
     makers = [seen_by[k][k % len(seen_by[k])] if seen_by else k % size for k in range(len(files))]
@@ -266,7 +281,10 @@ def _all_tables(
 
 
 def _table(file: File, layout: Format, cache: Cache) -> np.ndarray:
-    """Returns the index of a file, shape (records, 3), int64; it is kept in the cache by the file's version."""
+    """Returns the index of a file, shape (records, 3), int64.
+
+    The index is kept in the cache by the file's version.
+    """
     if file.version == "missing":
         return np.asarray([[0, 0, MISSING]], np.int64)
 

@@ -1,8 +1,8 @@
-"""Objects of S3, Google Cloud Storage, Azure or a web server, read in pieces that the host's cache keeps.
+"""Objects of S3, Google Cloud Storage, Azure or a web server, read in pieces.
 
-The client is obstore (the Rust `object_store`): it signs, pools connections and takes credentials
-and endpoints from the environment as each cloud's own tools do (``AWS_ACCESS_KEY_ID``,
-``AWS_ENDPOINT_URL`` ...).
+The host's cache keeps the pieces. The client is obstore (the Rust `object_store`): it signs, pools
+connections and takes credentials and endpoints from the environment as each cloud's own tools do
+(``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` ...).
 """
 
 from __future__ import annotations
@@ -175,7 +175,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def find(pattern: str, cache: Cache) -> list[File]:
-    """Returns the objects that a URL names: one, all under a prefix with a final ``/``, or all that match a pattern."""
+    """Returns the objects that a URL names.
+
+    It names one object, all under a prefix with a final ``/``, or all that match a pattern.
+    """
     import obstore
 
     base, path = _split(pattern)

@@ -169,7 +169,10 @@ def map_arrays(function: Callable[[Array], Array], tree: ArrayTree) -> ArrayTree
 
 
 def stack_records(records: Sequence[Any]) -> Any:
-    """Returns a structure of arrays from several equal structures (tuples, dicts) of scalars, lists and arrays."""
+    """Returns a structure of arrays from several equal structures.
+
+    The structures are tuples and dicts of scalars, lists and arrays.
+    """
     first = records[0]
     if isinstance(first, dict):
         return {key: stack_records([record[key] for record in records]) for key in first}

@@ -1,7 +1,8 @@
-"""TFRecord files: length (8 bytes), its checksum (4), the record, its checksum (4); plain or compressed.
+"""TFRecord files, plain or compressed.
 
-The format is that of TensorFlow, `tensorflow/core/lib/io/record_writer.h`; checksums are CRC32C
-(RFC 3720), masked.
+Each record is written as its length (8 bytes), the checksum of the length (4), the record, and its
+checksum (4). The format is that of TensorFlow, `tensorflow/core/lib/io/record_writer.h`; checksums
+are CRC32C (RFC 3720), masked.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _crc32c: Callable[[bytes], int] = google_crc32c.value
 
 
 class TFRecord(Format):
-    """The TFRecord format, whose records are the bytes that were written, mostly `tf.train.Example`s."""
+    """The TFRecord format: records are the bytes that were written, mostly `tf.train.Example`s."""
 
     name = "tfrecord 1"
     around = (0, _FOOT.size)

@@ -1,7 +1,7 @@
 """Old APIs over the core, served to scripts in place of packages that need not be installed.
 
-No other room imports them. Only processes that syrtos started find them under their old names; there
-ours win over an installed original, and those of other packages serve what is not installed.
+No other room imports them. Only processes that syrtos started find them under their old names;
+there ours win over an installed original, and those of other packages serve what is not installed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "torch", "jax")
 
 
 def install() -> None:
-    """Serves the modules of dialects in this process, and gives packages the old names that they have lost."""
+    """Serves dialects' modules in this process, and gives packages the old names that they lost."""
     _install(registry.OURS)
     for framework in _FRAMEWORKS:
         after_import(framework, _install_others)
@@ -49,7 +49,7 @@ def _install_others() -> None:
 
 
 class _Others(MetaPathFinder):
-    """The last finder: serves a package that is not installed by the dialect whose entry point has its name."""
+    """The last finder: serves a missing package by the dialect whose entry point has its name."""
 
     def __init__(self) -> None:
         # Names that were looked up.

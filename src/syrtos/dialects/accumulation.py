@@ -1,4 +1,4 @@
-"""Accumulation of the gradients of several steps, for the optimizers of Keras 2; those of Keras 3 have it."""
+"""Accumulation of several steps' gradients, for optimizers of Keras 2; those of Keras 3 have it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def accumulate(optimizer: DialectOptimizer, steps: int) -> None:
-    """Makes an optimizer of Keras 2 apply the mean gradient of every ``steps`` calls of `apply_gradients`.
+    """Makes a Keras 2 optimizer apply the mean gradient of every ``steps`` `apply_gradients` calls.
 
     ``iterations`` counts all calls, as Horovod's do.
     """

@@ -20,8 +20,8 @@ class Dialect:
 
     Attributes:
         name: the word for it.
-        serves: the module that answers for each name that scripts import. A dialect of syrtos wins over
-            an installed original; one of another package serves what is not installed.
+        serves: the module that answers for each name that scripts import. A dialect of syrtos wins
+            over an installed original; one of another package serves what is not installed.
         adds_to: packages that are there, and get names that they have lost, once they have been
             imported.
         installer: the function without arguments that gives them these names, as

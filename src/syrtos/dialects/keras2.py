@@ -1,4 +1,4 @@
-"""The spellings of Keras 2, understood by Keras 3. Under Keras 2 itself (`tf_keras`) nothing is changed."""
+"""The spellings of Keras 2, understood by Keras 3. Under Keras 2 (`tf_keras`) nothing changes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ class _OptimizerOfKeras3(Protocol):
 
 
 def is_legacy() -> bool:
-    """Returns whether the script's Keras is Keras 2: its variable asks for it, or `tf_keras` has been imported."""
+    """Returns whether the script's Keras is Keras 2.
+
+    It is if TF_USE_LEGACY_KERAS asks for it, or `tf_keras` has been imported.
+    """
     return "tf_keras" in sys.modules or settings.environment().get("TF_USE_LEGACY_KERAS", "") in (
         "1",
         "True",
@@ -99,7 +102,10 @@ def accumulate(optimizer: DialectOptimizer, steps: int) -> None:
 
 
 def velocities(optimizer: DialectOptimizer, model: DialectModel) -> Sequence[DialectVariable]:
-    """Returns the variables in which an optimizer with momentum adds up its updates; none before its first step."""
+    """Returns the variables in which an optimizer with momentum adds up its updates.
+
+    There are none before the optimizer's first step.
+    """
     # Of old Keras 2, where `get_slot` fails before the first step.
     if hasattr(optimizer, "get_slot"):
         known = set(optimizer.get_slot_names())
@@ -126,7 +132,7 @@ def build(optimizer: DialectOptimizer | None, model: DialectModel) -> None:
 
 @functools.cache
 def install_once_imported() -> None:
-    """Teaches Keras 3 the spellings of Keras 2 once the script has imported it, or now if it has."""
+    """Teaches Keras 3 the spellings of Keras 2 as soon as the script has imported Keras 3."""
     after_import("keras", install)
 
 
@@ -153,7 +159,7 @@ def install() -> None:
 
 
 class _Callable(list["DialectVariable"]):
-    """A list that may be called, so that `optimizer.variables` and `optimizer.variables()` are the same."""
+    """A callable list, so that `optimizer.variables` and `optimizer.variables()` are the same."""
 
     def __call__(self) -> list[DialectVariable]:
         return self
@@ -183,7 +189,9 @@ def _patch_base_optimizer(base: Any) -> None:
 def _compute_gradients(
     self: _OptimizerOfKeras3, loss: Loss, var_list: Variables, tape: tf.GradientTape | None = None
 ) -> list[GradientAndVariable]:
-    """Returns pairs of gradient and variable, for a loss that the tape has recorded or that a function returns.
+    """Returns pairs of gradient and variable.
+
+    The loss is one that the tape has recorded or that a function returns.
 
     Raises:
         ConfigurationError: the optimizer scales losses, so the gradients would be scaled.
@@ -226,7 +234,7 @@ def _minimize(
 
 
 def _add_legacy_optimizers(found: types.ModuleType, base: type) -> None:
-    """Puts the optimizers of today into `keras.optimizers.legacy` and `keras.optimizers.experimental`."""
+    """Adds today's optimizers to `keras.optimizers.legacy` and `keras.optimizers.experimental`."""
     known = {**_classes(found.optimizers, base), "Optimizer": found.optimizers.Optimizer}
     for name, optimizer in known.items():
         setattr(found.optimizers.legacy, name, optimizer)
@@ -243,7 +251,10 @@ def _classes(module: types.ModuleType, base: type) -> dict[str, type]:
 
 
 def _old_arguments(original: Method) -> Method:
-    """Wraps an optimizer's `__init__`: ``lr`` is the learning rate, ``decay`` divides it by ``1 + decay * step``."""
+    """Wraps an optimizer's `__init__`, which then takes ``lr`` and ``decay``.
+
+    ``lr`` is the learning rate, and ``decay`` divides it by ``1 + decay * step``.
+    """
 
     def init(
         self: object, *args: object, lr: object = None, decay: float = 0.0, **kwargs: object
@@ -260,7 +271,10 @@ def _old_arguments(original: Method) -> Method:
 def _decay_rate(
     original: Callable[[_OptimizerOfKeras3], tf.Tensor],
 ) -> Callable[[_OptimizerOfKeras3], tf.Tensor]:
-    """Wraps an optimizer's rate of a step with the decay; `learning_rate` itself stays what the script sets."""
+    """Wraps an optimizer's rate of a step with the decay.
+
+    `learning_rate` itself stays what the script sets.
+    """
 
     def current_rate(self: _OptimizerOfKeras3) -> tf.Tensor:
         rate, decay = original(self), getattr(self, _DECAY, 0.0)
@@ -364,7 +378,10 @@ def _add_backend_functions(found: types.ModuleType) -> None:
 
 
 def _add_functions(found: types.ModuleType) -> None:
-    """Adds a layer that is gone, and losses and metrics as functions, of which `tf.keras` has fewer than `keras`."""
+    """Adds a layer that is gone, and losses and metrics as functions.
+
+    `tf.keras` has fewer of these functions than `keras`.
+    """
     for room in ("losses", "metrics"):
         public = getattr(found, room)
         for name, function in vars(getattr(keras(), room)).items():

@@ -1,4 +1,4 @@
-"""Common parts of the dialects in which a script says itself what is exchanged: Horovod's and SMDDP's.
+"""Common parts of the dialects in which a script says what is exchanged: Horovod's and SMDDP's.
 
 Each worker trains on its own batches, as a process of its own; only what the script asks for is
 exchanged.

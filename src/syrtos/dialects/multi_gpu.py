@@ -1,4 +1,7 @@
-"""`keras.utils.multi_gpu_model`, gone since Keras 2.4: under `syrtos run` any model trains on all workers."""
+"""`keras.utils.multi_gpu_model`, gone since Keras 2.4.
+
+Under `syrtos run` any model trains on all workers.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class _Functional(Protocol):
 
 
 def install() -> None:
-    """Puts the function into the modules that scripts import it from, as far as these have been imported."""
+    """Puts the function into the modules that scripts import it from, if these are imported."""
     for name in ("keras", "keras._tf_keras.keras", "tf_keras"):
         package = sys.modules.get(name.partition(".")[0])
         # Without `utils` the package is being imported, and this is called again.
@@ -59,9 +62,10 @@ def multi_gpu_model(
     cpu_merge: bool = True,
     cpu_relocation: bool = False,
 ) -> _Functional:
-    """Returns a model that trains ``model``'s weights on all workers of the run. Either of the two may be saved.
+    """Returns a model that trains ``model``'s weights on all workers of the run.
 
-    As in the original, ``layers[-2]`` of a model with one output is ``model``.
+    Either of the two may be saved. As in the original, ``layers[-2]`` of a model with one output is
+    ``model``.
 
     Args:
         model: built, with inputs and outputs.

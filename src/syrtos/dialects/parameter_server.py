@@ -1,4 +1,6 @@
-"""The parameter servers of `tf.distribute`: `ParameterServerStrategy` for `fit`, and `ClusterCoordinator`.
+"""The parameter servers of `tf.distribute`: `ParameterServerStrategy` and `ClusterCoordinator`.
+
+The strategy is for `fit`.
 
 TensorFlow has one coordinator that sends functions to workers. Here every worker runs the script
 and plays the coordinator: all note the same scheduled calls, and each call is made by whichever
@@ -52,7 +54,10 @@ def install() -> None:
 
 
 class _StrategyOfRun(type):
-    """The metaclass of a class that Keras asks `isinstance` of, and whose call returns the strategy of this run."""
+    """The metaclass of a class whose call returns the strategy of this run.
+
+    Keras asks `isinstance` of the class.
+    """
 
     def __call__(
         cls, cluster_resolver: object = None, variable_partitioner: object = None
@@ -148,7 +153,7 @@ class ClusterCoordinator:
         return RemoteValue(self, self._before + len(self._calls) - 1)
 
     def join(self) -> None:
-        """Waits until all scheduled calls have been made; then all variables are the same on every worker."""
+        """Waits until all scheduled calls are made; then variables are the same on every worker."""
         while self._make_one():
             pass
         if self._in_round:
@@ -173,7 +178,7 @@ class ClusterCoordinator:
     # -- data ------------------------------------------------------------------------------------
 
     def create_per_worker_dataset(self, dataset_fn: object) -> object:
-        """Returns this worker's data set, from which it draws for the calls that it makes; each worker has its own."""
+        """Returns this worker's own data set, from which it draws for the calls that it makes."""
         return dataset_fn() if callable(dataset_fn) else dataset_fn
 
     def create_per_worker_resource(self, resource_fn: Callable[[], Resource]) -> Resource:

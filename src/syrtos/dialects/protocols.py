@@ -1,4 +1,4 @@
-"""The members of optimizers, models and tensors that dialects use, for Keras 2 and Keras 3 and outside of either.
+"""The members of optimizers, models and tensors that dialects use, of Keras 2, Keras 3 or neither.
 
 Keras 2 and Keras 3 have no class in common, and TensorFlow's stubs lack `tf.compat.v1`. Where a
 comment says "of Keras 2" or "of Keras 3", objects of the other version lack the member: the code
@@ -42,7 +42,10 @@ class DialectOptimizer(keras_protocols.Optimizer, Protocol):
     def minimize(
         self, loss: Loss, var_list: Sequence[DialectVariable], *args: object, **kwargs: object
     ) -> object:
-        """Computes gradients, and makes an update; of Keras 2, and of Keras 3 by `syrtos.dialects.keras2`."""
+        """Computes gradients, and makes an update.
+
+        It is of Keras 2, and of Keras 3 by `syrtos.dialects.keras2`.
+        """
         ...
 
     def _compute_gradients(
@@ -60,7 +63,7 @@ class DialectOptimizer(keras_protocols.Optimizer, Protocol):
         ...
 
     def get_slot(self, var: DialectVariable, slot_name: str) -> DialectVariable:
-        """Returns the optimizer's variable of one kind for a variable of the model; of old Keras 2."""
+        """Returns the optimizer's variable of a kind for a model's variable; of old Keras 2."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The dialects: ours, and those of other packages, which entry points of the group ``syrtos.dialects`` name."""
+"""The dialects: ours, and other packages' by entry points of the group ``syrtos.dialects``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SageMaker's data parallel library for TensorFlow, `smdistributed.dataparallel.tensorflow`; it runs on any machine.
+"""SageMaker's data parallel library, `smdistributed.dataparallel.tensorflow`, on any machine.
 
 Semantics: the public API pages of the sagemaker Python SDK (doc/api/training/sdp_versions).
 Differences are listed in docs/dialects.md.

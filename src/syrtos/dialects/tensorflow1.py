@@ -1,4 +1,4 @@
-"""Errors that explain names of TensorFlow 1, in place of an AttributeError for one missing name after the other."""
+"""Errors that explain TensorFlow 1's names, in place of one AttributeError after the other."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def install() -> None:
 
 
 def _explain(module: object, before: object, name: str) -> None:
-    """Makes ``module`` explain the names that only ``before``, the same module in TensorFlow 1, has."""
+    """Makes ``module`` explain the names that only ``before``, its TensorFlow 1 version, has."""
     # A part that this version of TensorFlow lacks is None. A module with a `__getattr__` loads its
     # names by it.
     if isinstance(module, ModuleType) and before is not None and "__getattr__" not in vars(module):

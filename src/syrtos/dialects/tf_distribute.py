@@ -1,4 +1,4 @@
-"""The strategies of `tf.distribute`: each names the same thing here, the one strategy over all workers.
+"""The strategies of `tf.distribute`, each of which names the one strategy over all workers here.
 
 That is so in a world of one worker too: TensorFlow refuses the scope of a strategy of its own where
 ours is the default.
@@ -35,7 +35,9 @@ RESOLVERS = ("SlurmClusterResolver", "KubernetesClusterResolver", "GCEClusterRes
 
 @functools.cache
 def install() -> None:
-    """Serves the strategies, and in processes of several workers the resolvers that ask a cluster for its tasks.
+    """Serves the strategies.
+
+    In processes of several workers it also serves the resolvers that ask a cluster for its tasks.
 
     Scripts that make a strategy may use Keras 2's spellings, as TensorFlow's own tutorials do.
     """
@@ -76,7 +78,7 @@ def _without_tpus(_original: Method) -> Method:
 
 
 def modules_with(path: str, name: str) -> list[Any]:
-    """Returns the modules of this path that have the name: TensorFlow's own, and those under `tf.compat`."""
+    """Returns this path's modules with the name: TensorFlow's own, and those under `tf.compat`."""
     found = []
     for root in (tf, tf.compat.v1, tf.compat.v2):
         with contextlib.suppress(AttributeError):
@@ -137,7 +139,7 @@ def _tell_of_another_size(name: str, asked: int | None, size: int) -> None:
 
 
 def _resolver_of_run(name: str, *args: object, **kwargs: object) -> object:
-    """Returns a resolver that knows the workers of this run: nothing needs to be asked of the cluster."""
+    """Returns a resolver that knows this run's workers: the cluster need not be asked."""
     del name, args, kwargs
     # Not by `Strategy()`: a script that asks for a resolver has not chosen a strategy yet.
     return not_chosen().cluster_resolver

@@ -1,1 +1,1 @@
-"""Diagnosis of scripts on several workers and of machines: finds what will break, go wrong or be slow."""
+"""Diagnosis of machines and of scripts on several workers: what will break, go wrong or be slow."""

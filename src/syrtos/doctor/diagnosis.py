@@ -31,7 +31,7 @@ RULES: Sequence[Callable[[ScriptProgram], Iterator[Finding]]] = (
 
 
 def findings(program: ScriptProgram) -> list[Finding]:
-    """Returns the findings of all rules, the most severe first; equal ones in the same line appear once."""
+    """Returns all rules' findings, the most severe first. Equal ones in one line appear once."""
     found = {
         (each.path, each.line, each.rule, each.says): each
         for rule in RULES

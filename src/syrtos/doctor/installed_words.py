@@ -1,9 +1,9 @@
-"""Names that NumPy, JAX or torch surely lacks, from the text of the installed packages: nothing is imported.
+"""Names that NumPy, JAX or torch surely lacks, from the text of the installed packages.
 
-Their modules make names in many ways, but each of these is a word in the module's file, in its stub
-(`.pyi`), in a file that it imports with a star, or in the name of a file beside it. A name that is
-no such word does not exist. Seen on NumPy 2.3 and 2.5, JAX 0.10 and torch 2.13, where a test holds
-these words to what the modules really have.
+Nothing is imported. The modules make names in many ways, but each of these is a word in the
+module's file, in its stub (`.pyi`), in a file that it imports with a star, or in the name of a file
+beside it. A name that is no such word does not exist. Seen on NumPy 2.3 and 2.5, JAX 0.10 and torch
+2.13, where a test holds these words to what the modules really have.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ _OF_PYTHON = ("int", "float", "complex", "object", "str")
 
 
 def missing_part(path: str) -> str | None:
-    """Returns the shortest beginning of a dotted path that does not exist, of a name that is like another; else None."""
+    """Returns the shortest beginning of a dotted path that does not exist.
+
+    The missing name must be like an existing one, or one that NumPy lists as removed. In all other
+    cases the result is None.
+    """
     module, *parts = path.split(".")
     for part in parts:
         missing = f"{module}.{part}"
@@ -47,7 +51,7 @@ def missing_part(path: str) -> str | None:
 
 
 def suggestion(path: str) -> str | None:
-    """Returns the name of the same module that is most like the last word of a path; None without one."""
+    """Returns the name in the same module that is most like a path's last word; else None."""
     module, _, word = path.rpartition(".")
     defining = " ".join(
         part for text in _texts(module) for line in _DEFINES.findall(text) for part in line
@@ -72,7 +76,7 @@ def expired_names() -> Mapping[str, str]:
 
 @functools.cache
 def _is_whole(module: str) -> bool:
-    """Returns whether all files that a module imports with a star are in the same package, and are text."""
+    """Returns whether all files that a module imports with a star are text in the same package."""
     return all(
         _files(star) and star.partition(".")[0] == module.partition(".")[0]
         for star in _star_imports(module)
@@ -129,6 +133,6 @@ def _files(module: str) -> list[Path]:
 
 
 def _neighbours(file: Path) -> Iterator[str]:
-    """Yields the names of the files and folders beside a package's `__init__.py`, which may be submodules."""
+    """Yields the names of files and folders beside a package's `__init__.py`: maybe submodules."""
     if file.stem == "__init__":
         yield from (path.name.partition(".")[0] for path in file.parent.iterdir())

@@ -30,9 +30,10 @@ _NOT_TUNED = ("MPI4PY_RC",)
 
 
 def checks(env: Mapping[str, str], cores: int, gpus: int) -> Iterator[Check]:
-    """Yields checks of a launcher's environment ``env`` on a machine with ``cores`` cores and ``gpus`` GPUs.
+    """Yields checks of a launcher's environment ``env``.
 
-    If nothing in it changes how a run starts, a single check says so.
+    The machine has ``cores`` cores and ``gpus`` GPUs. If nothing in ``env`` changes how a run
+    starts, a single check says so.
     """
     found = [
         *_started_by(env),
@@ -137,7 +138,7 @@ def _other_mpi(path: str) -> Iterator[Check]:
 
 
 def _maker(program: str) -> str:
-    """Returns the maker of the MPI that an `mpirun` belongs to; empty for MPICH, or if it does not tell."""
+    """Returns the maker of an `mpirun`'s MPI; empty for MPICH, or if it does not tell."""
     try:
         said = subprocess.run(
             [program, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=False

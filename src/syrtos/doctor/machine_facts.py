@@ -1,4 +1,7 @@
-"""Facts about a machine and its packages, for `syrtos env` and `syrtos doctor`. No framework is imported for them."""
+"""Facts about a machine and its packages, for `syrtos env` and `syrtos doctor`.
+
+No framework is imported for them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _UNLIMITED = 1 << 60
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The limits that a container or a batch system sets for this process; None stands for no limit.
+    """The limits that a container or a batch system sets for this process. None means no limit.
 
     Attributes:
         cores: processor time, in cores.
@@ -43,7 +46,7 @@ def versions_to_compare() -> dict[str, str]:
 
 
 def version(name: str) -> str:
-    """Returns the version of an installed package without importing it; ``"-"`` if it is not installed."""
+    """Returns a package's version without importing it; ``"-"`` if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -51,7 +54,7 @@ def version(name: str) -> str:
 
 
 def cores() -> int:
-    """Returns the number of cores that this process may use: `syrtos run` starts at most as many workers."""
+    """Returns how many cores this process may use: `syrtos run` starts at most as many workers."""
     return len(os.sched_getaffinity(0))
 
 
@@ -71,7 +74,7 @@ def shared_memory() -> int:
 
 
 def limits(root: Path = _CGROUPS, own: str | None = None) -> Limits:
-    """Returns the smallest limits of the control groups that this process is in (cgroups(7), versions 1 and 2).
+    """Returns the smallest limits of this process's control groups (cgroups(7), versions 1 and 2).
 
     Args:
         root: where the groups are mounted.
@@ -93,7 +96,10 @@ def limits(root: Path = _CGROUPS, own: str | None = None) -> Limits:
 
 
 def _groups(root: Path, own: str) -> Iterator[Path]:
-    """Yields the folders of all groups and of the groups around them; in a container the outer ones do not exist."""
+    """Yields the folders of all groups and of the groups around them.
+
+    The outer ones do not exist in a container.
+    """
     for number, controllers, path in (line.split(":", 2) for line in own.splitlines()):
         for controller in controllers.split(",") if number != "0" else [""]:
             top = root / controller

@@ -1,4 +1,4 @@
-"""Checks of this machine's resources: cores, memory, shared memory, files, disk, network, clock and GPUs."""
+"""Checks of this machine: cores, memory, shared memory, files, disk, network, clock and GPUs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SECONDS = 2.0
 
 
 def checks(folder: Path) -> Iterator[Check]:
-    """Yields the checks of this machine; ``folder`` is the folder in which run directories are made."""
+    """Yields the checks of this machine. Run directories are made in ``folder``."""
     limits = machine_facts.limits()
     yield cores(machine_facts.cores(), limits.cores)
     yield memory(psutil.virtual_memory().available, _free_below_limit(limits.memory))
@@ -47,7 +47,7 @@ def checks(folder: Path) -> Iterator[Check]:
 
 
 def cores(count: int, quota: float | None) -> Check:
-    """Checks that a container's ``quota`` of processor time, in cores, is enough for its ``count`` cores."""
+    """Checks that a container's processor time, ``quota`` cores, covers its ``count`` cores."""
     if quota is not None and quota < count * 0.95:
         return warning(
             "cores",
@@ -62,7 +62,7 @@ def cores(count: int, quota: float | None) -> Check:
 
 
 def _free_below_limit(limit: int | None) -> int | None:
-    """Returns the bytes of a memory limit that the processes seen here have not taken; None without a limit."""
+    """Returns the bytes of a memory limit that processes here leave free; None for no limit."""
     used = sum(
         process.info["memory_info"].rss
         for process in psutil.process_iter(["memory_info"])
@@ -72,7 +72,11 @@ def _free_below_limit(limit: int | None) -> int | None:
 
 
 def memory(available: int, left: int | None) -> Check:
-    """Checks the memory: ``available`` bytes on this machine, ``left`` bytes to this container (None: no limit)."""
+    """Checks the free memory of this machine and of this container.
+
+    ``available`` bytes are free on this machine, and ``left`` bytes in this container. ``left`` is
+    None if the container has no limit.
+    """
     free = min(available, available if left is None else left)
     found = (
         f"{free / 1e9:.1f} GB"
@@ -88,7 +92,10 @@ def memory(available: int, left: int | None) -> Check:
 
 
 def shared_memory(free: Callable[[], int]) -> Check:
-    """Checks the free bytes of /dev/shm, which ``free`` returns; it raises OSError if there is no /dev/shm."""
+    """Checks the free bytes of /dev/shm.
+
+    ``free`` returns them. It raises OSError if there is no /dev/shm.
+    """
     # MPI needs /dev/shm; the exchange takes its memory elsewhere where it can.
     fix = (
         "docker run --shm-size=8g; Kubernetes: an emptyDir with medium Memory at /dev/shm; else"
@@ -120,7 +127,7 @@ def left_over(paths: Sequence[Path]) -> Iterator[Check]:
 
 
 def locked_memory(devices: Path, limit: int) -> Iterator[Check]:
-    """Yields a warning if there are RDMA ``devices`` and a process may lock only ``limit`` bytes of memory."""
+    """Yields a warning if RDMA ``devices`` exist and a process may lock only ``limit`` bytes."""
     # RDMA needs memory that is not swapped
     if devices.is_dir() and any(devices.iterdir()) and limit != resource.RLIM_INFINITY:
         yield warning(
@@ -145,7 +152,7 @@ def open_files(soft: int, hard: int) -> Check:
 
 
 def disk(folder: Path) -> Check:
-    """Checks that run directories can be made in ``folder``, and that its disk has room for them."""
+    """Checks that run directories can be made in ``folder`` and that its disk has room for them."""
     there = next(path for path in (folder, *folder.parents) if path.is_dir())
     fix = "Go to another folder, or name one with --run-dir."
     if not os.access(there, os.W_OK):
@@ -163,7 +170,7 @@ def disk(folder: Path) -> Check:
 
 
 def network(host: str) -> Check:
-    """Checks that ports can be opened on the loopback interface and that this machine's name has an address."""
+    """Checks that loopback ports can be opened and that this machine's name has an address."""
     try:
         with socket.socket() as server, socket.socket() as client:
             server.bind(("127.0.0.1", 0))
@@ -212,7 +219,7 @@ def _clock_is_synchronized() -> bool | None:
 
 
 def _program_output(*command: str) -> str:
-    """Returns the output of a program; empty if the program does not exist, fails or takes longer than `_SECONDS`."""
+    """Returns a program's output; empty if it is missing, fails or takes longer than `_SECONDS`."""
     try:
         return subprocess.run(
             command, capture_output=True, text=True, timeout=_SECONDS, check=True

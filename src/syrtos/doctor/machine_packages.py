@@ -1,4 +1,7 @@
-"""Checks of the installed Python, Keras, backends and MPI against what syrtos supports. No framework is imported."""
+"""Checks of the installed Python, Keras, backends and MPI against what syrtos supports.
+
+No framework is imported.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def checks(env: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _check_versions(required: list[str]) -> Iterator[Check]:
-    """Yields a failure for each package that is missing or unsupported; else one check that lists the versions."""
+    """Yields a failure per missing or unsupported package; else one check with all versions."""
     wants = [want for want in map(Requirement, required) if _is_wanted(want)]
     found = {want.name: machine_facts.version(want.name) for want in wants}
     bad = [

@@ -81,7 +81,7 @@ def _accept(listener: socket.socket) -> None:
 
 
 def _unreachable_reason(places: list[tuple[str, int]]) -> str:
-    """Returns the reason why none of these addresses of a host can be connected to; empty if one can."""
+    """Returns why none of these addresses of a host can be connected to; empty if one can."""
     why = "it has no address but loopback"
     for address, port in places:
         try:

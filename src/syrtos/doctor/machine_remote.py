@@ -44,7 +44,7 @@ _REFUSALS = (
 
 
 def checks(hosts: Sequence[str], ssh: str, env: Mapping[str, str]) -> list[Check]:
-    """Returns the checks of all hosts, which are probed at the same time; a name may carry its slots (``a:2``)."""
+    """Returns the checks of all hosts, probed at the same time. Names may have slots (``a:2``)."""
     names = list(dict.fromkeys(host.partition(":")[0] for host in hosts))
     machine = Machine(sys.executable, machine_facts.cores(), frozenset(filter(is_here, names)))
     probes = [
@@ -62,7 +62,7 @@ def checks(hosts: Sequence[str], ssh: str, env: Mapping[str, str]) -> list[Check
 
 
 def _asking_nothing(ssh: str) -> str:
-    """Returns the command ``ssh`` with options that forbid prompts and limit the time to connect."""
+    """Returns ``ssh`` with options that forbid prompts and limit the time to connect."""
     return f"{ssh} -o BatchMode=yes -o ConnectTimeout={_PATIENCE - 2:.0f}"
 
 
@@ -119,7 +119,7 @@ class _Probe:
     # -- talking ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Reads the facts, compares the clocks and asks whether the folder of this process exists there."""
+        """Reads facts, compares clocks and asks whether this process's folder exists there."""
         try:
             facts = self._hear()
             # The answer that came soonest says most exactly what the other clock shows.
@@ -152,7 +152,7 @@ class _Probe:
         return self._hear()
 
     def _clock(self) -> tuple[float, float]:
-        """Returns the seconds that a question took, and the seconds by which the other clock is ahead."""
+        """Returns the seconds that a question took, and those by which the other clock is ahead."""
         began = time.time()
         told = self._ask(clock=True)["time"]
         ended = time.time()

@@ -19,6 +19,6 @@ def is_installed(package: str) -> bool:
 
 @functools.cache
 def folder(package: str) -> Path | None:
-    """Returns the folder of an installed package without importing it; None if it is not installed."""
+    """Returns a package's folder without importing it; None if it is not installed."""
     found = importlib.util.find_spec(package) if package.isidentifier() else None
     return Path(found.origin).parent if found and found.origin else None

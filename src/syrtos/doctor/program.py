@@ -39,7 +39,10 @@ class ScriptProgram:
 
     @functools.cached_property
     def dialect(self) -> str:
-        """The name "Horovod" or "SMDDP" for their scripts, which have a batch for each worker; empty for all others."""
+        """The name "Horovod" or "SMDDP" for their scripts; empty for all others.
+
+        Scripts of both have a batch for each worker.
+        """
         roots = {
             path.partition(".")[0]
             for script in self.scripts
@@ -80,7 +83,7 @@ def load(
 
 
 def is_rank(script: Script, node: ast.AST, *names: str) -> bool:
-    """Returns whether a node is a call of ``rank()`` or ``local_rank()``, or of the given names instead.
+    """Returns whether a node calls ``rank()`` or ``local_rank()``, or the given names instead.
 
     Functions of Horovod, SMDDP, BytePS and syrtos count.
     """
@@ -90,7 +93,7 @@ def is_rank(script: Script, node: ast.AST, *names: str) -> bool:
 
 
 def depends_on(script: Script, node: ast.AST | None, *names: str) -> int:
-    """Counts how often an expression asks for the number of workers, itself or through the names in it.
+    """Counts how often an expression asks for the number of workers, itself or through its names.
 
     Other ``names`` of functions and attributes may be given instead. Of several values of a name,
     the one with the largest count is taken.
@@ -162,7 +165,10 @@ def _about_ranks(script: Script, test: ast.expr) -> bool:
 
 
 def _left_before(script: Script, statement: ast.stmt) -> bool:
-    """Returns whether an earlier statement of the same block leaves it on other ranks: ``if rank != 0: return``."""
+    """Returns whether an earlier statement of the same block leaves it on other ranks.
+
+    An example is ``if rank != 0: return``.
+    """
     around = script.parents.get(statement)
     for block in (getattr(around, name, None) for name in ("body", "orelse", "finalbody")):
         if isinstance(block, list) and statement in block:

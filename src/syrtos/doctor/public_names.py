@@ -1,8 +1,8 @@
-"""The public names of the installed Keras and TensorFlow, read from the files of their packages: nothing is imported.
+"""The public names of the installed Keras and TensorFlow, read from the files of their packages.
 
-Both generate their public modules as files of plain imports (`keras/optimizers/__init__.py`,
-`tensorflow/_api/v2/io/__init__.py`), so that a name is public if a file imports or defines it. Seen
-on Keras 3.12 to 3.15 and TensorFlow 2.18 to 2.21.
+Nothing is imported. Both packages generate their public modules as files of plain imports
+(`keras/optimizers/__init__.py`, `tensorflow/_api/v2/io/__init__.py`), so that a name is public if a
+file imports or defines it. Seen on Keras 3.12 to 3.15 and TensorFlow 2.18 to 2.21.
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ def is_of_tensorflow_1(path: str) -> bool:
 
 
 def near(path: str) -> list[str]:
-    """Returns public names with the same last word in Keras's main modules, to one of which the name may have moved."""
+    """Returns public names with the same last word in Keras's main modules.
+
+    The name may have moved to one of them.
+    """
     if path.split(".")[0] in installed_words.ROOTS:
         return []
     word = path.rpartition(".")[2]
@@ -112,7 +115,7 @@ def near(path: str) -> list[str]:
 
 
 def suggestion(path: str) -> str | None:
-    """Returns the name of the same module that is most like the last word of a path; None without one."""
+    """Returns the name in the same module that is most like a path's last word; else None."""
     module, _, word = path.rpartition(".")
     if path.split(".")[0] in installed_words.ROOTS:
         return installed_words.suggestion(path)
@@ -121,9 +124,10 @@ def suggestion(path: str) -> str | None:
 
 @functools.cache
 def _names(module: str) -> Mapping[str, str] | None:
-    """Returns the names in a public module, with the module that each stands for; None if there is no such module.
+    """Returns the names in a public module, with the module that each stands for.
 
-    A name that is no module stands for a dotted path without a file, or for an empty one.
+    The result is None if there is no such module. A name that is no module stands for a dotted path
+    without a file, or for an empty one.
     """
     file = _file(module)
     if file is None:
@@ -148,7 +152,7 @@ def _names(module: str) -> Mapping[str, str] | None:
 
 
 def _submodules(file: Path) -> list[Path]:
-    """Returns the submodules beside a package's `__init__.py`, which an import by their full name finds."""
+    """Returns the submodules beside a package's `__init__.py`: imports by full name find them."""
     if file.name != "__init__.py":
         return []
     return [

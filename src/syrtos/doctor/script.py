@@ -1,4 +1,4 @@
-"""The syntax tree of a script, and the meaning of the names in it. The script is neither run nor imported."""
+"""A script's syntax tree and the meaning of its names. The script is neither run nor imported."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Script:
         return found
 
     def texts_with_values(self, node: ast.AST) -> list[str]:
-        """Returns the text of an expression, and those of the values that the names in it are given."""
+        """Returns the text of an expression, and those of values given to the names in it."""
         names = (inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name))
         values = (value for name in names for value in self.assigned_values.get(name, []))
         return [ast.unparse(each) for each in (node, *values)]
@@ -134,14 +134,17 @@ class Script:
         }
 
     def written_path(self, node: ast.AST) -> str | None:
-        """Returns the dotted path that a name or an attribute stands for; None for other nodes and names.
+        """Returns the dotted path that a name or an attribute stands for; None for all others.
 
         The script's spelling is kept: ``tensorflow.keras.layers.Dense``.
         """
         return _dotted(node, self.imported_paths)
 
     def meaning(self, node: ast.AST) -> str:
-        """Returns the path of `written_path` in its standard spelling, ``keras.layers.Dense``; empty if there is none."""
+        """Returns the path of `written_path` in its standard spelling.
+
+        An example is ``keras.layers.Dense``. The text is empty if there is no path.
+        """
         return canonical(self.written_path(node) or "")
 
     def function_around(self, node: ast.AST) -> ast.FunctionDef | None:
@@ -204,7 +207,10 @@ class Script:
 
 
 def canonical(path: str) -> str:
-    """Returns the standard spelling of a dotted path: Keras is ``keras``, TensorFlow's second API ``tensorflow``."""
+    """Returns the standard spelling of a dotted path.
+
+    Keras is ``keras``, and TensorFlow's second API is ``tensorflow``.
+    """
     for old, new in _SAME:
         if path == old or path.startswith(old + "."):
             return canonical(new + path[len(old) :])

@@ -1,4 +1,5 @@
-"""Engines place the processes of a run: Slurm, Kubernetes, Ray, this machine, or something that has started them already.
+"""Engines, which place the processes of a run.
 
-`syrtos.engines.engine` has the interface, and each engine has a folder.
+An engine is Slurm, Kubernetes, Ray, this machine, or something that has started the processes
+already. `syrtos.engines.engine` has the interface, and each engine has a folder.
 """

@@ -10,8 +10,8 @@ An engine is reached, or a run is submitted to it, or both:
 
 For the jobs of `syrtos serve --on` it reserves nodes (`Engine.reserve`).
 
-To add an engine: a folder here whose ``ENGINE`` is an instance of a subclass, or an entry point of the
-group ``syrtos.engines`` that names such an instance.
+To add an engine: a folder here whose ``ENGINE`` is an instance of a subclass, or an entry point of
+the group ``syrtos.engines`` that names such an instance.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Submitted(ABC):
 
     @abstractmethod
     def stop(self, at_once: bool = False) -> None:
-        """Asks the engine to end the run, whose workers save their state first; with ``at_once`` they don't."""
+        """Asks the engine to end the run; workers save their state first, unless ``at_once``."""
 
 
 class Engine(ABC):
@@ -155,7 +155,10 @@ class Engine(ABC):
     settings: ClassVar[Mapping[str, str]] = {}
 
     def reach(self, wanted: EngineRequest) -> AbstractContextManager[ReachableHosts] | None:
-        """Returns a context in which agents can be started on the hosts; None where a run is to be submitted."""
+        """Returns a context in which agents can be started on the hosts.
+
+        Returns None where a run is to be submitted.
+        """
         return None
 
     def check_jobs(self, values: Mapping[str, str]) -> None:
@@ -173,7 +176,9 @@ class Engine(ABC):
     def reserve(
         self, wanted: NodeRequest, requester: Requester
     ) -> AbstractContextManager[Reservation]:
-        """Returns a context in which nodes are reserved for a job of `syrtos serve`; it waits for them at its beginning.
+        """Returns a context in which nodes are reserved for a job of `syrtos serve`.
+
+        The context waits for the nodes at its beginning.
 
         Raises:
             LaunchError: the engine refuses, there are no such nodes, or ``requester`` is over.
@@ -181,7 +186,9 @@ class Engine(ABC):
         raise NotImplementedError
 
     def files(self, wanted: EngineRequest) -> dict[str, str]:
-        """Returns the text of each file that a submission consists of, by its name. It is a pure function, which `--dry-run` prints.
+        """Returns the text of each file that a submission consists of, by its name.
+
+        The method is a pure function, whose result `--dry-run` prints.
 
         Raises:
             ConfigurationError: the run can't be submitted like this.
@@ -204,7 +211,7 @@ class Engine(ABC):
 
 
 def growing(path: Path, submitted: Submitted, follow: bool) -> Iterator[bytes]:
-    """Yields the contents of a file in pieces; with ``follow`` what is added, until the run has ended."""
+    """Yields a file's contents in pieces; with ``follow`` what is added until the run has ended."""
     position, over = 0, not follow
     while True:
         try:
@@ -225,7 +232,7 @@ def growing(path: Path, submitted: Submitted, follow: bool) -> Iterator[bytes]:
 
 
 def read_end(run_dir: Path) -> RunState | None:
-    """Returns how the run in a folder has ended, by what its launcher has written; None if it has not ended."""
+    """Returns how the run in a folder ended, as its launcher has written; None if it has not."""
     try:
         found = json.loads((run_dir / "run.json").read_text()).get("end")
     except (OSError, ValueError):

@@ -1,4 +1,7 @@
-"""Hosts on each of which something has started the same command once: they meet, and the first launches the run."""
+"""Hosts on each of which something has started the same command once.
+
+They meet, and the first of them launches the run.
+"""
 
 from __future__ import annotations
 

@@ -92,7 +92,11 @@ def _numbers(env: Mapping[str, str], rank: str, hosts: str) -> tuple[int, int] |
 
 
 def _count(text: str | None) -> int:
-    """Returns a number of workers; 0 of what is no number (``auto``, ``gpu``), and -1 of ``cpu``: a worker for each core."""
+    """Returns a number of workers.
+
+    The number is -1 for ``cpu``, which means a worker for each core, and 0 for any other text that
+    is no number (``auto``, ``gpu``).
+    """
     return -1 if text == "cpu" else int(text) if text and text.isdigit() else 0
 
 

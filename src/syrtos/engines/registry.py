@@ -1,4 +1,7 @@
-"""The engines by name: the folders of this package that have one, and those of entry points of the group ``syrtos.engines``."""
+"""The engines by name, in folders of this package and in entry points.
+
+The group of the entry points is ``syrtos.engines``.
+"""
 
 from __future__ import annotations
 

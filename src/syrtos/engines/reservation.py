@@ -1,4 +1,4 @@
-"""The interface by which a job of `syrtos serve` reserves nodes from an engine: one for each instance.
+"""The interface by which a job of `syrtos serve` reserves an engine's nodes: one for each instance.
 
 The job's runner (`syrtos.jobs.runner.attempt`), a process of the service's machine, launches the
 workers and starts an agent on each node by `Reservation.command`. The engine only reserves the
@@ -58,7 +58,7 @@ class Requester(Protocol):
     """The process that asks for nodes."""
 
     def is_over(self) -> bool:
-        """Returns whether the engine should stop waiting: the job was stopped, or has waited for too long."""
+        """Returns whether the engine should stop waiting: the job was stopped or waits too long."""
         ...
 
     def tell(self, why: str) -> None:
@@ -98,11 +98,12 @@ class Reservation(ABC):
 
     @abstractmethod
     def nodes(self) -> tuple[Node, ...]:
-        """Returns the nodes that are reserved now: fewer than the job needs while a lost one is being replaced."""
+        """Returns the nodes reserved now: fewer than the job needs while a lost one is replaced."""
 
     def why_taken_back(self) -> tuple[str, bool]:
-        """Returns why the engine takes the nodes back and whether the job is to get others, as for `Requester.note_loss`.
+        """Returns why the engine takes the nodes back, and whether the job is to get others.
 
-        The sentence is empty if it does not.
+        Both are as for `Requester.note_loss`. The sentence is empty if the engine does not take the
+        nodes back.
         """
         return "", True

@@ -1,4 +1,4 @@
-"""Keys and their permissions: the owner's, and those of a job's script, which expire with the job."""
+"""Keys and permissions: the owner's, and those of a job's script, which expire with the job."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def job_secret(home: Home, access_key: str) -> str:
 
 
 def caller_of(home: Home, store: Store, access_key: str) -> Caller | None:
-    """Returns the present holder of an access key: the owner or a job that has not ended; None if there is none."""
+    """Returns the present holder of an access key: the owner, a job that has not ended, or None."""
     owner, secret = home.keys()
     # in constant time, or the time of an answer would tell how much of a guess is right
     if hmac.compare_digest(access_key.encode(), owner.encode()):

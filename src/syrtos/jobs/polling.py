@@ -1,4 +1,4 @@
-"""A thread of a service that checks again and again, or at once when it is told to, whether there is work."""
+"""A service's thread that checks for work again and again, and at once when it is told to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class PollingThread(ABC):
 
     @abstractmethod
     def report_failure(self, error: Exception) -> None:
-        """Reports that a look has failed, e.g. because the database is away for a moment. The next look follows."""
+        """Reports that a look has failed, e.g. because the database is away for a moment.
+
+        The next look follows.
+        """
 
     def after_poll(self) -> None:  # noqa: B027 - most have nothing to do then
         """Runs after each look; does nothing by default."""

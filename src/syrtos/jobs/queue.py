@@ -1,7 +1,7 @@
-"""The scheduling of jobs: the oldest run first, as many as there are workers for; spot jobs give way to the others.
+"""The scheduling of jobs: the oldest run first, as many as there are workers for.
 
-One process at a time decides (a lock in the service's folder); the jobs themselves run in processes
-of their own and outlive it.
+Spot jobs give way to the others. One process at a time decides (a lock in the service's folder);
+the jobs themselves run in processes of their own and outlive it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Queue(PollingThread):
             self._keep_safe()
 
     def _keep_safe(self) -> None:
-        """Copies the database once a day, and reserves room for the record of jobs that fill the disk."""
+        """Copies the database daily, and reserves room for records of jobs that fill the disk."""
         self._kept_at = time.monotonic()
         try:
             self._service.home.reserve.keep()

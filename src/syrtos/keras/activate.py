@@ -1,6 +1,7 @@
-"""Adapts Keras and its frameworks: the import hook calls these functions when the script imports them.
+"""Adapts Keras and its frameworks.
 
-From then on the script trains on all workers.
+The import hook calls these functions when the script imports Keras or a framework. From then on the
+script trains on all workers.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def tensorflow() -> None:
 
 
 def torch() -> None:
-    """Seeds torch alike on all workers, so that its data loaders shuffle alike where the script sets no seed."""
+    """Seeds torch alike on all workers.
+
+    Its data loaders then shuffle alike where the script sets no seed.
+    """
     sys.modules["torch"].manual_seed(settings.common_seed())
 
 
@@ -76,9 +80,9 @@ def jax() -> None:
 
 
 def _configured_backend() -> str | None:
-    """Reads the backend that Keras will choose when it is imported: KERAS_BACKEND, or that of its configuration file.
+    """Reads the backend that Keras will choose when it is imported.
 
-    None if neither names one.
+    It is KERAS_BACKEND, or that of Keras's configuration file; None if neither names one.
     """
     env = settings.environment()
     if env.get("KERAS_BACKEND"):
@@ -99,7 +103,10 @@ def legacy() -> None:
 
 
 def for_strategy() -> None:
-    """Adapts Keras to models that are made under our strategy, also in a process that `syrtos run` did not start."""
+    """Adapts Keras to models that are made under our strategy.
+
+    This works in a process that `syrtos run` did not start, too.
+    """
     check_tensorflow("a strategy of tf.distribute")
     from syrtos.keras.tensorflow import gradients
 
@@ -110,13 +117,16 @@ def for_strategy() -> None:
 
 @functools.cache
 def for_planned_data() -> None:
-    """Adapts Keras so that it takes planned data sets, and finds positions in files, in any process."""
+    """Adapts Keras to take planned data sets, and to find positions in files, in any process."""
     world.init()
     importlib.import_module(f"syrtos.keras.{_backend_in_use()}.keras3").apply_all()
 
 
 def optimizers_only() -> None:
-    """Adapts Keras so that single optimizers reduce gradients, for a script that says itself which of them do."""
+    """Adapts Keras so that single optimizers reduce gradients.
+
+    The script says itself which of them do.
+    """
     if sys.modules.get("tf_keras") is not None and "keras" not in sys.modules:
         importlib.import_module("syrtos.keras.tensorflow.keras2").apply_to_optimizers()
     elif _backend_in_use() not in ("tensorflow", "torch"):
@@ -161,7 +171,10 @@ def leave_exchange_to_script(name: str) -> None:
 
 
 def check_tensorflow(name: str) -> None:
-    """Raises ConfigurationError where Keras does not run on TensorFlow, whose tensors ``name`` exchanges."""
+    """Raises ConfigurationError where Keras does not run on TensorFlow.
+
+    ``name`` exchanges TensorFlow's tensors.
+    """
     if _backend_in_use() != "tensorflow":
         raise ConfigurationError(
             f"This script uses {name}, which exchanges TensorFlow's tensors, and Keras runs on"
@@ -171,7 +184,10 @@ def check_tensorflow(name: str) -> None:
 
 
 def check_not_explicit(strategy: str) -> None:
-    """Raises ConfigurationError where a script makes a `tf.distribute` ``strategy`` and exchanges gradients itself."""
+    """Raises ConfigurationError if a script makes ``strategy`` and exchanges gradients itself.
+
+    ``strategy`` is the name of one of `tf.distribute`.
+    """
     if world.explicit():
         raise ConfigurationError(
             f"This script makes a tf.distribute.{strategy} and initializes Horovod or SMDDP: both"
@@ -180,7 +196,10 @@ def check_not_explicit(strategy: str) -> None:
 
 
 def _make_default() -> None:
-    """Makes our strategy the default: every model is created under it without a scope, and every optimizer reduces."""
+    """Makes our strategy the default.
+
+    Every model is created under it without a scope, and every optimizer reduces.
+    """
     import tensorflow as tf
 
     from syrtos.keras.tensorflow import tf_internals

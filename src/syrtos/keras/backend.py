@@ -1,4 +1,4 @@
-"""The interface between syrtos and the framework that Keras runs on; each backend's folder has an implementation."""
+"""The interface between syrtos and the framework of Keras; each backend's folder implements it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Step(Protocol[TensorT]):
     """A step on this worker's share of a batch, as losses and metrics see it."""
 
     def weight_of(self, values: object) -> TensorT | None:
-        """Returns this worker's part of the step's samples where ``values`` is one number, of any type.
+        """Returns this worker's part of the step's samples where ``values`` is one number.
 
-        None where ``values`` has rows.
+        The number may be of any type. Returns None where ``values`` has rows.
         """
         ...
 
@@ -43,11 +43,11 @@ class Step(Protocol[TensorT]):
         ...
 
     def total_like(self, values: TensorT) -> TensorT:
-        """Returns the sum of all elements over the workers that have samples, without a gradient."""
+        """Returns the sum of all elements over workers that have samples, without a gradient."""
         ...
 
     def mask_factor(self, mask: TensorT, like: TensorT) -> TensorT:
-        """Returns the factor between mask weights normalized within the share and within the global batch.
+        """Returns the factor between mask weights normalized in the share and the global batch.
 
         Multiplied by it, the former become the latter. It has the dtype of ``like``.
         """
@@ -96,10 +96,13 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
 
     @abc.abstractmethod
     def held_object(self, variable: VariableT) -> FrameworkVariable:
-        """Returns the framework's object that a Keras variable holds; for one of the framework, the variable itself."""
+        """Returns the framework's object that a Keras variable holds.
+
+        A variable of the framework is returned itself.
+        """
 
     def identity(self, variable: VariableT) -> int:
-        """Returns a number that is the same for a Keras variable and for the framework's object that it holds."""
+        """Returns one number for a Keras variable and for the framework's object that it holds."""
         return id(self.held_object(variable))
 
     @abc.abstractmethod
@@ -125,7 +128,7 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
     def broadcast_in_graph(
         self, comm: Communicator, variables: Sequence[VariableT], root: int
     ) -> None:
-        """Adds an operation to the function that is being traced, which gives every worker ``root``'s values.
+        """Adds an operation to the traced function that gives every worker ``root``'s values.
 
         Raises:
             ConfigurationError: the framework has no such operation.
@@ -136,7 +139,7 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
         )
 
     def settle(self, model: Model) -> None:
-        """Writes state that a trainer keeps elsewhere during an epoch back to the model's variables."""
+        """Writes state that a trainer keeps elsewhere in an epoch back to the model's variables."""
 
     def await_values(self, logs: Logs) -> None:
         """Waits until the device has computed the logs of a step.
@@ -150,7 +153,10 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
         return [float(cast("Any", scalar)) for scalar in scalars]
 
     def count_draws(self) -> int:
-        """Returns how often steps of this process have drawn random numbers, where no variable of the model tells."""
+        """Returns how often steps of this process have drawn random numbers.
+
+        Draws count only where no variable of the model tells of them.
+        """
         return 0
 
     def set_drawn(self, count: int) -> None:
@@ -227,7 +233,7 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
     # -- where each worker computes its share ------------------------------------------------------------
 
     def current_step(self) -> Step[TensorT] | None:
-        """Returns the step that this thread is in, if it is shared with other workers; else None."""
+        """Returns the step that this thread is in if other workers share it; else None."""
         return None
 
     def rank_to_seed(self) -> int:
@@ -256,7 +262,7 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
     def apply_if_finite(
         self, update: Update, grads: Sequence[TensorT], apply: Callable[[Sequence[TensorT]], None]
     ) -> None:
-        """Calls ``apply`` with reduced gradients, or changes nothing if one of them is not finite on any worker.
+        """Calls ``apply`` with reduced gradients, or changes nothing if any worker's is not finite.
 
         Of gradients that are accumulated, each batch's part is checked before it is added.
         """
@@ -265,7 +271,7 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
     def check_finite(
         self, update: Update, grads: Sequence[TensorT], own: Sequence[TensorT]
     ) -> Sequence[TensorT]:
-        """Returns the reduced gradients of an update, once `features.finite.look` has seen whether they are finite.
+        """Returns an update's reduced gradients, once `features.finite.look` has checked them.
 
         ``own``: those of this worker's share.
 
@@ -277,7 +283,7 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
     def undo_if_left_out(
         self, model: Model, session: Session, step: Callable[[], object]
     ) -> Callable[[], object]:
-        """Wraps a training step: where it leaves out an update, its batch changes nothing else either.
+        """Wraps a training step: if it leaves out an update, its batch changes nothing else either.
 
         Metrics, moving statistics and seeds are put back, and the logs are without the batch.
         """
@@ -301,13 +307,14 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
         return finite
 
     def updating(self) -> contextlib.AbstractContextManager[None]:
-        """Context manager for an optimizer's update: what it assigns is equal on all workers already."""
+        """Context manager for an optimizer's update: all workers assign equal values already."""
         return contextlib.nullcontext()
 
     def exchanged_by(self, model: Model) -> tuple[Communicator, list[Variable]] | None:
-        """Returns the workers, and the variables that an optimizer of the script's own choice keeps equal on them.
+        """Returns the workers, and the variables that an optimizer keeps equal on them.
 
-        None where the script has chosen none to exchange gradients.
+        The optimizer is of the script's own choice. Returns None where the script has chosen none
+        to exchange gradients.
         """
         return None
 
@@ -323,7 +330,7 @@ class _Active:
 # Each framework's classes of variables and tensors are its own: the core knows only the members
 # that they share.
 def use(backend: Backend[Any, Any], unless_chosen: bool = False) -> None:
-    """Makes ``backend`` that of this process; with ``unless_chosen`` only where none was chosen before."""
+    """Makes ``backend`` that of this process; with ``unless_chosen`` only if none was chosen."""
     if _Active.backend is None or not unless_chosen:
         _Active.backend = backend
 
@@ -334,7 +341,10 @@ def is_chosen() -> bool:
 
 
 def computes_global_batches() -> bool:
-    """Returns whether the framework takes whole batches on each worker: see `Backend.global_program`."""
+    """Returns whether the framework takes whole batches on each worker.
+
+    See `Backend.global_program`.
+    """
     return _Active.backend is not None and _Active.backend.global_program
 
 

@@ -1,4 +1,7 @@
-"""Functions for custom loops that say themselves what is distributed. Each worker computes on its own batch."""
+"""Functions for custom loops that say themselves what is distributed.
+
+Each worker computes on its own batch.
+"""
 
 from __future__ import annotations
 

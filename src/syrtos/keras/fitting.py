@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Fits:
-    """The calls of methods that train which this process is in, their thread, and the iterator over batches that was made last.
+    """The running calls of methods that train, their thread, and the latest iterator over batches.
 
     ``is_data_known``: whether the record says what kind of data the outermost call trains on.
     """
@@ -31,7 +31,7 @@ class _Fits:
 
 
 def inside_fit(original: Callable[P, R]) -> Callable[P, R]:
-    """Wraps Keras's `fit`, or another method that trains: the calls that are running are counted."""
+    """Wraps Keras's `fit`, or another method that trains, to count the calls that are running."""
 
     @functools.wraps(original)
     def fit(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -49,7 +49,7 @@ def inside_fit(original: Callable[P, R]) -> Callable[P, R]:
 
 
 def depth() -> int:
-    """Returns how many calls of `fit`, or of another method that trains, are running, one inside of the other."""
+    """Returns how many calls of `fit`, or another method that trains, run inside of each other."""
     return _Fits.running
 
 
@@ -75,7 +75,10 @@ def refuse_other_threads(name: str) -> None:
 
 @contextlib.contextmanager
 def optimizer_built_by_training(model: Model) -> Iterator[None]:
-    """Context manager: a model is built without its optimizer inside, unless it is about to train, as in one process."""
+    """Context manager: a model is built without its optimizer, unless it is about to train.
+
+    In one process, too, only training builds the optimizer.
+    """
     # Into an optimizer that an evaluation had built, `load_weights` would load the state of the one
     # that was saved.
     optimizer = model.optimizer
@@ -90,7 +93,7 @@ def optimizer_built_by_training(model: Model) -> Iterator[None]:
 
 
 def about_to_use(iterator: object) -> None:
-    """Notes an iterator over batches that Keras has made: the `fit` that begins next goes through it."""
+    """Notes an iterator over batches made by Keras: the `fit` that begins next goes through it."""
     _Fits.iterator = weakref.ref(iterator)
     # Iterators over validation data are made after that over the data of training.
     if _Fits.running and not _Fits.is_data_known:
@@ -104,7 +107,7 @@ def iterator_in_use() -> object | None:
 
 
 def check_had_batch(has_part: bool) -> None:
-    """Refuses to end an epoch of dynamically sharded batches in a worker that has never had a batch.
+    """Refuses to end an epoch of dynamically sharded batches in a worker that never had a batch.
 
     It has no part in the weights, and would save others than were trained.
 

@@ -70,12 +70,12 @@ ELEMENTWISE = frozenset(
 
 
 def stream_of(iterator: object) -> Stream | None:
-    """Returns the shares of a planned data set that an iterator of Keras goes through; None for other data."""
+    """Returns the shares of a planned data set that Keras's iterator reads; None for other data."""
     return getattr(getattr(iterator, "data_adapter", None), "syrtos_stream", None)
 
 
 def data_kind(iterator: object) -> str:
-    """Returns the kind of data that an iterator of Keras 3 goes through: one of `_DATA_KINDS`, "prefetched" or ""."""
+    """Returns the kind of a Keras 3 iterator's data: one of `_DATA_KINDS`, "prefetched" or ""."""
     adapter = getattr(iterator, "data_adapter", None)
     dataset: Any = getattr(adapter, "_dataset", None)
     while type(dataset).__name__ == "_OptionsDataset":
@@ -86,13 +86,16 @@ def data_kind(iterator: object) -> str:
 
 
 def keras_of(optimizer: object) -> Any:  # a module: Keras 3 or Keras 2
-    """Returns the package that an optimizer's or model's class is derived from: Keras 3, or Keras 2 (`tf_keras`)."""
+    """Returns the package of an optimizer's or model's base class: Keras 3, or 2 (`tf_keras`)."""
     legacy = any(base.__module__.startswith("tf_keras.") for base in type(optimizer).__mro__)
     return sys.modules["tf_keras" if legacy else "keras"]
 
 
 def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> None:
-    """Makes the variables of an optimizer of Keras 3, as its first update does; Keras 2 makes them outside of any trace."""
+    """Makes the variables of an optimizer of Keras 3, as its first update does.
+
+    Keras 2 makes them outside of any trace.
+    """
     keras = keras_of(optimizer)
     if keras.__name__ == "keras" and not getattr(optimizer, "built", True):
         with keras.src.backend.name_scope(optimizer.name, caller=optimizer):
@@ -102,13 +105,13 @@ def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> None
 
 @dataclasses.dataclass
 class _Built:
-    """The record of an optimizer of Keras 2: the variables that it was built for; None: it was not noted."""
+    """The record of an optimizer of Keras 2: the variables it was built for, None if not noted."""
 
     variables: Sequence[object] | None = None
 
 
 def note_built(optimizer: object, variables: Sequence[object]) -> None:
-    """Notes the variables that an optimizer of Keras 2 was built for, of which it keeps only the numbers."""
+    """Notes the variables that a Keras 2 optimizer was built for; it keeps only their numbers."""
     record_of(optimizer, _Built).variables = variables
 
 
@@ -131,7 +134,7 @@ def path_of(variable: Variable) -> str:
 
 
 def slot_of(slot: Variable, paths: Sequence[str]) -> tuple[str, str | None]:
-    """Returns what an optimizer's variable is, e.g. "momentum", and the path of the variable it belongs to.
+    """Returns the name of an optimizer's slot, e.g. "momentum", and the path of its variable.
 
     The path is one of ``paths``; None if the slot belongs to all variables together. Keras 3 names
     the slot ``layer_kernel_momentum``, Keras 2 ``SGD/m/layer/kernel``.
@@ -150,18 +153,21 @@ def slot_of(slot: Variable, paths: Sequence[str]) -> tuple[str, str | None]:
 
 
 def updates_of(optimizer: Optimizer) -> Counter:
-    """Returns the variable that counts an optimizer's updates, or its steps where Keras 3 accumulates gradients."""
+    """Returns the variable that counts an optimizer's updates.
+
+    It counts steps where Keras 3 accumulates gradients.
+    """
     # Not `iterations`: Keras 3 divides it by the number of accumulated steps.
     return optimizer._iterations
 
 
 def count_no_update(optimizer: Optimizer) -> None:
-    """Makes the number of an optimizer's updates stay as it is, to which Keras's `apply` adds 1 in any case."""
+    """Keeps an optimizer's number of updates as it is; Keras's `apply` adds 1 in any case."""
     updates_of(optimizer).assign_sub(1)
 
 
 def loss_scale_of(optimizer: object) -> list[Variable]:
-    """Returns the variables for the scale of a `LossScaleOptimizer` of Keras 2, which its `variables` leave out."""
+    """Returns the scale variables of a `LossScaleOptimizer` of Keras 2 that `variables` lacks."""
     scale = getattr(optimizer, "_loss_scale", None)
     return [
         getattr(scale, name) for name in ("_current_loss_scale", "_counter") if hasattr(scale, name)
@@ -169,7 +175,7 @@ def loss_scale_of(optimizer: object) -> list[Variable]:
 
 
 def accumulated_by(optimizer: object) -> list[Variable]:
-    """Returns the variables in which an optimizer of Keras 3 adds up the gradients of several steps."""
+    """Returns the variables in which an optimizer of Keras 3 adds up several steps' gradients."""
     return [
         variable
         for variable in getattr(optimizer, "_accumulated_gradients", None) or []
@@ -224,7 +230,7 @@ def momentums_of(optimizer: object) -> list[Variable]:
 
 
 def moments_of(optimizer: object) -> tuple[list[Variable], list[Variable], float, float] | None:
-    """Returns Adam's first and second moments, and the factors by which they decay; None for other optimizers."""
+    """Returns Adam's first and second moments, and decay factors; None for other optimizers."""
     first, second = (
         list(getattr(optimizer, name, None) or []) for name in ("_momentums", "_velocities")
     )
@@ -241,19 +247,25 @@ def rate_of(optimizer: Optimizer) -> object:
 
 
 def has_schedule(optimizer: Optimizer) -> bool:
-    """Returns whether an optimizer's rate follows a schedule; `learning_rate` gives the number of the moment."""
+    """Returns whether an optimizer's rate follows a schedule.
+
+    `learning_rate` gives the number of the moment.
+    """
     return isinstance(
         rate_of(optimizer), keras_of(optimizer).optimizers.schedules.LearningRateSchedule
     )
 
 
 def has_fixed_rate(optimizer: Optimizer) -> bool:
-    """Returns whether an optimizer's rate is a number of its own, which can be set: no schedule, and no function."""
+    """Returns whether an optimizer's rate is a settable number: no schedule, and no function."""
     return hasattr(rate_of(optimizer), "assign")
 
 
 def give_fixed_rate(optimizer: Optimizer, rate: float) -> None:
-    """Puts a number in the place of an optimizer's schedule, among its variables as if it had been made with one."""
+    """Puts a number in the place of an optimizer's schedule.
+
+    It is among the optimizer's variables as if the optimizer had been made with it.
+    """
     if hasattr(optimizer, "_build_learning_rate"):  # Keras 2
         optimizer._learning_rate = cast("_Keras2Optimizer", optimizer)._build_learning_rate(rate)
         return
@@ -283,7 +295,7 @@ def clip(optimizer: Optimizer, gradients: list[Gradient]) -> list[Gradient]:
 
 
 def steps_in_call(model: Model) -> int:
-    """Returns the steps that one call of the training function makes; 1 where a script's own model does not say."""
+    """Returns the steps in a call of the training function; 1 if a script's model does not say."""
     return int(getattr(model, "steps_per_execution", None) or 1)
 
 
@@ -372,12 +384,15 @@ def set_state(model: JaxModel, state: Sequence[object]) -> None:
 
 
 def trains_outside(model: object) -> bool:
-    """Returns whether a model on JAX is within an epoch: the state of its compiled step is ahead of its variables."""
+    """Returns whether a model on JAX is within an epoch.
+
+    The state of its compiled step is then ahead of its variables.
+    """
     return getattr(model, "_jax_state", None) is not None
 
 
 def length_of(iterator: object) -> int | None:
-    """Returns the number of batches of an epoch that an iterator of Keras 3 goes through; None if it is unknown."""
+    """Returns the number of batches in an epoch of a Keras 3 iterator; None if it is unknown."""
     return getattr(iterator, "steps_per_epoch", None) or getattr(iterator, "_num_batches", None)
 
 

@@ -1,4 +1,4 @@
-"""The patches of Keras 3 for every backend: lists of callbacks, and functions that write or read files."""
+"""Patches of Keras 3 for all backends: lists of callbacks, functions that write or read files."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def replace(owner: object, name: str, wrapper: Callable[[Method], object]) -> No
 def replace_everywhere(
     owner: object, name: str, wrapper: Callable[[Method], object], public: str | None = None
 ) -> None:
-    """Replaces a function also where other modules have imported it, under its own name or its ``public`` one."""
+    """Replaces a function also where other modules imported it, by its own or ``public`` name."""
     original = getattr(owner, name)
     replace(owner, name, wrapper)
     for module in list(sys.modules.values()):

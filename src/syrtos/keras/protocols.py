@@ -29,12 +29,12 @@ class CallbackList(Protocol):
     params: TrainingParams
 
     def set_params(self, params: TrainingParams) -> None:
-        """Gives all callbacks the parameters of the training, e.g. the number of steps in an epoch."""
+        """Gives all callbacks the training's parameters, e.g. the number of steps in an epoch."""
         ...
 
 
 class FrameworkVariable(Protocol):
-    """A variable of Keras, or one of the framework under it: `tf.Variable`, a parameter or buffer of torch."""
+    """A variable of Keras, or of its framework: `tf.Variable`, a parameter or buffer of torch."""
 
     @property
     def dtype(self) -> object:
@@ -137,7 +137,7 @@ class Metric(Protocol):
         ...
 
     def result(self) -> Any:
-        """Returns a number; a script's own metric may return a dictionary of them, or anything else."""
+        """Returns a number; a script's metric may return a dictionary of them, or anything else."""
         ...
 
 

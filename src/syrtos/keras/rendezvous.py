@@ -1,4 +1,7 @@
-"""Addresses at which the workers' frameworks meet to join by their own means; rank 0 gives them to all."""
+"""Addresses at which the workers' frameworks meet to join by their own means.
+
+Rank 0 gives them to all workers.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The launcher: makes a printable plan, starts the workers as processes, and watches them until all have ended."""
+"""The launcher: makes a printable plan, starts the worker processes, and watches until all end."""

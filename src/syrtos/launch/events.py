@@ -1,4 +1,4 @@
-"""Messages of workers to the launcher: lines on their standard error, so that they work wherever MPI does.
+"""Workers' messages to the launcher: lines on standard error, so that they work wherever MPI does.
 
 A line is a mark and a JSON object. It needs no file system or port in common, and a reader of the
 stream without a launcher sees plain text.
@@ -39,7 +39,7 @@ def machine() -> str:
 
 
 def born(pid: int) -> int:
-    """Returns the time at which a process began, in ticks since boot (proc(5), field 22); 0 if the process is gone.
+    """Returns when a process began, in ticks since boot (proc(5), field 22); 0 if it is gone.
 
     A process that has ended, and whose parent has not noticed it yet, is gone.
     """
@@ -50,7 +50,10 @@ def born(pid: int) -> int:
 
 
 def stat(pid: int) -> list[str]:
-    """Returns the fields of proc(5)'s ``stat`` from the third, the state, on; an empty list if the process is gone."""
+    """Returns the fields of proc(5)'s ``stat`` from the third, the state, on.
+
+    The list is empty if the process is gone.
+    """
     try:
         # The second field, the name of the program, may hold spaces and brackets itself.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -59,7 +62,7 @@ def stat(pid: int) -> list[str]:
 
 
 def report_start(descriptor: int, rank: int) -> None:
-    """Reports that this process has started, with its host and number, by which messages name it."""
+    """Reports that this process has started, with the host and number by which messages name it."""
     send(descriptor, "started", rank, host=socket.gethostname(), pid=os.getpid())
 
 
@@ -107,7 +110,10 @@ def send(descriptor: int, kind: str, rank: int, **facts: Any) -> None:
 
 
 def _shorten(facts: Mapping[str, Any], kept: int) -> dict[str, Any]:
-    """Shortens each text of ``facts`` to ``kept`` characters: a third from its start, the others from its end."""
+    """Shortens each text of ``facts`` to ``kept`` characters.
+
+    A third of the characters are from the start of the text, the others from its end.
+    """
     texts = {
         name: text for name, text in facts.items() if isinstance(text, str) and len(text) > kept
     }

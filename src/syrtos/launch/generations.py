@@ -1,4 +1,4 @@
-"""A run as a series of generations of workers: when one ends early, the next goes on from the last snapshot.
+"""A run as generations of workers: when one ends early, the next goes on from the last snapshot.
 
 Workers commit snapshots to memory that outlives them: of this process, or of the agents on several
 hosts. A thread copies the newest to the run directory now and then: from there a run goes on whose
@@ -132,7 +132,10 @@ class _Series:
         return self.run_dir / "snapshots"
 
     def run(self) -> None:
-        """Runs generations until one has finished, the policy ends the run, or a signal comes between two."""
+        """Runs generations until one has finished or the run is ended.
+
+        The policy ends the run, or a signal that comes between two generations.
+        """
         while True:
             self.gather(lambda: bool(self.came))
             # No worker was there to take the signal.
@@ -156,7 +159,10 @@ class _Series:
             _wait(self.decision.wait, self.came)
 
     def _variables(self, workers: int) -> dict[str, str]:
-        """Returns the variables by which so many workers find the memory of snapshots, and their common seed."""
+        """Returns the variables by which so many workers find the memory of snapshots.
+
+        The common seed of the workers is among the variables.
+        """
         described = {**self.snapshots.facts_for_writers(workers), "folder": str(self.kept)}
         return {SNAPSHOTS_VARIABLE: json.dumps(described), SEED_VARIABLE: str(self.seed)}
 
@@ -225,9 +231,10 @@ def _last_generation(run_dir: Path) -> int:
 
 @contextmanager
 def _durable(snapshots: Snapshots, folder: Path, resume: bool) -> Iterator[None]:
-    """Context manager: a thread copies the newest snapshot to ``folder`` now and then; at the end the last is copied.
+    """Context manager: a thread copies the newest snapshot to ``folder`` now and then.
 
-    Where a run goes on, it begins with loading the snapshot in ``folder``.
+    At the end the last snapshot is copied. Where a run goes on, the context manager begins with
+    loading the snapshot in ``folder``.
     """
     if resume:
         number, complaints = folders.load(folder, snapshots)
@@ -271,7 +278,7 @@ def _copy(snapshots: Snapshots, folder: Path) -> None:
 
 
 def _describe_progress(snapshots: Snapshots) -> str:
-    """Returns in words how far training is in the committed snapshot; empty if none is committed."""
+    """Returns in words how far training is in the committed snapshot; empty if there is none."""
     number = snapshots.committed_number()
     if not number:
         return ""

@@ -36,7 +36,7 @@ class Hangs:
         look: Callable[[int], Vitals | None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begins to look; ``look`` returns the vitals of a worker's process, or None if it is gone."""
+        """Begins to look; ``look`` returns the vitals of a worker's process, None if it is gone."""
         self._waits, self._look, self._now = waits, look, now
         self._looked = now()
         # by rank: processor time at the last look, and what else changes in one that runs
@@ -45,7 +45,10 @@ class Hangs:
         self._still: dict[int, float] = {}
 
     def find_hanging(self, ranks: Iterable[int]) -> list[int]:
-        """Returns the workers among ``ranks`` that hang. It is to be called often; it looks once a second."""
+        """Returns the workers among ``ranks`` that hang.
+
+        The method is to be called often; it looks once a second.
+        """
         passed = self._now() - self._looked
         if passed < _LOOK:
             return []
@@ -68,7 +71,7 @@ class Hangs:
         return f"{BUSY}, at {position}" if position else BUSY
 
     def may_go_on(self, rank: int) -> bool:
-        """Returns whether ``rank`` does, or may do, something, so that only ``--timeout`` ends the run."""
+        """Returns whether ``rank`` is or may be busy, so that only ``--timeout`` ends the run."""
         return self.state(rank).startswith((BUSY, TRACED))
 
     def _stands_still(self, rank: int, passed: float) -> float:

@@ -111,7 +111,9 @@ class Membership:
     # -- between two generations -----------------------------------------------------------------
 
     def begin(self, reached: int) -> tuple[Spec, frozenset[str]]:
-        """Returns the request for the generation that now begins, and the hosts in it that are lost and get no workers.
+        """Returns the request for the generation that begins, and the hosts in it that are lost.
+
+        Lost hosts get no workers.
 
         Args:
             reached: number of the snapshot that it goes on from, 0 for none.
@@ -158,7 +160,10 @@ class Membership:
             output.say(f"{', '.join(sorted(new))} is left out: with it no step was committed")
 
     def gather(self, over: Callable[[], bool]) -> None:
-        """Waits for hosts that were lost, and for as many as the run needs at least, until ``over`` returns True."""
+        """Waits for hosts that were lost, and for as many hosts as the run needs at least.
+
+        The wait is over once ``over`` returns True.
+        """
         if self.agents is None:
             return
         if self._asks_first:
@@ -180,7 +185,10 @@ class Membership:
             time.sleep(0.05)
 
     def _start_agents(self) -> None:
-        """Starts agents on hosts where they were lost; if all are to be asked, also where none was started yet."""
+        """Starts agents on hosts where they were lost.
+
+        If all hosts are to be asked, agents are started also where none was started yet.
+        """
         assert self.agents is not None
         self.agents.start_lost()
         if self._asks_first:
@@ -224,12 +232,15 @@ class Membership:
     # -- while one runs --------------------------------------------------------------------------
 
     def reason_to_replace(self) -> str:
-        """Returns why the generation that runs is to be replaced by another, as a sentence; empty if it isn't."""
+        """Returns in a sentence why the running generation is to be replaced; empty if it isn't."""
         spec, why = self._wish
         return why if spec is self._running else ""
 
     def _once_committed(self, why: str) -> str:
-        """Returns ``why``, the reason to replace the generation; empty before the generation has committed something."""
+        """Returns ``why``, the reason to replace the generation.
+
+        The text is empty before the generation has committed something.
+        """
         if not why or self.committed() > self._reached:
             self._ripens = math.inf
             return why
@@ -324,7 +335,10 @@ class Membership:
             )
 
     def _read_list(self) -> None:
-        """Reads the list of hosts again, from the file of hosts or from what a command prints: hosts may be added."""
+        """Reads the list of hosts again, from the file of hosts or from what a command prints.
+
+        Hosts may have been added.
+        """
         assert self._elastic is not None
         if time.monotonic() < self._next_list or not (
             self._elastic.discover or self._elastic.hostfile
@@ -339,7 +353,7 @@ class Membership:
         self._next_list = time.monotonic() + _LIST_EVERY
 
     def _reach(self) -> None:
-        """Starts agents on hosts that have none, so that a generation begins with those that answer."""
+        """Starts agents on hosts that have none: a generation begins with those that answer."""
         if self.agents is None or self._running is None or self._over.is_set():
             return
         asked = self._ask_agents()

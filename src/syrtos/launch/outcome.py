@@ -108,7 +108,10 @@ class Outcome:
         return any(error in failure.get("text", "") for failure in self.failures)
 
     def error(self) -> str:
-        """Returns the last line of the error that a worker has reported first; empty if the run ended otherwise."""
+        """Returns the last line of the error that a worker has reported first.
+
+        The text is empty if the run ended otherwise.
+        """
         lines = (
             self.failures[0]["text"].strip().splitlines()
             if self.failures and self.end is End.FAILED

@@ -1,4 +1,4 @@
-"""The exact commands of a run, made from a request by a pure function, so that `--dry-run` prints what a run does."""
+"""The exact commands of a run, made from a request by a pure function: `--dry-run` prints them."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ class LaunchPlan:
 def make_plan(
     spec: Spec, machine: Machine, env: Mapping[str, str], without: frozenset[str] = frozenset()
 ) -> LaunchPlan:
-    """Returns the commands that start ``spec``'s workers from ``machine``; on hosts, ``without`` those that are lost.
+    """Returns the commands that start ``spec``'s workers from ``machine``.
+
+    Hosts in ``without`` are lost, and get no workers.
 
     Raises:
         ConfigurationError: more workers than cores on this machine.
@@ -154,7 +156,10 @@ def agent_command(
 def command_on(
     host: str, module: str, ssh: str, machine: Machine, env: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Returns the command that runs a module on ``host``; on another machine by ssh, which gives it to a shell."""
+    """Returns the command that runs a module on ``host``.
+
+    On another machine the command runs by ssh, which gives it to a shell.
+    """
     # -P: the folder in which it begins is not among its places of modules.
     command = (machine.python, "-P", "-m", module)
     if host in machine.here:
@@ -181,9 +186,10 @@ def _place_ranks(spec: Spec, without: frozenset[str]) -> Iterator[tuple[str, ran
 
 
 def forwarded_variables(env: Mapping[str, str], more: Collection[str] = ()) -> dict[str, str]:
-    """Returns the variables of this process that processes of other hosts get, those named ``more`` among them.
+    """Returns the variables of this process that processes of other hosts get.
 
-    They come beside the plan's variables, and beside those that the processes have there.
+    Those named in ``more`` are among them. The variables come beside the plan's variables, and
+    beside those that the processes have there.
     """
     return {
         name: env[name]

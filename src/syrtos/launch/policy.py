@@ -1,4 +1,4 @@
-"""The decision after the end of a generation of workers: a pure function of how all generations so far have ended."""
+"""The decision after a generation of workers: a pure function of how all so far have ended."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ class Decision:
 
 
 def decide(policy: RestartPolicy, attempts: Sequence[Attempt]) -> Decision:
-    """Decides whether workers are started again after the last of ``attempts``; the first of these was no restart."""
+    """Decides whether workers are started again after the last of ``attempts``.
+
+    The first attempt was no restart.
+    """
     last = attempts[-1].outcome
     if last.end is End.REPLACED:
         return Decision(True)
@@ -119,7 +122,10 @@ def _may_go_well(policy: RestartPolicy, attempt: Attempt) -> bool:
 
 
 def _repeated_error(attempts: Sequence[Attempt]) -> str:
-    """Returns the error by which both of the last two attempts ended; empty if they ended otherwise, or by an outage."""
+    """Returns the error by which both of the last two attempts ended.
+
+    The text is empty if they ended otherwise, or by an outage.
+    """
     first, second = (attempt.outcome.error() for attempt in attempts[-2:])
     return second if second == first and not _OUTAGE.search(second) else ""
 

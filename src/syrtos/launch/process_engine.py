@@ -1,4 +1,7 @@
-"""The interface of engines, which start the workers of a run and see them end; each implementation has a file."""
+"""The interface of engines, which start the workers of a run and see them end.
+
+Each implementation has a file.
+"""
 
 from __future__ import annotations
 
@@ -88,4 +91,4 @@ class ProcessEngine(ABC):
 
     @abstractmethod
     def note_death(self, rank: int) -> None:
-        """Records on every host that ``rank`` has died and that the other workers go on without it."""
+        """Records on every host that ``rank`` has died and the other workers go on without it."""

@@ -118,9 +118,9 @@ def _check_interpreter(word: str) -> None:
 
 
 def _take_flags(words: list[str]) -> list[str]:
-    """Removes the interpreter's flags from the front of ``words``, up to ``-m``, and returns them one by one.
+    """Removes the interpreter's flags from the front of ``words``, up to ``-m``, and returns them.
 
-    ``-uWignore`` becomes ``-u -W ignore``.
+    They are returned one by one: ``-uWignore`` becomes ``-u -W ignore``.
     """
     flags: list[str] = []
     while words and words[0].startswith("-") and words[0] not in ("-", "-m"):

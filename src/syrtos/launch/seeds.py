@@ -1,4 +1,7 @@
-"""Random numbers of a script that sets no seed: equal on all workers, or apart where each draws batches of its own."""
+"""Random numbers of a script that sets no seed.
+
+They are equal on all workers, or differ where each worker draws batches of its own.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ _drawn = _Drawn()
 
 
 def hash_alike(env: Mapping[str, str]) -> None:
-    """Starts this interpreter again with the variable of `settings.hash_seed`, if it was started without it."""
+    """Restarts this interpreter with the variable of `settings.hash_seed`, if it was not set."""
     # Our launcher sets the variable; something else that starts workers may not.
     missing = settings.hash_seed(env)
     if missing and sys.flags.hash_randomization and not sys.flags.ignore_environment:
@@ -51,7 +54,7 @@ def hash_alike(env: Mapping[str, str]) -> None:
 
 
 def agree(comm: Communicator) -> None:
-    """Seeds Python's and NumPy's generators alike on all workers, so that scripts build and shuffle alike.
+    """Seeds Python's and NumPy's generators alike on all workers: scripts build and shuffle alike.
 
     TensorFlow's seed follows. The launcher may have given the seed: all generations of a run have
     the same.
@@ -70,7 +73,7 @@ def agree(comm: Communicator) -> None:
 
 
 def part(rank: int) -> int:
-    """Seeds Python's and NumPy's generators by rank, unless the script has seeded them; returns the seed."""
+    """Seeds Python's and NumPy's generators by rank, unless the script has; returns the seed."""
     import numpy as np
 
     seed = (settings.common_seed() + rank) % 2**31
@@ -83,7 +86,10 @@ def part(rank: int) -> int:
 
 
 def _common_unless_given(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function that takes fresh entropy where it is given no seed: all workers take the same seed then."""
+    """Wraps a function that takes fresh entropy where it is given no seed.
+
+    All workers then take the same seed.
+    """
 
     @functools.wraps(original)
     def seed(*args: Any, **kwargs: Any) -> Any:
@@ -96,6 +102,6 @@ def _common_unless_given(name: str, original: Callable[..., Any]) -> Callable[..
 
 
 def _next_seed() -> int:
-    """Returns the next of a series of seeds; workers go through the same series, unless they draw apart."""
+    """Returns the next of a series of seeds, the same on all workers unless they draw apart."""
     words = (settings.common_seed(), _drawn.rank, _drawn.line, next(_drawn.numbers))
     return zlib.crc32(repr(words).encode())

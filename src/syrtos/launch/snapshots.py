@@ -1,4 +1,4 @@
-"""The snapshots of a run between two generations: in memory of this process, or of the agents of several hosts."""
+"""A run's snapshots between two generations, in memory of this process or of the hosts' agents."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Snapshots(folders.SnapshotMemory, Protocol):
     """Snapshots that workers have committed; each is of one part or several."""
 
     def facts_for_writers(self, parts: int) -> dict[str, object]:
-        """Returns what workers, or their agents, must know to write snapshots of up to ``parts`` parts.
+        """Returns what workers or agents must know to write snapshots of up to ``parts`` parts.
 
         JSON can hold it.
         """
         ...
 
     def settle(self) -> int:
-        """Drops snapshots that are not committed, after the end of a generation, and returns `committed_number`."""
+        """Drops uncommitted snapshots after a generation's end; returns `committed_number`."""
         ...
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class AgentSnapshots:
         )
 
     def _whole_snapshots(self, agents: Sequence[Agent]) -> list[tuple[Agent, set[int]]]:
-        """Returns the numbers of the whole snapshots of each agent, without agents that are lost in the meantime."""
+        """Returns the numbers of each agent's whole snapshots, without agents lost meanwhile."""
         found: list[tuple[Agent, set[int]]] = []
         with self._asking:
             for agent in agents:
@@ -181,7 +181,7 @@ class AgentSnapshots:
                 )
 
     def _distribute(self, agents: Sequence[Agent]) -> None:
-        """Gives all hosts of a generation, before it starts, the newest snapshot; they drop all others."""
+        """Gives all hosts of a generation that starts the newest snapshot; they drop all others."""
         whole = self._whole_snapshots(self._agents.answering_agents())
         number = (
             self._loaded_number if self._loaded else self._newest([numbers for _, numbers in whole])
@@ -207,7 +207,10 @@ class AgentSnapshots:
 
     @staticmethod
     def _newest(whole: Sequence[set[int]]) -> int:
-        """Returns the newest snapshot that all hosts have, so that nothing need be sent; else the newest of any."""
+        """Returns the newest snapshot that all hosts have; else the newest of any.
+
+        A snapshot that all hosts have need not be sent.
+        """
         # Of a snapshot that all have nothing need be sent.
         common = set[int].intersection(*whole) if whole else set[int]()
         return max(common or set[int]().union(*whole), default=0)

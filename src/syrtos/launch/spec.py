@@ -100,7 +100,7 @@ def new_run_dir() -> Path:
 
 
 def newest_run_dir() -> Path | None:
-    """Returns the folder under ``runs`` of the run that began or ended last; None if there is none."""
+    """Returns the folder in ``runs`` of the run that began or ended last; None if there is none."""
     found = (
         path
         for path in _RUNS.glob("*")
@@ -124,7 +124,9 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """Returns hosts from a file: one to a line, as ``name``, ``name:2`` or ``name slots=2``; ``#`` begins a comment.
+    """Returns hosts from a file, one to a line, as ``name``, ``name:2`` or ``name slots=2``.
+
+    A ``#`` begins a comment.
 
     Raises:
         ConfigurationError: the file can't be read, or a line not understood.

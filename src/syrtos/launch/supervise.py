@@ -1,4 +1,7 @@
-"""Runs a plan to its end: passes output on, listens to the workers, forwards signals, leaves nothing behind."""
+"""Runs a plan to its end, and leaves nothing behind.
+
+The module passes output on, listens to the workers, and forwards signals.
+"""
 
 from __future__ import annotations
 
@@ -204,7 +207,10 @@ class _Supervisor:
         self._end_soon(self._grace if ended.code == 0 else 0.0)
 
     def _blame(self, ended: ProcessEnd) -> None:
-        """Takes a worker's end for the cause of the run's end, unless another end or a report came first."""
+        """Takes a worker's end for the cause of the run's end.
+
+        It does not if another end or a report came first.
+        """
         # The others may report too what follows from the first end, as broken connections.
         facts = self._facts
         reported = any(failure["rank"] not in facts.lost for failure in facts.failures)
@@ -263,7 +269,7 @@ class _Supervisor:
         return " ".join([*states, "The run ends now unless that has changed."])
 
     def _all_is_heard(self) -> bool:
-        """Returns whether no sign of life is on its way, held up by a terminal that takes no output."""
+        """Returns whether no sign of life is held up by a terminal that takes no output."""
         return all(pump.is_drained() for pair in self._pumps.values() for pump in pair)
 
     def _give_up(self, hung: list[int]) -> None:

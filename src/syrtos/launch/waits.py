@@ -1,4 +1,4 @@
-"""Records of which workers wait for which: one that the others wait for, and that waits for none, hangs."""
+"""Records of which workers wait for which: one that others await, and that awaits none, hangs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _MAIN = "main"
 
 
 class Waits:
-    """A record of the workers' waits, which they report once a wait is long. Threads may call it concurrently."""
+    """A record of the workers' waits, which they report once a wait is long.
+
+    Threads may call it concurrently.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -26,7 +29,10 @@ class Waits:
         self._told: float | None = None
 
     def serves(self, rank: int) -> None:
-        """Notes that ``rank`` is a parameter server: it waits for questions, which says nothing of the others."""
+        """Notes that ``rank`` is a parameter server.
+
+        A parameter server waits for questions, which says nothing of the others.
+        """
         self._servers.add(rank)
 
     def begin(self, rank: int, watchdog: str, call: str, seconds: float) -> None:
@@ -47,21 +53,24 @@ class Waits:
         return self._beats.get(rank, 0)
 
     def position(self, rank: int) -> str:
-        """Returns the position of the script of ``rank`` at its last sign of life; empty if that is not known."""
+        """Returns the script's position in ``rank`` at its last sign of life; empty if unknown."""
         return self._positions.get(rank, "")
 
     def awaited_ranks(self, ranks: Iterable[int]) -> list[int]:
-        """Returns the workers among ``ranks`` that others wait for, and that do not wait themselves."""
+        """Returns workers among ``ranks`` that others wait for, and that do not wait themselves."""
         waiting = {rank for rank, _ in list(self._calls)}
         return [rank for rank in ranks if rank not in waiting | self._servers] if waiting else []
 
     def all_wait(self, ranks: Iterable[int]) -> bool:
-        """Returns whether the script of each of ``ranks`` waits; a parameter server counts as waiting at any time."""
+        """Returns whether the script of each of ``ranks`` waits.
+
+        A parameter server counts as waiting at any time.
+        """
         waiting = {rank for rank, watchdog in list(self._calls) if watchdog == _MAIN}
         return bool(waiting) and set(ranks) <= waiting | self._servers
 
     def notice(self, ranks: Iterable[int]) -> str:
-        """Returns a sentence about a long wait of some for others, once for each wait; else an empty text."""
+        """Returns a sentence on a long wait of some for others, once for each wait; else empty."""
         calls, awaited = dict(self._calls), self.awaited_ranks(ranks)
         since, call = min(calls.values(), default=(math.inf, ""))
         if not awaited or self._told == since or self._now() - since < _WORTH_A_LINE:

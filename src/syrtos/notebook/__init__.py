@@ -1,1 +1,1 @@
-"""Calls of a notebook's function on many workers: the transport of the function, and of its result."""
+"""Calls of a notebook's function on many workers: transport of the function and its result."""

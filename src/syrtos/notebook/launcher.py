@@ -1,4 +1,7 @@
-"""`syrtos.notebook_launcher`: calls a function of a notebook, or of a script, on many workers of this machine."""
+"""`syrtos.notebook_launcher`: calls a function on many workers of this machine.
+
+The function is one of a notebook or of a script.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,10 @@ def check(function: object, args: object, workers: object) -> None:
 
 
 def _check_cores(workers: int, oversubscribe: bool) -> None:
-    """Raises ConfigurationError like `syrtos run` if there are too few cores, and names the notebook's options."""
+    """Raises ConfigurationError like `syrtos run` if there are too few cores.
+
+    The message names the notebook's options.
+    """
     cores = len(os.sched_getaffinity(0))
     if workers > cores and not oversubscribe:
         raise ConfigurationError(
@@ -120,7 +126,7 @@ def _check_cores(workers: int, oversubscribe: bool) -> None:
 
 
 def environment_of_workers(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the workers' environment, with the backend that Keras uses here, however it was chosen."""
+    """Returns the workers' environment, with the Keras backend used here, however it was chosen."""
     found = dict(env)
     # Only a kernel has this display of plots.
     if "inline" in found.get("MPLBACKEND", ""):

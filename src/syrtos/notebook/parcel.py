@@ -1,4 +1,4 @@
-"""A parcel: a function and all that it needs, in a memory file that this process's own workers inherit.
+"""A parcel: a function and all that it needs, in a memory file that this process's workers inherit.
 
 Pickle runs whatever code it holds. The data that is unpickled here never was on a disk or a
 network: it goes from this process to processes that it has started, and back, through files without
@@ -74,9 +74,9 @@ def pack(
 def unpack(
     file: IO[bytes],
 ) -> tuple[Head, Callable[[], tuple[Callable[..., object], tuple[object, ...]]]]:
-    """Returns the head of a parcel, and a function that returns the parcel's function and its arguments.
+    """Returns the head of a parcel, and a function that returns the packed function and arguments.
 
-    That function must be called after `Head.path` is in place.
+    The returned function must be called after `Head.path` is in place.
     """
     return Head(**pickle.load(file)), lambda: pickle.load(file)
 
@@ -92,7 +92,10 @@ def _sources() -> dict[str, list[str]]:
 
 
 def _keras_settings() -> dict[str, str]:
-    """Returns the settings for models that are built later, such as mixed precision, if they are not the defaults."""
+    """Returns the settings for models that are built later, if they are not the defaults.
+
+    Mixed precision is such a setting.
+    """
     config = getattr(sys.modules.get("keras"), "config", None)
     if config is None:
         return {}
@@ -114,7 +117,10 @@ class _TooLarge(Exception):
 
 
 class _Limited:
-    """Passes on, or drops, at most ``most`` bytes; it has as much of a file's interface as pickle needs."""
+    """Passes on, or drops, at most ``most`` bytes.
+
+    It has as much of a file's interface as pickle needs.
+    """
 
     def __init__(self, file: IO[bytes] | None, most: int) -> None:
         self._file, self._most, self.size = file, most, 0
@@ -130,7 +136,7 @@ class _Limited:
 
 
 def _pickler(file: _Limited) -> Pickler:
-    """Returns a pickler that takes definitions of the notebook by value, and those of modules by name.
+    """Returns a pickler that takes notebook definitions by value, and those of modules by name.
 
     Raises:
         ConfigurationError: cloudpickle is not installed.
@@ -210,7 +216,7 @@ def _too_large(function: object, args: Sequence[object], name: str) -> str:
 
 
 def _variables(function: object, args: Sequence[object]) -> Iterator[tuple[str, object]]:
-    """Yields the values that a function, or the methods of a class, take along, each with a name for it."""
+    """Yields the values that a function, or a class's methods, take along, each with a name."""
     yield from ((f"args[{number}]", value) for number, value in enumerate(args))
     if isinstance(function, type):
         yield from (
@@ -236,7 +242,7 @@ def _variables(function: object, args: Sequence[object]) -> Iterator[tuple[str, 
 
 
 def _globals(code: types.CodeType) -> dict[str, None]:
-    """Returns the names of global variables that code reads, with those of the functions inside of it."""
+    """Returns the names of global variables that code and the functions inside it read."""
     found = {
         step.argval: None for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"
     }

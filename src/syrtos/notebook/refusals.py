@@ -63,7 +63,7 @@ class CannotTravel(Exception):
 
 
 def check(value: object) -> None:
-    """Raises CannotTravel for a value of a kind that does not travel, even if it could be pickled."""
+    """Raises CannotTravel for a value of a kind that does not travel, even if it can be pickled."""
     if isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO | io.StringIO):
         if not any(value is getattr(sys, name) for name in _STANDARD):
             raise CannotTravel(f"an open file ({getattr(value, 'name', 'without a name')})", _OPEN)

@@ -20,7 +20,10 @@ _OF_RESUMING = re.compile(r"syrtos: `syrtos resume .*\n?")
 
 
 class Screen:
-    """Passes on the output of a process; its report on a failure is kept back, since the exception has it."""
+    """Passes on the output of a process, except for its report on a failure.
+
+    The report is kept back, since the exception has it.
+    """
 
     def __init__(self) -> None:
         self._held = ""
@@ -73,7 +76,10 @@ class Screen:
         return bool(self._held.strip())
 
     def report(self) -> str:
-        """Returns the launcher's report on a failure, or else its last line, about an option that it has refused."""
+        """Returns the launcher's report on a failure, or else its last line.
+
+        The last line is about an option that the launcher has refused.
+        """
         text = _OF_RESUMING.sub("", self._held).strip() or self._said.strip().rpartition("\n")[2]
         return _with_cells(text.removeprefix("syrtos: "))
 

@@ -1,1 +1,4 @@
-"""The records of a worker's time: its clock, its ledger, profiles, and samples of its process and machine."""
+"""The records of a worker's time.
+
+They are its clock, its ledger, profiles, and samples of its process and machine.
+"""

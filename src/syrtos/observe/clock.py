@@ -1,4 +1,7 @@
-"""The clock of a worker: at any moment its time is of one kind, so the kinds add up to the whole by construction."""
+"""The clock of a worker: at any moment its time is of one kind.
+
+The kinds therefore add up to the whole by construction.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ class ClockPart:
 
 
 class Clock:
-    """A counter of a worker's time: a stack of parts, of which the uppermost gets the time that passes.
+    """A counter of a worker's time: a stack of parts, of which the uppermost gets the passing time.
 
     It follows one thread: the one that has made it, or that opens the first part above the script's
     own, until that part ends. Other threads can only attribute (`spend`) a part of the time in
@@ -103,7 +106,10 @@ class Clock:
             self.parts[-1].kind = kind
 
     def spend(self, kind: Kind, seconds: float, name: str = "") -> None:
-        """Attributes ``seconds`` of the time since the last change to ``kind``; a profile shows them as ``name``."""
+        """Attributes ``seconds`` of the time since the last change to ``kind``.
+
+        A profile shows them as ``name``.
+        """
         # a profile has each agreement by its name
         if (recorder := trace.state.recorder) and kind != "wait":
             now = self._now()
@@ -122,7 +128,10 @@ class Clock:
                 self._moved += seconds
 
     def mark(self) -> None:
-        """Remembers this moment of the step that goes on, for `spend_since_mark`; may be called in any thread."""
+        """Remembers this moment of the step that goes on, for `spend_since_mark`.
+
+        It may be called in any thread.
+        """
         with self._lock:
             self._marked = self._open()
 
@@ -176,7 +185,7 @@ class Clock:
 
     @contextmanager
     def span(self, kind: Kind) -> Iterator[None]:
-        """Context manager: counts its block as ``kind``, without blocks of other kinds inside of it."""
+        """Context manager: counts its block as ``kind``, without inner blocks of other kinds."""
         if not self.is_mine:
             yield
             return
@@ -193,7 +202,10 @@ class Clock:
 
 
 def process_age() -> float:
-    """Returns the seconds since this process was started (proc(5), field 22 of ``stat``); 0 on systems without it."""
+    """Returns the seconds since this process was started.
+
+    The start is read from field 22 of ``stat`` (proc(5)). On systems without it the result is 0.
+    """
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         return max(

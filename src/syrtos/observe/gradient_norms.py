@@ -49,7 +49,9 @@ class GradientNorms:
     def add(
         self, own: Sequence[npt.NDArray[Any]], means: Sequence[npt.NDArray[Any]], weight: float
     ) -> None:
-        """Adds the norms of gradients of some variables that have been exchanged; may be called in any thread.
+        """Adds the norms of gradients of some variables that have been exchanged.
+
+        It may be called in any thread.
 
         Args:
             own: this worker's gradients.
@@ -62,7 +64,7 @@ class GradientNorms:
             self._mean += sum(map(_square, means))
 
     def take(self) -> tuple[float, float] | None:
-        """Returns the squared norms of the step that has ended: this worker's, and that of the mean.
+        """Returns the squared norms of the step that has ended: this worker's and the mean's.
 
         Returns None if they were not measured, or are not finite.
         """

@@ -1,4 +1,4 @@
-"""The ledger: an account of a worker's time, from the start of its process to its end, as JSON lines.
+"""The ledger: an account of a worker's time, from start to end of its process, as JSON lines.
 
 A line accounts for the time since the line before, so that the lines of a worker add up to its
 lifetime: ``phase``, ``wall`` (seconds) and the seconds of each kind that there are. A step of
@@ -80,7 +80,9 @@ class Ledger:
 
     @contextmanager
     def part(self, phase: Phase, kind: Kind = "rest") -> Iterator[None]:
-        """Context manager: counts its block as a part of the run: ``fit``, ``test`` (an `evaluate`) or ``predict``.
+        """Context manager: counts its block as a part of the run.
+
+        The part is ``fit``, ``test`` (an `evaluate`) or ``predict``.
 
         Args:
             phase: the kind of part.
@@ -134,14 +136,15 @@ class Ledger:
                 self.at_step(self.steps_of_run, 0)
 
     def drop_step(self) -> None:
-        """Drops a step that was begun and found no data: its time is added to the part around it."""
+        """Drops a step that was begun and found no data: its time goes to the part around it."""
         if self.in_step:
             self.clock.unwind(self.clock.parts[-2])
 
     def clock_ahead(self, now: float) -> Callable[[float], float]:
-        """Returns a function that gives the seconds by which `time.perf_counter` was ahead of rank 0's at a moment.
+        """Returns a function that gives the lead of this worker's clock over rank 0's at a moment.
 
-        ``now`` are the seconds at this moment.
+        The clock is `time.perf_counter`, and the lead is in seconds. ``now`` is the lead at this
+        moment.
         """
         at = time.perf_counter()
         if self.began_ahead is None:
@@ -171,7 +174,10 @@ class Ledger:
     # -- loops of the script's own -------------------------------------------------------------
 
     def before_update(self) -> None:
-        """Prepares for a possible first update of a loop of the script's own: time until now is no part of the loop."""
+        """Prepares for a possible first update of a loop of the script's own.
+
+        The time until now is no part of the loop.
+        """
         part = self.clock.top
         if self.at_step and self.in_script:
             self.at_step(self.steps_of_run, 1)
@@ -181,7 +187,10 @@ class Ledger:
                 self._record(part)
 
     def note_update(self) -> None:
-        """Records an update of the weights by a loop of the script's own; its line has all time since the last one."""
+        """Records an update of the weights by a loop of the script's own.
+
+        Its line has all time since the last update.
+        """
         if self.in_script:
             self.clock.tick()
             self.clock.top.phase = "loop"
@@ -202,7 +211,7 @@ class Ledger:
         return self.clock.span(kind)
 
     def become(self, kind: Kind) -> None:
-        """Counts time as ``kind`` from now on, until the step or part ends or this is called again."""
+        """Counts time as ``kind`` from now on, until the step or part ends or the next call."""
         self.clock.become(kind)
 
     def spend(self, kind: Kind, seconds: float, name: str = "") -> None:
@@ -220,7 +229,7 @@ class Ledger:
         self.clock.mark()
 
     def updated_since_sum(self) -> None:
-        """Attributes the time since the last sum of the step that goes on to the optimizer's update.
+        """Attributes the time since the last sum of the current step to the optimizer's update.
 
         Without a sum nothing is known, and nothing is attributed.
         """
@@ -270,12 +279,18 @@ class Ledger:
         )
 
     def epoch(self, **facts: object) -> None:
-        """Records the end of an epoch, on rank 0, in a file that is short enough to be read again and again."""
+        """Records the end of an epoch, on rank 0.
+
+        The file is short enough to be read again and again.
+        """
         if self._folder is not None:
             self._append(epochs_path(self._folder), facts)
 
     def point(self, facts: Callable[[], Mapping[str, object]]) -> None:
-        """Records a point of the curves after some steps, on rank 0; ``facts`` is called only where it does."""
+        """Records a point of the curves after some steps, on rank 0.
+
+        ``facts`` is called only if a point is recorded.
+        """
         now = time.perf_counter()
         if self._folder is not None and now >= self._next_point:
             self._append(curve_path(self._folder), facts())
@@ -352,13 +367,13 @@ class Ledger:
 
 
 def pause(elapsed: float) -> float:
-    """Returns the seconds until the next point of a curve in a run that has lasted ``elapsed`` seconds."""
+    """Returns the seconds until the next point of a curve, ``elapsed`` seconds into the run."""
     return max(_POINT, elapsed / _POINTS)
 
 
 @contextmanager
 def launching(run_dir: Path, began: float) -> Iterator[dict[str, object]]:
-    """Context manager for the life of all workers of a run: records when the run was started and when it has ended.
+    """Context manager for the life of all workers of a run: records when it began and ended.
 
     ``began`` is the start in seconds since the epoch. What is put into the dictionary that it
     yields is recorded as the outcome.
@@ -381,7 +396,10 @@ def _replace(path: Path, facts: Mapping[str, object]) -> None:
 
 
 def forget(run_dir: Path) -> None:
-    """Removes the files of an earlier run in the same folder: it may have had more workers, or failed."""
+    """Removes the files of an earlier run in the same folder.
+
+    That run may have had more workers, or failed.
+    """
     for pattern in (
         "ledger/*.jsonl",
         "ledger/launcher.*",
@@ -393,7 +411,10 @@ def forget(run_dir: Path) -> None:
 
 
 def verified_path(run_dir: Path) -> Path:
-    """Returns the file in which rank 0 records what `syrtos verify` has compared, a line for each function."""
+    """Returns the file in which rank 0 records the comparisons of `syrtos verify`.
+
+    It has a line for each function.
+    """
     return run_dir / "verified.jsonl"
 
 
@@ -407,12 +428,18 @@ def epochs_path(run_dir: Path) -> Path:
 
 
 def curve_path(run_dir: Path) -> Path:
-    """Returns the file in which rank 0 records points within epochs: ``epoch``, ``logs``, ``learning_rate``."""
+    """Returns the file in which rank 0 records points within epochs.
+
+    Each point has ``epoch``, ``logs`` and ``learning_rate``.
+    """
     return run_dir / "ledger" / "curve.jsonl"
 
 
 def usage_path(run_dir: Path, rank: int) -> Path:
-    """Returns the file with samples of a worker's process, and of its machine: see `syrtos.observe.usage`."""
+    """Returns the file with samples of a worker's process, and of its machine.
+
+    See `syrtos.observe.usage`.
+    """
     return run_dir / "ledger" / f"usage-{rank}.jsonl"
 
 

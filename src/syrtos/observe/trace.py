@@ -1,4 +1,6 @@
-"""Spans of this process between two moments, for a profile: what the clock counts, what workers exchange, and steps.
+"""Spans of this process between two moments, for a profile.
+
+The spans are those that the clock counts, exchanges between workers, and steps.
 
 `recorder` is None except while a profile is made; code that could add a span looks at it first,
 which takes some nanoseconds.

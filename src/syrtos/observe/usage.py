@@ -68,9 +68,10 @@ def _of_process(process: Any) -> dict[str, Any]:
 
 
 def _of_machine(psutil: Any) -> dict[str, Any]:
-    """Returns percent of all processors, bytes of memory, and bytes read, written, sent and received so far.
+    """Returns the use of the machine's processors, memory, disks and network.
 
-    A container may not tell some of it.
+    The values are percent of all processors, bytes of memory, and bytes read, written, sent and
+    received so far. A container may not tell some of it.
     """
     memory = psutil.virtual_memory()
     disk, net = psutil.disk_io_counters(), psutil.net_io_counters(pernic=True) or {}
@@ -105,7 +106,7 @@ class _Gpus:
             self._handles = []
 
     def now(self) -> list[dict[str, float | None]]:
-        """Returns for each GPU the percent of time in which it computed, bytes of its memory, and watts.
+        """Returns each GPU's percent of time in which it computed, bytes of memory, and watts.
 
         A value is None where a GPU does not tell it, as a part of one (MIG) or a virtual one.
         """

@@ -1,1 +1,1 @@
-"""Reads the files of a run, and says where its time went and what to change: see `syrtos.report.facts`."""
+"""Says where a run's time went and what to change, from its files: see `syrtos.report.facts`."""

@@ -1,4 +1,4 @@
-"""Recommendations of what to change in a run, with the gain that each should bring: rules over the run's numbers.
+"""Recommendations of what to change in a run, each with its expected gain: rules over its numbers.
 
 The one with the greatest gain is recommended first. Each gain is an upper bound of a kind: nothing
 else is taken to change. The next run says whether it came true (`syrtos.report.promises`).
@@ -186,7 +186,7 @@ def slow_worker(situation: Situation) -> Recommendation | None:
 
 
 def _without_pauses(rank: WorkerRecord) -> dict[str, float]:
-    """Returns the seconds of training that a worker spends by itself, by kind, without its longest lines."""
+    """Returns a worker's own seconds of training, by kind, without its longest lines."""
     kinds = [number for number, kind in enumerate(KINDS) if kind not in _TOGETHER]
     lines = rank.lines.seconds[rank.lines.in_training][:, kinds]
     # a pause is explained with its step, and is no slow worker
@@ -340,7 +340,7 @@ def update_bound(situation: Situation) -> Recommendation | None:
 
 
 def slow_callback(situation: Situation) -> Recommendation | None:
-    """Checks whether the others wait while a callback of rank 0 works, or a callback works on all of them."""
+    """Checks whether workers wait for a callback of rank 0, or a callback works on all of them."""
     of_each = [each["callbacks"] for each in situation.by_rank]
     told = situation.ranks[0].facts.get("callback_seconds") or {}
     taken = {name: spent for name, spent in told.items() if name not in _OUR_CALLBACKS}

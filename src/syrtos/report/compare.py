@@ -1,10 +1,10 @@
-"""A comparison of two runs: the parts that take longer in the second, by how much, and whether that is more than noise.
+"""A comparison of two runs: the parts that take longer in the second, and by how much.
 
-Noise is measured in the runs themselves. The times of steps are cut into blocks, because steps that
-follow each other are not independent. Blocks are drawn with replacement, and the change in percent
-of the median (of steps) or mean (of their parts) is computed anew each time: the moving block
-bootstrap (Künsch 1989, doi:10.1214/aos/1176347265). The interval is that between which 95 % of the
-draws lie.
+The comparison says of each change whether it is more than noise. Noise is measured in the runs
+themselves. The times of steps are cut into blocks, because steps that follow each other are not
+independent. Blocks are drawn with replacement, and the change in percent of the median (of steps)
+or mean (of their parts) is computed anew each time: the moving block bootstrap (Künsch 1989,
+doi:10.1214/aos/1176347265). The interval is that between which 95 % of the draws lie.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ def compare_runs(first: RunRecord, second: RunRecord, facts: tuple[Facts, Facts]
 
 
 def _row(kind: str, words: str, a: Floats, b: Floats) -> dict[str, Any]:
-    """Returns the mean milliseconds (for ``step`` the median) of both, and the change in percent with its interval.
+    """Returns the mean milliseconds of both, and the change in percent with its interval.
 
-    The interval is None if there are too few steps to tell.
+    For ``step`` the median takes the place of the mean. The interval is None if there are too few
+    steps to tell.
     """
     use = np.median if kind == "step" else np.mean
     first, second = (float(use(x)) * 1e3 if len(x) else 0.0 for x in (a, b))
@@ -75,7 +76,7 @@ def _interval(a: Floats, b: Floats, use: Any) -> list[float]:
 
 
 def _thin_out(values: Floats, use: Any) -> Floats:
-    """Returns at most ``_MOST`` numbers: more are first summed up by ``use`` in groups that follow each other."""
+    """Returns at most ``_MOST`` numbers: more are summed up by ``use`` in consecutive groups."""
     return (
         values
         if len(values) <= _MOST

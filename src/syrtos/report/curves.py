@@ -13,9 +13,10 @@ _RATES = (_RATE, "lr")  # Keras 2 logs it by the second name
 
 
 def describe_curves(run: RunRecord) -> dict[str, Any]:
-    """Returns the points of each metric within epochs and at their ends, the learning rate, and the ends of epochs.
+    """Returns the points of each metric, the learning rate, and the ends of epochs.
 
-    Within an epoch a point is the mean since the epoch began, as Keras shows it.
+    Each metric has points within epochs and at their ends. Within an epoch a point is the mean
+    since the epoch began, as Keras shows it.
     """
     # By step: of those that were trained twice the second time counts.
     within, ends = (

@@ -1,4 +1,4 @@
-"""The exchange of gradients between workers in a step: bytes by variable, and the buckets in which they travel."""
+"""The exchange of gradients in a step: bytes by variable, and the buckets in which they travel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _SHOWN = 200  # variables, the largest first
 
 
 def describe_exchange(run: RunRecord) -> dict[str, Any]:
-    """Returns the variables and buckets of each group of gradients that an optimizer reduces, and counts for a step."""
+    """Returns the variables and buckets of each group of gradients that an optimizer reduces.
+
+    The result also has counts for a step: bytes of gradients, sums and meetings.
+    """
     facts = run.facts
     plans = [_plan(plan) for name, plan in sorted(facts.items()) if name.startswith("exchanged ")]
     return {

@@ -1,4 +1,4 @@
-"""The facts of a report about a run, as plain values: the page, the text and the JSON are made from them."""
+"""The facts of a report about a run, as plain values for the page, the text and the JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Facts = dict[str, Any]
 
 
 def of_run(run: RunRecord) -> Facts:
-    """Returns the facts of a run; for one that goes on, those that have been written down so far."""
+    """Returns the facts of a run; for one that goes on, those that have been written so far."""
     found = situation.of(run)
     findings = advice.findings(found) if found else []
     seconds = waterfall.of_run(run)
@@ -148,7 +148,10 @@ def _ranks(run: RunRecord) -> list[Facts]:
 
 
 def _split(run: RunRecord) -> str:
-    """Returns a sentence about the check of the first batch; empty if all parts of the steps are Keras's own."""
+    """Returns a sentence about the check of the first batch.
+
+    The text is empty if all parts of the steps are Keras's own.
+    """
     if why := run.facts.get("not_split"):
         return f"Not split: {why}. The whole batch is computed as by one process."
     difference = run.facts.get("first_batch")
@@ -161,7 +164,7 @@ def _split(run: RunRecord) -> str:
 
 
 def _data(run: RunRecord) -> Facts:
-    """Returns what the sample ledgers say: whether each record was trained on exactly once in each epoch.
+    """Returns what the sample ledgers say: whether each epoch trained on each record exactly once.
 
     Nothing is proved for data sets that do not tell records apart.
     """

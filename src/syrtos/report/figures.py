@@ -50,7 +50,7 @@ class _WorkerSums:
 
 
 class Figures:
-    """The figures of one run; each call of `points` reads the new lines of its files and updates the other attributes.
+    """The figures of one run, which each call of `points` updates from the new lines of its files.
 
     Attributes:
         trained_before: training steps of earlier generations that the present one goes on from.

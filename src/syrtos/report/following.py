@@ -1,4 +1,4 @@
-"""Logging of a run to trackers until it ends; a run that goes on later is logged further, not again."""
+"""Logging of a run to trackers until it ends; a resumed run is logged further, not again."""
 
 from __future__ import annotations
 

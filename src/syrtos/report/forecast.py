@@ -1,10 +1,10 @@
-"""A forecast of a step with more workers: from the ledgers of a finished run, and a link's latency and bandwidth.
+"""A forecast of a step with more workers, from the ledgers of a finished run.
 
-Each worker keeps its number of samples, so twice the workers train twice the samples in a step.
-Costs of collectives are those of Thakur, Rabenseifner and Gropp 2005
-(doi:10.1177/1094342005051521): a sum of S bytes over H hosts sends 2 (H - 1) / H · S over each
-host's link, in 2 · ⌈log₂ H⌉ rounds of latency, or in 2 (H - 1) around a ring. Exchanges are taken
-to hide behind nothing, as on processors whose cores all compute.
+The forecast also takes the latency and the bandwidth of a link. Each worker keeps its number of
+samples, so twice the workers train twice the samples in a step. Costs of collectives are those of
+Thakur, Rabenseifner and Gropp 2005 (doi:10.1177/1094342005051521): a sum of S bytes over H hosts
+sends 2 (H - 1) / H · S over each host's link, in 2 · ⌈log₂ H⌉ rounds of latency, or in 2 (H - 1)
+around a ring. Exchanges are taken to hide behind nothing, as on processors whose cores all compute.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class MeasuredStep:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The machines that make the step: ``hosts`` hosts with ``workers`` workers in all, joined by a link."""
+    """The machines of a step: ``hosts`` hosts and ``workers`` workers in all, joined by a link."""
 
     workers: int
     hosts: int
@@ -107,9 +107,10 @@ def _beside_wire(step: MeasuredStep, place: Layout) -> float:
 
 
 def sharded_step(step: MeasuredStep, place: Layout) -> float:
-    """Returns the seconds of a step with `--shard-update`: each worker updates its part, and the parts are gathered.
+    """Returns the seconds of a step with `--shard-update`.
 
-    Between hosts as many bytes travel as without it.
+    Each worker updates its part, and the parts are gathered. Between hosts as many bytes travel as
+    without the option.
     """
     return (
         hierarchical(step, place)
@@ -168,7 +169,7 @@ def is_measured(run_dir: Path) -> bool:
 
 
 def _read(run_dir: Path) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
-    """Returns the steps of each worker, without the first ones, and the facts that rank 0 has noted."""
+    """Returns each worker's steps, without the first ones, and the facts that rank 0 has noted."""
     ranks = []
     while (path := ledger_path(run_dir, len(ranks))).exists():
         ranks.append(list(lines(path, [])))
@@ -218,5 +219,5 @@ _OTHERWISE = {
 
 
 def _median(lines: list[dict[str, Any]], name: str) -> float:
-    """Returns the median of a figure of one step; steps that were executed as one share their line."""
+    """Returns the median of a figure of one step. Steps executed as one share their line."""
     return statistics.median(line.get(name, 0.0) / line["steps"] for line in lines)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Tail:
-    """A growing file of lines, which may not be there yet: each call of `read` returns the new ones."""
+    """A growing file of lines, which may not exist yet. Each call of `read` returns new lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -81,7 +81,7 @@ def _of_gpu(sample: Mapping[str, Any], gpu: int, name: str) -> Any:
 
 
 def _worker(run: RunRecord, rank: int) -> dict[str, Any]:
-    """Returns the most memory of a worker's process, and the mean number of cores that it kept busy.
+    """Returns the peak memory of a worker's process, and the mean number of cores it kept busy.
 
     The mean is taken from the worker's first sample to its last.
     """

@@ -1,11 +1,12 @@
-"""The gradient noise scale: the batch size up to which more samples in a step, and so more workers, are worth it.
+"""The gradient noise scale: the batch size up to which larger batches, so more workers, pay off.
 
-With batches of b samples on each of N workers and B = N·b in a step, the squared norm of a worker's gradient is |G|² +
-S/b in the mean and that of the mean over workers |G|² + S/B, where S is the sum of the variances of a sample's gradient
-and G the gradient of all data. Both unknowns follow from the two measurements; the noise scale is S/|G|², and at a
-batch of that size training takes twice the fewest possible steps, and twice the fewest possible samples (McCandlish et
-al., arXiv 1812.06162, section 2 and appendix A.1). S and |G|² are averaged over steps before one is divided by the
-other.
+With batches of b samples on each of N workers and B = N·b in a step, the squared norm of a worker's
+gradient is |G|² + S/b in the mean and that of the mean over workers |G|² + S/B, where S is the sum
+of the variances of a sample's gradient and G the gradient of all data. Both unknowns follow from
+the two measurements; the noise scale is S/|G|², and at a batch of that size training takes twice
+the fewest possible steps, and twice the fewest possible samples (McCandlish et al., arXiv
+1812.06162, section 2 and appendix A.1). S and |G|² are averaged over steps before one is divided by
+the other.
 
 If XLA exchanges (JAX) no worker sees its own gradient: then the two sizes are one step and the
 steps that Adam's first moment averages over.
@@ -28,7 +29,7 @@ _NOT = "The gradient noise scale was not measured: "
 
 
 def describe_noise_scale(run: RunRecord) -> dict[str, Any]:
-    """Returns the noise scale of the last generation that has trained, from the second half of its steps.
+    """Returns the last trained generation's noise scale, from the second half of its steps.
 
     ``scale`` is in samples, with ``low`` and ``high`` (95 % of draws of blocks of steps); ``batch``
     is the number of samples of a step, ``series`` has step and scale over the run, ``supported`` is
@@ -70,7 +71,10 @@ def describe_noise_scale(run: RunRecord) -> dict[str, Any]:
 
 
 def _measurements(run: RunRecord) -> tuple[Floats, Floats, Floats, float] | str:
-    """Returns step, S and |G|² of each measurement, and the samples of a step; or the reason why there are none."""
+    """Returns step, S and |G|² of each measurement, and the samples of a step.
+
+    If there are no measurements, the result is a text with the reason.
+    """
     ranks = [rank.lines for rank in run.last_trained.ranks]
     if len(ranks) < 2:
         return "it compares workers, and the run had one."
@@ -152,7 +156,7 @@ def _ratio(variance: Floats, square: Floats) -> float | None:
 
 
 def _interval(variance: Floats, square: Floats) -> tuple[float | None, float | None]:
-    """Returns the interval between which 95 % of draws of blocks of steps lie; None as its end if it has none."""
+    """Returns the 95 % interval of draws of blocks of steps; its end is None if it has none."""
     random, size = np.random.default_rng(0), max(len(variance) // _BLOCKS, 1)
     starts = random.integers(0, len(variance) - size + 1, (_DRAWS, -(-len(variance) // size)))
     picked = (starts[:, :, None] + np.arange(size)).reshape(_DRAWS, -1)
@@ -172,7 +176,7 @@ def _series(at: Floats, variance: Floats, square: Floats) -> list[list[float | N
 
 
 def _rates(scale: float, batch: float) -> dict[str, float]:
-    """Returns factors of a learning rate that suits this batch, for a batch as large as the noise scale.
+    """Returns factors of a learning rate that suits this batch, for a batch of ``scale`` samples.
 
     They are by linear scaling, by its square root, and by the noise scale itself (equation 2.7: the
     best rate of SGD is proportional to 1 / (1 + scale/batch)).
@@ -182,7 +186,10 @@ def _rates(scale: float, batch: float) -> dict[str, float]:
 
 
 def _epoch_limit(scale: float, epoch: float) -> str:
-    """Returns a sentence where the longest epoch of the run, of about ``epoch`` samples, has fewer than ``scale``."""
+    """Returns a sentence if the longest epoch of the run has fewer samples than ``scale``.
+
+    ``epoch`` is about the number of samples of that epoch. The text is empty for other runs.
+    """
     return (
         f" No step can have that many here: an epoch had about {_round(epoch)} samples."
         if 0 < epoch < scale
@@ -216,5 +223,5 @@ def _text(
 
 
 def _round(value: float) -> str:
-    """Returns the value with two digits: more would be noise. Of a small whole number there is no second one."""
+    """Returns the value with two digits: more would be noise. Small whole numbers have only one."""
     return f"{float(f'{value:.2g}'):,.{0 if value >= 10 or isinstance(value, int) else 1}f}"

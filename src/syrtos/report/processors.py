@@ -47,7 +47,7 @@ def machines(folder: Path) -> list[MachineLoad]:
 
 
 def _while_training(folder: Path) -> Iterator[Mapping[str, Any]]:
-    """Yields the machine's part of each sample, if training steps were made since the sample before."""
+    """Yields the machine's part of samples with training steps since the sample before."""
     for path in sorted((folder / "ledger").glob("usage-*.jsonl")):
         before: int | None = None
         for sample in _lines(path):

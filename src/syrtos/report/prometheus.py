@@ -1,4 +1,7 @@
-"""The figures of runs in Prometheus's format: https://prometheus.io/docs/instrumenting/exposition_formats/."""
+"""The figures of runs in Prometheus's format.
+
+See https://prometheus.io/docs/instrumenting/exposition_formats/.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ _FAMILIES: Sequence[tuple[Any, str, str, tuple[str, ...], Callable[[Figures], It
 
 
 def families(runs: Mapping[str, Figures]) -> list[Metric]:
-    """Returns the families of metrics of some runs, which are given by name: the value of the label ``run``."""
+    """Returns the metric families of runs by name. The name is the value of the label ``run``."""
     for figures in runs.values():
         figures.points()
     found = []

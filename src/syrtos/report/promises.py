@@ -41,7 +41,10 @@ def read_kept(run_dir: Path) -> dict[str, Any]:
 
 
 def _previous_run_facts(run: RunRecord, rate: float) -> dict[str, Any] | None:
-    """Returns facts of the last run of the same script, if it had a recommendation and something was changed since."""
+    """Returns facts of the last run of the same script.
+
+    The result is None if that run had no recommendation, or if nothing was changed since.
+    """
     if _end_of(run) != _WHOLE:
         return None
     candidates = sorted(

@@ -1,4 +1,4 @@
-"""Reads the record of a run: the ledgers of each generation of its workers, the curves of rank 0, and machine samples.
+"""Reads the record of a run: each generation's ledgers, the curves of rank 0, and machine samples.
 
 A record may be incomplete: the run may go on, have been killed, or be written by an older version.
 The reader says what is missing, and reads the rest.
@@ -146,7 +146,7 @@ class Generation:
 
     @property
     def trained_before(self) -> int:
-        """The number of training steps that were in a snapshot, so that this generation did not make them."""
+        """The number of training steps from a snapshot, which this generation did not make."""
         return int(self.first.facts.get("trained", 0)) if self.first else 0
 
     @property
@@ -175,7 +175,7 @@ class RunRecord:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """The facts that rank 0 has noted, of the last generation that has trained, or else of the last."""
+        """Rank 0's facts of the last generation that has trained, or else of the last."""
         first = self.last_trained.first or next(
             (each.first for each in reversed(self.generations) if each.first), None
         )
@@ -190,7 +190,7 @@ class RunRecord:
         )
 
     def step_kept(self, number: int) -> int | None:
-        """Returns the step of the run up to which the work of the generation with this index was kept.
+        """Returns the run's step up to which the work of the generation with this index was kept.
 
         None if no generation after it has trained, so that all of it was.
         """
@@ -409,7 +409,7 @@ def _usage(folder: Path, missing: list[str]) -> list[Mapping[str, Any]]:
 
 
 def lines(path: Path, missing: list[str]) -> Iterator[dict[str, Any]]:
-    """Yields the lines of a file that can be read, and adds a sentence about the others to ``missing``."""
+    """Yields the readable lines of a file, and adds a sentence about the others to ``missing``."""
     if not path.exists():
         return
     damaged = 0

@@ -76,18 +76,18 @@ class Situation:
         return int(self.steps[0].count.sum())
 
     def typical(self, kind: str) -> list[float]:
-        """Returns the mean seconds of one kind in a step, for each worker, without the first steps."""
+        """Returns each worker's mean seconds of one kind in a step, without the first steps."""
         return [float(each.of(kind)[FIRST:].mean()) for each in self.steps]
 
     def meeting(self) -> float:
-        """Returns the seconds of a step in exchanges and waiting, on the worker that spends least in them."""
+        """Returns the seconds of a step in exchanges and waiting, on the worker with the fewest."""
         # The others spend more because they wait for slower ones.
         return min(
             e + w for e, w in zip(self.typical("exchange"), self.typical("wait"), strict=True)
         )
 
     def own_seconds(self) -> list[float]:
-        """Returns the mean seconds that each worker spends by itself in a step, without the first steps."""
+        """Returns each worker's mean seconds by itself in a step, without the first steps."""
         return [float(each.own_seconds[FIRST:].mean()) for each in self.steps]
 
     def samples(self) -> list[float]:
@@ -95,7 +95,7 @@ class Situation:
         return [float(each.samples[FIRST:].mean()) for each in self.steps]
 
     def compute_with(self, worker: int, times: float) -> float:
-        """Returns the seconds in which a worker would compute a step of ``times`` as many samples as its own."""
+        """Returns a worker's seconds to compute a step of ``times`` as many samples as its own."""
         # Computing is a fixed cost and one for each sample. Steps of unequal size, as the last
         # batch of an epoch, tell them apart; without such steps all of it is taken to grow with the
         # samples, which is the most that it can.
@@ -111,7 +111,7 @@ class Situation:
 
 
 def of(run: RunRecord) -> Situation | None:
-    """Returns the situation of a run that made more than a few steps together on all of its workers; else None."""
+    """Returns a run's situation; None unless all workers made more than a few steps together."""
     found = steps.of_ranks(run)
     if not found or len(found[0].wall) <= FIRST + 1 or run.facts.get("training") == "asynchronous":
         return None
@@ -119,7 +119,7 @@ def of(run: RunRecord) -> Situation | None:
 
 
 def samples_per_second(run: RunRecord, without_first: bool = False) -> float:
-    """Returns the samples of all workers of the last generation that has trained, per second of training.
+    """Returns the samples of all workers in the last trained generation, per second of training.
 
     Evaluations are left out. If samples are not known, the steps count instead.
 

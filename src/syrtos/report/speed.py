@@ -1,4 +1,7 @@
-"""The speed of a run's steps against those of one worker, from an earlier run of the same script or as an upper bound."""
+"""The speed of a run's steps against those of one worker.
+
+The speed comes from an earlier run of the same script, or is an upper bound.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class Speed:
 
 
 def write(run_dir: Path, summary: Summary) -> None:
-    """Writes down how fast a run's steps are, for runs with another number of workers to compare with.
+    """Writes down the speed of a run's steps, for comparison by runs with other numbers of workers.
 
     Where that is not known, what an earlier run in the folder has written is removed.
     """
@@ -54,7 +57,7 @@ def write(run_dir: Path, summary: Summary) -> None:
 
 
 def find_measured(run_dir: Path) -> Speed | None:
-    """Returns the speed against the last run of the same script beside ``run_dir`` with fewer workers.
+    """Returns the speed against the same script's last run with fewer workers beside ``run_dir``.
 
     A run of one worker is preferred. None if there is no such run, or if this one has not written
     its speed.
@@ -75,7 +78,7 @@ def find_measured(run_dir: Path) -> Speed | None:
 
 
 def _earlier(run_dir: Path, request: Mapping[str, Any]) -> list[Path]:
-    """Returns the folders of runs beside ``run_dir`` that compute the same, from the last to the first."""
+    """Returns the folders of runs beside ``run_dir`` that compute the same, the newest first."""
     ages: dict[Path, float] = {}
     for path in run_dir.parent.glob(f"*/{_FILE}"):
         # A folder may be removed just now.

@@ -1,4 +1,7 @@
-"""Training steps over a run: how long each took, which took much longer and why, and which workers were slow when."""
+"""Training steps over a run: how long each took, and which took much longer and why.
+
+A map shows which workers were slow at which times.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def median(values: Sequence[float] | Floats) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSteps:
-    """The training steps of one worker over all generations, with a row for each line of its ledgers.
+    """The training steps of one worker over all generations, a row for each line of its ledgers.
 
     A line may be of several steps that were executed as one.
 
@@ -55,7 +58,7 @@ class WorkerSteps:
 
     @property
     def own_seconds(self) -> Floats:
-        """The seconds of a step that the worker spent by itself: not in exchanges, nor waiting for other workers."""
+        """The worker's own seconds of a step: not in exchanges, nor waiting for other workers."""
         return self.wall - self.of("exchange") - self.of("wait")
 
     @functools.cached_property
@@ -71,7 +74,7 @@ class WorkerSteps:
 
 
 def of_rank(run: RunRecord, rank: int) -> WorkerSteps:
-    """Returns the steps of the worker with this rank; of steps that were made again the second time counts."""
+    """Returns the steps of the worker with this rank; of repeated steps the second time counts."""
     parts = [
         _of_lines(each, generation, number, run.step_kept(number))
         for number, generation in enumerate(run.generations)
@@ -178,7 +181,9 @@ def _outliers(run: RunRecord, steps: WorkerSteps) -> list[dict[str, Any]]:
 def _describe_cause(
     run: RunRecord, steps: WorkerSteps, row: int, others: Sequence[WorkerSteps]
 ) -> str:
-    """Returns the kind of time that a step had more of than usual, in words; of waiting, also the worker waited for.
+    """Returns the kind of time that a step had more of than usual, in words.
+
+    The text for waiting also names the worker that was waited for.
 
     ``others``: the steps of all workers of its generation.
     """
@@ -202,17 +207,21 @@ def _describe_cause(
 
 
 def _most_beyond(steps: WorkerSteps, row: int) -> tuple[str, float]:
-    """Returns the kind with the most seconds beyond the usual, and these, of all steps that were executed as one."""
+    """Returns the kind with the most seconds beyond the usual, and these seconds.
+
+    The seconds are those of all steps that were executed as one.
+    """
     beyond = (steps.seconds[row] - steps.usual) * steps.count[row]
     k = int(beyond.argmax())
     return KINDS[k], float(beyond[k])
 
 
 def heat(run: RunRecord) -> dict[str, Any]:
-    """Returns a map of workers against time: each worker's own time for a step, relative to the median worker's then.
+    """Returns a map of workers against time.
 
-    With one worker the time is relative to its own median. The map is of the last generation that
-    has trained.
+    Each value is a worker's own time for a step, relative to the median worker's at that time. With
+    one worker the time is relative to its own median. The map is of the last generation that has
+    trained.
     """
     generation = run.last_trained
     steps = of_ranks(run)
@@ -248,7 +257,10 @@ def _several_hosts(generation: Generation) -> bool:
 
 
 def host_of(run: RunRecord, rank: int) -> str:
-    """Returns the host of a worker; hosts of one name, as several on one machine have, are told apart by number."""
+    """Returns the host of a worker.
+
+    Hosts of one name, as several on one machine have, are told apart by number.
+    """
     facts = next((each.facts for each in run.last_trained.ranks if each.rank == rank), {})
     node = facts.get("node")
     name = str(facts.get("host", "this machine"))

@@ -127,7 +127,7 @@ class Tally:
 
 
 def imported_before(facts: Mapping[str, Any], began: float, before: float) -> float:
-    """Returns the seconds of ``before`` in which the process that the worker is forked from imported.
+    """Returns the seconds of ``before`` that imports took in the process the worker is forked from.
 
     Args:
         facts: the worker's facts.
@@ -217,13 +217,13 @@ class Summary:
 
     @property
     def goodput(self) -> float:
-        """The part of the run's time that it would also have taken if its workers had not ended early."""
+        """The part of the run's time that it would have taken if no worker had ended early."""
         lost = self.restarts.seconds + self.restarts.step_seconds
         return 1 - min(lost / self.seconds, 1.0) if self.seconds else 1.0
 
 
 def summarize(*folders: Path) -> Summary:
-    """Reads all ledgers of a run, which are in a folder for each generation of its workers, in order."""
+    """Reads all ledgers of a run from the folders of its generations of workers, in order."""
     generations = [_Generation(folder) for folder in folders]
     last = next(
         (generation for generation in reversed(generations) if generation.ranks), generations[-1]
@@ -296,7 +296,7 @@ class _Generation:
 
     @property
     def after_lines(self) -> float:
-        """The seconds between the last line of its first worker and its end; 0 if it has made no step."""
+        """The seconds from its first worker's last line to its end; 0 if it has made no step."""
         ended = self.launcher.get("ended", 0.0) - self.first.facts.get("began", math.inf)
         # without a step all of its time is `before_steps`
         return max(ended - self.first.total, 0.0) if self.first.steps else 0.0
@@ -374,7 +374,10 @@ def _pace(ranks: list[Tally]) -> Pace:
 
 
 def _skew(ranks: list[Tally]) -> tuple[int, float] | None:
-    """Returns the slowest rank, and the share of time by which it waited less than the mean; None if it can't be told."""
+    """Returns the slowest rank, and the share of time by which it waited less than the mean.
+
+    The result is None if that can't be told.
+    """
     if len(ranks) < 2 or not all(rank.stepping for rank in ranks):
         return None
     waits = [rank.waited / rank.stepping for rank in ranks]

@@ -66,7 +66,7 @@ def _report(facts: Facts) -> Iterator[RenderableType]:
 
 
 def failure_of(facts: Facts) -> str:
-    """Returns how a run has failed or was stopped, in the first line of what its end said; empty for others."""
+    """Returns how a run failed or was stopped, as its end's first line says; empty for others."""
     outcome = facts["run"]["outcome"]
     if facts["run"]["goes_on"] or not is_failure(outcome):
         return ""

@@ -1,4 +1,4 @@
-"""The time of a run by kind, for the mean worker: where each second went. The parts add up to the run's time.
+"""The time of a run by kind, for the mean worker. The parts add up to the run's time.
 
 The cost of a restart is a part of its own, "lost": steps that were computed again, the time until
 the end of the workers was noticed, and all time of the next generation before its first step.
@@ -38,7 +38,10 @@ def of_run(run: RunRecord) -> Seconds:
 
 
 def by_rank(run: RunRecord) -> list[list[Seconds]]:
-    """Returns the seconds of each worker of each generation; a worker's parts add up to those of its generation."""
+    """Returns the seconds of each worker of each generation, by part.
+
+    A worker's parts add up to the seconds of its generation.
+    """
     found = []
     for number, generation in enumerate(run.generations):
         is_last = generation is run.generations[-1]

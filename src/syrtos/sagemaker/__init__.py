@@ -1,4 +1,4 @@
-"""Training on SageMaker's own hosts: `Syrtos` for ``ModelTrainer(distributed=...)`` of SageMaker's SDK v3.
+"""Training on SageMaker's own hosts: `Syrtos` for ``ModelTrainer(distributed=...)`` of its SDK v3.
 
     from syrtos.sagemaker import Syrtos
 

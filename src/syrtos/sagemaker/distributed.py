@@ -1,4 +1,7 @@
-"""The class that users pass to SDK v3's ``ModelTrainer(distributed=...)``. This file alone imports the SDK."""
+"""The class that users pass to SDK v3's ``ModelTrainer(distributed=...)``.
+
+This file alone imports the SDK.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,10 @@ class Syrtos(DistributedConfig):
 
     @property
     def driver_dir(self) -> str:
-        """A new folder with the driver, wheels if they were asked for, and a secret: the SDK asks once for each job."""
+        """A new folder with the driver, wheels if they were asked for, and a secret.
+
+        The SDK asks for it once for each job.
+        """
         return str(folder.make(self.wheels, self.python))
 
     @property

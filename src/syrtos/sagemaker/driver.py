@@ -42,7 +42,7 @@ class Config(DriverOptions):
 
 
 def main() -> None:
-    """Installs syrtos if need be, runs the script on all hosts, and ends with the run's exit code."""
+    """Installs syrtos if needed, runs the script on all hosts, and ends with its exit code."""
     here, env = Path(__file__).resolve().parent, dict(os.environ)
     config: Config = json.loads(env["SM_DISTRIBUTED_CONFIG"])
     # first of all: the command below is one of the syrtos that this installs
@@ -86,7 +86,10 @@ def command(config: DriverOptions, env: Mapping[str, str]) -> list[str]:
 
 
 def variables(config: DriverOptions, env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that tell syrtos of this host's workers, and libraries of the network between the hosts."""
+    """Returns the environment variables for this host's part of the run.
+
+    They tell syrtos of the workers of this host, and libraries of the network between the hosts.
+    """
     found = {"SYRTOS_SLOTS": str(workers(config, env))}
     interface = env.get("SM_NETWORK_INTERFACE_NAME")
     if interface and _hosts(env) > 1:
@@ -108,12 +111,15 @@ def _hosts(env: Mapping[str, str]) -> int:
 
 
 def arguments(hyperparameters: Mapping[str, object]) -> list[str]:
-    """Returns hyperparameters as a command line, by the rules of the SDK's own drivers (common/utils.py, 1.27)."""
+    """Returns hyperparameters as a command line.
+
+    The rules are those of the SDK's own drivers (common/utils.py, 1.27).
+    """
     return [word for name, value in hyperparameters.items() for word in (f"--{name}", _text(value))]
 
 
 def _text(value: object) -> str:
-    """Returns texts as they are, all else as JSON; a text that is JSON is written anew, as there."""
+    """Returns texts as they are, all else as JSON. Texts of JSON are rewritten, as in the SDK."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -123,7 +129,7 @@ def _text(value: object) -> str:
 
 
 def install(config: Config, wheels: Path, env: Mapping[str, str]) -> None:
-    """Installs syrtos: from the wheels that came with the job, or, where it is not there yet, as pip finds it."""
+    """Installs syrtos from the job's wheels, or else, if it is not there yet, as pip finds it."""
     if "SYRTOS_JOB" in env:
         return  # `syrtos serve`: this is its own environment, which a job must not change
     known = importlib.util.find_spec("syrtos") is not None

@@ -1,4 +1,4 @@
-"""Wheels that travel with a job, so that its container needs neither an index of packages nor a network."""
+"""Wheels that travel with a job, so its container needs neither a package index nor a network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PLATFORMS = (
 
 
 def collect(folder: Path, python: str) -> None:
-    """Puts a wheel of syrtos into a folder, and those of the packages that it needs and that images don't have.
+    """Puts a wheel of syrtos into a folder, and wheels of needed packages that images don't have.
 
     Args:
         folder: the folder, which is made.
@@ -78,7 +78,7 @@ def _installed() -> importlib.metadata.Distribution:
 
 
 def needed(requirements: Iterable[str]) -> Iterator[Requirement]:
-    """Yields the requirements of a package that images don't satisfy, without those of its extras."""
+    """Yields a package's requirements that images don't satisfy, without those of its extras."""
     for text in requirements:
         requirement = Requirement(text)
         extra = requirement.marker is not None and "extra" in str(requirement.marker)

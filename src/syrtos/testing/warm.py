@@ -48,7 +48,7 @@ _LIFE = "life"
 
 @contextlib.contextmanager
 def sharing() -> Iterator[None]:
-    """Context manager: processes that are started within it share their zygotes, which end with it."""
+    """Context manager: processes started within it share their zygotes, which end with it."""
     with tempfile.TemporaryDirectory(prefix="syrtos-", ignore_cleanup_errors=True) as folder:
         life = Path(folder, _LIFE)
         os.mkfifo(life)

@@ -1,4 +1,7 @@
-"""The check whether a trial ended for want of memory: a pure function of the facts that the launcher has."""
+"""The check whether a trial ended for want of memory.
+
+It is a pure function of the facts that the launcher has.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ _KILLED = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 
 
 def out_of_memory(outcome: Outcome, log: str, limited: bool = False) -> str:
-    """Returns the reason why a trial ran out of memory, as the end of a sentence about it; empty if it did not.
+    """Returns the reason why a trial ran out of memory; empty if it did not.
+
+    The text is the end of a sentence about the trial.
 
     Args:
         outcome: the end of the trial.

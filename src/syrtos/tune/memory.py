@@ -13,7 +13,10 @@ _USABLE, _LEAST_LEFT = 0.9, 0.03
 
 
 def usable(has: MachineMemory) -> int:
-    """Returns the bytes that a trial may need; the rest is kept for forecasts that are too low, and for other processes."""
+    """Returns the bytes that a trial may need.
+
+    The rest is kept for forecasts that are too low, and for other processes.
+    """
     return int(_USABLE * has.available)
 
 
@@ -38,7 +41,10 @@ class TrialMemory:
 
 
 def forecast(points: Sequence[TrialMemory], batch: int) -> int:
-    """Returns the bytes that a trial with a larger ``batch`` will need, on the line through the two largest batches."""
+    """Returns the bytes that a trial with a larger ``batch`` will need.
+
+    The forecast lies on the line through the two largest batches.
+    """
     *others, last = sorted(points, key=lambda point: point.batch)
     # After one trial all memory that `fit` has added, even that of weights and compiled code, is
     # taken to grow with the batch: such a forecast is too high, never too low.

@@ -141,7 +141,7 @@ def _flat(
     rates: Sequence[float],
     diverged: bool,
 ) -> str:
-    """Returns the reason why no rate can be recommended if the loss did not fall; otherwise empty."""
+    """Returns the reason why no rate can be recommended if the loss did not fall; else empty."""
     calm = losses[: max(best, 2 * _FIRST)]
     noise = float(np.std(np.diff(calm))) / math.sqrt(2)
     error = noise * math.sqrt((1 - _WEIGHT) / (1 + _WEIGHT))

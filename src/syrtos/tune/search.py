@@ -121,7 +121,9 @@ def _larger_batch(good: dict[int, float], each: int, most: int | None) -> int | 
 
 
 def has_stalled(good: dict[int, float]) -> bool:
-    """Returns whether the two largest batches are less than 5 % faster than the fastest of the smaller ones.
+    """Returns whether the two largest batches are hardly faster than the smaller ones.
+
+    They are then less than 5 % faster than the fastest of the smaller ones.
 
     Args:
         good: the speeds by batch; with fewer than three batches the answer is False.
@@ -203,7 +205,10 @@ def _smallest(good: dict[int, float]) -> int:
 
 
 def doubtful(tried: Sequence[BatchTrial], found: BatchRecommendation) -> int | None:
-    """Returns a winner whose single trial stands out from its neighbours or has wide quartiles; None without one."""
+    """Returns a winner whose single trial is doubtful; None without one.
+
+    Such a trial stands out from its neighbours or has wide quartiles.
+    """
     good = sorted((one for one in tried if not one.failed), key=lambda one: one.batch)
     for at, one in enumerate(good):
         beside = [each.speed for each in good[max(at - 1, 0) : at + 2] if each is not one]

@@ -19,7 +19,7 @@ def columns(values: Sequence[float], width: int) -> list[float]:
 def chart(
     values: Sequence[float], width: int = 60, height: int = 6, marked: int | None = None
 ) -> list[str]:
-    """Returns lines that show finite ``values`` as columns, on a scale from the least to the largest.
+    """Returns lines that show finite ``values`` as columns, scaled from the least to the largest.
 
     Args:
         marked: the index of a value to which an additional line below points.

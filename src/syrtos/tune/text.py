@@ -81,7 +81,10 @@ def _gain(result: BatchSearch, batch: int, speeds: Mapping[int, float]) -> str:
 
 
 def _updates(result: BatchSearch, batch: int) -> list[str]:
-    """Returns sentences about the effect of another batch on learning, and where the useful batch is measured."""
+    """Returns sentences about the effect of another batch on learning.
+
+    They also say where the useful batch is measured.
+    """
     support = (
         "The other half of the question is how large a batch the training can use: the gradient"
         " noise scale in `syrtos report`, of several workers."
@@ -98,7 +101,7 @@ def _updates(result: BatchSearch, batch: int) -> list[str]:
 
 
 def _would_fit(result: BatchSearch) -> str:
-    """Returns a sentence about the largest batch that would fit, by the growth of the host's memory.
+    """Returns a sentence on the largest batch that would fit, by the growth of the host's memory.
 
     It is empty if the search reached the end of memory, or if batches are on an accelerator.
     """
@@ -123,7 +126,7 @@ def _round(count: float) -> int:
 
 
 def _noise(result: BatchSearch) -> list[str]:
-    """Returns sentences about the differences between steps, about repeated trials, and about repeated data."""
+    """Returns sentences about differences between steps, repeated trials and repeated data."""
     good = [one for one in result.tried if not one.failed]
     noise = statistics.median(one.spread for one in good)
     sentences = [
@@ -150,7 +153,10 @@ def _noise(result: BatchSearch) -> list[str]:
 
 
 def _rates(result: BatchSearch, batch: int) -> list[str]:
-    """Returns sentences about the script's learning rate at another batch, by the linear and the square-root rule."""
+    """Returns sentences about the script's learning rate at another batch.
+
+    They give it by the linear and the square-root rule.
+    """
     if batch == result.own or not result.own:
         return []
     factor = batch / result.own
@@ -246,7 +252,7 @@ def _facts(one: BatchTrial) -> dict[str, Any]:
 
 
 def of_rates(rates: Rates, own: float | None, highest: float) -> list[str]:
-    """Returns sentences about a range test up to the rate ``highest``; the first says what to do."""
+    """Returns sentences about a range test up to rate ``highest``; the first says what to do."""
     if rates.recommended is None or rates.steepest is None or rates.least is None:
         above = (
             [f"The script's own rate is {own:.3g}, above all that were tested: raise `--to`."]

@@ -13,7 +13,7 @@ _KERAS = ("keras._tf_keras.keras", "tf_keras", "tf_keras.api._v2.keras")
 
 
 def install() -> None:
-    """Gives TensorFlow and Keras, as far as they have been imported, the names that they have lost."""
+    """Gives TensorFlow and Keras, as far as they are imported, the names that they have lost."""
     if "tensorflow" in sys.modules:
         tensorflow: Any = sys.modules["tensorflow"]
         # TensorFlow 2.16 lost the module, and hides `layers` of TensorFlow 1 where Keras is Keras
@@ -37,7 +37,7 @@ def _is_complete(package: str) -> bool:
 
 
 class _Later:
-    """A stand-in for the result of a function of `names`, which is called when an attribute is used."""
+    """A stand-in for the result of a function of `names`, called when an attribute is used."""
 
     # The modules of the Estimator need TensorFlow complete, and most scripts that import TensorFlow
     # have no Estimator.

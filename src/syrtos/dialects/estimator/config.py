@@ -182,7 +182,7 @@ class RunConfig:
 
     @property
     def is_chief(self) -> bool:
-        """Returns whether this worker writes files: it is rank 0, and neither evaluator nor ``ps``."""
+        """Returns whether this worker writes files: it is rank 0, and no evaluator or ``ps``."""
         return self._place.rank == 0 and self.task_type not in (
             TaskType.EVALUATOR,
             TaskType.PS,
@@ -263,7 +263,7 @@ def _model_dir(given: str | os.PathLike[str] | None, cluster: _Cluster) -> str |
 
 
 def with_model_dir(config: RunConfig, model_dir: str | os.PathLike[str] | None) -> RunConfig:
-    """Returns the config with the folder that was given, or else with one that rank 0 has made for all workers.
+    """Returns the config with the given folder, or else with one that rank 0 made for all workers.
 
     Raises:
         ValueError: ``model_dir`` and the config's differ.

@@ -50,7 +50,9 @@ v1 = tf.compat.v1
 
 
 class Estimator:
-    """Trains, evaluates, predicts with and exports the model of ``model_fn``; see the documentation of TensorFlow 2.15.
+    """Trains, evaluates, predicts with and exports the model of ``model_fn``.
+
+    See the documentation of TensorFlow 2.15.
 
     A batch of ``input_fn`` is one step of all workers. With a strategy in the `RunConfig`, or an
     ``input_context`` that the function asks for, it is a batch of one worker.
@@ -139,7 +141,9 @@ class Estimator:
         max_steps: int | None = None,
         saving_listeners: Sequence[SavingListener] | None = None,
     ) -> Self:
-        """Trains until ``input_fn`` ends, for ``steps`` more steps, or until the global step is ``max_steps``.
+        """Trains until ``input_fn`` ends, for ``steps`` more steps, or to step ``max_steps``.
+
+        ``max_steps`` is a value of the global step.
 
         Raises:
             ValueError: ``steps`` and ``max_steps`` are both given, or one is not positive.
@@ -156,7 +160,7 @@ class Estimator:
         listeners: Sequence[SavingListener] | None,
         saved: Callable[[int], None] | None = None,
     ) -> None:
-        """Trains as `train` does, and calls ``saved`` with the step of each checkpoint, on all workers."""
+        """Trains as `train` does; calls ``saved`` with each checkpoint's step, on all workers."""
         specs.check_steps(steps, max_steps)
         if max_steps is not None and self.global_step() >= max_steps:
             return
@@ -439,7 +443,10 @@ class Estimator:
         return inputs.OWN if distributed else inputs.SHARE
 
     def _with_any_rows(self, batch: Batch, input_fn: Callable[..., object], mode: str) -> Batch:
-        """Returns a batch that can be fed with all workers' rows, where it is split and `model_fn` allows that."""
+        """Returns a batch that can be fed with all workers' rows.
+
+        The batch stays as it is unless it is split and `model_fn` allows that.
+        """
         if not isinstance(batch, TensorShare):
             self._is_relaxed = False
             return batch
@@ -448,7 +455,11 @@ class Estimator:
         return batch._replace(data=of_any_rows(batch.data)) if self._is_relaxed else batch
 
     def _for_any_rows(self, run: Callable[[], Value]) -> Value:
-        """Runs a graph; once more, as it was, where `model_fn` can't be built without a static number of rows."""
+        """Runs a graph.
+
+        The graph is run once more, as it was, if `model_fn` can't be built without a static number
+        of rows.
+        """
         try:
             return run()
         except NeedsStaticRows:
@@ -467,7 +478,7 @@ class Estimator:
         train_op: tf.Operation | None = None,
         metrics: Mapping[str, tuple[object, object]] | None = None,
     ) -> list[Comparing]:
-        """Returns the hook that compares steps with those of one process, where batches are split."""
+        """Returns the hook that compares steps with one process's, where batches are split."""
         mode, step = (
             (ModeKeys.TRAIN, "train_step") if scope.training else (ModeKeys.EVAL, "test_step")
         )

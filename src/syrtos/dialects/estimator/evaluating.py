@@ -70,7 +70,7 @@ class _Evaluations:
         self._first = True
 
     def evaluate_if_due(self, step: int) -> None:
-        """Evaluates a checkpoint that has been written, if the last evaluation is long enough ago."""
+        """Evaluates a checkpoint that was written, if the last evaluation is long enough ago."""
         # The checkpoint before the first step is nothing to evaluate.
         if self._first:
             self._first = False
@@ -91,7 +91,7 @@ class _Evaluations:
         return self._result
 
     def follow(self) -> Evaluation:
-        """Evaluates each new checkpoint that another process writes, until one has ``max_steps``."""
+        """Evaluates each new checkpoint of another process, until one has ``max_steps``."""
         time.sleep(self._spec.start_delay_secs)
         while True:
             found, started = tf.train.latest_checkpoint(self._estimator.model_dir), time.monotonic()

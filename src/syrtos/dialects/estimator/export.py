@@ -20,7 +20,7 @@ _SERVING = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 
 
 class ServingInputReceiver:
-    """The inputs of a served model: ``features`` for ``model_fn``, and the tensors that are fed, by name."""
+    """A served model's inputs: ``features`` for ``model_fn``, and the fed tensors, by name."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class TensorServingInputReceiver(ServingInputReceiver):
 def build_raw_serving_input_receiver_fn(
     features: Mapping[str, tf.Tensor], default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
-    """Returns a function that makes the inputs of a served model which is fed with features as they are.
+    """Returns a function that makes the inputs of a served model that is fed with raw features.
 
     ``features`` are tensors that tell shapes and dtypes.
     """
@@ -70,7 +70,10 @@ def build_parsing_serving_input_receiver_fn(
     ],
     default_batch_size: int | None = None,
 ) -> Callable[[], ServingInputReceiver]:
-    """Returns a function that makes the inputs of a served model which is fed with serialized `tf.train.Example`s."""
+    """Returns a function that makes the inputs of a served model.
+
+    The model is fed with serialized `tf.train.Example`s.
+    """
 
     def receiver_fn() -> ServingInputReceiver:
         examples = v1.placeholder(tf.string, [default_batch_size], name="input_example_tensor")

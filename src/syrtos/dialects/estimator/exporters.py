@@ -45,7 +45,7 @@ class Exporter(abc.ABC):
         eval_result: Metrics,
         is_the_final_export: bool,
     ) -> bytes | None:
-        """Exports, and returns the folder of the saved model; None if there is nothing to export now."""
+        """Exports, and returns the saved model's folder; None if there is nothing to export now."""
 
 
 class _Saving(Exporter):
@@ -139,7 +139,10 @@ def _loss_smaller(best_eval_result: Metrics, current_eval_result: Metrics) -> bo
 
 
 class BestExporter(_Saving):
-    """Exports whenever an evaluation is better than all before it, those of earlier runs in ``model_dir`` included."""
+    """Exports whenever an evaluation is better than all before it.
+
+    The evaluations of earlier runs in ``model_dir`` are included.
+    """
 
     # Earlier runs are known by the files that evaluations write for TensorBoard: nothing else keeps
     # their results.
@@ -154,9 +157,10 @@ class BestExporter(_Saving):
         as_text: bool = False,
         exports_to_keep: int | None = 5,
     ) -> None:
-        """Makes an exporter whose ``compare_fn(best_eval_result, current_eval_result)`` says which one is better.
+        """Makes an exporter that compares evaluations by ``compare_fn``.
 
-        It returns whether the current evaluation is.
+        ``compare_fn(best_eval_result, current_eval_result)`` returns whether the current evaluation
+        is better.
 
         Raises:
             ValueError: ``exports_to_keep`` is not positive.
@@ -191,7 +195,10 @@ class BestExporter(_Saving):
         return self._save(estimator, export_path, checkpoint_path)
 
     def _best_before(self, model_dir: str, pattern: str, now: int | None) -> Metrics | None:
-        """Returns the best evaluation in the event files, without that of step ``now``, which has just been written."""
+        """Returns the best evaluation in the event files, without that of step ``now``.
+
+        The evaluation of step ``now`` has just been written.
+        """
         best = None
         for path in sorted(Path(model_dir).glob(pattern)):
             for event in tf.compat.v1.train.summary_iterator(str(path)):

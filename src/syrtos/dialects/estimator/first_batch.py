@@ -64,7 +64,7 @@ class _Draw(NamedTuple):
 
 
 def has_static_rows(data: object) -> bool:
-    """Returns whether a batch's tensors have a static number of rows, so that no other number can be fed."""
+    """Returns whether a batch's tensors have a static number of rows: no other can be fed."""
     return any(
         leaf.shape.rank and leaf.shape[0] is not None
         for leaf in _with_rows(data)
@@ -88,7 +88,10 @@ def _with_rows(data: object) -> list[BatchLeaf]:
 
 
 class Comparing(v1.train.SessionRunHook):
-    """Computes some steps both ways before they count, in their own session, and feeds those that can't be split."""
+    """Computes some steps both split and as in one process, before they count.
+
+    These computations have their own session. Steps that can't be split are fed with all rows.
+    """
 
     def __init__(
         self,
@@ -164,7 +167,7 @@ class Comparing(v1.train.SessionRunHook):
         return ""
 
     def before_run(self, run_context: RunContext) -> object:
-        """Compares what the next step computes, if that is due, and returns what the step is fed with."""
+        """Compares what the next step computes, if that is due, and returns the step's feed."""
         feed = self._feed_of_step(run_context.session)
         self.checks.count(1)
         if (
@@ -274,7 +277,10 @@ def _can_follow(plan: SplitPlan) -> bool:
 
 
 class _Trial:
-    """A step in a session of its own, with the values of the session that trains: it leaves no trace there."""
+    """A step in a session of its own, with the values of the session that trains.
+
+    The step leaves no trace in the session that trains.
+    """
 
     def __init__(
         self,
@@ -314,7 +320,10 @@ class _Trial:
 
     @contextlib.contextmanager
     def on(self, session: GraphSession, share: Feed, batch: Feed) -> Iterator[None]:
-        """Context manager: the trial has the values of a session that trains, and a batch: its share, and all of it."""
+        """Context manager: the trial has the values of a session that trains, and a batch.
+
+        The batch is given twice: this worker's share of it, and all of it.
+        """
         # The rounding of TensorFloat-32 differs by the number of rows.
         tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
         tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -334,7 +343,10 @@ class _Trial:
             tf.config.experimental.enable_tensor_float_32_execution(tf32)
 
     def is_repeatable(self) -> bool:
-        """Returns whether a step computes the same twice; draws in loops and conditions are not switched off."""
+        """Returns whether a step computes the same twice.
+
+        Draws in loops and conditions are not switched off.
+        """
         comm = self._scope.session.comm
         one, other = (self.compute_split(SplitPlan()) for _ in range(2))
         if one.error or other.error:
@@ -415,7 +427,10 @@ class _Trial:
         )
 
     def _run_train_op(self, feed: Feed, is_whole: bool) -> dict[int, Assigned]:
-        """Runs the training operation, and returns what it has assigned besides weights and their optimizer's state."""
+        """Runs the training operation, and returns what it has assigned.
+
+        Weights and their optimizer's state are left out.
+        """
         if not self._state:
             return {}
         before = self._session.run(self._state)
@@ -435,7 +450,7 @@ class _Trial:
 
 
 def _dense(gradient: Gradient) -> tf.Tensor:
-    """Returns a gradient as one tensor; the sum of its values, where a sparse one would be large."""
+    """Returns a gradient as one tensor; the sum of its values if a sparse one would be large."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     shape = tf.get_static_value(gradient.dense_shape) if gradient.dense_shape is not None else None
@@ -445,7 +460,10 @@ def _dense(gradient: Gradient) -> tf.Tensor:
 
 
 def _assigned_by_script(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-    """Returns those variables that a script may assign by itself: not those of optimizers, nor moving statistics."""
+    """Returns the variables that a script may assign by itself.
+
+    Variables of optimizers and moving statistics are left out.
+    """
     trained = [v.op.name for v in v1.trainable_variables()]
 
     def is_other(variable: tf.Variable) -> bool:
@@ -466,7 +484,7 @@ def _assigned_by_script(variables: Sequence[tf.Variable]) -> list[tf.Variable]:
 
 
 def _ancestors(fetched: Sequence[tf.Operation | tf.Tensor], fed: set[int]) -> list[tf.Operation]:
-    """Returns the operations that the fetched tensors and operations need, where some tensors are fed."""
+    """Returns the operations that fetched tensors and operations need if some tensors are fed."""
     waiting = [one if isinstance(one, tf.Operation) else one.op for one in fetched]
     found: dict[int, tf.Operation] = {}
     while waiting:
@@ -479,7 +497,7 @@ def _ancestors(fetched: Sequence[tf.Operation | tf.Tensor], fed: set[int]) -> li
 
 
 def _draws(operations: Sequence[tf.Operation]) -> list[_Draw]:
-    """Returns the random tensors among the results of operations, with their shapes and their largest elements."""
+    """Returns random tensors among operations' results, with their shapes and largest elements."""
     found: list[_Draw] = []
     for operation in operations:
         if not operation.type.startswith(_DRAWS):

@@ -35,7 +35,7 @@ v1 = tf.compat.v1
 
 
 class GraphScope(TensorFlowStep):
-    """A step whose graph has no order but that of its edges: assigned values are made equal outside of it.
+    """A step whose graph is ordered by its edges alone: assigned values are made equal outside it.
 
     Attributes:
         reduced: the gradients after their exchange, with the names of their variables.
@@ -74,7 +74,7 @@ class GraphScope(TensorFlowStep):
     def after_exchange(
         self, gradients: Sequence[Gradient | None], variables: Sequence[FrameworkVariable]
     ) -> None:
-        """Notes the gradients of the whole batch, but for those that a branch of a condition makes."""
+        """Notes the whole batch's gradients, except those that a branch of a condition makes."""
         for gradient, variable in zip(gradients, variables, strict=False):
             if gradient is None:
                 continue
@@ -148,7 +148,7 @@ def new_graph(phase: Phase | None = None) -> Iterator[tf.Graph]:
 
 @contextlib.contextmanager
 def refusing_calls_of_keras() -> Iterator[None]:
-    """Context manager: inside, a Keras model's own training raises an error that says what to write."""
+    """Context manager: inside, a Keras model's training raises an error that says what to write."""
     # Tensors of a graph that is being built have no values yet, which Keras's own errors don't say.
     kinds = {getattr(sys.modules.get(name), "Model", None) for name in ("keras", "tf_keras")} - {
         None

@@ -46,7 +46,7 @@ def hooks_of_worker(hooks: Sequence[object] | None, rank: int) -> list[object]:
 
 
 class BeginEqual(v1.train.SessionRunHook):
-    """Gives all workers the variables of rank 0, which has initialized them or read them from a checkpoint."""
+    """Gives all workers rank 0's variables, which it has initialized or read from a checkpoint."""
 
     def __init__(self, workers: Session, own_noise: bool = False) -> None:
         """Makes the hook.
@@ -188,7 +188,7 @@ class StopAndSave(v1.train.SessionRunHook):
 
 
 class LogLoss(v1.train.SessionRunHook):
-    """Logs the loss every ``every`` steps, if any, and stops training on all workers if it is not a number."""
+    """Logs the loss every ``every`` steps, if any, and stops all workers if it is not a number."""
 
     def __init__(self, loss: tf.Tensor, every: int | None) -> None:
         self._loss = loss
@@ -246,12 +246,12 @@ class GraphVariables:
 
 
 def metric_totals() -> GraphVariables:
-    """Returns the local variables, in which metrics count; the sum over the workers counts all samples."""
+    """Returns the local variables of metrics, whose sum over the workers counts all samples."""
     found = {id(v): v for v in v1.local_variables() if v.dtype.is_floating or v.dtype.is_integer}
     return GraphVariables(found.values())
 
 
 def is_moving(name: str) -> bool:
-    """Returns whether a variable's name is that of a moving statistic in Keras or `tf.compat.v1.layers`."""
+    """Returns whether a name is that of a moving statistic in Keras or `tf.compat.v1.layers`."""
     # The last part alone: an optimizer's averages are equal on all workers already.
     return "moving_" in name.rsplit("/", 1)[-1]

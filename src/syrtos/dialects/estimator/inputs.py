@@ -31,7 +31,7 @@ class Column(Protocol):
 
 
 class Table(Column, Protocol):
-    """Columns by name: `pandas.DataFrame`, of which nothing else is used, so pandas need not be installed."""
+    """Columns by name: all that is used of `pandas.DataFrame`, so pandas need not be installed."""
 
     columns: Sequence[str]
 
@@ -41,7 +41,7 @@ class Table(Column, Protocol):
 def read(
     input_fn: Callable[..., object], mode: str, how: How, known: Mapping[str, object]
 ) -> tuple[object, object] | pipelines.TensorShare:
-    """Returns features and labels, as tensors of the graph that is being built: all, or a worker's share of them.
+    """Returns features and labels as tensors of the graph being built: all, or a worker's share.
 
     Args:
         input_fn: returns a `tf.data.Dataset`, or features or ``(features, labels)``.
@@ -74,7 +74,7 @@ def read(
 
 
 def is_split(input_fn: Callable[..., object], how: How) -> bool:
-    """Returns whether the workers get parts of the same batches, and not batches of their own or all rows."""
+    """Returns whether workers get parts of the same batches, not their own batches or all rows."""
     return (
         how == SHARE
         and not arguments_for(input_fn, {"input_context": None})
@@ -95,7 +95,7 @@ def _pair(found: object) -> tuple[object, object]:
 def arguments_for(
     function: Callable[..., object], known: Mapping[str, object]
 ) -> dict[str, object]:
-    """Returns the ``known`` values that a function asks for by the names of its arguments, and does not have yet."""
+    """Returns the ``known`` values that a function asks for by argument name and does not have."""
     # `inspect` lists what a partial has bound by name among its parameters too.
     bound = function.keywords if isinstance(function, functools.partial) else {}
     names = inspect.signature(function).parameters
@@ -118,9 +118,10 @@ def numpy_input_fn(
     x: object, y: object = None, batch_size: int = 128, num_epochs: int | None = 1, shuffle: bool | None = None,
     **_queue: object,
 ) -> Callable[[], tf.data.Dataset]:  # fmt: skip
-    """Returns an input function of batches of arrays, as `tf.compat.v1.estimator.inputs.numpy_input_fn` does.
+    """Returns an input function of batches of arrays.
 
-    Options of the queue that the original had are not needed.
+    The original is `tf.compat.v1.estimator.inputs.numpy_input_fn`. Options of the queue that the
+    original had are not needed.
 
     Raises:
         ValueError: ``shuffle`` is neither True nor False.
@@ -155,7 +156,7 @@ def pandas_input_fn(
     x: Table, y: Column | None = None, batch_size: int = 128, num_epochs: int | None = 1,
     shuffle: bool | None = None, target_column: str = "target", **_queue: object,
 ) -> Callable[[], tf.data.Dataset]:  # fmt: skip
-    """Returns an input function of a table, as `tf.compat.v1.estimator.inputs.pandas_input_fn` does.
+    """Returns an input function of a table, like `tf.compat.v1.estimator.inputs.pandas_input_fn`.
 
     Features are the columns by name.
     """

@@ -1,4 +1,7 @@
-"""The function `tf.keras.estimator.model_to_estimator`: an Estimator's calls on a Keras model, which `fit` trains."""
+"""The function `tf.keras.estimator.model_to_estimator`.
+
+It gives a Keras model, which `fit` trains, the calls of an Estimator.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,10 @@ def model_to_estimator(
 
 
 class KerasEstimator(Estimator):
-    """Trains by `fit`, and keeps checkpoints of the model, its optimizer and the global step in ``model_dir``."""
+    """Trains by `fit`, and keeps checkpoints in ``model_dir``.
+
+    A checkpoint holds the model, its optimizer and the global step.
+    """
 
     def __init__(
         self,
@@ -138,7 +144,10 @@ class KerasEstimator(Estimator):
         listeners: Sequence[SavingListener] | None,
         saved: Callable[[int], None] | None = None,
     ) -> None:
-        """Trains by `fit`, and calls ``saved`` with the step of each checkpoint; see `Estimator.train_saving`."""
+        """Trains by `fit`, and calls ``saved`` with the step of each checkpoint.
+
+        See `Estimator.train_saving`.
+        """
         _check_no_hooks(own_hooks, listeners)
         check_steps(steps, max_steps)
         self._restore(self.latest_checkpoint())
@@ -200,7 +209,7 @@ class KerasEstimator(Estimator):
         checkpoint_path: str | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
-        """Yields predictions, which go by the names of the layers that make them; see `Estimator.predict`."""
+        """Yields predictions by the names of the layers that make them; see `Estimator.predict`."""
         _check_no_hooks(hooks)
         self._restore(self._checkpoint(checkpoint_path))
         # A `Sequential` of Keras 3 has no names of its outputs.
@@ -225,7 +234,10 @@ class KerasEstimator(Estimator):
         checkpoint_path: str | None = None,
         experimental_mode: str = ModeKeys.PREDICT,
     ) -> bytes:
-        """Writes the model with the signature of its inputs, in a folder named by the time; receivers aren't needed."""
+        """Writes the model with the signature of its inputs, in a folder named by the time.
+
+        Receivers aren't needed.
+        """
         del serving_input_receiver_fn, assets_extra, as_text, experimental_mode
         self._restore(self._checkpoint(checkpoint_path))
         written = ""

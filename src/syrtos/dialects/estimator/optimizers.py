@@ -1,4 +1,4 @@
-"""The optimizers of TensorFlow 1 inside a ``model_fn``, whose gradients become those of all workers."""
+"""TensorFlow 1's optimizers inside a ``model_fn``, whose gradients become those of all workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _REDUCED = "_syrtos_reduced"
 
 @functools.cache
 def install() -> None:
-    """Wraps the optimizers of TensorFlow 1, which then reduce gradients while the graph of a training step is built."""
+    """Wraps the optimizers of TensorFlow 1.
+
+    They then reduce gradients while the graph of a training step is built.
+    """
     optimizer = v1.train.Optimizer
     replace(optimizer, "compute_gradients", _reducing)
     for kind in [optimizer, *_subclasses(optimizer)]:
@@ -136,7 +139,7 @@ def _values(gradient: Gradient) -> tf.Tensor:
 
 
 def _applying_at_once(_original: object) -> Callable[..., object]:
-    """Replaces `apply_gradients`: the inner optimizer applies gradients, without replicas to wait for."""
+    """Replaces `apply_gradients`: the inner optimizer applies them without replicas to wait for."""
 
     def apply_gradients(
         self: tf_internals.SyncReplicas,

@@ -1,4 +1,4 @@
-"""The types of TensorFlow 1 that the Estimator uses: TensorFlow's stubs have nothing of `tf.compat.v1`."""
+"""TensorFlow 1's types that the Estimator uses: TensorFlow's stubs have no `tf.compat.v1`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Scaffold(Protocol):
 
 
 class SavingListener(Protocol):
-    """Functions that are called around checkpoints: `tf.compat.v1.train.CheckpointSaverListener`."""
+    """Functions called around checkpoints: `tf.compat.v1.train.CheckpointSaverListener`."""
 
     def begin(self) -> None:
         """Adds operations, before the graph is final."""

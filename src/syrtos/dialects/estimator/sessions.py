@@ -20,7 +20,7 @@ v1 = tf.compat.v1
 
 
 def scaffold_of(spec: EstimatorSpec, config: RunConfig) -> Scaffold:
-    """Returns the scaffold of a training graph, with a saver by the settings where the script has made none."""
+    """Returns a training graph's scaffold, with a saver by the settings if the script made none."""
     scaffold = spec.scaffold or v1.train.Scaffold()
     if scaffold.saver is None and not v1.get_collection(v1.GraphKeys.SAVERS):
         keep, hours = config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours

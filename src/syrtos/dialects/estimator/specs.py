@@ -85,7 +85,7 @@ class TrainSpec:
 
 @dataclasses.dataclass(frozen=True)
 class EvalSpec:
-    """The data that `train_and_evaluate` evaluates on, the number of batches, and the exporters that follow."""
+    """The data that `train_and_evaluate` evaluates on, the number of batches, and the exporters."""
 
     input_fn: Callable[..., object]
     steps: int | None = 100

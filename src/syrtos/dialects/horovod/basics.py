@@ -223,7 +223,7 @@ def comm_of(process_set: ProcessSet) -> Communicator:
 
 
 def _registered_set(process_set: ProcessSet) -> ProcessSet | None:
-    """Returns the set that is registered under this one's id: itself, or one of the same ranks; else None."""
+    """Returns the set registered under this one's id if it has the same ranks; else None."""
     known = (
         None if process_set.process_set_id is None else _state.sets.get(process_set.process_set_id)
     )
@@ -291,7 +291,9 @@ def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Records exchanges, agreements and the time between them from now on, for a file that Chrome and Perfetto show.
+    """Records exchanges, agreements and the time between them from now on.
+
+    The recording becomes a file that Chrome and Perfetto show.
 
     Args:
         file_path: the file of rank 0. `stop_timeline` writes it; at the end of the script it is

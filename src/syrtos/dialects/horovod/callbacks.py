@@ -84,7 +84,10 @@ class BroadcastGlobalVariablesCallback(_Callback):
 
 
 class MetricAverageCallback(_Callback):
-    """Averages the logs of an epoch over the workers, in place: give it before the callbacks that read them."""
+    """Averages the logs of an epoch over the workers, in place.
+
+    It has to be given before the callbacks that read the logs.
+    """
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
@@ -102,11 +105,12 @@ class MetricAverageCallback(_Callback):
 
 
 class LearningRateScheduleCallback(_Callback):
-    """Sets the learning rate to ``initial_lr`` times a multiplier, from ``start_epoch`` up to but not at ``end_epoch``.
+    """Sets the learning rate to ``initial_lr`` times a multiplier.
 
-    A number ``m`` means ``m ** (epoch - start_epoch)``. A function is called with the epoch, which
-    has a fraction if ``staircase`` is False. With ``momentum_correction`` the velocities of an
-    optimizer with momentum are scaled with the rate.
+    The rate is set from ``start_epoch`` up to but not at ``end_epoch``. A multiplier ``m`` that is
+    a number means ``m ** (epoch - start_epoch)``. A function is called with the epoch, which has a
+    fraction if ``staircase`` is False. With ``momentum_correction`` the velocities of an optimizer
+    with momentum are scaled with the rate.
     """
 
     def __init__(
@@ -217,7 +221,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(_ModelCheckpoint):
-    """A `ModelCheckpoint` that keeps the best model; its ``filepath`` is set later, by the code that uses it."""
+    """A `ModelCheckpoint` that keeps the best model.
+
+    Its ``filepath`` is set later, by the code that uses it.
+    """
 
     def __init__(
         self,
@@ -233,7 +240,7 @@ class BestModelCheckpoint(_ModelCheckpoint):
 
 
 class CommitStateCallback(_Callback):
-    """Commits an elastic state every ``batches_per_commit`` batches, and at the end of each epoch."""
+    """Commits an elastic state every ``batches_per_commit`` batches and at each epoch's end."""
 
     def __init__(self, state: elastic.State, batches_per_commit: int = 1) -> None:
         super().__init__()

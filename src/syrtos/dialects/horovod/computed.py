@@ -44,7 +44,10 @@ class ComputedGradients:
     def compute_gradients(
         self, loss: Loss, var_list: Sequence[DialectVariable], tape: tf.GradientTape | None = None
     ) -> list[GradientAndVariable]:
-        """Returns pairs of reduced gradient and variable, of a loss that the tape has recorded or a function gives."""
+        """Returns pairs of reduced gradient and variable.
+
+        The loss is one that the tape has recorded or that a function returns.
+        """
         return self._compute_gradients(loss, var_list, tape=tape)
 
     def _compute_gradients(

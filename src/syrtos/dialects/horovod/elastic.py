@@ -36,7 +36,7 @@ _FILE = "elastic-state.safetensors"
 
 
 class State:
-    """The progress of a training function. Attributes are given as keywords; they hold plain data."""
+    """A training function's progress. Attributes are given as keywords; they hold plain data."""
 
     # The number of this state among those that the script has begun to train, and how many these
     # are. A commit has its state's number: a script may train one state after the other, in the
@@ -64,7 +64,10 @@ class State:
     # -- Horovod's methods ---------------------------------------------------------------------
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Registers functions to call before training goes on from a commit, perhaps on another number of workers."""
+        """Registers functions to call before training goes on from a commit.
+
+        The number of workers may have changed since the commit.
+        """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -143,7 +146,9 @@ class State:
             durable.replace(path, encoding.pack(arrays, {}))
 
     def resume(self) -> bool:
-        """Takes over, on rank 0, the last commit of the generation or the run before. All workers call it together.
+        """Takes over, on rank 0, the last commit of the generation or the run before.
+
+        All workers call it together.
 
         Returns:
             Whether there is a commit, on all workers.
@@ -175,7 +180,7 @@ class State:
 
 
 class ObjectState(State):
-    """A state of plain data. ``bcast_object`` and ``get_rank``, which Horovod needs, are not used."""
+    """A state of plain data. Horovod's ``bcast_object`` and ``get_rank`` are not used."""
 
     def __init__(
         self, bcast_object: object = None, get_rank: object = None, **kwargs: object
@@ -229,7 +234,10 @@ KerasState = TensorFlowKerasState
 def run(
     func: Callable[Concatenate[State, Parameters], Result],
 ) -> Callable[Concatenate[State, Parameters], Result]:
-    """Decorates a training function ``func(state, ...)``, which begins from the last commit, equal on all workers."""
+    """Decorates a training function ``func(state, ...)``, which begins from the last commit.
+
+    The state is then equal on all workers.
+    """
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:

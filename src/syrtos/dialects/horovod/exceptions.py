@@ -6,11 +6,17 @@ from syrtos.errors import SyrtosError
 
 
 class HorovodInternalError(SyrtosError, RuntimeError):
-    """The error of a failed exchange. Never raised here: the launcher ends all workers, and starts others."""
+    """The error of a failed exchange.
+
+    It is never raised here: the launcher ends all workers, and starts others.
+    """
 
 
 class HostsUpdatedInterrupt(SyrtosError, RuntimeError):
-    """The interrupt for hosts that come or go. Never raised here: the launcher ends all workers, and starts others."""
+    """The interrupt for hosts that come or go.
+
+    It is never raised here: the launcher ends all workers, and starts others.
+    """
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("hosts were updated")

@@ -37,7 +37,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns the root's object. It is plain data (see `syrtos.comm.objects`): nothing is pickled."""
+    """Returns the root's object, plain data (see `syrtos.comm.objects`): nothing is pickled."""
     del session, name
     # Scripts catch TensorFlow's errors, which Horovod's exchanges raise.
     with op_errors.raising():

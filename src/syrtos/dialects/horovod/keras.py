@@ -82,7 +82,10 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> OptimizerT:
-    """Calls `syrtos.dialects.horovod.optimizer.DistributedOptimizer`; the order of arguments is this module's."""
+    """Calls `syrtos.dialects.horovod.optimizer.DistributedOptimizer`.
+
+    The order of arguments is this module's own.
+    """
     return common.DistributedOptimizer(
         optimizer, name, False, device_dense, device_sparse, compression, sparse_as_dense, backward_passes_per_step, op,
         gradient_predivide_factor, average_aggregated_gradients, num_groups, groups, process_set, scale_local_gradients,
@@ -95,7 +98,7 @@ def PartialDistributedOptimizer(
     local_layers: DialectLayer | Iterable[DialectLayer] | None = None,
     **kwargs: Any,
 ) -> OptimizerT:
-    """Makes a `DistributedOptimizer` that leaves the variables of ``local_layers`` to each worker."""
+    """Makes a `DistributedOptimizer` that leaves variables of ``local_layers`` to each worker."""
     made = DistributedOptimizer(optimizer, *args, **kwargs)
     for variable in common.variables_of_layers(local_layers):
         made.register_local_var(variable)

@@ -1,4 +1,7 @@
-"""Horovod's exchanges of tensors, over the core's. All are differentiable, eagerly and inside `tf.function`."""
+"""Horovod's exchanges of tensors, over the core's.
+
+All are differentiable, eagerly and inside `tf.function`.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Gradient:
-    """Reduces a tensor, or the rows of `tf.IndexedSlices`, over the workers; the default is their average."""
+    """Reduces a tensor, or rows of `tf.IndexedSlices`, over the workers; averages by default."""
     del device_dense, device_sparse, ignore_name_scope
     op, comm = chosen_op(op, average), _check_name(comm_of(process_set), "allreduce", name)
     if isinstance(tensor, tf.IndexedSlices):
@@ -180,7 +183,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[object]:
-    """Overwrites variables with the root's: at once, or in a graph when the returned operations run."""
+    """Overwrites variables with the root's: at once, or in a graph by the returned operations."""
     comm, root = (
         _check_name(comm_of(process_set), "broadcast", name),
         root_in(process_set, root_rank),
@@ -200,7 +203,10 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
-    """Sends groups of rows to all workers; with ``splits`` also returns how many rows came from each."""
+    """Sends groups of rows to all workers, and returns the rows that came.
+
+    With ``splits`` it also returns how many rows came from each worker.
+    """
     del ignore_name_scope
     comm = _check_name(comm_of(process_set), "alltoall", name)
 
@@ -228,10 +234,10 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """Returns this worker's rows of the reduced tensor; the first workers get one more if it doesn't divide evenly.
+    """Returns this worker's rows of the reduced tensor.
 
-    Its gradient is, as Horovod defines it, that of all workers' rows, times the number of workers
-    for Sum.
+    The first workers get one row more if the tensor doesn't divide evenly. The gradient is, as
+    Horovod defines it, that of all workers' rows, times the number of workers for Sum.
     """
     tensor = tf.convert_to_tensor(tensor)
     if tensor.shape.rank == 0:
@@ -353,7 +359,7 @@ def root_in(process_set: ProcessSet, root_rank: int) -> int:
 
 
 def _check_name(comm: Communicator, call: str, name: str | None) -> Communicator:
-    """Returns the communicator, after workers have compared the names of the tensors that they exchange."""
+    """Returns the communicator after workers have compared the names of the exchanged tensors."""
     # Workers that exchange tensors under different names are told, instead of mixing them up.
     if name is not None and comm.size > 1:
 

@@ -1,4 +1,4 @@
-"""The optimizer `hvd.DistributedOptimizer` and the tape `hvd.DistributedGradientTape`, with their reductions."""
+"""`hvd.DistributedOptimizer` and `hvd.DistributedGradientTape`, with their reductions."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class DistributedGradientTape(gradients.ReducingTape):
         output_gradients: object = None,
         use_generic_names: bool = False,
     ) -> Any:
-        """Returns the reduced gradients, in the structure of ``sources``; None where there is none."""
+        """Returns reduced gradients in the structure of ``sources``; None where there is none."""
         del use_generic_names
         return super().gradient(target, sources, output_gradients)
 
@@ -153,7 +153,7 @@ class DistributedGradientTape(gradients.ReducingTape):
     ) -> tuple[
         list[tuple[DialectVariable, Gradient | None]], list[tuple[DialectVariable, Gradient | None]]
     ]:
-        """Returns pairs of (variable, gradient): those of the local variables, and those of the others."""
+        """Returns pairs of (variable, gradient): of the local variables, and of the others."""
         pairs = list(
             zip(
                 sources,
@@ -174,7 +174,10 @@ def PartialDistributedGradientTape(
     local_layers: DialectLayer | Iterable[DialectLayer] | None = None,
     **kwargs: Any,
 ) -> DistributedGradientTape:
-    """Makes a `DistributedGradientTape` that leaves the variables of ``local_layers`` to each worker."""
+    """Makes a `DistributedGradientTape` with local variables.
+
+    The variables of ``local_layers`` are left to each worker.
+    """
     tape = DistributedGradientTape(gradtape, *args, **kwargs)
     for variable in variables_of_layers(local_layers):
         tape.register_local_source(variable)

@@ -1,4 +1,4 @@
-"""Names that scripts import from `horovod.common.util`, `horovod.tensorflow.util` and `horovod.runner`."""
+"""Names that scripts import from Horovod's `common.util`, `tensorflow.util` and `runner`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checks whether a conversion understands what a script of Horovod or SMDDP says. The rest must not be guessed."""
+"""Checks whether a conversion understands a script of Horovod or SMDDP.
+
+A conversion must not guess what it does not understand.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,7 @@ def problems(script: Script) -> list[Problem]:
 
 
 def trains(call: ast.Call) -> bool:
-    """Returns whether a call named `fit` is that of a Keras model, by its arguments or by the name of the object."""
+    """Returns whether a call of `fit` is a Keras model's, by its arguments or its object's name."""
     on = ast.unparse(call.func.value).lower() if isinstance(call.func, ast.Attribute) else ""
     return isinstance(call.func, ast.Attribute) and (
         "model" in on or any(k.arg in _OF_FIT for k in call.keywords)
@@ -103,7 +106,7 @@ def trains(call: ast.Call) -> bool:
 
 
 def _exchange_function(script: Script, node: ast.AST) -> str:
-    """Returns the name of the function of Horovod or SMDDP that a node calls; empty for other nodes."""
+    """Returns the name of the Horovod or SMDDP function that a node calls; empty for others."""
     path = (script.written_path(node.func) or "") if isinstance(node, ast.Call) else ""
     return path.rpartition(".")[2] if path.split(".")[0] in _ROOTS else ""
 
@@ -158,7 +161,10 @@ def _handed_over(script: Script) -> Iterator[Problem]:
 # This is asked at each name of a script.
 @functools.lru_cache(maxsize=8)
 def _rank_names(script: Script, names: frozenset[str]) -> set[str]:
-    """Returns the names that are given a rank or a size (``names`` are its functions) anywhere in the script."""
+    """Returns the names that are given a rank or a size anywhere in the script.
+
+    ``names`` are the functions that return the rank or the size.
+    """
     return {
         name
         for name, values in script.assigned_values.items()

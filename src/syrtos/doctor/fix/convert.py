@@ -233,7 +233,7 @@ def _with_wanted(module: cst.Module, wants: set[str], workers: int) -> cst.Modul
 
 
 def _insertion_index(module: cst.Module) -> int:
-    """Returns the index in the body after the imports, but before the first line that needs what is added."""
+    """Returns the index in the body after the imports, but before lines that need what is added."""
     body = module.body
     imports = 1 + max((number for number, line in enumerate(body) if _is_import(line)), default=-1)
     first = 1 if body and module.get_docstring() is not None else 0

@@ -1,4 +1,4 @@
-"""Conversion of Estimators made of Keras models to `fit`, `evaluate` and `predict` of the model itself."""
+"""Conversion of Estimators made of Keras models to the models' `fit`, `evaluate` and `predict`."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ class Estimators(Conversion):
                 self._gone.add(name)
 
     def _data(self, call: cst.Call, steps: str) -> str | None:
-        """Returns the text of a call's data set: what the input function returns, with the given number of steps taken.
+        """Returns the text of a call's data set, with the given number of steps taken.
 
-        Returns None if there is no input function, or one that can't be called without arguments.
+        The data set is what the input function returns. Returns None if there is no input function,
+        or one that can't be called without arguments.
         """
         function, count = argument(call, "input_fn", 0), argument(call, steps, 1)
         if function is None:

@@ -1,8 +1,9 @@
-"""Conversion of scripts of Horovod and SMDDP, where each worker has a batch, to plain Keras with one batch for all.
+"""Conversion of scripts of Horovod and SMDDP to plain Keras with one batch for all workers.
 
-N workers with batches of b samples whose gradients are averaged compute the mean over N·b samples.
-One process does the same with `batch_size=b * WORKERS`. Where each worker took every N-th record,
-the batches of all of them in one step are the next N·b records of the whole.
+Each worker of such a script has a batch of its own. N workers with batches of b samples whose
+gradients are averaged compute the mean over N·b samples. One process does the same with
+`batch_size=b * WORKERS`. Where each worker took every N-th record, the batches of all of them in
+one step are the next N·b records of the whole.
 """
 
 from __future__ import annotations
@@ -381,7 +382,7 @@ class PerWorker(RanksAndSizes):
     # -- conditions about ranks -------------------------------------------------------------------------------
 
     def _value_on_rank_0(self, test: cst.BaseExpression) -> bool | None:
-        """Returns the value that a condition about ranks has on rank 0; None for other conditions."""
+        """Returns the value of a condition about ranks on rank 0; None for other conditions."""
         if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
             left, operator, right = (
                 test.left,
@@ -487,7 +488,7 @@ class PerWorker(RanksAndSizes):
 
 
 def _averages(op: cst.BaseExpression) -> bool:
-    """Returns whether an argument is `hvd.Average` or `True`, and not a choice between several ops."""
+    """Returns whether an argument is `hvd.Average` or `True`, not a choice between several ops."""
     return isinstance(op, cst.Attribute | cst.Name) and code(op).rpartition(".")[2] in (
         "Average",
         "True",

@@ -1,4 +1,4 @@
-"""The ranks, and the numbers of workers, in the text of a script of Horovod or SMDDP; and what they divide."""
+"""The ranks and numbers of workers in Horovod or SMDDP scripts' text, and what they divide."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FITS = ("fit", "fit_generator")
 
 
 class RanksAndSizes(Conversion):
-    """A conversion that knows which names and calls of a script stand for ranks, and for numbers of workers."""
+    """A conversion that knows a script's names and calls for ranks and for numbers of workers."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
@@ -122,7 +122,7 @@ class RanksAndSizes(Conversion):
                 self._sharded.update({outer} if any(map(self._is_size, given)) else ())
 
     def _exchange_function(self, node: cst.CSTNode) -> str:
-        """Returns the name of the function of Horovod or SMDDP that a node calls; empty for other nodes."""
+        """Returns the name of the Horovod or SMDDP function that a node calls; empty for others."""
         if not isinstance(node, cst.Call):
             return ""
         path = self.name(node.func)

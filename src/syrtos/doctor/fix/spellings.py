@@ -74,7 +74,7 @@ _CONFIGS = ("tensorflow.ConfigProto", "tensorflow.compat.v1.ConfigProto")
 
 
 class Spellings(Conversion):
-    """Replaces words of Keras 2 that are others today, and removes those that are not needed any more."""
+    """Replaces words of Keras 2 that have changed, and removes those that are no longer needed."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
@@ -207,7 +207,7 @@ class Spellings(Conversion):
         return updated_node
 
     def _leave_counts(self, call: cst.Call) -> None:
-        """Leaves arguments of Keras 1 and 2 to be done by hand if their numbers mean something else today."""
+        """Leaves arguments of Keras 1 and 2 to the user if the meaning of their numbers changed."""
         for name, text in _COUNTS.items():
             if (found := argument(call, name)) is not None and not m.matches(
                 found.value, m.Integer("1")
@@ -258,7 +258,7 @@ class Spellings(Conversion):
         return without(replace_argument(call, rate, schedule), "decay")
 
     def _is_optimizer(self, node: cst.BaseExpression) -> bool:
-        """Returns whether a node is `model.optimizer`, or a name that was given an optimizer of Keras."""
+        """Returns whether a node is `model.optimizer`, or a name given an optimizer of Keras."""
         return code(node).endswith(".optimizer") or code(node) in self._optimizers
 
     def leave_Attribute(
@@ -310,7 +310,7 @@ def _rename(argument: cst.Arg) -> cst.Arg:
 
 
 def _name_arguments(call: cst.Call, names: Sequence[str]) -> cst.Call:
-    """Returns the call with names for its positional arguments after the first, and `x` for `generator`."""
+    """Returns the call with positional arguments after the first named, and `generator` as `x`."""
     equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
     args = [
         (

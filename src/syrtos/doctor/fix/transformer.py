@@ -1,4 +1,4 @@
-"""The base of all conversions: names with their meaning, places, notes, and statements that vanish."""
+"""The base of all conversions: names with their meaning, places, notes, removed statements."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ class Conversion(m.MatcherDecoratableTransformer):
         self.wants: set[str] = set()
 
     def name(self, node: cst.CSTNode) -> str:
-        """Returns the dotted path, as spelled, of a name, an attribute or a called function; empty if unknown."""
+        """Returns the dotted path, as spelled, of a name, an attribute or a called function.
+
+        The path is empty if it is unknown.
+        """
         found = self.get_metadata(QualifiedNameProvider, node, set())
         # Of a set: the first by the alphabet, so that each conversion of a script is the same.
         return min((each.name for each in found), default="")

@@ -111,7 +111,10 @@ def seeded_by_rank(program: ScriptProgram) -> Iterator[Finding]:
 
 
 def same_batches(program: ScriptProgram) -> Iterator[Finding]:
-    """Finds equal seeds in scripts of Horovod or SMDDP without divided data: all workers draw the same batches."""
+    """Finds equal seeds in scripts of Horovod or SMDDP without divided data.
+
+    All workers of such a script draw the same batches.
+    """
     if (
         not program.dialect
         or program.uses("shard", "steps_per_worker", "from_sharded")
@@ -161,7 +164,7 @@ def _same_batches(script: Script, call: ast.Call, program: ScriptProgram, why: s
 
 
 def divides(program: ScriptProgram) -> bool:
-    """Returns whether the rank appears in an index or an argument (a seed, say), where it may choose data."""
+    """Returns whether the rank is in an index or an argument (a seed, say) that may choose data."""
     for script in program.scripts:
         for node in ast.walk(script.tree):
             if (
@@ -183,7 +186,7 @@ def divides(program: ScriptProgram) -> bool:
 
 
 def uneven_batches(program: ScriptProgram) -> Iterator[Finding]:
-    """Finds batches of which one worker computes more samples than the others, or some workers none."""
+    """Finds batches of which one worker computes more samples than others, or some workers none."""
     if program.dialect or program.batch == "per-worker" or program.workers < 2:
         return
     for script, call in program.calls():

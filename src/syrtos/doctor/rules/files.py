@@ -175,7 +175,10 @@ def _is_picture(script: Script, node: ast.expr) -> bool:
 
 
 def _compute_first(call: ast.Call) -> str:
-    """Returns the words that begin a fix if all workers compute the value to be written together; else nothing."""
+    """Returns the words that begin a fix if all workers compute the written value together.
+
+    The text is empty for other values.
+    """
     shared = [
         method(inner)
         for inner in ast.walk(call)

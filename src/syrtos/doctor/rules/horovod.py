@@ -1,4 +1,4 @@
-"""Rules about the calls of Horovod and SMDDP that a script must make itself: exchanges, and the first broadcast."""
+"""Rules about the Horovod and SMDDP calls a script must make: exchanges and the first broadcast."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _COLLECTIVE = frozenset(
 
 
 def find_unwrapped(program: ScriptProgram) -> Iterator[Finding]:
-    """Finds scripts that wrap no optimizer and no tape: their workers train apart, and never exchange gradients."""
+    """Finds scripts that wrap no optimizer and no tape: their workers never exchange gradients."""
     if (
         not program.dialect
         or not trains(program)
@@ -121,7 +121,11 @@ def _wrapped_twice(script: Script, call: ast.Call, says: str, fix: str) -> Findi
 
 
 def _is_wrapped(script: Script, node: ast.expr, call: ast.Call) -> bool:
-    """Returns whether ``node``, the argument of the wrapper ``call``, is the result of a wrapper before this line."""
+    """Returns whether ``node``, the argument of the wrapper ``call``, is wrapped already.
+
+    A node is wrapped if it is a call of a wrapper, or a name to which a wrapper's result was
+    assigned before this line.
+    """
     if isinstance(node, ast.Call):
         return method(node) in _WRAPPERS
     if not isinstance(node, ast.Name):
@@ -139,7 +143,7 @@ def _is_wrapped(script: Script, node: ast.expr, call: ast.Call) -> bool:
 
 
 def _same_branch(script: Script, first: ast.AST, second: ast.AST) -> bool:
-    """Returns whether both nodes may run: they are in the same function, and not in two branches of one condition."""
+    """Returns whether both nodes may run: in one function, not in two branches of one condition."""
     if script.function_around(first) is not script.function_around(second):
         return False
     outer = [node for node in script.around(first) if isinstance(node, ast.If)]
@@ -245,7 +249,10 @@ def one_rank_alone(program: ScriptProgram) -> Iterator[Finding]:
 
 
 def _for_one_rank(script: Script, call: ast.Call) -> bool:
-    """Returns whether a call runs only where a condition about ranks holds; ``f(...).fit(...)`` does not count."""
+    """Returns whether a call runs only where a condition about ranks holds.
+
+    ``f(...).fit(...)`` does not count.
+    """
     # `f(...).fit(...)` is of an API that gives only one worker: the condition is about machines,
     # not about ranks
     return on_one_rank(script, call) and not (

@@ -1,4 +1,4 @@
-"""Rules about the script's own training loops, and about processes and devices that workers would share."""
+"""Rules about a script's own training loops, and processes and devices that workers would share."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def own_loop(program: ScriptProgram) -> Iterator[Finding]:
 
 
 def compiled_updates(program: ScriptProgram) -> Iterator[Finding]:
-    """Finds updates by optimizers in functions that XLA compiles, which can't contain an exchange."""
+    """Finds optimizer updates in functions that XLA compiles, which can't contain an exchange."""
     for script in program.scripts:
         for function in script.functions.values():
             compiled = [
@@ -114,7 +114,7 @@ def _runs_on_strategy(program: ScriptProgram) -> bool:
 
 
 def _belongs_to_model(script: Script, function: ast.FunctionDef) -> bool:
-    """Returns whether `fit` calls a function: its class defines `train_step`, `test_step` or `call`."""
+    """Returns whether `fit` calls a function: its class has `train_step`, `test_step` or `call`."""
     around = script.parents.get(function)
     return isinstance(around, ast.ClassDef) and any(
         isinstance(inner, ast.FunctionDef) and inner.name in _OF_FIT for inner in around.body

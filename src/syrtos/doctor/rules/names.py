@@ -121,7 +121,7 @@ def dead_names(program: ScriptProgram) -> Iterator[Finding]:
 
 
 def _paths(script: Script) -> Iterator[tuple[ast.AST, str]]:
-    """Yields the dotted paths that a file imports or reads, with their nodes, in the order of the text."""
+    """Yields the dotted paths that a file imports or reads, with their nodes, in text order."""
     for node in sorted(
         ast.walk(script.tree),
         key=lambda each: (getattr(each, "lineno", 0), getattr(each, "col_offset", 0)),
@@ -201,7 +201,7 @@ def _describe_removed(script: Script, node: ast.AST, path: str, gone: str) -> Fi
 
 
 def _is_function(path: str) -> bool:
-    """Returns whether a path is that of a loss or metric function, which `keras2` adds to `tf.keras`."""
+    """Returns whether a path is a loss or metric function, which `keras2` adds to `tf.keras`."""
     return (
         path.startswith(("keras.losses.", "keras.metrics.")) and path.rpartition(".")[2].islower()
     )

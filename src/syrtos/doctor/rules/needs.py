@@ -41,7 +41,7 @@ def _table() -> Mapping[str, Mapping[str, Any]]:
 
 
 def missing_imports(program: ScriptProgram) -> Iterator[Finding]:
-    """Finds imports of packages that are neither installed nor beside the script, each once for every file."""
+    """Finds imports of packages neither installed nor beside the script, each once per file."""
     served = _SERVED.union(entry_points.names(entry_points.DIALECTS), sys.stdlib_module_names)
     folders = {Path.cwd(), *(script.path.resolve().parent for script in program.scripts)}
     for script in program.scripts:
@@ -118,7 +118,7 @@ def _describe_missing(
 
 
 def _is_tried(script: Script, node: ast.AST) -> bool:
-    """Returns whether the script goes on without the package, or reads the import for types alone."""
+    """Returns whether the script goes on without the package, or imports it for types alone."""
     return is_tried(script, node) or any(
         isinstance(outer, ast.With | ast.If)
         and any(
@@ -134,7 +134,7 @@ def _head(statement: ast.With | ast.If) -> ast.expr:
 
 
 def _is_reached(program: ScriptProgram, script: Script, node: ast.AST) -> bool:
-    """Returns whether a line runs for sure, as far as its conditions and its function's name tell."""
+    """Returns whether a line runs for sure, as far as its conditions and function's name tell."""
     if any(
         isinstance(o, ast.If) and "__name__" not in ast.unparse(o.test) for o in script.around(node)
     ):

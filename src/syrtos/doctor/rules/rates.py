@@ -104,9 +104,10 @@ def _products(script: Script, rate: ast.expr) -> Iterator[ast.expr]:
 
 
 def _scaled_elsewhere(program: ScriptProgram) -> bool:
-    """Returns whether a callback or a schedule sets learning rates, or a rate depends on the number of workers.
+    """Returns whether a callback or a schedule sets learning rates.
 
-    Assignments and keyword arguments count if their names are those of a rate.
+    The result is also True if a rate depends on the number of workers. Assignments and keyword
+    arguments count if their names are those of a rate.
     """
     for script in program.scripts:
         for node in ast.walk(script.tree):
@@ -137,7 +138,7 @@ def _scaled_elsewhere(program: ScriptProgram) -> bool:
 
 
 def steps(program: ScriptProgram) -> Iterator[Finding]:
-    """Finds epochs of which each of N workers makes all steps, so that they train on N times the samples."""
+    """Finds epochs of N times the samples, because each of N workers makes all of the steps."""
     if (
         not program.dialect
         or divides(program)
@@ -187,7 +188,7 @@ def _divides_by_size(script: Script, call: ast.Call) -> bool:
 
 
 def _from_divided_data(script: Script, count: ast.expr) -> bool:
-    """Returns whether a count comes from a length that may be that of this worker's part of the data."""
+    """Returns whether a count comes from a length, maybe of this worker's part of the data."""
     return any(
         isinstance(inner, ast.Call) and method(inner) == "len" for inner in ast.walk(count)
     ) and bool(depends_on(script, count, "rank", "size"))

@@ -55,7 +55,7 @@ def undefined_names(program: ScriptProgram) -> Iterator[Finding]:
 
 
 def _find_undefined(script: Script) -> Iterator[ast.Name]:
-    """Yields the names that pyflakes finds undefined, in the order of lines; not those that are deleted anywhere."""
+    """Yields the names that pyflakes finds undefined, by line, without names deleted anywhere."""
     # A tree of its own: pyflakes writes into it.
     tree = ast.parse(script.text)
     names = [node for node in ast.walk(script.tree) if isinstance(node, ast.Name)]

@@ -17,7 +17,11 @@ _MODEL_DIR = re.compile(r"SM_MODEL_DIR|model_dir|/opt/ml/model")
 
 
 def unsupported_values(program: ScriptProgram) -> Iterator[Finding]:
-    """Finds file names that Keras 3 refuses, the empty `keras.optimizers.legacy`, and `decay`, which is ignored."""
+    """Finds values that Keras 3 does not support.
+
+    These are file names that it refuses, the empty `keras.optimizers.legacy`, and `decay`, which is
+    ignored.
+    """
     if is_legacy(program):
         return
     for script, call in program.calls():

@@ -1,7 +1,7 @@
-"""Rules about steps of which a part needs the whole batch: it is gathered for that part, or no batch is split.
+"""Rules about steps of which a part needs the whole batch.
 
-In a run the first batch decides (`syrtos.keras.split.first_batch`); the text of a script shows the
-usual kinds.
+The batch is gathered for that part, or no batch is split. In a run the first batch decides
+(`syrtos.keras.split.first_batch`); the text of a script shows the usual kinds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MIXING = frozenset({"dice", "tversky", "circle"})
 
 
 def stateful_layers(program: ScriptProgram) -> Iterator[Finding]:
-    """Finds layers that keep a state for each row of a batch, and models for batches of one size."""
+    """Finds layers that keep a state for each batch row, and models for batches of one size."""
     if not _is_split(program):
         return
     for script, call in program.calls():
@@ -49,7 +49,7 @@ def stateful_layers(program: ScriptProgram) -> Iterator[Finding]:
 
 
 def mixing_losses(program: ScriptProgram) -> Iterator[Finding]:
-    """Finds losses and metrics that mix the rows of a batch, and functions of the script's own that may."""
+    """Finds losses and metrics that mix a batch's rows, and the script's own functions that may."""
     if not _is_split(program):
         return
     for script, call in program.calls():
@@ -66,7 +66,7 @@ def mixing_losses(program: ScriptProgram) -> Iterator[Finding]:
 
 
 def assigned_states(program: ScriptProgram) -> Iterator[Finding]:
-    """Finds variables that a layer or a `train_step` assigns: counts, moving averages, codebooks."""
+    """Finds variables that a layer or `train_step` assigns: counts, moving averages, codebooks."""
     if not _is_split(program):
         return
     for script, call in program.calls():

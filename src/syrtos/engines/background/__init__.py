@@ -1,4 +1,4 @@
-"""A run of this machine that goes on after the command that has started it: `syrtos run --detach`."""
+"""A run of this machine that goes on after the command that started it: `syrtos run --detach`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class _Process(Submitted):
         )
 
     def _elsewhere(self) -> str:
-        """Returns the name of the host on which the run was started, if that is not this machine; else an empty text."""
+        """Returns the name of the host where the run was started; empty if it is this machine."""
         host = self._facts.get("host", "")
         return host if host != socket.gethostname() else ""
 

@@ -1,4 +1,4 @@
-"""Kubernetes: a run is a JobSet, a Job or a TrainJob, whose pods meet by the variables that they are given."""
+"""Kubernetes: a run is a JobSet, Job or TrainJob, whose pods meet by variables they are given."""
 
 from __future__ import annotations
 

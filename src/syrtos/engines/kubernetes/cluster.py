@@ -1,4 +1,7 @@
-"""The API server, by the official client: objects are created, read and deleted, and what it refuses is said in a sentence."""
+"""The API server, by the official client: objects are created, read and deleted.
+
+A refusal of the server is said in a sentence.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,10 @@ class KubernetesNamespace:
             return self._plain(create(self.namespace, made, _request_timeout=_SECONDS))
 
     def own(self, owner: Object, kinds: Sequence[str]) -> None:
-        """Lets objects of the owner's name be deleted with it. It is no more than tidy: without the right to, they stay."""
+        """Lets objects of the owner's name be deleted with it.
+
+        It is no more than tidy: without the right to do so, the objects stay.
+        """
         meta = owner["metadata"]
         reference = {
             "apiVersion": owner["apiVersion"],
@@ -95,7 +101,7 @@ class KubernetesNamespace:
                 patch(meta["name"], self.namespace, body, _request_timeout=_SECONDS)
 
     def delete(self, kind: str, name: str, grace: int | None = None) -> None:
-        """Deletes an object, which goes once all that it owns has gone; does nothing if there is none.
+        """Deletes an object, which goes once all it owns has gone; does nothing if there is none.
 
         Raises:
             LaunchError: the server refuses it.
@@ -170,7 +176,9 @@ class KubernetesNamespace:
         )
 
     def log(self, pod: str, follow: bool) -> Iterator[bytes]:
-        """Yields the lines that a pod has printed, each with the moment before it; with ``follow`` until its container ends.
+        """Yields the lines that a pod has printed, each after its timestamp.
+
+        With ``follow`` it goes on until the pod's container ends.
 
         Raises:
             ApiException: there is no such pod, or it has not begun.
@@ -196,7 +204,9 @@ class KubernetesNamespace:
             answer.close()
 
     def execute(self, pod: str, command: str) -> Any:
-        """Starts a shell's command in a pod, and returns the connection to it: a `kubernetes.stream.ws_client.WSClient`.
+        """Starts a shell's command in a pod, and returns the connection to it.
+
+        The connection is a `kubernetes.stream.ws_client.WSClient`.
 
         Raises:
             LaunchError: the server refuses it.
@@ -339,7 +349,10 @@ def _meaning(error: ApiException, kind: str, name: str, namespace: str) -> str:
 
 
 def _message(body: str) -> str:
-    """Returns the message of a Status object (Kubernetes API, "Response Status Kind"); the text itself if it is none."""
+    """Returns the message of a Status object (Kubernetes API, "Response Status Kind").
+
+    Returns the text itself if it is no such object.
+    """
     try:
         return str(json.loads(body).get("message", ""))
     except (ValueError, AttributeError):

@@ -1,4 +1,4 @@
-"""The state of a run, and why it waits or has failed: pure functions of what Kubernetes tells of its objects.
+"""The state of a run, and why it waits or has failed: pure functions of its Kubernetes objects.
 
 The words are those of the kubelet, the scheduler and the controllers (Kubernetes, "Pod Lifecycle",
 "Jobs").
@@ -214,7 +214,7 @@ def _not_created(event: Object) -> str:
 
 
 def describe_refusal(message: str) -> str:
-    """Returns why the cluster does not take an object, and what to do, from the message of the API server."""
+    """Returns why the cluster refuses an object, and what to do, from the API server's message."""
     if "exceeded quota" in message:
         told = message[message.index("exceeded quota") :]
         return (
@@ -238,7 +238,7 @@ def describe_refusal(message: str) -> str:
 
 
 def _state_of_failure(seen: RunObjects, condition: Object) -> RunState:
-    """Returns the state of a run that has failed, with the cause that a person can do something about."""
+    """Returns the state of a failed run, with the cause that a person can do something about."""
     pods = sorted(seen.pods, key=host_of)
     codes = [code for pod in pods if (code := _exit_code(pod))]
     code = codes[0] if codes else 1
@@ -291,7 +291,7 @@ def _end(pod: Object) -> str:
 
 
 def _describe_death(pod: Object) -> str:
-    """Returns why a pod has died, where it is something that the script or its author could avoid; else nothing."""
+    """Returns why a pod has died, if the script or its author could avoid that; else nothing."""
     name, status, terminated = pod["metadata"]["name"], _status(pod), _terminated(pod)
     if terminated.get("reason") == "OOMKilled":
         return (

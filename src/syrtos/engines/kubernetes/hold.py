@@ -1,4 +1,6 @@
-"""Holds a pod for a job of `syrtos serve`: `python -m syrtos.engines.kubernetes.hold FILE` is the first process of its container.
+"""Holds a pod for a job of `syrtos serve`.
+
+The first process of the pod's container is `python -m syrtos.engines.kubernetes.hold FILE`.
 
 The job's processes are started in the pod by others (`reach`). This one ends, and the pod with it,
 when FILE has not been touched for some minutes: the machine of the service is gone.
@@ -40,7 +42,10 @@ def _moment(file: Path) -> int | None:
 
 
 def _end_pod(*_: object) -> NoReturn:
-    """Passes a SIGTERM on to all processes of the pod, and ends once they have, or when the kubelet's patience does."""
+    """Passes a SIGTERM on to all processes of the pod, and ends once they have.
+
+    It ends at the latest when the kubelet's patience does.
+    """
     # Elsewhere than in a container there are others: kill(2) with -1 would end all of this user's.
     if os.getpid() == 1:
         try:

@@ -26,7 +26,7 @@ class LogSource(Protocol):
 
 
 class PodLogs:
-    """The lines of a run's pods, each with the number of its host before it where there are several."""
+    """The lines of a run's pods, each after the number of its host where there are several."""
 
     def __init__(self, source: LogSource, several: bool) -> None:
         self._source, self._several = source, several
@@ -97,7 +97,10 @@ class PodLogs:
         yield from self._take_lines(0.0)
 
     def _follow(self, pod: Mapping[str, Any]) -> None:
-        """Reads a pod's log until its container has ended, again and again: servers close connections that last long."""
+        """Reads a pod's log until its container has ended, again and again.
+
+        Servers close connections that last long.
+        """
         meta, last = pod["metadata"], ""
         while True:
             # Before reading: what the container has printed up to its end is read once more.

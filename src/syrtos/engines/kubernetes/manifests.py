@@ -87,7 +87,10 @@ def notes(request: KubernetesRun) -> list[str]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, so that a script can be read, and repeats instead of `&id001`."""
+    """Writes texts of several lines as blocks, so that a script can be read.
+
+    It repeats objects instead of writing `&id001`.
+    """
 
     def ignore_aliases(self, data: Any) -> bool:
         """Returns whether an object is written out each time: always."""
@@ -159,7 +162,10 @@ def _service(request: KubernetesRun) -> Object:
 
 
 def _job_spec(request: KubernetesRun, pod: Object) -> Object:
-    """Returns the spec of an Indexed Job that ends as a whole when a pod does, and tells preemptions from failures."""
+    """Returns the spec of an Indexed Job that ends as a whole when a pod does.
+
+    The spec tells preemptions from failures.
+    """
     # The first rule that matches counts. Both end the Job with the reason PodFailurePolicy, which a
     # JobSet's rule knows.
     rules = [
@@ -194,7 +200,10 @@ def _job(request: KubernetesRun) -> Object:
 
 
 def holding_job(request: KubernetesRun) -> Object:
-    """Returns an Indexed Job whose pods are held for a job of `syrtos serve`; Kubernetes replaces a lost pod."""
+    """Returns an Indexed Job whose pods are held for a job of `syrtos serve`.
+
+    Kubernetes replaces a lost pod.
+    """
     spec = {
         "completionMode": "Indexed",
         "completions": request.pods,
@@ -248,7 +257,7 @@ def _job_set(request: KubernetesRun) -> Object:
 
 
 def _train_job(request: KubernetesRun) -> Object:
-    """Returns a TrainJob, whose runtime gives the pods names, and the variables of torchrun (PET_*)."""
+    """Returns a TrainJob, whose runtime gives the pods names and torchrun's variables (PET_*)."""
     # A patch can't set the container's working folder.
     there = ["env", f"--chdir={request.workdir}"] if request.workdir else []
     container = {

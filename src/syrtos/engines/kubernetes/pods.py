@@ -83,7 +83,10 @@ def resources(request: KubernetesRun) -> Object:
 
 
 def volumes(request: KubernetesRun) -> list[Object]:
-    """Returns the volumes: shared memory, claims, the script, and a folder to write into where there is no claim."""
+    """Returns the volumes: shared memory, claims, the script, and a folder to write into.
+
+    The folder is added where there is no claim.
+    """
     # snapshots and the exchange would fill more than the 64 MiB that a container has by itself
     shm: Object = {"medium": "Memory"}
     if size := request.quantity("shm"):

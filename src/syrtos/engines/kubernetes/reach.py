@@ -1,4 +1,6 @@
-"""Runs a command in a pod, as ssh does on a host: `python -m syrtos.engines.kubernetes.reach CONTEXT NAMESPACE POD WORDS`.
+"""Runs a command in a pod, as ssh does on a host.
+
+The program is `python -m syrtos.engines.kubernetes.reach CONTEXT NAMESPACE POD WORDS`.
 
 Its standard input, output and errors are those of the command, over a connection to the API server
 (Kubernetes, "exec" of pods, with the channels of `v5.channel.k8s.io`). It ends with the command's

@@ -1,4 +1,4 @@
-"""The request of a run to Kubernetes: the values of `--with`, checked, and the command of each pod."""
+"""A run's request to Kubernetes: the values of `--with`, checked, and the command of each pod."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def request_of(wanted: EngineRequest) -> KubernetesRun:
 
 
 def sample_of_jobs(values: Mapping[str, str]) -> KubernetesRun:
-    """Returns what a job of a service asks for that was given these values of `--with`, which are checked.
+    """Returns what a job of a service with these values of `--with` asks for, and checks them.
 
     Raises:
         ConfigurationError: a value is missing, unknown or wrong.
@@ -216,7 +216,7 @@ def sample_of_jobs(values: Mapping[str, str]) -> KubernetesRun:
 
 
 def request_of_nodes(wanted: NodeRequest, name: str, command: tuple[str, ...]) -> KubernetesRun:
-    """Returns what the nodes of a job of `syrtos serve` ask Kubernetes for: pods in which ``command`` runs.
+    """Returns what a job of `syrtos serve` asks Kubernetes for as nodes: pods that run ``command``.
 
     Raises:
         ConfigurationError: a value is wrong, or no claim holds the job's folder.
@@ -309,7 +309,10 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _run_dir(here: Path, mounts: tuple[Mount, ...]) -> str:
-    """Returns the run directory in the pods: the same path where a claim is mounted above it, else one in the first claim."""
+    """Returns the run directory in the pods.
+
+    It has the same path where a claim is mounted above it, and else is in the first claim.
+    """
     if any(_is_below(str(here), mount.path) for mount in mounts):
         return str(here)
     return f"{mounts[0].path if mounts else SCRATCH}/{here.name}"
@@ -325,7 +328,7 @@ def _workdir(script: tuple[str, str] | None, mounts: tuple[Mount, ...]) -> str:
 
 
 def _program(wanted: EngineRequest, where: str) -> tuple[tuple[str, str] | None, tuple[str, ...]]:
-    """Returns the script that travels, or None, and the words after `syrtos run` that start it in a pod.
+    """Returns the script that travels, or None, and words after `syrtos run` to start it in a pod.
 
     Raises:
         ConfigurationError: the script can't travel.
@@ -379,7 +382,7 @@ def _text_of(path: Path, name: str) -> str:
 
 
 def _imported_beside(text: str, path: Path) -> str:
-    """Returns the first module that a script imports from its own folder; empty if there is none."""
+    """Returns the first module that a script imports from its own folder; empty if none."""
     try:
         tree = ast.parse(text)
     except SyntaxError:

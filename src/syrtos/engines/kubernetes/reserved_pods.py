@@ -87,7 +87,7 @@ def _is_deleted(seen: RunObjects) -> bool:
 
 
 def _describe_state(seen: RunObjects) -> str:
-    """Returns why pods wait or have ended, without what a person does then with a run of `syrtos run`."""
+    """Returns why pods wait or have ended, without what a person then does with `syrtos run`."""
     return state_of(seen).why.removesuffix(GOES_ON).rstrip()
 
 

@@ -1,4 +1,4 @@
-"""Ray: workers run on the nodes of a Ray cluster, in the places that a placement group reserves for them."""
+"""Ray: workers run on the nodes of a Ray cluster, in places that a placement group reserves."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class AgentStarter(Protocol):
         ...
 
     def start(self, host: str, command: Sequence[str]) -> tuple[int, int]:
-        """Starts a command, and returns descriptors of its standard input and output, and of its errors.
+        """Starts a command and returns descriptors of its standard input and output, and of errors.
 
         Raises:
             SyrtosError: it can't be started there.

@@ -1,4 +1,7 @@
-"""The actor that takes a worker's place on a node: it reserves what the worker needs, and starts an agent there when asked to."""
+"""The actor that takes a worker's place on a node.
+
+It reserves what the worker needs, and starts an agent there when asked to.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ _KEPT = (
 
 
 class Call:
-    """A function that workers call, and the result of rank 0, in files of this process's memory, which have no names."""
+    """A function that workers call, and the result of rank 0.
+
+    Both are in files of this process's memory, which have no names.
+    """
 
     def __init__(self, parcel: bytes) -> None:
         self._parcel, self._result = (os.memfd_create(CALL_NAME) for _ in range(2))
@@ -61,7 +67,7 @@ class WorkerPlace:
         self._call: Call | None = None
 
     def facts(self, python: str, folder: str) -> dict[str, Any]:
-        """Returns where the place is, and whether the interpreter and the folder of the run are there."""
+        """Returns where the place is, and whether the run's interpreter and folder are there."""
         # not above: tests of what needs no Ray import this file
         ray: Any = importlib.import_module("ray")
         context = ray.get_runtime_context()
@@ -83,9 +89,9 @@ class WorkerPlace:
         parcel: bytes = b"",
         for_job: bool = False,
     ) -> None:
-        """Starts an agent whose standard input and output are a connection to the run, and whose errors go another.
+        """Starts an agent whose standard input and output are a connection to the run.
 
-        It ends with this process.
+        The agent's errors go over another connection. The agent ends with this process.
 
         Args:
             address: where the run listens.
@@ -124,18 +130,21 @@ class WorkerPlace:
         self._agents.append(agent)
 
     def result(self) -> bytes:
-        """Returns the result of the function that workers have called, if rank 0 was on this node."""
+        """Returns the result of the function that workers called, if rank 0 was on this node."""
         return self._call.result() if self._call else b""
 
     def epochs(self, run_dir: str) -> dict[str, list[str]]:
-        """Returns the lines about ends of epochs that rank 0 has written on this node, by the file's name."""
+        """Returns the lines about ends of epochs that rank 0 wrote on this node, by file name."""
         found = Path(run_dir).glob("generation-*/ledger/epochs.jsonl")
         first = Path(run_dir, "ledger", "epochs.jsonl")
         return {str(path): _lines(path) for path in (first, *sorted(found))}
 
 
 def _harmless_variables() -> dict[str, str]:
-    """Returns the variables of this process that hold no secrets: a raylet has those of the shell that started it."""
+    """Returns the variables of this process that hold no secrets.
+
+    A raylet has the variables of the shell that started it.
+    """
     return {
         name: value for name, value in environment().items() if name in _KEPT or is_harmless(name)
     }

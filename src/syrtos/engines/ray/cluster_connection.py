@@ -1,6 +1,6 @@
-"""The launcher's side of a run on Ray: it starts `driver.py`, the one process that is connected to the cluster.
+"""The launcher's side of a run on Ray, which starts `driver.py`.
 
-The driver ends when this process does.
+The driver is the one process that is connected to the cluster. It ends when this process does.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def reach_cluster(asked: RayRequest, run_dir: Path) -> Iterator[ReachableHosts]:
 
 @contextlib.contextmanager
 def reserve_nodes(wanted: NodeRequest, requester: Requester) -> Iterator[Reservation]:
-    """Context manager: waits until Ray has a place on as many nodes as the job has instances, yields them, releases them.
+    """Context manager: waits until Ray has a place on as many nodes as the job has instances.
+
+    It yields the places, and releases them at its end.
 
     Raises:
         ConfigurationError: a value of `--with` is wrong.
@@ -117,7 +119,9 @@ def _connected(
     tell: Callable[[str], None],
     on_loss: Callable[[], None],
 ) -> Iterator[tuple[str, tuple[Host, ...]]]:
-    """Context manager: starts the process that is connected to Ray; yields the path of its socket (`agent_socket.py`), and the hosts of the places.
+    """Context manager: starts the process that is connected to Ray.
+
+    It yields the path of that process's socket (`agent_socket.py`), and the hosts of the places.
 
     Args:
         asked: the request.
@@ -146,7 +150,10 @@ def _connected(
 
 @contextlib.contextmanager
 def at_door(path: str) -> Iterator[ReachableHosts]:
-    """Context manager: yields the hosts of places that the process which has started this one holds, as `syrtos.ray.run` does."""
+    """Context manager: yields the hosts of places that another process holds.
+
+    The other process has started this one, as `syrtos.ray.run` does.
+    """
     # As in `reach_cluster`: workers have what Ray gives them.
     settings.take("CUDA_VISIBLE_DEVICES")
     hosts = parse_hosts(ask(path)[0].replace(" ", ","))
@@ -155,7 +162,7 @@ def at_door(path: str) -> Iterator[ReachableHosts]:
 
 @contextlib.contextmanager
 def _ending_process(process: subprocess.Popen[bytes], over: threading.Event) -> Iterator[None]:
-    """Context manager: at its end the process that is connected to Ray gives the places back, and ends."""
+    """Context manager: at its end the process connected to Ray gives the places back and ends."""
     try:
         yield
     finally:
@@ -210,7 +217,10 @@ def _answer(process: subprocess.Popen[bytes], is_over: Callable[[], bool]) -> di
 def _watch(
     process: subprocess.Popen[bytes], over: threading.Event, on_loss: Callable[[], None]
 ) -> None:
-    """Waits for the end of the driver, after which Ray ends its actors; calls ``on_loss`` unless this process has ended it."""
+    """Waits for the end of the driver, after which Ray ends its actors.
+
+    ``on_loss`` is called unless this process has ended the driver.
+    """
     process.wait()
     if not over.is_set():
         on_loss()

@@ -1,4 +1,7 @@
-"""Connections from agents to the process that speaks with Ray: they prove that they know a key, which only Ray has passed on."""
+"""Connections from agents to the process that speaks with Ray.
+
+They prove that they know a key, which only Ray has passed on.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ class Links:
         return ticket
 
     def take(self, ticket: str, seconds: float) -> int | None:
-        """Waits for the connection with a ticket, and returns its descriptor; None if it has not come in time."""
+        """Waits for the connection with a ticket, and returns its descriptor.
+
+        Returns None if the connection has not come in time.
+        """
         with self._came:
             self._came.wait_for(lambda: self._expected[ticket] is not None, seconds)
             return self._expected.pop(ticket)
@@ -81,7 +87,7 @@ class Links:
 
 
 def dial(address: tuple[str, int], key: bytes, ticket: str) -> socket.socket:
-    """Connects to `Links`, and returns the connection once both sides have proved that they know the key.
+    """Connects to `Links` and returns the connection once both sides have proved to know the key.
 
     Raises:
         OSError: nothing listens there.

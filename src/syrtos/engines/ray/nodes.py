@@ -72,5 +72,5 @@ class Nodes:
 
 
 def gpus_of(spots: Sequence[Spot]) -> str:
-    """Returns the GPUs of places on one node, as CUDA_VISIBLE_DEVICES has them; empty if they have none."""
+    """Returns the GPUs of places on one node, as CUDA_VISIBLE_DEVICES has them; empty if none."""
     return ",".join(dict.fromkeys(gpu for spot in spots for gpu in spot.gpus))

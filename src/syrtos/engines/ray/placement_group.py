@@ -1,4 +1,4 @@
-"""The places of a run's workers on a Ray cluster: a placement group with an actor in each bundle."""
+"""Places of a run's workers on a Ray cluster: a placement group with an actor in each bundle."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class WorkerPlaces:
         return actor
 
     def _await_actors(self) -> None:
-        """Waits until all actors are up, and checks that workers find on their nodes what they need.
+        """Waits until all actors are up and checks that workers find on their nodes what they need.
 
         Raises:
             LaunchError: an actor can't come up, or a node lacks something.
@@ -185,7 +185,9 @@ class WorkerPlaces:
             return tuple(found)
 
     def start(self, host: str, command: Sequence[str]) -> tuple[int, int]:
-        """Starts an agent where the places of a host are, and returns descriptors of its connection and of its errors.
+        """Starts an agent where the places of a host are.
+
+        It returns descriptors of the agent's connection and of its errors.
 
         Raises:
             LaunchError: the places are not together on one node any more, or no agent comes.
@@ -229,7 +231,10 @@ class WorkerPlaces:
         return descriptors[0], descriptors[1]
 
     def _look(self) -> None:
-        """Asks all actors where they are; one that has no time is where it was, as long as its node is there."""
+        """Asks all actors where they are.
+
+        An actor that has no time counts as where it was, as long as its node is there.
+        """
         # An actor that had no time at the last look still has that question.
         answers = {
             place: self._answers.pop(place, None) or self._question(actor)
@@ -255,7 +260,7 @@ class WorkerPlaces:
         return actor.facts.remote(self._asked.python, self._asked.folder)
 
     def result(self) -> bytes:
-        """Returns what rank 0's call has returned, pickled; empty if there is nothing, or its node is lost."""
+        """Returns rank 0's result, pickled; empty if there is none, or its node is lost."""
         return next(
             (
                 found

@@ -1,4 +1,4 @@
-"""The request of a run to Ray, made from the command line; sentences about a request that Ray does not fulfil."""
+"""A run's request to Ray, made from the command line; sentences about one that is not fulfilled."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def why_waiting(
 
 
 def why_never(asked: RayRequest, waiting: str) -> str:
-    """Returns why a run has got no places in time, and what to do; ``waiting`` is why it has waited."""
+    """Returns why a run got no places in time, and what to do; ``waiting`` is why it has waited."""
     if asked.for_job:
         return (
             f"Ray has found no nodes for the job's {asked.workers} instances in {asked.wait:.0f} s:"
@@ -219,7 +219,7 @@ def why_never(asked: RayRequest, waiting: str) -> str:
 
 
 def _why_no_bundles(asked: RayRequest, bundles: int, fitting: int) -> str:
-    """Returns why a placement group that is there already does not take the workers, and what to do.
+    """Returns why an existing placement group does not take the workers, and what to do.
 
     Args:
         asked: the request.

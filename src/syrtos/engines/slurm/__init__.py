@@ -1,4 +1,4 @@
-"""Slurm: inside of an allocation its nodes are reached by `srun`; from elsewhere a batch job is submitted."""
+"""Slurm: inside an allocation, nodes are reached by `srun`; elsewhere, a batch job is submitted."""
 
 from __future__ import annotations
 

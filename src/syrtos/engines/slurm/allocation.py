@@ -70,7 +70,7 @@ def names_of(nodes: str) -> list[str]:
 
 
 def _expand_counts(text: str, count: int) -> list[int]:
-    """Returns numbers that Slurm writes as ``4(x2),3``, one for each node; ones where there are none."""
+    """Returns numbers that Slurm writes as ``4(x2),3``, one per node; ones where there are none."""
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     numbers = [int(number) for number, times in found for _ in range(int(times or 1))]
     return numbers if len(numbers) == count else [1] * count

@@ -1,4 +1,4 @@
-"""The batch script of a run: one launcher on the job's first node, which starts agents on all by `srun`."""
+"""A run's batch script: one launcher on the job's first node starts agents on all by `srun`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def script(wanted: EngineRequest) -> str:
 
 
 def _job_options(wanted: EngineRequest, signal: str, is_array: bool) -> dict[str, str]:
-    """Returns the options of `sbatch` that the run has by itself, by name; those without a value have an empty one."""
+    """Returns the options of `sbatch` that the run has by itself, by name.
+
+    An option without a value has an empty one.
+    """
     return {
         "job-name": wanted.run_dir.name,
         "chdir": str(wanted.folder),
@@ -71,7 +74,7 @@ def _job_options(wanted: EngineRequest, signal: str, is_array: bool) -> dict[str
 
 
 def _launcher_commands(run: str, signal: str, is_array: bool) -> list[str]:
-    """Returns the shell commands that run the launcher, and queue the job again where its state is saved.
+    """Returns shell commands that run the launcher, and queue the job again if its state is saved.
 
     Before its time limit the job gets the signal: workers save their state, and the launcher ends
     with exit code 75.

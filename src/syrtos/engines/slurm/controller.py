@@ -22,15 +22,15 @@ _NEVER = {
 
 
 def facts_of(job: str) -> dict[str, str]:
-    """Returns what Slurm keeps of a job; empty if it does not answer, or does not know the job any more."""
+    """Returns what Slurm keeps of a job; empty if it does not answer or no longer knows the job."""
     return (tasks_of(job) or [{}])[0]
 
 
 def tasks_of(job: str) -> list[dict[str, str]] | None:
-    """Returns what Slurm keeps of a job until some minutes after its end (scontrol(1), MinJobAge of slurm.conf(5)).
+    """Returns what Slurm keeps of a job (scontrol(1)) until some minutes after its end.
 
-    There are several tasks where it is an array, none if Slurm does not know the job any more, and
-    None if it does not answer.
+    The minutes are MinJobAge of slurm.conf(5). There are several tasks where it is an array, none
+    if Slurm does not know the job any more, and None if it does not answer.
     """
     done = run_command(["scontrol", "show", "job", "--oneliner", job])
     if done.returncode:
@@ -39,7 +39,7 @@ def tasks_of(job: str) -> list[dict[str, str]] | None:
 
 
 def why_waiting(job: str, reason: str) -> str:
-    """Returns why a job waits, by Slurm's word for the reason, with what to do; empty if there is none."""
+    """Returns why a job waits, by Slurm's word for it, with what to do; empty if there is none."""
     if reason in ("None", ""):
         return ""
     why = _NEVER.get(reason, "")

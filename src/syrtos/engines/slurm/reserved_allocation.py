@@ -1,4 +1,4 @@
-"""A Slurm allocation for a job of `syrtos serve`, kept by a process that is not inside of the allocation.
+"""A Slurm allocation for a job of `syrtos serve`, kept by a process that is not inside of it.
 
 `salloc` runs `cat` on this machine, which reads a pipe of this process. When this process ends, for
 whatever reason, `cat` ends, and Slurm frees the nodes.
@@ -234,7 +234,7 @@ def _address(name: str, address: str) -> str:
 def _ending(
     process: subprocess.Popen[str], said: _SallocOutput, over: threading.Event
 ) -> Iterator[None]:
-    """Context manager: at its end the allocation is given back, or the request for one withdrawn."""
+    """Context manager: at its end the allocation is given back, or the request withdrawn."""
     try:
         yield
     finally:

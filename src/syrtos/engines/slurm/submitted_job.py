@@ -127,7 +127,10 @@ class SubmittedJob(Submitted):
 
 
 def combine(states: list[RunState]) -> RunState:
-    """Returns the state of several tasks as one: they run as long as one of them does, and fail with the first that has."""
+    """Returns the state of several tasks as one.
+
+    The tasks run as long as one of them does, and fail with the first that has failed.
+    """
     for phase in ("running", "waiting", "failed", "stopped"):
         for state in states:
             if state.phase == phase:
@@ -136,7 +139,7 @@ def combine(states: list[RunState]) -> RunState:
 
 
 def _new_lines(path: Path, positions: dict[Path, int], to_the_end: bool) -> Iterator[bytes]:
-    """Yields the lines of a task's log that are new, whole ones unless it is to be read to its end."""
+    """Yields the new lines of a task's log, whole ones unless it is to be read to its end."""
     with path.open("rb") as file:
         file.seek(positions.get(path, 0))
         data = file.read()

@@ -149,7 +149,10 @@ def _uri(place: object) -> str:
 
 
 def _distribution(asked: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the hyperparameters that SDK v2 makes of ``distribution=`` (estimator._distribution_configuration)."""
+    """Returns the hyperparameters that SDK v2 makes of ``distribution=``.
+
+    The SDK's function for it is estimator._distribution_configuration.
+    """
     found: dict[str, object] = {}
     for kind, options in asked.items():
         if kind == "mpi":

@@ -73,7 +73,7 @@ class Service:
 
     @property
     def limit(self) -> int | None:
-        """Returns how many workers may run at the same time; None where the engine alone decides."""
+        """Returns how many workers may run at once; None where the engine alone decides."""
         return None if self.capacity == UNLIMITED else self.capacity
 
     @property
@@ -178,7 +178,10 @@ class Service:
         return {}
 
     def update_training_job(self, request: Mapping[str, Any]) -> dict[str, object]:
-        """Records the settings that may change while a job runs; on one's own machine they have no effect."""
+        """Records the settings that may change while a job runs.
+
+        The settings have no effect on one's own machine.
+        """
         record = self._find_record(request["TrainingJobName"])
         wanted = {
             name: request[name]
@@ -296,7 +299,7 @@ class Service:
 
 
 def _check_network(job: Job) -> None:
-    """Raises ConfigurationError for a job that is to have no network, where the kernel can't take it away."""
+    """Raises ConfigurationError if a job may have no network and the kernel can't take it away."""
     if job.is_offline and not enter.can_leave_network():
         raise ConfigurationError(
             "EnableNetworkIsolation can't be enforced here: the kernel lets this user make no"
@@ -414,7 +417,7 @@ def _summary(record: Record) -> dict[str, object]:
 def conditions(
     request: Mapping[str, Any], columns: ReadOnlyColumnCollection[str, Column[Any]] = columns
 ) -> list[ColumnElement[bool]]:
-    """Returns the conditions of a request that lists jobs, in terms of the columns of their table."""
+    """Returns the conditions of a request that lists jobs, in terms of their table's columns."""
     found = []
     for name, column, after in (
         ("CreationTimeAfter", columns.created, True), ("CreationTimeBefore", columns.created, False),

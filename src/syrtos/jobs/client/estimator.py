@@ -1,4 +1,7 @@
-"""`syrtos.Estimator`: a training job from Python, spelled as in SageMaker's SDK v2, without the SDK."""
+"""`syrtos.Estimator`: a training job from Python, spelled as in SageMaker's SDK v2.
+
+The SDK itself is not needed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A service for this user's own commands: the running one, or one of this process for as long as it is needed."""
+"""A service for this user's own commands: the running one, or one of this process.
+
+A service of this process runs for as long as it is needed.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,9 @@ def find_record(service: Service, name: str) -> Record:
 
 
 def follow(service: Service, name: str, wait: bool = True) -> Iterator[tuple[int, str]]:
-    """Yields the lines of a job's output as they come, each with its instance's number, until the job has ended.
+    """Yields the lines of a job's output as they come, until the job has ended.
+
+    Each line comes with its instance's number.
 
     Args:
         wait: if False, only the lines so far.

@@ -1,4 +1,4 @@
-"""SEARCH.yaml: a job in the form of `syrtos submit`, and a search, read as a request for a tuning job."""
+"""SEARCH.yaml: a job in the form of `syrtos submit` and its search, read as a tuning request."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ class SearchFile:
     parents: tuple[str, ...] = ()
 
     def request(self, of_job: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns CreateHyperParameterTuningJob's parameters, made from CreateTrainingJob's for one such job."""
+        """Returns CreateHyperParameterTuningJob's parameters.
+
+        They are made from ``of_job``, CreateTrainingJob's parameters for one such job.
+        """
         definition = {key: of_job[key] for key in requests.SAME if key in of_job}
         definition |= {
             "StaticHyperParameters": of_job["HyperParameters"],
@@ -84,7 +87,10 @@ class SearchFile:
         }
 
     def with_values(self, tuned: Mapping[str, str]) -> dict[str, Any]:
-        """Returns the job with these values of its hyperparameters, as a file for `syrtos submit` in any folder."""
+        """Returns the job with these values of its hyperparameters.
+
+        The result is the content of a file for `syrtos submit` in any folder.
+        """
         found = {
             **self.job,
             "hyperparameters": {**(self.job.get("hyperparameters") or {}), **_decode(tuned)},
@@ -134,7 +140,10 @@ def read(path: Path) -> SearchFile:
 
 
 def _objective(given: object) -> tuple[str, str, str]:
-    """Returns the metric, ``Minimize`` or ``Maximize``, and the metric's regular expression (empty: none)."""
+    """Returns the metric, ``Minimize`` or ``Maximize``, and the metric's regular expression.
+
+    The regular expression is empty if there is none.
+    """
     facts = dict(given) if isinstance(given, Mapping) else {}
     goals = [key for key in ("minimize", "maximize") if isinstance(facts.get(key), str)]
     regex = facts.get("regex", "")

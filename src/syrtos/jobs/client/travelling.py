@@ -1,4 +1,7 @@
-"""The files that are sent with a search's script: those beside it, unless they are too many, and a digest of them."""
+"""The files that are sent with a search's script, and a digest of them.
+
+They are the files beside the script, unless these are too many.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ _NO_SOURCE = {"__pycache__", "node_modules", "runs"}
 
 
 def files_beside(script: Path, without: Collection[Path]) -> list[Path] | None:
-    """Returns the files and folders beside a script to send with it; None if they exceed 2000 files or 64 MiB.
+    """Returns the files and folders beside a script to send with it.
+
+    The result is None if they exceed 2000 files or 64 MiB.
 
     Args:
         without: resolved paths that are not sent, such as those of channels and outputs.
@@ -54,7 +59,10 @@ def digest(paths: Sequence[Path], without: Collection[Path]) -> str:
 
 
 def staying(file: Path, facts: Mapping[str, object]) -> set[Path]:
-    """Returns the paths that are not sent as source: the search's file, channels, outputs and the service's folder."""
+    """Returns the paths that are not sent as source.
+
+    They are the search's file, channels, outputs and the service's folder.
+    """
     inputs = facts.get("inputs") or {}
     channels = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
     uris = [one.get("uri") if isinstance(one, Mapping) else one for one in channels]

@@ -1,1 +1,1 @@
-"""The service's one port: SageMaker, CloudWatch, STS, IAM and S3 for AWS's SDKs, and a page for people."""
+"""The service's one port: SageMaker, CloudWatch, STS, IAM and S3 for AWS's SDKs, and a web page."""

@@ -1,4 +1,7 @@
-"""The entry of every request: its signature is checked, then the service that it was signed for answers."""
+"""The entry of every request.
+
+A request's signature is checked, then the service that it was signed for answers.
+"""
 
 from __future__ import annotations
 
@@ -238,7 +241,7 @@ def _error(request: Request, service: str, code: str, message: str, status: int)
 
 
 def _last(response: Response) -> Response:
-    """Makes a response the last of its connection: nothing more is read of a request that was refused."""
+    """Makes a response the last of its connection: no more is read of a refused request."""
     response.headers["Connection"] = "close"
     return response
 

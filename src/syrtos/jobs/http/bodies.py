@@ -177,7 +177,10 @@ def _compare(headers: Mapping[str, str], name: str, computed: _Digest) -> None:
 async def _remove_chunks(
     source: AsyncIterator[bytes], signed: Signed, trailers: dict[str, str]
 ) -> AsyncIterator[bytes]:
-    """Yields the bytes of an ``aws-chunked`` body, whose chunks may be signed; fills in ``trailers``."""
+    """Yields the bytes of an ``aws-chunked`` body, and fills in ``trailers``.
+
+    The chunks may be signed.
+    """
     reader = _BodyReader(source)
     checked = signed.payload in (signing.STREAMED, signing.STREAMED_WITH_TRAILER)
     while True:

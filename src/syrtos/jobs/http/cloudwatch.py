@@ -126,7 +126,7 @@ class LogsService:
 
 
 def _offsets(token: str | None) -> dict[str, int]:
-    """Returns the byte at which a page of several streams begins in each of them, by the stream's name."""
+    """Returns the byte at which a page of several streams begins in each stream, by its name."""
     try:
         return {str(name): int(offset) for name, offset in json.loads(token or "{}").items()}
     except (ValueError, TypeError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""The part of CloudWatch's metrics that SageMaker publishes: metrics of training jobs, and use of their instances."""
+"""The CloudWatch metrics of SageMaker: metrics of training jobs, and use of their instances."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class MetricsService:
         return {"MetricDataResults": results}
 
     def list_metrics(self, request: dict[str, Any]) -> dict[str, object]:
-        """Returns a page of the metrics of jobs changed in the last two weeks, those of the newest jobs first."""
+        """Returns a page of metrics of jobs changed in the last two weeks, newest jobs first."""
         found: list[MetricName] = []
         if request.get("Namespace", logs.GROUP) != logs.GROUP:
             return {"Metrics": found}
@@ -161,7 +161,10 @@ class MetricsService:
     def _samples(
         self, metric: Mapping[str, Any], asked: Mapping[str, Any], read: ReadSeries
     ) -> Sequence[Sample]:
-        """Returns the samples of a metric; none if there is no such metric, or none with the unit that is asked for."""
+        """Returns the samples of a metric.
+
+        There are none if there is no such metric, or none with the unit that is asked for.
+        """
         dimensions, unit = metric.get("Dimensions") or (), _unit(metric)
         if (
             metric.get("Namespace") != logs.GROUP

@@ -28,7 +28,7 @@ class Details:
         self._service = service
 
     def answer(self, record: Record) -> dict[str, Any]:
-        """Returns the job as Describe gives it, the way in which it is run, and the results that it has left."""
+        """Returns the job as Describe gives it, the way it is run, and the results that it left."""
         folder = self._service.home.job(record.name)
         folders = runs.folders(folder)
         epochs = [metrics.epochs(run) for run in folders]
@@ -54,7 +54,10 @@ class Details:
         return next((source for source in found if source.name == name), None)
 
     def _run(self, record: Record) -> dict[str, object]:
-        """Returns the way in which the job is run, from its last attempt's record, or before that from its request."""
+        """Returns the way in which the job is run.
+
+        The source is its last attempt's record, or its request before there is such a record.
+        """
         facts = runs.read(self._service.home.job(record.name)) or self._describe_request(record)
         program = facts.get("program", {})
         return {

@@ -1,4 +1,4 @@
-"""``/metrics`` for Prometheus: the service's jobs and workers, and the figures of each job that trains now."""
+"""``/metrics`` for Prometheus: the service's jobs and workers, and figures of jobs in training."""
 
 from __future__ import annotations
 
@@ -94,7 +94,10 @@ class Exposition:
         return max(now - since, 0.0)
 
     def _of_jobs(self, active: list[Brief]) -> dict[str, Figures]:
-        """Returns the figures of the jobs that train now, by name; those of other jobs are dropped from memory."""
+        """Returns the figures of the jobs that train now, by name.
+
+        The figures of other jobs are dropped from memory.
+        """
         folders = {
             job.name: runs.attempts(self._service.home.job(job.name))
             for job in active
@@ -112,7 +115,7 @@ class Exposition:
 
 
 def _occupies(job: Brief) -> bool:
-    """Returns whether a job occupies workers: it was started, and does not wait to be started again."""
+    """Returns whether a job occupies workers: it was started, and awaits no other start."""
     return job.attempts > 0 and job.secondary not in _WAITING_AGAIN
 
 

@@ -32,7 +32,7 @@ _TRUST = {
 
 
 def answer(service: str, body: bytes, caller: Caller) -> Response:
-    """Answers a request, which consists of form fields; the field ``Action`` names the operation."""
+    """Answers a request of form fields, of which ``Action`` names the operation."""
     asked = dict(urllib.parse.parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
     action = asked.get("Action", "")
     if service == "sts" and action == "GetCallerIdentity":

@@ -65,7 +65,10 @@ class Listing:
         self._ended: dict[tuple[str, float], RunGlimpse] = {}
 
     def answer(self, search: str, kind: str) -> dict[str, Any]:
-        """Returns the newest jobs of a kind in which each word of ``search`` is found; an unknown kind means all."""
+        """Returns the newest jobs of a kind in which each word of ``search`` is found.
+
+        An unknown kind means all jobs.
+        """
         found, more = self._find_jobs(search.lower().split(), _KINDS.get(kind, ()))
         return {
             "jobs": [self._row(record) for record in found],
@@ -112,7 +115,10 @@ class Listing:
         return counts
 
     def _workers_in_use(self) -> int:
-        """Returns the number of workers in use: by jobs that were started and do not wait to be started again."""
+        """Returns the number of workers in use.
+
+        Workers are used by jobs that were started and do not wait to be started again.
+        """
         active = self._service.store.active()
         return sum(
             job.slots for job in active if job.attempts and job.secondary not in _WAITING[1:]
@@ -142,7 +148,9 @@ class Listing:
 
 
 def glimpse(record: Record, epochs: Sequence[Sequence[EpochFacts]]) -> Glimpse:
-    """Returns the value that says most about a job, and, while it trains, an estimate of the seconds that are left.
+    """Returns the value that says most about a job, and an estimate of the seconds that are left.
+
+    There is an estimate only while the job trains.
 
     Args:
         record: the job.
@@ -159,7 +167,7 @@ def glimpse(record: Record, epochs: Sequence[Sequence[EpochFacts]]) -> Glimpse:
 
 
 def script_of(record: Record) -> str:
-    """Returns the script that a request names itself; SDK v3 names it in a file of a channel instead."""
+    """Returns the script that a request itself names; SDK v3 names it in a file of a channel."""
     named = decode((record.request.get("HyperParameters") or {}).get("sagemaker_program", ""))
     algorithm = record.request.get("AlgorithmSpecification") or {}
     command = [*algorithm.get("ContainerEntrypoint", ()), *algorithm.get("ContainerArguments", ())]
@@ -170,6 +178,9 @@ def script_of(record: Record) -> str:
 
 
 def gist(reason: str) -> str:
-    """Returns the most telling line of a failure's reason: the script's message if there is one, or the first line."""
+    """Returns the most telling line of a failure's reason.
+
+    That line is the script's message if there is one, or else the first line.
+    """
     said = re.search(r'^ErrorMessage "(.+)"', reason, re.MULTILINE)
     return said[1] if said else (reason.strip().splitlines() or [""])[0]

@@ -1,4 +1,4 @@
-"""Requests, answers and errors by AWS's own service models, in the form that botocore's clients send and expect."""
+"""Requests, answers and errors by AWS's own service models, as botocore sends and expects them."""
 
 from __future__ import annotations
 
@@ -124,7 +124,10 @@ class _Errors(validate.ValidationErrors):
 
 
 class _Strict(_Answers):
-    """Checks all that the model says: botocore's clients leave lengths, patterns and enumerations to the service."""
+    """Checks all that the model says.
+
+    Botocore's clients leave lengths, patterns and enumerations to the service.
+    """
 
     def validate(self, params: object, shape: Shape) -> _Errors:
         errors = _Errors()
@@ -132,7 +135,7 @@ class _Strict(_Answers):
         return errors
 
     def _shape_has_constraints(self, shape: Shape) -> bool:
-        """Returns True, so that botocore looks at more than the types of the texts and numbers in a list."""
+        """Returns True, so that botocore checks texts and numbers in a list beyond their types."""
         return True
 
     def _validate(

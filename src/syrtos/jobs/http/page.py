@@ -64,12 +64,15 @@ _SEARCH = r"/ui/tuning/([A-Za-z0-9-]{1,32})"
 
 
 def token(home: Home) -> str:
-    """Returns the token of a browser: it is in the address that `syrtos serve` prints, and then in a cookie."""
+    """Returns the token of a browser.
+
+    The token is in the address that `syrtos serve` prints, and then in a cookie.
+    """
     return hmac.new(home.keys()[1].encode(), b"page", hashlib.sha256).hexdigest()
 
 
 class CloneAsked(TypedDict):
-    """The fields of a request for a clone: its name, hyperparameters as JSON, and secrets by name."""
+    """Fields of a request for a clone: its name, hyperparameters as JSON, and secrets by name."""
 
     name: str
     hyperparameters: str

@@ -71,7 +71,9 @@ def wire_of(headers: Mapping[str, str]) -> Wire:
 
 
 def read(wire: Wire, operation: OperationModel, body: bytes) -> dict[str, object]:
-    """Returns a request's parameters as Python values, checked by the service's model; times are seconds since 1970.
+    """Returns a request's parameters as Python values, checked by the service's model.
+
+    Times are seconds since 1970.
 
     Raises:
         ApiError: they can't be read, or the model does not allow them.
@@ -89,7 +91,10 @@ def read(wire: Wire, operation: OperationModel, body: bytes) -> dict[str, object
 
 
 def _convert_types(shape: TypedShape, value: Any) -> Any:
-    """Returns a value with the types of its shape; a value of a wrong type stays, for the model's check to report."""
+    """Returns a value with the types of its shape.
+
+    A value of a wrong type stays, for the model's check to report.
+    """
     kind = shape.type_name
     if kind == "structure" and isinstance(value, dict):
         members = shape.members.items()
@@ -215,5 +220,5 @@ def _type_of(code: str) -> str:
 
 
 def _old_name(code: str, status: int) -> dict[str, str]:
-    """Returns a header with the error's code, for programs that were written for the query protocol."""
+    """Returns a header with the error's code, for programs written for the query protocol."""
     return {"x-amzn-query-error": f"{code};{'Sender' if status < 500 else 'Receiver'}"}

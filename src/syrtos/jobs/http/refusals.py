@@ -1,4 +1,4 @@
-"""Errors in the protocol in which a client reads them, also clients of services that are not here."""
+"""Errors in the protocol that a client reads, also for clients of services that are not here."""
 
 from __future__ import annotations
 

@@ -266,7 +266,10 @@ class S3:
     async def _source(
         self, request: Request, signed: Signed, source: str
     ) -> tuple[Path, ObjectFacts]:
-        """Copies the object or part that ``x-amz-copy-source`` names to a new file; returns its path and the object."""
+        """Copies the object or part that ``x-amz-copy-source`` names to a new file.
+
+        The result is the file's path and the object.
+        """
         name = urllib.parse.unquote(source.partition("?versionId=")[0]).lstrip("/")
         bucket, _, key = name.partition("/")
         check_allowed(signed.caller.may_read(bucket, key))

@@ -1,4 +1,4 @@
-"""Requests and answers of S3 in their form on the wire: headers, XML, ranges, conditions and errors."""
+"""The wire form of S3's requests and answers: headers, XML, ranges, conditions and errors."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ HARMLESS = frozenset({"x-id", "partNumber", "AWSAccessKeyId", "Signature", "Expi
 def group_keys(
     store: ObjectStore, bucket: str, prefix: str, delimiter: str, after: str, limit: int
 ) -> Iterator[ObjectFacts | str]:
-    """Yields objects, and once each the common prefixes of the keys with a delimiter after ``prefix``."""
+    """Yields objects, and each common prefix of keys with a delimiter after ``prefix`` once."""
     count, group = 0, ""
     while page := store.list(bucket, prefix, after, 1000):
         for entry in page:
@@ -120,12 +120,15 @@ def contents_entry(entry: ObjectFacts, quote: Callable[[str], str]) -> str:
 
 
 def query_parameters(request: Request) -> set[str]:
-    """Returns the parameters of a query, without those of the signature and of the answer's headers."""
+    """Returns a query's parameters without those of the signature and of the answer's headers."""
     return {name for name in request.query_params if not name.startswith(("X-Amz-", "response-"))}
 
 
 def replaced_etag(request: Request) -> str | None:
-    """Returns the ETag of the object that a write is to replace; empty: there must be none; None: no condition."""
+    """Returns the ETag of the object that a write is to replace.
+
+    The ETag is empty if there must be no object, and None if there is no condition.
+    """
     if request.headers.get("if-none-match") == "*":
         return ""
     wanted = request.headers.get("if-match")

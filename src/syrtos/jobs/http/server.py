@@ -30,7 +30,10 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class _Patient(HttpToolsProtocol):
-    """Closes connections whose headers don't come or don't end; with TLS it is called only after the handshake."""
+    """Closes connections whose headers don't come or don't end.
+
+    With TLS it is called only after the handshake.
+    """
 
     # connections whose request has not come whole, in the order in which they have sent something
     # last
@@ -200,7 +203,7 @@ class Server:
 
 
 def _configuration(app: App, tls: tuple[Path, Path] | None) -> uvicorn.Config:
-    """Returns the settings of uvicorn for a service with ``tls``, a certificate and its key, or without."""
+    """Returns uvicorn's settings for a service; ``tls`` is a certificate and its key, or None."""
     return uvicorn.Config(
         app,
         http=_Patient,

@@ -10,7 +10,10 @@ _SERVED = (
 
 
 def explain(name: str) -> str:
-    """Returns the sentence that says what is served here, and that ``name``, a service or an operation, is not."""
+    """Returns the sentence that says what is served here, and that ``name`` is not.
+
+    ``name`` is a service or an operation.
+    """
     return (
         f"{name} is not served here: this is `syrtos serve`, which has {_SERVED}. To reach AWS"
         " itself, leave out AWS_ENDPOINT_URL (endpoint_url) and use keys of AWS."

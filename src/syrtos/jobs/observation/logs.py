@@ -90,7 +90,7 @@ class LogStream:
         return events
 
     def before(self, end: int, limit: int) -> list[LogEvent]:
-        """Returns up to ``limit`` events that end at byte ``end`` or before, and no more than a megabyte."""
+        """Returns up to ``limit`` events, at most a megabyte, that end by byte ``end``."""
         start = max(end - _PAGE, 0)
         with self.path.open("rb") as file:
             file.seek(start)
@@ -176,7 +176,7 @@ class LogTail:
                 take(lines)
 
     def _new_lines(self, k: int, path: Path, last: bool) -> Iterator[list[str]]:
-        """Yields the new lines of a file in pages of about a megabyte: a file may be longer than memory."""
+        """Yields a file's new lines in pages of about a megabyte: it may be longer than memory."""
         if path.exists() and path.stat().st_size < self._read[k]:
             # a script has begun its output anew: `> /dev/stderr` empties the file
             self._read[k] = 0

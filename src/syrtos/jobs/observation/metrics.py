@@ -104,7 +104,7 @@ _PACE = 10  # epochs that an estimate looks back at
 
 
 def seconds_left(found: Sequence[Mapping[str, Any]], began: float, now: float) -> float | None:
-    """Estimates the seconds that a `fit` will still take, at the pace of its last epochs; None if unknown.
+    """Estimates the seconds that a `fit` still takes, at its last epochs' pace; None if unknown.
 
     Args:
         found: the epochs of one run directory.
@@ -128,7 +128,7 @@ def seconds_left(found: Sequence[Mapping[str, Any]], began: float, now: float) -
 def headline(
     found: Sequence[Mapping[str, Any]], final: Mapping[str, Sequence[float]]
 ) -> tuple[str, float] | None:
-    """Returns the name and value that say most about a job: its last loss, or else the first of its metrics.
+    """Returns the name and value that say most about a job: its last loss, else its first metric.
 
     Args:
         found: records of epochs.
@@ -157,7 +157,9 @@ def progress(found: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 def logged_objective(
     epochs: Sequence[EpochFacts], name: str, diverged: Collection[str]
 ) -> dict[str, list[float]]:
-    """Returns the last value and its time of a tuning job's objective from Keras's logs, for scripts that do not print it.
+    """Returns a tuning job's objective from Keras's logs: its last value and the value's time.
+
+    It is meant for scripts that do not print the objective.
 
     Args:
         epochs: the ends of epochs.

@@ -44,7 +44,10 @@ STATISTICS: Mapping[str, Callable[[Sample], float]] = {
 
 
 def over_periods(samples: Sequence[Sample], start: float, end: float, period: int) -> list[Sample]:
-    """Joins the samples from ``start`` until ``end`` into one for each period that has some; its time is the period's start."""
+    """Joins the samples from ``start`` until ``end`` into one for each period that has some.
+
+    The time of a joined sample is its period's start.
+    """
     # as in CloudWatch, the first period begins at a whole minute, or at a multiple of a period that
     # is shorter
     grain = min(period, 60)
@@ -82,7 +85,10 @@ class SeriesRecorder:
         self._begun = False
 
     def add(self, values: Sequence[tuple[str, float]]) -> None:
-        """Adds values that were found now, each with the name of its metric. On a full disk they are dropped."""
+        """Adds values that were found now, each with the name of its metric.
+
+        On a full disk the values are dropped.
+        """
         found: dict[str, list[Sample]] = {}
         now = round(time.time(), 3)
         for name, value in values:
@@ -138,7 +144,10 @@ def of_job(job_folder: Path, defined: bool) -> dict[str, list[Sample]]:
 
 
 def of_hosts(job_folder: Path) -> dict[int, dict[str, list[Sample]]]:
-    """Returns the use of a job's instances, by their number (1: ``algo-1``) and by SageMaker's names of metrics."""
+    """Returns the use of a job's instances, by their number and by SageMaker's names of metrics.
+
+    The number of ``algo-1`` is 1.
+    """
     found: dict[int, dict[str, list[Sample]]] = {}
     for path in (
         path
@@ -159,7 +168,7 @@ def of_hosts(job_folder: Path) -> dict[int, dict[str, list[Sample]]]:
 
 
 def _percent(machine: Mapping[str, Any]) -> dict[str, float]:
-    """Returns a machine's use in percent, as SageMaker counts it: 4 processors in full use are 400%."""
+    """Returns a machine's use in percent, as SageMaker counts: 4 fully used processors are 400%."""
     shares = {
         "CPUUtilization": machine["cpu"] * machine["cores"],
         "MemoryUtilization": 100 * machine["memory"] / machine["memory_total"],

@@ -1,1 +1,1 @@
-"""CreateTrainingJob requests, read into syrtos's own terms, and the states that a job goes through."""
+"""CreateTrainingJob requests, read into syrtos's own terms, and the states of a job."""

@@ -1,4 +1,4 @@
-"""Hyperparameters as SDK v2 sends them: which are the script's own, their values, and its command line."""
+"""Hyperparameters as SDK v2 sends them: the script's own, their values, and its command line."""
 
 from __future__ import annotations
 

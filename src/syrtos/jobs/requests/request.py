@@ -1,4 +1,4 @@
-"""The parts of a CreateTrainingJob request in syrtos's own terms: a pure function of the request."""
+"""The parts of a CreateTrainingJob request in syrtos's terms: a pure function of the request."""
 
 from __future__ import annotations
 
@@ -135,14 +135,20 @@ class Job:
 
     @property
     def batch(self) -> BatchMode:
-        """The meaning of a batch: global if instances see the same files, per worker with a sharded channel."""
+        """The meaning of a batch: global or per worker.
+
+        It is global if instances see the same files, and per worker with a sharded channel.
+        """
         # with a sharded channel each instance has other records, so the script means its own batch
         sharded = len(self.hosts) > 1 and any(channel.sharded for channel in self.channels)
         return "per-worker" if sharded else "global"
 
     @property
     def tensorboard(self) -> tuple[str, str] | None:
-        """The URI at which TensorBoard's files are kept, and the folder to which the script writes them; None: nowhere."""
+        """The URI at which TensorBoard's files are kept, and the folder that the script writes to.
+
+        The value is None if the files are kept nowhere.
+        """
         config = self.request.get("TensorBoardOutputConfig")
         if not config:
             return None
@@ -173,7 +179,10 @@ class Job:
 
     @property
     def checkpoints(self) -> tuple[str, str] | None:
-        """The URI at which checkpoints are kept, and the folder to which the script writes them; None without any."""
+        """The URI at which checkpoints are kept, and the folder to which the script writes them.
+
+        The value is None if no checkpoints are kept.
+        """
         config = self.request.get("CheckpointConfig")
         return (
             (config["S3Uri"].rstrip("/"), config.get("LocalPath") or "/opt/ml/checkpoints")

@@ -1,4 +1,4 @@
-"""Values that are named like secrets, hidden in the answers of the API and in the output of scripts."""
+"""Values named like secrets, hidden in the answers of the API and in the output of scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def secrets_of(request: Mapping[str, Any]) -> list[str]:
 
 
 def redact(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a request without secret values; also works on a tuning job's definition of training jobs."""
+    """Returns a request, or a tuning job's definition of training jobs, without secret values."""
     hidden = {
         part: {
             name: _placeholder(value) if is_secret(name) else value

@@ -125,7 +125,10 @@ class RetryStrategy(TypedDict):
 
 
 class TrainingRequest(TypedDict, total=False):
-    """CreateTrainingJob's parameters. Those that every job needs are there once `request.read` has looked."""
+    """CreateTrainingJob's parameters.
+
+    The parameters that every job needs are there once `request.read` has looked.
+    """
 
     TrainingJobName: Required[str]
     AlgorithmSpecification: Required[Algorithm]
@@ -151,7 +154,7 @@ class SourceCode(TypedDict, total=False):
 
 
 class DistributedFacts(TypedDict, total=False):
-    """``distributed.json`` of SDK v3's drivers: of the SDK's own, or of `syrtos.sagemaker.Syrtos`."""
+    """``distributed.json`` of SDK v3's drivers: the SDK's own, or `syrtos.sagemaker.Syrtos`."""
 
     engine: str
     workers_per_host: int

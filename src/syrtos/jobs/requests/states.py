@@ -1,10 +1,13 @@
-"""The life of a training job: which secondary status may follow which, and what SDKs print about it.
+"""The life of a training job: which secondary status may follow which, and what SDKs print of it.
 
     Starting ─ Pending ─ Starting ─ Downloading ─ Training ─ Uploading ─ Completed
-                                        │             │ └─ Interrupted ─ Starting     (a spot job gives way)
-                                        │             │ └─ Restarting  ─ Starting     (its runner, or a worker, died)
-                                        └─ Stopping ──┴──── Uploading ─ Stopped, MaxRuntimeExceeded, MaxWaitTimeExceeded
+                                        │             │ └─ Interrupted ─ Starting
+                                        │             │ └─ Restarting  ─ Starting
+                                        └─ Stopping ──┴──── Uploading ─ Stopped, MaxRuntimeExceeded,
+                                                                        MaxWaitTimeExceeded
     any ─ Failed
+
+A spot job that gives way is interrupted. A job whose runner or worker died is restarted.
 
 Names and meanings are of SageMaker's API reference, DescribeTrainingJob.
 """

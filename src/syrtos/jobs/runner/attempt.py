@@ -1,4 +1,4 @@
-"""The runner of a job: one attempt at it, in a process that goes on when the service that started it is killed.
+"""The runner of a job: one attempt at it, in a process that outlives the service that started it.
 
 `python -m syrtos.jobs.runner.attempt JOB`. It holds a lock in the job's folder for as long as it
 lives; a process that finds a running job without the lock knows that its runner is gone.
@@ -89,7 +89,10 @@ def main() -> None:
 
 
 def _too_early(*_: object) -> None:
-    """Ignores a signal that comes before there are scripts to pass it on to: it must not end the runner itself."""
+    """Ignores a signal that comes before there are scripts to pass it on to.
+
+    The signal must not end the runner itself.
+    """
 
 
 class Runner:
@@ -316,7 +319,7 @@ class Runner:
         return outcome
 
     def _keep_record(self) -> None:
-        """Keeps the ledgers of a run that the job's own driver has started, for the report about the attempt."""
+        """Keeps the ledgers of a run that the job's driver started, for the attempt's report."""
         if self._job.program and self._job.program.driven:
             left_out = shutil.ignore_patterns("run.json", "snapshots", "logs", ".lock")
             # without such a folder, the driver has not come so far as to train
@@ -329,7 +332,7 @@ class Runner:
                 )
 
     def _generations(self, workers: Workers, nodes: ReservedNodes | None) -> Outcome:
-        """Trains once, or in several generations of workers if the job asks for retries and workers die."""
+        """Trains once, or in generations of workers if the job asks for retries and workers die."""
         restarts = job_command.restarts(self._job, self._folders) - self._restarts_before
         if restarts <= 0:
             return workers.run(self._run_dir, {})
@@ -357,7 +360,10 @@ class Runner:
         return ended.outcome
 
     def _move_to_other_nodes(self, why: str) -> None:
-        """Has the job started again on other nodes, from its checkpoints, unless that was done too often already."""
+        """Has the job started again on other nodes, from its checkpoints.
+
+        The job is not started again if that was done too often already.
+        """
         asked = (self._job.request.get("RetryStrategy") or {}).get(
             "MaximumRetryAttempts", states.RESTARTS
         )
@@ -370,7 +376,7 @@ class Runner:
         )
 
     def _lose_nodes(self, why: str, again: bool) -> None:
-        """Has the job started again, once the engine that has taken its nodes back gives it others."""
+        """Has the job started again once the engine that took its nodes back gives it others."""
         # what it has trained is uploaded without them
         if self._trained or self._record.why:
             return
@@ -477,7 +483,10 @@ class Runner:
     # -- the record ----------------------------------------------------------------------------
 
     def _fail_for_room(self, reason: str) -> None:
-        """Fails a job that has filled the disk, after removing its files so that there is room for its record."""
+        """Fails a job that has filled the disk.
+
+        The job's files are removed first, so that there is room for its record.
+        """
         # first of all room, then the record
         leave_nothing(self._home, self._name)
         shutil.rmtree(self._run_dir / "logs", ignore_errors=True)
@@ -501,7 +510,7 @@ def mark(home: Home, name: str) -> str:
 
 
 def leave_nothing(home: Home, name: str) -> None:
-    """Removes the working files of an attempt: inputs, and outputs that are uploaded. Logs and ledgers stay."""
+    """Removes an attempt's working files: inputs and uploaded outputs. Logs and ledgers stay."""
     for path in ("instances", "shared", "python"):
         shutil.rmtree(home.job(name) / path, ignore_errors=True)
     home.forget_snapshots(name)

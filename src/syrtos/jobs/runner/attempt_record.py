@@ -1,4 +1,4 @@
-"""The record of a job, as one attempt at the job changes it; and the attempt's own lines in the job's log."""
+"""A job's record as one attempt at it changes it, and the attempt's own lines in the job's log."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class AttemptRecord:
             raise JobOverError
 
     def restart_workers(self, last: Outcome) -> bool:
-        """Records that workers are started again after ``last``; returns False if the job is to end."""
+        """Records that workers start again after ``last``; returns False if the job is to end."""
 
         def mark_restarted(record: Record) -> Record | None:
             if self.why or record.state.secondary != "Training":

@@ -40,7 +40,7 @@ class InstanceFacts:
     interface: str = "lo"
 
     def instance_path(self, path: str) -> str:
-        """Returns the path that a path below ``/opt/ml`` has on the instance; other paths are unchanged."""
+        """Returns a path below ``/opt/ml`` as it is on the instance; other paths are unchanged."""
         return (
             self.root + path.removeprefix(ML) if path == ML or path.startswith(ML + "/") else path
         )
@@ -258,7 +258,7 @@ def _text(value: object) -> str:
 
 
 def _tf_config(job: Job, host: int, place: InstanceFacts) -> dict[str, str]:
-    """Returns TF_CONFIG as SageMaker's TensorFlow containers write it, or nothing for other kinds of jobs."""
+    """Returns TF_CONFIG as SageMaker's TensorFlow containers write it; empty for other jobs."""
     # roles and ports as in training.py of sagemaker_tensorflow_training 20.5
     if len(job.hosts) < 2:
         return {}

@@ -1,4 +1,6 @@
-"""Makes a process part of an instance, with its own ``/opt/ml``, host name and ``/etc/hosts``, and runs a command.
+"""Makes a process part of an instance, and runs a command.
+
+The instance has its own ``/opt/ml``, host name and ``/etc/hosts``.
 
 `python -m syrtos.jobs.runner.enter SPEC COMMAND ...`, below `python -m syrtos.jobs.runner.enter
 --as-root AGENT ...`. The command replaces the process. With `--as-root --no-network` all below have
@@ -120,7 +122,10 @@ def main() -> NoReturn:
 
 
 def _leave_network() -> None:
-    """Gives this process and its children a network with a loopback interface alone, by which instances still meet."""
+    """Gives this process and its children a network with a loopback interface alone.
+
+    Instances still meet by that interface.
+    """
     unshare(_NEW_NETWORK)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh22x", b"lo", _IS_UP))
@@ -194,14 +199,17 @@ def become_root() -> None:
 
 @functools.cache
 def can_leave_network() -> bool:
-    """Returns whether this kernel and user can take the network from a job, which is tried out in a process."""
+    """Returns whether this kernel and user can take the network from a job.
+
+    That is tried out in a process.
+    """
     tried = [sys.executable, "-m", "syrtos.jobs.runner.enter", "--as-root", "--no-network", "true"]
     return can_isolate() and subprocess.run(tried, capture_output=True, check=False).returncode == 0
 
 
 @functools.cache
 def can_isolate() -> bool:
-    """Returns whether this kernel and user can isolate an instance, which is tried out in a process."""
+    """Returns whether this kernel and user can isolate an instance, as tried out in a process."""
     if not os.path.isdir("/opt"):
         return False
     with tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@ from syrtos.launch.outcome import End, Outcome
 
 
 def failure_reason(job: Job, folders: Folders, outcome: Outcome, stream: LogStream) -> str:
-    """Returns the text that the script has written as its failure, or the end of its first failing process.
+    """Returns the failure that the script has written, or the end of its first failing process.
 
     Args:
         stream: the log of the first instance, whose last line says why where nothing else does.

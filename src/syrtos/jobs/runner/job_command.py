@@ -61,11 +61,14 @@ class Folders:
         return self.ml(host) / folder.removeprefix(f"{ML}/")
 
     def shared_folder(self, name: str) -> Path:
-        """Returns the folder that all instances of a world share: one of them writes, all may read."""
+        """Returns the folder that a world's instances share: one of them writes, all may read."""
         return self.job / "shared" / name
 
     def seen(self, job: Job, host: int, path: str) -> Path:
-        """Returns the folder that an instance sees at a path; one outside of ``/opt/ml`` needs a mount of its own."""
+        """Returns the folder that an instance sees at a path.
+
+        A path outside of ``/opt/ml`` needs a mount of its own.
+        """
         if not path.startswith(f"{ML}/"):
             return self.job / "instances" / job.hosts[host] / "outside" / path.lstrip("/")
         for name in () if job.distribution.kind == "copies" else _SHARED:
@@ -74,7 +77,7 @@ class Folders:
         return self.ml(host) / path.removeprefix(f"{ML}/")
 
     def driven_run_dir(self, job: Job) -> Path:
-        """Returns the run directory of the run that a job's driver has started on its first instance."""
+        """Returns the directory of the run that a job's driver started on its first instance."""
         return self.outputs(job, "checkpoints")[0] / "syrtos"
 
     def failure(self, host: int) -> Path:
@@ -138,7 +141,7 @@ def write_hosts_file(job: Job, folders: Folders) -> None:
 
 
 def base_environment(env: Mapping[str, str], mark: str) -> dict[str, str]:
-    """Returns the part of the service's environment that a job's processes get: never its secrets."""
+    """Returns the part of the service's environment that a job's processes get: no secrets."""
     kept = {
         name: value
         for name, value in env.items()
@@ -197,7 +200,10 @@ def make_plan(
 
 
 def _agents(job: Job, folders: Folders, python: Path, reach: str) -> dict[str, tuple[str, ...]]:
-    """Returns the commands that start agents, by node; without isolation none is needed on this machine."""
+    """Returns the commands that start agents, by node.
+
+    Without isolation no agent is needed on this machine.
+    """
     agent = (str(python), "-P", "-m", "syrtos.launch.remote.agent")
     if folders.isolated:
         # All instances of a machine are in one user namespace, so that their processes may share
@@ -213,7 +219,7 @@ def _agents(job: Job, folders: Folders, python: Path, reach: str) -> dict[str, t
 
 
 def _check_without_namespaces(job: Job) -> None:
-    """Refuses what needs mounts or a network of the instance's own, where the kernel allows neither.
+    """Refuses what needs an instance's own mounts or network, where the kernel allows neither.
 
     Raises:
         ConfigurationError: the job asks for it.
@@ -311,18 +317,18 @@ def _copy(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
 
 
 def arguments(job: Job, place: InstanceFacts) -> list[str]:
-    """Returns the script's arguments, in which paths below ``/opt/ml`` are replaced by those on this machine."""
+    """Returns the script's arguments, with paths below ``/opt/ml`` as they are on this machine."""
     assert job.program is not None
     return [place.instance_path(word) for word in job.program.arguments]
 
 
 def cores() -> int:
-    """Returns the number of workers that this machine has room for: the cores that this process may use."""
+    """Returns how many workers this machine has room for: the cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def restarts(job: Job, folders: Folders) -> int:
-    """Returns how often a job's workers are started again after they have died, as its `RetryStrategy` says."""
+    """Returns how often a job's dead workers are started again, as its `RetryStrategy` says."""
     # never unconnected copies, nor with parameter servers: they keep no snapshots
     asked = (job.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", 0)
     return 0 if job.distribution.kind == "copies" or _wants_servers(job, folders) else asked

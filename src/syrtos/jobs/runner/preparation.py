@@ -1,4 +1,4 @@
-"""The files of a job's instances before it trains: what its script is told, its data, its code and packages."""
+"""The files of a job's instances before it trains: configuration, data, code and packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from syrtos.jobs.storage.storage_uris import StorageURIs
 
 
 def write_contract(job: Job, folders: Folders, gpus: int) -> None:
-    """Writes ``/etc/hosts`` and the configuration files of each instance, which has so many GPUs."""
+    """Writes ``/etc/hosts`` and the configuration files of instances with ``gpus`` GPUs each."""
     job_command.write_hosts_file(job, folders)
     for host in range(len(job.hosts)):
         place = folders.instance_facts(job, host, gpus)
@@ -53,7 +53,9 @@ def fetch_program(
     say: Callable[[list[str]], None],
     variables: Mapping[str, str],
 ) -> Path:
-    """Unpacks the job's code on each instance, and returns the interpreter for it, with the packages that it requires.
+    """Unpacks the job's code on each instance, and returns the interpreter for it.
+
+    The interpreter has the packages that the code requires.
 
     Args:
         say: gets the output of pip.

@@ -16,7 +16,7 @@ MARK = "SYRTOS_JOB"
 
 
 def of(mark: str) -> list[int]:
-    """Returns the ids of the processes, except this one, whose environment has ``SYRTOS_JOB=mark``."""
+    """Returns the ids of processes, except this one, whose environment has ``SYRTOS_JOB=mark``."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for folder in Path("/proc").iterdir():
@@ -31,7 +31,9 @@ def of(mark: str) -> list[int]:
 
 
 def end(mark: str, patience: float = 5.0) -> None:
-    """Kills the processes with this mark until there are none, and removes the shared memory that they have mapped.
+    """Kills the processes with this mark until there are none.
+
+    The shared memory that the processes have mapped is removed.
 
     Args:
         patience: gives up after this many seconds.

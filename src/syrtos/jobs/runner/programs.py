@@ -1,4 +1,4 @@
-"""A job's code on its instances: its source is fetched and unpacked, and its required packages are installed."""
+"""A job's code on its instances: the fetched and unpacked source, and the required packages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fetch(places: StorageURIs, program: JobProgram, folder: Path) -> None:
 
 
 def drivers_of(request: Mapping[str, Any], places: StorageURIs) -> dict[str, object]:
-    """Returns the JSON files, by name, with which SDK v3 describes a script: those of channel ``sm_drivers``.
+    """Returns the JSON files of channel ``sm_drivers``, by name; in them SDK v3 describes a script.
 
     Raises:
         DataError: they can't be read.
@@ -72,7 +72,9 @@ def python_for(
     say: Callable[[list[str]], None],
     env: Mapping[str, str],
 ) -> Path:
-    """Returns the interpreter for a job: ours, or that of a virtual environment with the job's required packages.
+    """Returns the interpreter for a job: ours, or that of a virtual environment.
+
+    The virtual environment has the job's required packages.
 
     Args:
         code: the source folder.
@@ -117,7 +119,7 @@ def python_for(
 
 
 def _environment(folder: Path) -> Path:
-    """Makes a virtual environment that also finds the packages of this one, and returns its interpreter."""
+    """Makes a virtual environment that also finds this one's packages; returns its interpreter."""
     # without a pip of its own, which takes seconds to install: that of this environment is found
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"

@@ -1,4 +1,4 @@
-"""The nodes that an engine holds for an attempt at a job: how the attempt waits for them, and what their loss means."""
+"""The nodes that an engine holds for an attempt at a job: the wait for them, and their loss."""
 
 from __future__ import annotations
 
@@ -96,7 +96,10 @@ class ReservedNodes:
         )
 
     def _try(self, node: Node) -> str:
-        """Returns what a node says when it is asked what its kernel allows, errors too; empty where it does not answer."""
+        """Returns what a node says about what its kernel allows, errors too.
+
+        The text is empty if the node does not answer.
+        """
         words = (sys.executable, "-P", "-m", "syrtos.jobs.runner.enter", "--try")
         command = [*shlex.split(self.command), node.name, *map(shlex.quote, words)]
         env = settings.environment()
@@ -147,7 +150,7 @@ class ReservedNodes:
         return nodes
 
     def _answering(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Returns the nodes without those whose agent was lost and on which no other could be started."""
+        """Returns the nodes without those that lost their agent and could not start another."""
         # An engine may not know yet that a node has lost its power.
         lost = self.agents.left_out()
         return tuple(node for node in nodes if node.name not in lost or _is_answer(self._try(node)))
@@ -248,7 +251,9 @@ def _pending(record: Record, why: str) -> Record | None:
 def reserved_nodes(
     job: Job, placement: Placement, folder: Path, requester: JobRequester
 ) -> Iterator[ReservedNodes | None]:
-    """Context manager: waits for the nodes of a job's instances, and yields them; None where they are on this machine.
+    """Context manager: waits for the nodes of a job's instances, and yields them.
+
+    It yields None if the instances are on this machine.
 
     Raises:
         SyrtosError: the engine refuses, has no such nodes, or the job has waited for too long.

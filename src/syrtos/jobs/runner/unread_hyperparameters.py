@@ -78,7 +78,10 @@ def _names(text: str) -> list[str]:
 
 
 def _are_dropped_for_good(folder: Path) -> bool:
-    """Returns whether no Python file of a folder uses what `parse_known_args` leaves over, or reads hyperparameters otherwise."""
+    """Returns whether no Python file of a folder uses what `parse_known_args` leaves over.
+
+    No file may read hyperparameters in another way either.
+    """
     files = [*itertools.islice(folder.rglob("*.py"), _MOST_FILES + 1)]
     if len(files) > _MOST_FILES:
         return False
@@ -107,7 +110,11 @@ def _used_names(nodes: Sequence[ast.AST]) -> frozenset[str]:
 
 
 def _drops_the_rest(node: ast.AST, used: frozenset[str]) -> bool:
-    """Returns whether a node is ``parse_known_args()[0]``, or an assignment of its results whose second is never used."""
+    """Returns whether a node drops the second result of ``parse_known_args()``.
+
+    Such a node is ``parse_known_args()[0]``, or an assignment of the results whose second is never
+    used.
+    """
     if isinstance(node, ast.Subscript):
         return (
             _is_parse(node.value) and isinstance(node.slice, ast.Constant) and node.slice.value == 0

@@ -20,7 +20,10 @@ _PATIENCE = 60.0  # seconds
 
 
 def local_versions() -> dict[str, str]:
-    """Returns the versions of this interpreter, found without an import; packages not installed are left out."""
+    """Returns the versions of this interpreter, found without an import.
+
+    Packages that are not installed are left out.
+    """
     found = {"python": platform.python_version(), "syrtos": __version__}
     for name in _PACKAGES:
         try:
@@ -31,7 +34,9 @@ def local_versions() -> dict[str, str]:
 
 
 def of(python: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the versions of an interpreter, which may have packages above ours; empty if it does not tell them.
+    """Returns the versions of an interpreter; empty if it does not tell them.
+
+    The interpreter may have packages of its own, which precede ours.
 
     Args:
         env: environment variables for the interpreter, whose packages may run code when it starts.

@@ -1,4 +1,4 @@
-"""The workers of a job, generation by generation: their commands, the pipes they read, the output they write."""
+"""A job's workers by generation: their commands, the pipes they read, the output they write."""
 
 from __future__ import annotations
 
@@ -67,11 +67,14 @@ class Workers:
 
     @property
     def channel_error(self) -> Exception | None:
-        """The error because of which a channel could not be streamed to its end; None if there is none."""
+        """The error that kept a channel from being streamed to its end; None if there is none."""
         return next((pipe.error for pipe in self._pipes if pipe.error), None)
 
     def run(self, folder: Path, variables: Mapping[str, str]) -> Outcome:
-        """Trains with a generation of workers, recorded in ``folder``, with variables added to their environment."""
+        """Trains with a generation of workers, recorded in ``folder``.
+
+        ``variables`` are added to the environment of the workers.
+        """
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         variables, reserved = {**self._variables, **variables}, self._reserved
         if reserved:
@@ -122,7 +125,10 @@ class Workers:
             tail.close()
 
     def _agents(self, are_needed: bool) -> AbstractContextManager[Agents | None]:
-        """Returns a context with the agents of a generation: those of this machine end with it, those of nodes stay."""
+        """Returns a context with the agents of a generation.
+
+        The agents of this machine end with the context, those of nodes stay.
+        """
         if self._reserved:
             return nullcontext(self._reserved.agents)
         return closing(Agents()) if are_needed else nullcontext()
@@ -137,7 +143,7 @@ class Workers:
         return found
 
     def _outputs(self, run_dir: Path) -> list[tuple[Path, Take]]:
-        """Returns the files that processes write their output to, with the functions that get it."""
+        """Returns the files that processes write output to, with the functions that get it."""
         found = []
         for host, take in enumerate(self._takers):
             if self._job.distribution.kind == "copies":

@@ -1,4 +1,4 @@
-"""The results of a job: archives of its output folders, and checkpoints that are copied while it runs.
+"""A job's results: archives of its output folders, and checkpoints that are copied while it runs.
 
 Archives are checked before they are unpacked.
 """
@@ -67,7 +67,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def _check(member: tarfile.TarInfo, archive: str) -> None:
-    """Raises DataError unless a member is a file, a folder, or a link that can't lead out of the archive's folder."""
+    """Raises DataError unless a member is a file, folder, or link within the archive's folder."""
     # the filter of `tarfile` alone can be got round with chains of links (CVE-2025-4517)
     inside = (
         member.issym()

@@ -1,4 +1,4 @@
-"""A job's inputs, on each instance: files in a folder (File, FastFile), or a stream in a pipe (Pipe)."""
+"""A job's inputs on an instance: files in a folder (File, FastFile) or streams in a pipe (Pipe)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _list_sources(places: StorageURIs, channel: InputChannel) -> list[JobFile]:
 
 
 def provide(places: StorageURIs, channel: InputChannel, host: int, hosts: int, folder: Path) -> int:
-    """Fills a channel's folder; in FastFile mode with links to files that are on this machine already.
+    """Fills a channel's folder; in FastFile mode with links to files that this machine has already.
 
     Returns:
         The number of files.
@@ -92,7 +92,10 @@ def _link(file: Path, path: Path) -> None:
 
 
 class Pipe:
-    """Streams a channel into ``<folder>/<channel>_<epoch>``, epoch after epoch, as fast as the script reads."""
+    """Streams a channel into ``<folder>/<channel>_<epoch>``, epoch after epoch.
+
+    It streams as fast as the script reads.
+    """
 
     def __init__(
         self, places: StorageURIs, channel: InputChannel, host: int, hosts: int, folder: Path
@@ -142,7 +145,7 @@ class Pipe:
                 Path(f"{self._base}_{epoch + 1}").unlink(missing_ok=True)
 
     def _open_pipe(self, path: str) -> int | None:
-        """Waits until a process reads a pipe, and returns its descriptor; None if the job ends before."""
+        """Returns a pipe's descriptor once a process reads it; None if the job ends before."""
         while not self._over.wait(0.02):
             try:
                 descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
@@ -178,7 +181,7 @@ class Pipe:
 
 
 def frame_record(record: bytes) -> bytes:
-    """Returns a record in RecordIO's frame: magic number, length, bytes, padding to a multiple of 4 bytes."""
+    """Returns a record in RecordIO's frame: magic number, length, bytes, padding to 4 bytes."""
     # MXNet's format, which SageMaker's Pipe mode writes
     return struct.pack("<II", _RECORD_IO, len(record)) + record + b"\0" * (-len(record) % 4)
 

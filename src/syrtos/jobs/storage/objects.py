@@ -1,4 +1,4 @@
-"""Buckets and objects: the part of S3 that jobs need, in a folder of this machine, or in a real S3 behind it.
+"""Buckets and objects, the part of S3 that jobs need, in a local folder or in a real S3 behind it.
 
 In the folder, an object is a file that never changes (``blobs``) and a row that names it.
 """
@@ -77,7 +77,7 @@ class ObjectStore(abc.ABC):
 
     @abc.abstractmethod
     def buckets(self) -> list[tuple[str, float]]:
-        """Returns the buckets' names, each with the time when it was made, in seconds since 1970."""
+        """Returns the buckets' names, each with its creation time in seconds since 1970."""
 
     @abc.abstractmethod
     def make_bucket(self, bucket: str) -> bool:
@@ -97,7 +97,9 @@ class ObjectStore(abc.ABC):
 
     @abc.abstractmethod
     def read(self, bucket: str, entry: ObjectFacts, start: int, stop: int) -> Iterator[bytes]:
-        """Returns the bytes from ``start`` to before ``stop`` of an object that `head` or `list` has found, in pieces.
+        """Returns an object's bytes from ``start`` to before ``stop``, in pieces.
+
+        The object is one that `head` or `list` has found.
 
         Raises:
             DataError: at once, if the object has been replaced or removed since.
@@ -125,14 +127,17 @@ class ObjectStore(abc.ABC):
 
     @abc.abstractmethod
     def list(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectFacts]:
-        """Returns the first ``limit`` objects, by key, whose keys begin with ``prefix`` and come after ``after``."""
+        """Returns the first ``limit`` objects with keys after ``after`` that begin with ``prefix``.
+
+        The objects are in the order of their keys.
+        """
 
     @abc.abstractmethod
     def delete(self, bucket: str, key: str) -> None:
         """Removes an object if it exists."""
 
     def local_file(self, entry: ObjectFacts) -> Path | None:
-        """Returns a file of this machine that is the object and never changes; None if there is none."""
+        """Returns a local file that is the object and never changes; None if there is none."""
         return None
 
     def all(self, bucket: str, prefix: str) -> Iterator[ObjectFacts]:
@@ -492,7 +497,10 @@ def check_bucket(name: str) -> None:
 
 
 def store_of(home: Home) -> ObjectStore:
-    """Returns a service's object store: SYRTOS_S3_ENDPOINT (an address, or ``aws``), or a folder of its own."""
+    """Returns a service's object store: that of SYRTOS_S3_ENDPOINT, or a folder of its own.
+
+    SYRTOS_S3_ENDPOINT is an address, or ``aws``.
+    """
     endpoint = settings.environment().get("SYRTOS_S3_ENDPOINT")
     if endpoint:
         return RemoteStore(home.objects, "" if endpoint == "aws" else endpoint)

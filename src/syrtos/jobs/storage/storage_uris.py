@@ -205,7 +205,9 @@ def _relative(key: str, prefix: str) -> str:
 
 
 def manifest(text: str) -> tuple[str, list[str]]:
-    """Returns the prefix and the names that a manifest lists: ``[{"prefix": "s3://bucket/p/"}, "a", "b"]``.
+    """Returns the prefix and the names that a manifest lists.
+
+    A manifest has the form ``[{"prefix": "s3://bucket/p/"}, "a", "b"]``.
 
     Raises:
         DataError: it is no such list.

@@ -65,14 +65,18 @@ class Backups:
 
     @staticmethod
     def _has_lost_jobs(database: Path, copy: Path) -> bool:
-        """Returns whether a database has no jobs, none was deleted by a request, and its copy has some."""
+        """Returns whether a database has lost its jobs.
+
+        Such a database has no jobs, none was deleted by a request, and its copy has some.
+        """
         count, deleted = _count(database)
         return not count and not deleted and bool(_count(copy)[0])
 
     def restore(self) -> Path | None:
-        """Replaces the database by the newest good copy, and returns the copy's path; None if there is none.
+        """Replaces the database by the newest good copy, and returns the copy's path.
 
-        The old database is renamed and stays beside the new one.
+        The result is None if there is no good copy. The old database is renamed and stays beside
+        the new one.
         """
         for copy in self.newest_first():
             if _fault_of(copy):
@@ -141,7 +145,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _fault_of(database: Path) -> str:
-    """Returns the fault of a database file as the end of a sentence about it; empty if there is none.
+    """Returns a database file's fault as the end of a sentence about it; empty if there is none.
 
     Raises:
         ConfigurationError: it can't be opened, which says nothing about the file: a full disk

@@ -1,4 +1,4 @@
-"""The folder of a service: its database, objects, jobs and keys. Only the service's user can read it."""
+"""A service's folder: its database, objects, jobs and keys. Only the service's user can read it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Home:
 
     @property
     def database(self) -> str:
-        """The URL of the database of jobs: SYRTOS_DATABASE_URL (Postgres), or SQLite in this folder."""
+        """The URL of the job database: SYRTOS_DATABASE_URL (Postgres), or SQLite in this folder."""
         return (
             settings.environment().get(settings.DATABASE_VARIABLE)
             or f"sqlite:///{self.path / 'jobs.sqlite'}"
@@ -93,7 +93,7 @@ class Home:
         )
 
     def forget_snapshots(self, name: str) -> None:
-        """Removes the snapshots of a job whose workers have ended, even those of runners that were killed."""
+        """Removes the snapshots of a job whose workers have ended, even those of killed runners."""
         memory, job = self._memory_of(name) + "*", self.job(name)
         for folder in (
             *Path("/dev/shm").glob(memory),
@@ -106,11 +106,11 @@ class Home:
         return f"syrtos-{hashlib.sha256(str(self.job(name)).encode()).hexdigest()[:16]}-"
 
     def keys(self) -> tuple[str, str]:
-        """Returns the access key and the secret key of this service's owner, which are made at first use."""
+        """Returns the access key and secret key of the service's owner, made at first use."""
         return _keys(self.path / "credentials.json")
 
     def endpoint(self) -> str | None:
-        """Returns the address at which a running service of this folder answers; None if no service runs."""
+        """Returns the address of this folder's running service; None if no service runs."""
         if not is_locked(self.path / "serving"):
             return None
         return self._read_announcement().get("url")
@@ -120,7 +120,7 @@ class Home:
         return self._read_announcement().get("certificate")
 
     def files(self) -> list[Path] | None:
-        """Returns the folders that jobs of the last service may name by ``file://``; None: any folder."""
+        """Returns the folders that the last service's jobs may name by ``file://``; None: any."""
         found = self._read_announcement().get("files")
         return None if found is None else [Path(folder) for folder in found]
 
@@ -147,7 +147,7 @@ class Home:
         capacity: int,
         placement: Placement | None = None,
     ) -> None:
-        """Writes the service's address for other processes of this user, and its limits for its runners."""
+        """Writes the service's address for this user's processes, and its limits for runners."""
         folders = None if files is None else [str(path) for path in files]
         facts: dict[str, object] = {
             "url": url,
@@ -160,7 +160,7 @@ class Home:
 
 
 def write(path: Path, text: str) -> None:
-    """Replaces a file atomically: a reader sees the old text or the new one. Only its owner can read it."""
+    """Replaces a file atomically: readers see the old or new text. Only its owner can read it."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
@@ -186,7 +186,7 @@ def write_new(path: Path, text: str) -> None:
 
 
 def try_lock(path: Path) -> IO[str] | None:
-    """Returns an open file that is locked as long as this process holds it; None if another one holds the lock."""
+    """Returns an open file, locked while this process holds it; None if another holds the lock."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = path.open("a")
     # a lock of the open file, and not of the process, which would lose it with any other descriptor

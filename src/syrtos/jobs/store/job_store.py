@@ -1,4 +1,7 @@
-"""The durable record of all jobs: one table, in SQLite or Postgres. Every process of a service reads and writes it."""
+"""The durable record of all jobs: one table, in SQLite or Postgres.
+
+Every process of a service reads and writes the table.
+"""
 
 from __future__ import annotations
 
@@ -199,7 +202,10 @@ class Store:
                 self._note_deleted(connection, ALL_DELETED)
 
     def _note_deleted(self, connection: Connection, mark: int) -> None:
-        """Marks whether the last job was deleted: `Backups` tells such a database from one that has lost its jobs."""
+        """Marks whether the last job was deleted.
+
+        `Backups` tells such a database from one that has lost its jobs.
+        """
         if self._database.is_sqlite:
             connection.exec_driver_sql(f"PRAGMA user_version = {mark}")
 
@@ -210,7 +216,10 @@ class Store:
         after: int,
         limit: int,
     ) -> tuple[list[Record], int | None]:
-        """Returns a page of the jobs that fulfil all ``conditions``, and the offset of the next page, if any."""
+        """Returns a page of the jobs that fulfil all ``conditions``, and the next page's offset.
+
+        The offset is None if there is no next page.
+        """
         # names first: they are in an index, and a request is kilobytes. One more than the page has
         # shows that another follows
         names = (

@@ -1,4 +1,4 @@
-"""The file ``run.json`` in the run directory of an attempt at a job, with its command and versions."""
+"""The file ``run.json`` in an attempt's run directory, with the job's command and versions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class RunFacts(WorkerFacts, total=False):
 
 
 def describe_program(job: Job) -> RunFacts:
-    """Returns a job's program, its command line in the form of SageMaker's toolkits, and its numbers of workers.
+    """Returns a job's program, its command line, and its numbers of workers.
+
+    The command line has the form of SageMaker's toolkits.
 
     Args:
         job: read from a request without secrets.

@@ -37,7 +37,9 @@ _tunings = sql.Table(
 
 @dataclasses.dataclass(frozen=True)
 class TrialEntry:
-    """A trial that a tuning job has begun, or is about to begin: it is written down before its training job is created.
+    """A trial that a tuning job has begun, or is about to begin.
+
+    The trial is written down before its training job is created.
 
     Attributes:
         number: counted from 1.
@@ -126,7 +128,9 @@ class Tunings:
     def change(
         self, name: str, how: Callable[[TuningRecord], TuningRecord | None]
     ) -> TuningRecord | None:
-        """Replaces a tuning job by the result of ``how``, in one transaction; None leaves it unchanged.
+        """Replaces a tuning job by the result of ``how``, in one transaction.
+
+        The job is unchanged if the result is None.
 
         Returns:
             The tuning job after the change; None if there is none of this name.
@@ -154,7 +158,10 @@ class Tunings:
         after: int,
         limit: int,
     ) -> tuple[list[TuningRecord], int | None]:
-        """Returns a page of the tuning jobs that fulfil all ``conditions``, and the offset of the next page, if any."""
+        """Returns a page of the tuning jobs that fulfil all ``conditions``, and the next offset.
+
+        The offset is that of the next page, and None if there is none.
+        """
         chosen = (
             sql.select(_tunings).where(*conditions).order_by(*order).offset(after).limit(limit + 1)
         )

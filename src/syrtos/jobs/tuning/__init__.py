@@ -1,1 +1,1 @@
-"""Hyperparameter tuning jobs: training jobs whose hyperparameters are chosen from the results of those before them."""
+"""Hyperparameter tuning jobs: training jobs with values chosen by the results of earlier ones."""

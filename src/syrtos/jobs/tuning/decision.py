@@ -1,4 +1,4 @@
-"""The next step of a tuning job: a pure function of its trials, so that nothing is remembered between two looks."""
+"""The next step of a tuning job: a pure function of its trials, with no memory between looks."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _has_enough(search: Search, trials: Sequence[SearchTrial], seconds: float) -
 
 
 def _is_hopeless(search: Search, trials: Sequence[SearchTrial]) -> bool:
-    """Returns whether the first trials (5, if the search has that many) have all ended without an objective."""
+    """Returns whether the first trials (at most 5) have all ended without an objective."""
     ended = [trial for trial in trials if not trial.active]
     return len(ended) >= min(_ATTEMPTS, search.trials) and not any(
         trial.has_succeeded for trial in trials

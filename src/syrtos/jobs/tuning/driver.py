@@ -43,7 +43,7 @@ class Driver(PollingThread):
         output.say(f"the tuning jobs could not be looked at: {error}")
 
     def look(self) -> None:
-        """Carries on each tuning job that has not ended; an error in one does not hold the others up."""
+        """Carries on each tuning job that has not ended; an error in one does not stop others."""
         active = self._service.tunings.active()
         for record in active:
             try:
@@ -99,7 +99,7 @@ class Driver(PollingThread):
     def _strike_out(
         self, record: TuningRecord, names: Collection[str], failure: str
     ) -> TuningRecord:
-        """Removes trials whose training jobs were not created from the record, and notes the reason."""
+        """Removes from the record trials whose training jobs were not created; notes the reason."""
 
         def remove_trials(now: TuningRecord) -> TuningRecord:
             kept = tuple(entry for entry in now.trials if entry.name not in names)
@@ -147,7 +147,7 @@ class Driver(PollingThread):
     def _begin(
         self, record: TuningRecord, search: Search, trials: Sequence[SearchTrial]
     ) -> SearchTrial | None:
-        """Chooses values, writes them down, and creates the training job; None if it can't be created."""
+        """Chooses values, notes them, and creates the training job; None if it can't be created."""
         taken = {trial.number for trial in trials}
         # the least free one: trials that were struck out leave gaps
         number = next(number for number in range(1, len(taken) + 2) if number not in taken)

@@ -201,7 +201,7 @@ class Operations:
             raise ApiError("ValidationException", str(error)) from error
 
     def _best_of_all(self, record: TuningRecord, wanted: Search) -> dict[str, object] | None:
-        """Returns the best training job of this tuning job and of those from which it has inherited trials."""
+        """Returns the best training job of this tuning job, its inherited trials included."""
         entries = {entry.name: entry for entry in (*record.inherited, *record.trials)}
         jobs = trial_rows.jobs_of(self._service.store, list(entries.values()))
         best = trials.best(
@@ -297,7 +297,7 @@ def _common(record: TuningRecord) -> dict[str, object]:
 
 
 def _sorted(some: Sequence[SearchTrial], by: str, descending: bool) -> list[SearchTrial]:
-    """Sorts training jobs; those without an objective come last if they are sorted by it, in either order."""
+    """Sorts training jobs; by objective, those without one come last in either order."""
     if by == "FinalObjectiveMetricValue":
         measured = [trial for trial in some if trial.objective is not None]
         without = [trial for trial in some if trial.objective is None]

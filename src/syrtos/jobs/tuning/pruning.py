@@ -1,4 +1,4 @@
-"""The choice of trials that are ended before they have finished: Hyperband's successive halving, or the median rule."""
+"""The choice of trials to end early: Hyperband's successive halving, or the median rule."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ def _reports(
 def _below_median(
     search: Search, trials: Sequence[SearchTrial], running: Sequence[SearchTrial]
 ) -> list[SearchTrial]:
-    """Returns the trials whose best value so far is worse than the median of finished trials at the same step."""
+    """Returns the trials whose best value so far is worse than the median.
+
+    The median is that of finished trials at the same step.
+    """
     study = studies.study(search, pruner=MedianPruner(n_startup_trials=_BEFORE, n_warmup_steps=1))
     for trial in trials:
         if trial.status == "Completed" and trial.has_succeeded:

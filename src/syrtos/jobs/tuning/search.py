@@ -1,4 +1,7 @@
-"""The parts of a CreateHyperParameterTuningJob request in syrtos's own terms: a pure function of the request."""
+"""The parts of a CreateHyperParameterTuningJob request in syrtos's own terms.
+
+The parts are a pure function of the request.
+"""
 
 from __future__ import annotations
 

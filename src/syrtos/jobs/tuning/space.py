@@ -159,7 +159,7 @@ def text(parameter: Parameter, value: float) -> str:
 
 
 def within(space: Space, given: Mapping[str, str]) -> dict[str, str] | None:
-    """Returns a training job's values of the space's hyperparameters; None if they are no point of the space."""
+    """Returns a training job's values of the space's hyperparameters; None outside of the space."""
     found = {parameter.name: given.get(parameter.name, "") for parameter in space}
     return found if all(_has(parameter, found[parameter.name]) for parameter in space) else None
 

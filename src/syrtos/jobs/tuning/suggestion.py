@@ -1,4 +1,4 @@
-"""The next values of the hyperparameters: a function of the seed, the trial's number and the present trials."""
+"""The next hyperparameter values: a function of the seed, the trial's number and present trials."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class SearchTrial:
 
 
 def best(search: Search, trials: Sequence[SearchTrial]) -> SearchTrial | None:
-    """Returns the trial with the best objective, the first of equals; None if no objective counts."""
+    """Returns the trial with the best objective, the first of equals; None if none counts."""
     return next(iter(rank_trials(search, trials)), None)
 
 

@@ -21,7 +21,7 @@ _TRIED_FIRST = 3  # of each earlier tuning job
 
 
 def inherited_trials(service: Service, wanted: Search) -> tuple[TrialEntry, ...]:
-    """Returns the trials of all earlier tuning jobs that a new one names, and the trials that these have inherited.
+    """Returns the trials, own and inherited, of all earlier tuning jobs that a new one names.
 
     Raises:
         ConfigurationError: an earlier tuning job does not exist, has not ended or has another

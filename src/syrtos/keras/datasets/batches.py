@@ -1,4 +1,4 @@
-"""Iterators over batches of Keras's own adapters, in memory: the batches are timed, and compared between workers."""
+"""Iterators over in-memory batches of Keras's own adapters, timed and compared between workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def compared_batches(batches: Iterator[Batch], check: Check) -> Iterator[Batch]:
 
 
 def check_equal(batch: object, check: Check) -> None:
-    """Compares a batch that the script gives by hand between workers: ``check`` is called as by `compared_batches`."""
+    """Compares a batch given by hand between workers: calls ``check`` like `compared_batches`."""
     comm = world.sharing().comm
     if comm.size > 1:
         check(comm.agree("compare input", float(_sum_of(batch))), 0)

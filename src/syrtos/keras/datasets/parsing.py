@@ -24,11 +24,11 @@ Parse = Callable[[Any], object]
 
 
 def each(parse_fn: Callable[..., Any]) -> Parse:
-    """Returns a function of a list of records, made of ``parse_fn``, which parses one record: bytes, or several values.
+    """Returns a function of a list of records, made of ``parse_fn``, which parses one record.
 
-    A ``parse_fn`` written with TensorFlow's operations becomes a graph that takes all records of a
-    batch in parallel; others get NumPy values and Python's bytes. What it returns for a first
-    record shows which it is.
+    A record is bytes, or several values. A ``parse_fn`` written with TensorFlow's operations
+    becomes a graph that takes all records of a batch in parallel; others get NumPy values and
+    Python's bytes. What it returns for a first record shows which it is.
     """
     chosen: list[Parse] = []
 

@@ -140,7 +140,7 @@ class Stream:
     def chunks(
         self, types: Sequence[npt.DTypeLike], flatten: Callable[[object], list[object]]
     ) -> Iterator[list[Array]]:
-        """Returns an iterator over several batches at a time: their splits, and their flat leaves of these types."""
+        """Returns an iterator over several batches at a time: splits, flat leaves of ``types``."""
         self._types, self._flatten = types, flatten
         return self._generate()
 
@@ -243,10 +243,11 @@ class Stream:
             self._samples.note_reached(self.position)
 
     def records(self, steps: int) -> list[tuple[int, str, int]]:
-        """Returns the records of this worker's shares of the next batches to be trained (see `note_trained`), as far as they are drawn.
+        """Returns the records of this worker's shares of the next batches to be trained.
 
-        Each is its index, its file, and its place in the file. Where each worker computes with
-        whole batches, their records are returned.
+        They are returned as far as they are drawn: see `note_trained`. Each is its index, its file,
+        and its place in the file. Where each worker computes with whole batches, their records are
+        returned.
         """
         # A copy: the thread that reads ahead adds to it.
         drawn = enumerate(self._drawn.copy(), self._first)
@@ -316,7 +317,7 @@ class Stream:
 
 
 class _Training:
-    """The planned data sets of this process: how many it has made, by their kinds, and the stream on which it has trained last."""
+    """The planned data sets of this process, counted by kind, and the stream trained on last."""
 
     def __init__(self, session: Session) -> None:
         self.names = collections.Counter[str]()
@@ -347,7 +348,10 @@ def alone() -> bool:
 
 
 def ranks() -> tuple[int, int]:
-    """Returns this worker's rank, and how many workers share the data: 0 and 1 where each trains at its own pace."""
+    """Returns this worker's rank, and how many workers share the data.
+
+    They are 0 and 1 where each worker trains at its own pace.
+    """
     # Over servers all workers read all batches, and each batch is trained on by the one that asks
     # next.
     session = world.current()

@@ -45,7 +45,7 @@ class OptimizerOnServers(Protocol):
         ...
 
     def begin(self) -> None:
-        """Sends worker 0's state to the servers, in place of theirs, and takes the weights from them."""
+        """Replaces the servers' state by worker 0's, and takes the weights from the servers."""
         ...
 
     def pull(self) -> None:
@@ -140,14 +140,14 @@ def hold(one: OptimizerOnServers) -> None:
 
 
 def number_of(name: str) -> str:
-    """Returns the name with a number of its own, which is never used again, whatever is garbage-collected."""
+    """Returns the name with a number that is never used again, whatever is garbage-collected."""
     counts = _holdings().counts
     counts[name] += 1
     return f"{name} {counts[name]}"
 
 
 def held_optimizers() -> list[OptimizerOnServers]:
-    """Returns the optimizers whose weights the servers hold, in the order in which they made their first step."""
+    """Returns the optimizers whose weights the servers hold, in the order of their first steps."""
     return [one for known in _holdings().optimizers if (one := known()) is not None]
 
 
@@ -158,7 +158,7 @@ def remember(variable: tf.Variable) -> None:
 
 @contextlib.contextmanager
 def on_all_data() -> Iterator[None]:
-    """Context manager: every worker goes through a whole data set, since all evaluate the same weights."""
+    """Context manager: each worker goes through a whole data set, as all evaluate equal weights."""
     holdings = _holdings()
     holdings.on_all_data += 1
     try:
@@ -173,7 +173,7 @@ def shards_dynamically() -> bool:
 
 
 def begin_round() -> None:
-    """Notes the values of this worker's own variables, from which `end_round` counts what it has added."""
+    """Notes the values of this worker's own variables; `end_round` counts what it has added."""
     _holdings().base = {name: variable.numpy() for name, variable in _own_variables().items()}
 
 
@@ -207,7 +207,7 @@ def end_round(wish: bool = False) -> bool:
 
 
 def _average(logs: dict[str, object]) -> None:
-    """Replaces the numbers that a step of the script's own has logged by their means over all workers, in place."""
+    """Averages the numbers logged by a step of the script's own over all workers, in place."""
     asked = asynchronous_servers()
     assert asked is not None
     numbers = dict[str, Any](logs)  # of a step of the script's own: any values
@@ -272,7 +272,10 @@ def _rule_of(variable: tf.Variable) -> Literal["sum", "mean"]:
 
 
 def _own_variables() -> dict[str, tf.Variable]:
-    """Returns the variables that workers assign themselves, by name: all but those that held optimizers have."""
+    """Returns the variables that workers assign themselves, by name.
+
+    These are all variables but those that held optimizers have.
+    """
     theirs = set()
     for optimizer in held_optimizers():
         theirs |= {

@@ -24,7 +24,7 @@ Record = tuple[int, str, int]
 
 @dataclasses.dataclass
 class Fit:
-    """A call of `fit`, or a loop of the script's own that calls Keras's callbacks, as features see it.
+    """A call of `fit`, or a script's own loop that calls Keras's callbacks, as features see it.
 
     Attributes:
         model: the model that is trained; None, or anything, in a loop of the script's own.
@@ -66,11 +66,11 @@ class Fit:
 
 
 class Feature:
-    """An option of training, as one object for the life of a worker. Methods that it does not define do nothing.
+    """An option of training, as one object for the life of a worker.
 
-    On JAX, where one program of XLA computes steps and updates, with Keras 2 and with parameter
-    servers not all methods about a step and its update are called: features of other packages that
-    define one are refused there.
+    Methods that it does not define do nothing. On JAX, where one program of XLA computes steps and
+    updates, with Keras 2 and with parameter servers not all methods about a step and its update are
+    called: features of other packages that define one are refused there.
 
     Attributes:
         name: the name of its file or entry point.
@@ -101,10 +101,13 @@ class Feature:
         return contextlib.nullcontext()
 
     def before_callbacks(self, fit: Fit) -> None:
-        """Acts when training begins, before the script's callbacks do, which may restore a model."""
+        """Acts when training begins, before the script's callbacks, which may restore a model."""
 
     def training_begins(self, fit: Fit) -> None:
-        """Acts when training begins, after the script's callbacks; all workers hold the same model."""
+        """Acts when training begins, after the script's callbacks.
+
+        All workers hold the same model then.
+        """
 
     def epoch_begins(self, fit: Fit) -> None:
         """Acts when an epoch begins, after the script's callbacks."""
@@ -119,13 +122,13 @@ class Feature:
         """Acts when the script's callbacks have seen the logs of a batch."""
 
     def epoch_computed(self, fit: Fit, logs: dict[str, object] | None) -> None:
-        """Acts after the last batch of an epoch, before the script's callbacks; may change the logs."""
+        """Acts after an epoch's last batch, before the script's callbacks; may change the logs."""
 
     def epoch_ends(self, fit: Fit) -> None:
         """Acts when the script's callbacks have seen the logs of an epoch."""
 
     def epoch_facts(self, fit: Fit) -> dict[str, object]:
-        """Returns facts about an epoch for the record of the run, by name; plain data, as for JSON."""
+        """Returns facts about an epoch for the run's record, by name; plain data, as for JSON."""
         return {}
 
     def training_ends(self, fit: Fit) -> None:
@@ -138,16 +141,23 @@ class Feature:
         """Acts when an evaluation ends."""
 
     def train_on_batch_begins(self) -> None:
-        """Acts when the script calls `train_on_batch`; raises ConfigurationError where it can't work so."""
+        """Acts when the script calls `train_on_batch`.
+
+        Raises:
+            ConfigurationError: the feature can't work so.
+        """
 
     def asks_to_stop(self, fit: Fit, asks: bool) -> bool:
-        """Returns whether this worker asks all to stop; ``asks``: its script's wish, as features before have left it."""
+        """Returns whether this worker asks all to stop.
+
+        ``asks``: the wish of its script, as the features before this one have left it.
+        """
         return asks
 
     # -- where workers do not train in step: for features of this folder, others are refused ------
 
     def trains_apart(self) -> bool:
-        """Returns whether each worker makes its next steps alone: no gradient is exchanged in them."""
+        """Returns whether each worker makes its next steps alone, without exchanging gradients."""
         return False
 
     def is_between_meetings(self, fit: Fit) -> bool:
@@ -159,7 +169,7 @@ class Feature:
         return self.is_between_meetings(fit)
 
     def meet(self) -> None:
-        """Synchronizes workers that train apart, in the middle of a round: all get the same weights."""
+        """Gives workers that train apart the same weights, in the middle of a round."""
 
     def count_samples(self, samples: float) -> None:
         """Counts the samples of a training step of this worker."""
@@ -202,7 +212,7 @@ class Feature:
         return grads
 
     def change_gradients(self, update: Update, grads: Sequence[Any]) -> Sequence[Any]:
-        """Returns other gradients of an update: reduced ones, which are about to be clipped and applied.
+        """Returns the reduced gradients of an update, changed before they are clipped and applied.
 
         Embeddings may have `tf.IndexedSlices` among them. It is called once for each update that is
         made; with it gradients are reduced whole, into memory of this worker's own.
@@ -212,7 +222,7 @@ class Feature:
     # -- snapshots -------------------------------------------------------------------------------
 
     def arrays(self, fit: Fit) -> Arrays:
-        """Returns the values from which training goes on, for a snapshot, by names of the feature's own."""
+        """Returns values for a snapshot, from which training goes on, by names of the feature."""
         return {}
 
     def put_back(self, arrays: Mapping[str, Array], fit: Fit) -> None:

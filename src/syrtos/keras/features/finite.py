@@ -46,7 +46,7 @@ class _LeftOut:
         self.begin()
 
     def begin(self) -> None:
-        """Forgets what was noted in an earlier `fit`; the number of all updates that were left out stays."""
+        """Forgets what was noted in an earlier `fit`, except the number of all left-out updates."""
         self.in_a_row: dict[int, int] = {}
         self.in_step = False  # an update of the step that runs was left out
         self.is_in_step = False  # a step is traced, or runs, that is undone where this is so
@@ -130,24 +130,28 @@ FEATURE = NonFinite
 
 
 def is_in_step() -> bool:
-    """Returns whether the update that is traced, or made, is one of a step that is undone if it leaves it out.
+    """Returns whether the update that is traced, or made, undoes a step if it is left out.
 
-    One that the script makes elsewhere, as in a callback, undoes nothing but itself.
+    An update that the script makes elsewhere, as in a callback, undoes nothing but itself.
     """
     return _left_out().is_in_step
 
 
 def step_is_left_out(comm: Communicator) -> bool:
-    """Returns whether a worker has left out an update in the step that ends; all workers call it together."""
+    """Returns whether a worker has left out an update in the step that ends.
+
+    All workers call it together.
+    """
     left_out = _left_out()
     mine, left_out.in_step = left_out.in_step, False
     return any(comm.agree("an update was left out?", float(mine)))
 
 
 def changed_by_batch(model: Model) -> list[Variable]:
-    """Returns the variables that a batch changes by passing through a model, apart from an update of its weights.
+    """Returns the variables that a batch changes by passing through a model.
 
-    They are moving statistics, seeds and metrics.
+    They are moving statistics, seeds and metrics. The weights, which an update changes, are not
+    among them.
     """
     return [*model.non_trainable_variables, *state.of_metrics(model)]
 
@@ -280,7 +284,10 @@ def _cause(comm: Communicator | None, is_finite: bool) -> str:
 
 
 def _from(records: Sequence[Record], rank: int, count: int | None = None) -> str:
-    """Describes ``count`` records that a share of this rank was made of, and names some of them; empty without any."""
+    """Describes ``count`` records that a share of this rank was made of, and names some of them.
+
+    The result is empty without any record.
+    """
     if not records:
         return ""
     named = ", ".join(f"{index} ({file}, at {place})" for index, file, place in records[:_NAMED])
@@ -326,7 +333,7 @@ class NonFiniteLossReport:
         self._read_at = time.monotonic()
 
     def look(self, epoch: int, batch: int, logs: Logs) -> None:
-        """Looks at the loss of a batch, at once or after a second, and reports one that is not finite."""
+        """Looks at the loss of a batch, at once or after a second, and reports a non-finite one."""
         loss: Any = (logs or {}).get("loss")
         if self._is_over or loss is None or len(getattr(loss, "shape", ())):
             return

@@ -1,4 +1,4 @@
-"""Learning rates that are scaled with the number of workers, and warmed up over the first epochs."""
+"""Learning rates, scaled with the number of workers and warmed up over the first epochs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def factor(scale: str, size: int) -> float:
 
 
 def rate_of(model: Model) -> float | None:
-    """Returns the learning rate of a model's optimizer now; None where it has none, or where it can't be read."""
+    """Returns the present learning rate of a model's optimizer; None if absent or not readable."""
     optimizer: Optimizer | None = getattr(model, "optimizer", None)
     # A schedule's rate can't be read on JAX between two steps: it follows a counter in the state of
     # the compiled step.
@@ -82,12 +82,12 @@ def base_rate(optimizer: object) -> float | None:
 
 
 def set_base_rate(optimizer: object, rate: float) -> None:
-    """Notes the script's own rate of an optimizer that has been scaled, here or before its model was saved."""
+    """Notes the script's own rate of an optimizer scaled here, or before its model was saved."""
     record_of(optimizer, _ScaledRate).climb = Climb(rate)
 
 
 def facts_of(optimizer: object) -> ClimbFacts | None:
-    """Returns how far the rate of an optimizer has been scaled, for a snapshot; None if it is not scaled."""
+    """Returns how far an optimizer's rate has been scaled, for a snapshot; None if not scaled."""
     climb = _climb_of(optimizer)
     return climb and {"base": climb.base, "batches": climb.batches, "going_on": climb.going_on}
 
@@ -160,7 +160,9 @@ class Scaling:
         self._before = 0
 
     def begin(self, model: Model) -> None:
-        """Notes the rate that the script gave the optimizer, before the script's callbacks, which may restore it.
+        """Notes the rate that the script gave the optimizer.
+
+        It is called before the script's callbacks, which may restore the optimizer.
 
         Raises:
             ConfigurationError: the optimizer has a schedule in the place of a rate.
@@ -173,9 +175,10 @@ class Scaling:
             set_base_rate(self._optimizer, _rate_of(self._optimizer))
 
     def scale_if_new(self) -> None:
-        """Gives an optimizer that has made no step the scaled rate; one that has made steps keeps its own.
+        """Gives an optimizer that has made no step the scaled rate.
 
-        It is called after the script's callbacks, which may have restored the optimizer.
+        An optimizer that has made steps keeps its own rate. The method is called after the script's
+        callbacks, which may have restored the optimizer.
         """
         optimizer = self._optimizer
         if optimizer is None or base_rate(optimizer) is None:
@@ -214,7 +217,7 @@ class Scaling:
 
 
 def batches_trained(optimizer: Optimizer) -> int:
-    """Returns how many batches an optimizer was given; with accumulation these are more than its updates."""
+    """Returns how many batches an optimizer was given: with accumulation, more than its updates."""
     inner: Optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     accumulates = updates.accumulates(inner)
     return int(keras_internals.updates_of(inner) if accumulates else inner.iterations)

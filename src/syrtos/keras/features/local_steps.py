@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class LocalSteps(Feature):
-    """`--sync-every`: the rounds of the innermost `fit` that this process is in, if one is running."""
+    """`--sync-every`: the rounds of the innermost `fit` in this process, if one is running."""
 
     name = "local_steps"
     nesting = 1  # a worker without rows makes no update that could be looked at
@@ -70,7 +70,10 @@ class LocalSteps(Feature):
 
     @contextlib.contextmanager
     def around_fit(self) -> Iterator[None]:
-        """Context manager around each `fit`; the rounds of an outer `fit` meet first, and go on after it."""
+        """Context manager around each `fit`.
+
+        The rounds of an outer `fit` meet first, and go on after the inner one.
+        """
         outer = self._rounds
         # The models of the outer and the inner `fit` may share weights.
         self.meet()

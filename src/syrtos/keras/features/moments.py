@@ -72,7 +72,7 @@ def noise_moments(optimizer: Optimizer) -> list[float] | None:
 
 
 def _whole_copies(variables: Sequence[object]) -> list[jax.Array] | None:
-    """Returns this worker's copies of variables of JAX as float32; None if one of them is split over workers."""
+    """Returns this worker's float32 copies of JAX variables; None if one is split over workers."""
     values = [cast("_JaxVariable", variable).value for variable in variables]
     # To read a split array takes all workers, and one asks alone here.
     if not all(getattr(value, "is_fully_replicated", False) for value in values):

@@ -1,4 +1,4 @@
-"""Divides the variables of an optimizer among parameter servers, or among workers that each update a part."""
+"""Divides an optimizer's variables among parameter servers, or workers that each update a part."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Part:
         return self.start // int(np.prod(self.shape[1:]))
 
     def rows_of(self, values: Array, indices: Array) -> tuple[Array, Array]:
-        """Returns those rows that lie in this part, and their indices counted from its first row."""
+        """Returns the rows that lie in this part, and their indices counted from its first row."""
         first = self.first_row()
         here = (indices >= first) & (indices < first + self.shape[0])
         return values[here], indices[here] - first
@@ -65,7 +65,7 @@ def _slice(variable: int, shape: tuple[int, ...], by_rows: bool, number: int, co
 
 
 def by_variable(variables: Sequence[Variable], count: int) -> list[list[Part]]:
-    """Gives each variable to one of ``count``: the largest first, each to the one that has the fewest bytes.
+    """Gives each variable to one of ``count``, the largest first, to the one with the fewest bytes.
 
     Returns:
         For each of ``count`` its variables, as parts.

@@ -1,4 +1,4 @@
-"""`--profile steps=A:B`: one trace of all workers, on one clock, with what the framework's own profiler saw.
+"""`--profile steps=A:B`: one trace of all workers on one clock, with the framework's own profile.
 
 The trace is in the format of Chrome's and Perfetto's viewers: "Trace Event Format"
 (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
@@ -157,7 +157,10 @@ def stop_timeline(session: Session) -> None:
 
 
 def _is_free(otherwise: str) -> bool:
-    """Returns whether nothing is recorded now; if something is, prints ``otherwise``: what does not happen."""
+    """Returns whether nothing is recorded now.
+
+    If something is, it prints ``otherwise``, which says what does not happen.
+    """
     if trace.state.recorder is None:
         return True
     print(
@@ -186,7 +189,7 @@ class _Recordings:
 
 
 def write_own(session: Session, kind: str) -> None:
-    """Writes what rank 0 has recorded itself, so that something is there should the script fail before its end."""
+    """Writes what rank 0 itself has recorded, in case the script fails before its end."""
     if session.world.rank == 0:
         found = session.part(_Recordings)
         write(found.recordings[kind].events(lambda _: 0.0), found.path(kind))

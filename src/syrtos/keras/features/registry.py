@@ -1,4 +1,4 @@
-"""The features of a run: the files of this folder that have one, and entry points of the group ``syrtos.features``."""
+"""The features of a run, from this folder's files and the entry point group ``syrtos.features``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def ours() -> dict[str, type[Feature]]:
 
 
 def of_other_packages(known: Collection[str]) -> dict[str, type[Feature]]:
-    """Returns the classes of features that other packages' entry points name; ``known``: the names of ours.
+    """Returns the classes of features that other packages' entry points name.
+
+    ``known``: the names of syrtos's own features.
 
     Raises:
         ConfigurationError: one of them can't be loaded, is no feature, or has the name of another.
@@ -102,9 +104,12 @@ def others_defining(*methods: str) -> list[Feature]:
 
 
 def refuse_steps(where: str) -> None:
-    """Raises ConfigurationError where a feature of another package needs steps or updates that are not its to change.
+    """Refuses other packages' features that need steps or updates which they can't change.
 
-    ``where``: e.g. "on JAX".
+    ``where``: the case in which they can't, e.g. "on JAX".
+
+    Raises:
+        ConfigurationError: there is such a feature.
     """
     if found := others_defining(*OF_STEPS):
         raise ConfigurationError(
@@ -129,7 +134,7 @@ def trains_apart() -> bool:
 
 
 def session_of_step(session: Session, training: bool) -> Session:
-    """Returns the session over which a step computes: this worker alone, where workers train apart."""
+    """Returns the session over which a step computes: this worker alone, if workers train apart."""
     return session.asynchronously() if training and trains_apart() else session
 
 
@@ -165,7 +170,10 @@ def check_gradients(update: Update, grads: Sequence[Any], own: Sequence[Any]) ->
 
 
 def changes_gradients() -> bool:
-    """Returns whether a feature changes reduced gradients, which must be whole and this worker's own then."""
+    """Returns whether a feature changes reduced gradients.
+
+    The gradients must be whole and this worker's own then.
+    """
     return _of_run().change_gradients
 
 

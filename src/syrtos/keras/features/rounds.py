@@ -1,4 +1,4 @@
-"""The rounds of `--sync-every`: the steps between two meetings of the workers, and what they exchange there."""
+"""The rounds of `--sync-every`: the steps between two meetings of workers, and their exchange."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Rounds:
         self._samples_of_step = samples
 
     def batch_ended(self, steps: int) -> None:
-        """Counts the steps of a call of the training function, and meets the other workers if it is time."""
+        """Counts the steps of a training function's call, and meets other workers if it is time."""
         self._since += steps
         self._since_epoch += steps
         self.met = self._since >= self._session.options.sync_every
@@ -111,7 +111,7 @@ class Rounds:
         return asked
 
     def evaluation_begins(self, model: Model) -> None:
-        """Notes that an evaluation begins, of this model or another, also in the middle of an epoch."""
+        """Notes that an evaluation of this or another model begins, also within an epoch."""
         self._evaluates = self._evaluates or self.trains(model)
 
     def evaluation_ends(self, model: Model) -> None:
@@ -145,7 +145,7 @@ class Rounds:
     # -- kept in snapshots -----------------------------------------------------------------------
 
     def arrays(self) -> Arrays:
-        """Returns what the outer optimizer remembers, and from where the metrics of the epoch are counted."""
+        """Returns the outer optimizer's state, and from where the epoch's metrics are counted."""
         found: Arrays = {}
         if self._session.options.outer_momentum:
             found |= {f"outer {index}": velocity for index, velocity in enumerate(self._velocities)}
@@ -230,7 +230,7 @@ class Rounds:
             backend.active().write(variable, self._outer_step(index, anchor, mean))
 
     def _outer_step(self, index: int, weight: Array, gradient: Array) -> Array:
-        """Returns a variable's weights after an outer step: SGD with Nesterov momentum, in Keras's form.
+        """Returns a variable's weights after an outer step: Keras's SGD with Nesterov momentum.
 
         Sutskever et al. 2013, `keras.optimizers.SGD`. ``index``: the number of the variable.
         """
@@ -246,7 +246,7 @@ class Rounds:
         return weight + momentum * velocity - rate * gradient
 
     def _make_equal(self, share: float) -> None:
-        """Makes those variables equal that no gradient changes, and that have changed on some worker.
+        """Makes variables equal that no gradient changes, if they have changed on some worker.
 
         Floating numbers become their mean by samples, others are rank 0's. ``share``: this worker's
         part of the samples.
@@ -270,10 +270,11 @@ class Rounds:
         state.broadcast(self._session.comm, [v for v in changed if not _is_floating(v)])
 
     def _add_up_metrics(self) -> None:
-        """Merges the metrics of all workers by the rules of a step (see `syrtos.keras.tensorflow.step`).
+        """Merges the metrics of all workers by the rules of a step.
 
-        What each worker has added in this epoch is added up, other floating states become their
-        mean by samples, and whole numbers have changed alike.
+        `syrtos.keras.tensorflow.step` has these rules. What each worker has added in this epoch is
+        added up, other floating states become their mean by samples, and whole numbers have changed
+        alike.
         """
         variables, before = state.of_metrics(self._model), self._metrics_before
         # The first step has made some of the metrics' variables, which count from zero.
@@ -313,7 +314,7 @@ class Rounds:
         return [part.reshape(np.shape(value)) for part, value in zip(parts, values, strict=True)]
 
     def _metric_of(self, logs: Logs) -> dict[str, int]:
-        """Finds the logs of a script's own `train_step` that are the result of a metric, under any name.
+        """Finds the logs of a script's own `train_step` that are a metric's result, under any name.
 
         Returns:
             By the name of the log the metric's number, as rank 0 sees it.
@@ -374,5 +375,5 @@ def _is_floating(variable: Variable) -> bool:
 
 
 def _like(array: Array, value: Array) -> Array:
-    """Returns an array that comes from a snapshot, as bytes or not, in the dtype and shape of another."""
+    """Returns an array from a snapshot, as bytes or not, in the dtype and shape of another."""
     return as_dtype(array, value.dtype).reshape(value.shape)

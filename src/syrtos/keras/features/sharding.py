@@ -1,9 +1,10 @@
-"""`--shard-update`: each worker updates its own part of each variable, and keeps the optimizer's state of that part.
+"""`--shard-update`: each worker updates its own part of each variable.
 
-This is the first stage of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1): gradients
-are summed as without it, each worker updates its part of the weights alone, and the parts are
-gathered. Keras's optimizers that treat each number by itself are cut evenly, `Lamb` and `Muon` by
-whole variables; others make their update on every worker.
+A worker keeps the optimizer's state of its part. This is the first stage of ZeRO (Rajbhandari et
+al. 2020, arXiv:1910.02054, section 5.1): gradients are summed as without it, each worker updates
+its part of the weights alone, and the parts are gathered. Keras's optimizers that treat each number
+by itself are cut evenly, `Lamb` and `Muon` by whole variables; others make their update on every
+worker.
 
 To a script the optimizer's variables are whole: reading one gathers it, so all workers must do it
 together.
@@ -73,7 +74,7 @@ def is_asked() -> bool:
 
 
 class ShardedUpdate(Feature):
-    """`--shard-update`, by patches of optimizers: each backend has a file `sharded_update` of them."""
+    """`--shard-update`, by patches of optimizers in the file `sharded_update` of each backend."""
 
     name = "sharding"
 
@@ -86,7 +87,7 @@ FEATURE = ShardedUpdate
 
 
 def divisible(optimizer: Optimizer | None) -> int:
-    """Returns the bytes of an optimizer's state that `--shard-update` would divide among the workers."""
+    """Returns the bytes of optimizer state that `--shard-update` would divide among the workers."""
     known = type(optimizer).__name__ in keras_internals.ELEMENTWISE | _BY_VARIABLE
     if optimizer is None or not known or not type(optimizer).__module__.startswith("keras."):
         return 0
@@ -137,7 +138,10 @@ class Sharding:
         return state.identity(variable) in self._parts
 
     def gather(self, wholes: Sequence[Array], variables: Sequence[Variable]) -> None:
-        """Fills in the other workers' parts of flat arrays of one dtype, which hold values of ``variables``."""
+        """Fills in the other workers' parts of flat arrays of one dtype.
+
+        The arrays hold values of ``variables``.
+        """
         self.comm.gather_parts(wholes, [self.bounds_of(v) for v in variables])
 
 
@@ -149,7 +153,9 @@ class _Division:
 
 
 class PartStandIn:
-    """A stand-in for this worker's part of a variable in an update; each backend has its own class of them.
+    """A stand-in for this worker's part of a variable in an update.
+
+    Each backend has its own class of stand-ins.
 
     Attributes:
         owner: the variable.
@@ -161,9 +167,10 @@ class PartStandIn:
 def bounds_between_hosts(
     optimizer: Optimizer, variables: Sequence[Variable], has_rows: bool = False
 ) -> Bounds:
-    """Returns the bounds of the parts of each variable, where a worker needs the sum of its part of the gradient alone.
+    """Returns the bounds of the parts of each variable, if workers need sums of these parts alone.
 
-    The result is empty where all is needed, or nothing saved.
+    The sums are of gradients. The result is empty where a worker needs the whole sum, or where
+    sending the parts alone saves nothing.
 
     Args:
         optimizer: the one that takes the gradients.
@@ -219,7 +226,7 @@ class _Bytes:
 
 
 def count(optimizer: Optimizer, variable: Variable, kept: int) -> None:
-    """Counts a variable of an optimizer, for the summary, which adds up the optimizers that there are.
+    """Counts a variable of an optimizer for the summary, which adds up the existing optimizers.
 
     Args:
         optimizer: the one that has the variable.

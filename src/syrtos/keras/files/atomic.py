@@ -1,11 +1,11 @@
-"""Files appear complete or not at all: they are written into a folder beside their place, forced to disk, and renamed.
+"""Files appear complete or not at all.
 
-A process that is killed meanwhile leaves the old files as they were, and a folder
-``.NAME.BOOT-ID.partial`` that the next writer removes. A living writer holds a lock on its folder.
-The locks of another machine may not be seen here: its folders are removed when they are old.
-Several files that belong together (a checkpoint's data and index) can't be renamed at once: the
-folder is renamed to ``.NAME.complete`` first, and from then on `settle` finishes what a killed
-process has begun.
+They are written into a folder beside their place, forced to disk, and renamed. A process that is
+killed meanwhile leaves the old files as they were, and a folder ``.NAME.BOOT-ID.partial`` that the
+next writer removes. A living writer holds a lock on its folder. The locks of another machine may
+not be seen here: its folders are removed when they are old. Several files that belong together (a
+checkpoint's data and index) can't be renamed at once: the folder is renamed to ``.NAME.complete``
+first, and from then on `settle` finishes what a killed process has begun.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ def settle(path: str) -> None:
 
 @contextlib.contextmanager
 def _folder_beside(place: Path) -> Iterator[Path | None]:
-    """Context manager: makes a folder beside ``place`` that no other writer removes, and removes it in the end.
+    """Context manager: makes a folder beside ``place``, and removes it in the end.
 
-    It is None where none can be made: there is no parent folder, or it may not be written to. The
-    function that writes says so, or can do without.
+    No other writer removes the folder. It is None where none can be made: there is no parent
+    folder, or it may not be written to. The function that writes says so, or can do without.
     """
     _remove_left(place)
     for folder in iter(lambda: _new_folder(place), None):
@@ -147,7 +147,7 @@ def _remove_left(place: Path) -> None:
 
 @functools.cache
 def _boot() -> str:
-    """Returns eight digits that stand for this boot of the machine, whose processes see each other's locks."""
+    """Returns eight digits for this boot of the machine, whose processes see each other's locks."""
     return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
 
 
@@ -188,7 +188,7 @@ def _lock(descriptor: int) -> bool | None:
 
 
 def _publish(folder: Path, place: Path) -> None:
-    """Moves the content of ``folder`` to where ``place`` is, under the same names, once it is on disk."""
+    """Moves the content of ``folder``, once it is on disk, to where ``place`` is, keeping names."""
     entries = list(folder.iterdir())
     for found in [folder, *folder.rglob("*")]:
         _force(found)
@@ -235,7 +235,7 @@ def _move(new: Path, place: Path) -> None:
 
 
 def _keep_others(old: Path, new: Path) -> None:
-    """Links the files of the old folder that the new one does not have into the new one, so that they stay."""
+    """Links the old folder's files that the new one lacks into the new one, so that they stay."""
     shutil.copystat(old, new)
     for source in sorted(old.rglob("*")):
         target = new / source.relative_to(old)
@@ -269,7 +269,10 @@ def _move_each(new: Path, place: Path) -> None:
 
 
 def _in_order(folder: Path) -> list[Path]:
-    """Returns the entries of a folder in the order to move them: the files that a reader looks for first come last."""
+    """Returns the entries of a folder in the order to move them.
+
+    The files that a reader looks for first come last.
+    """
     return sorted(
         folder.rglob("*"),
         key=lambda file: (file.name == "checkpoint", file.name.endswith(_FOUND_FIRST)),

@@ -1,4 +1,4 @@
-"""Files of the run directory in which workers tell each other about the files that one of them writes.
+"""Files of the run directory by which workers tell each other about files that one of them writes.
 
 A claim is the lock on one file, and the record of what has become of it. A turn is how far the
 first worker has come.
@@ -28,7 +28,7 @@ _LOOK = 0.02
 
 
 class Turn:
-    """A file with the number of the write that the first worker has begun, which the others wait for.
+    """A file with the number of the write that the first worker has begun; the others wait for it.
 
     Args:
         name: what is counted, e.g. ``"writes"``.
@@ -56,7 +56,7 @@ class Turn:
 
 
 class _CallFacts(TypedDict):
-    """The facts about a call that writes: its error, its result if it is a path for all, and its files."""
+    """The facts about a writing call: its error, its result if it is a path for all, its files."""
 
     error: ErrorFacts | None
     result: Any  # what `work` has returned, as JSON gives it back
@@ -97,7 +97,7 @@ class Claim:
             yield
 
     def settle(self, work: Callable[[], R]) -> R | None:
-        """Does the work, or takes the result or error that another worker has written down about it.
+        """Does the work, or takes the result or error that another worker has noted of it.
 
         It does the work again if the file of that worker is on another host's disk.
         """
@@ -167,7 +167,10 @@ def await_holder(key: str) -> None:
 
 
 def landmark(path: str) -> str:
-    """Returns the file that appears last when ``path``, the prefix of a checkpoint or a folder, is written."""
+    """Returns the file that appears last when ``path`` is written.
+
+    ``path`` is the prefix of a checkpoint, or a folder.
+    """
     inside = os.path.join(path, "saved_model.pb")
     return next((file for file in (f"{path}.index", inside) if os.path.exists(file)), path)
 

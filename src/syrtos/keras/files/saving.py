@@ -1,4 +1,4 @@
-"""Models are saved by one worker; before that, all workers gather the variables of which each holds a part."""
+"""Models are saved by one worker, after all have gathered the variables held in parts."""
 
 from __future__ import annotations
 

@@ -10,7 +10,10 @@ _made: set[Path] = set()
 
 
 def remembering(mkdtemp: Callable[..., str]) -> Callable[..., str]:
-    """Wraps `tempfile.mkdtemp`, by which `TemporaryDirectory` makes its folders too: the folders are remembered."""
+    """Wraps `tempfile.mkdtemp` so that its folders are remembered.
+
+    `TemporaryDirectory` makes its folders by this function too.
+    """
 
     def make(*args: object, **kwargs: object) -> str:
         folder = mkdtemp(*args, **kwargs)

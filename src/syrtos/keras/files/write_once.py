@@ -47,7 +47,7 @@ _PATIENCE = 10.0
 
 
 class _Thread(threading.local):
-    """The state of a thread, by which calls made within a writing function are part of that function.
+    """The state of a thread, by which calls inside a writing function are part of that function.
 
     Attributes:
         busy: whether the thread writes a file for all.
@@ -115,7 +115,10 @@ def writing(argument: str, complete: bool = True) -> Wrapper[P, R]:
 
 
 def reading(argument: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Makes a function wait until a file is complete that another worker is writing, or is about to write."""
+    """Makes a function wait until a file is complete.
+
+    Another worker is writing the file, or is about to write it.
+    """
 
     def wrapper(original: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(original)
@@ -168,9 +171,9 @@ def fetching(original: Callable[P, R]) -> Callable[P, R | None]:
 
 
 def _instead(path: str) -> str | None:
-    """Returns the path to which `syrtos verify` saves a model in place of ``path``; None in other runs.
+    """Returns the path to which `syrtos verify` saves a model in place of ``path``.
 
-    A model that was trained on two batches must not replace the user's.
+    Returns None in other runs. A model that was trained on two batches must not replace the user's.
     """
     if not world.is_initialized() or temporary.is_own(path):
         return None
@@ -216,7 +219,7 @@ _CHANGING = {"makedirs", "copy", "remove", "rmtree"}
 
 
 def _only_gathers(path: object) -> bool:
-    """Returns whether this worker runs a callback that saves only to take part in gathering what is saved."""
+    """Returns whether this worker runs a saving callback only to help gather what is saved."""
     joins = world.is_initialized() and world.sharing().world.rank > 0 and backend.is_chosen()
     return joins and backend.active().splits_variables() and not temporary.is_own(path)
 
@@ -261,7 +264,9 @@ def as_saved_model(export: Callable[..., object]) -> Callable[[_Save[P]], _Save[
 
 
 def once(name: str, work: Callable[[], R], fetched: bool = False) -> R | None:
-    """Does ``work`` on one worker while the others wait: on rank 0, unless it comes much later than others.
+    """Does ``work`` on one worker while the others wait.
+
+    The worker is rank 0, unless it comes much later than others.
 
     Args:
         name: the path that is written, or with ``fetched`` another name of the work.
@@ -321,7 +326,10 @@ def _holding_claim(key: str, session: world.Session, fetched: bool) -> Iterator[
 def _let_the_first_begin(
     turn: claims.Turn, mine: tuple[int, int], call: str, session: world.Session
 ) -> None:
-    """Waits until the first worker has begun the same turn or is at its next exchange, or until it is late."""
+    """Waits until the first worker has begun the same turn or is at its next exchange.
+
+    The wait also ends once this worker has waited long enough, as `_late` says.
+    """
     late = _late(session)
     over = claims.now_and_then(lambda: turn.begun(mine) or late())
     if not over():
@@ -340,7 +348,7 @@ def _let_the_others_come(call: str, session: world.Session) -> None:
 
 
 def _late(session: world.Session) -> Callable[[], bool]:
-    """Returns a function that says whether it is late: whether this worker has waited long enough from now on."""
+    """Returns a function that says whether this worker has waited long enough from now on."""
     limit = time.monotonic() + min(_PATIENCE, session.watchdog.timeout / 2)
     return lambda: time.monotonic() > limit
 
@@ -358,9 +366,10 @@ def _meets(session: world.Session) -> bool:
 
 
 def _meetings(session: world.Session) -> int:
-    """Returns how often the workers have met, which is equal on all of them at the same place of the script.
+    """Returns how often the workers have met.
 
-    It is 0 where a script meets as it likes.
+    The number is equal on all of them at the same place of the script. It is 0 where a script meets
+    as it likes.
     """
     if world.explicit():
         return 0
@@ -390,9 +399,10 @@ def _await_writer(path: str) -> None:
 
 
 def _while_others_may_write(exists: Callable[[], bool], call: str) -> Iterator[None]:
-    """Yields now, and again whenever the other workers have done more, until the file exists or can't come any more.
+    """Yields now, and again whenever the other workers have done more, until the file exists.
 
-    It can't once each of them is at its next exchange or waits likewise.
+    It also ends once the file can't come any more: each of the others is then at its next exchange
+    or waits likewise.
     """
     yield
     moving, again = world.is_initialized() and not _thread.busy and _meets(world.sharing()), False

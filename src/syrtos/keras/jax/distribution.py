@@ -71,7 +71,7 @@ class AllDevices(distribution_lib.DataParallel):
 
 
 def adopt(distribution: distribution_lib.Distribution | None) -> distribution_lib.Distribution:
-    """Returns the distribution that Keras is to use: a script's own, or one over all devices where it has none.
+    """Returns the distribution that Keras is to use: a script's own, else one over all devices.
 
     Each process holds the whole batch, unless the script says that it has sharded the data set
     itself.
@@ -104,7 +104,7 @@ def _check_devices(distribution: distribution_lib.Distribution) -> None:
 
 
 def _check_gpus() -> None:
-    """Raises ConfigurationError where this worker shares a GPU with another, as the run was asked for."""
+    """Raises ConfigurationError if this worker shares a GPU with another, as the run asked for."""
     # NCCL refuses such workers in the first exchange, and JAX then waits without end (seen with JAX
     # 0.11.2, NCCL 2.28).
     if settings.SHARED_GPU_VARIABLE in settings.environment():
@@ -121,7 +121,7 @@ def has_own_rows() -> bool:
 
 
 def put_value(value: npt.ArrayLike, sharding: NamedSharding) -> jax.Array:
-    """Returns an array over all processes, made from the whole ``value`` that each of them holds."""
+    """Returns an array over all processes, made from the whole ``value`` that each holds."""
     whole = np.asarray(value)
     # Parts are copied: JAX would share the memory of an array that the script may change.
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: np.array(whole[index]))
@@ -162,9 +162,9 @@ def _put_whole_leaf(
 
 
 def join_shares(samples: int, share: object) -> object:
-    """Puts a batch on the devices, of which each process has read its share; None where no process has a row.
+    """Puts a batch on the devices, after each process has read its share of it.
 
-    ``samples`` is the number of this process's rows.
+    Returns None where no process has a row. ``samples`` is the number of this process's rows.
     """
     comm, current = world.current().comm, _current()
     counts = [int(count) for count in comm.agree("rows of a batch", float(samples))]
@@ -188,7 +188,7 @@ def join_shares(samples: int, share: object) -> object:
 def _stay_local(
     sharding: NamedSharding, shape: tuple[int, ...], each: int, batch_dim_name: Hashable
 ) -> bool:
-    """Returns whether the devices of every process take just its own rows, of which each process has ``each``."""
+    """Returns whether every process's devices take just its own rows, ``each`` per process."""
     # The answer must be the same on all processes, for what follows is an exchange or none: the map
     # has the devices of all of them.
     if shape[0] % sharding.mesh.shape[batch_dim_name]:
@@ -204,7 +204,10 @@ def _stay_local(
 
 
 def put_tensor(original: Method, value: jax.Array | npt.ArrayLike, layout: Layout) -> jax.Array:
-    """Wraps Keras's `distribute_tensor`: a value that every process holds is put on devices without a collective."""
+    """Wraps Keras's `distribute_tensor` to put a value on devices without a collective.
+
+    This applies to a value that every process holds.
+    """
     # JAX's `device_put` would compare it across processes: an exchange in each assignment, which
     # ends the run where one worker alone assigns. `fit`, `evaluate`, `predict` and the methods for
     # one batch compare the variables of all workers.
@@ -246,7 +249,10 @@ def rows_sharding() -> NamedSharding | None:
 
 
 def is_distributed() -> bool:
-    """Returns whether arrays are spread over devices: not while `verifying` computes in one process."""
+    """Returns whether arrays are spread over devices.
+
+    They are not while `verifying` computes in one process.
+    """
     return distribution_lib.distribution() is not None
 
 

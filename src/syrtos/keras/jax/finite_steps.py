@@ -41,7 +41,7 @@ class _Finding(NamedTuple):
 
 
 class _Tracing:
-    """The findings about the gradients of the training step that is traced, or run; None outside of one."""
+    """The findings about gradients of the training step traced or run; None outside of one."""
 
     found: list[_Finding] | None = None
     variables: Sequence[Variable] = ()
@@ -114,7 +114,7 @@ def _making(original: Method) -> Method:
 def _make_or_undo(
     model: keras.Model, step: Step, state: State, data: object
 ) -> tuple[_CheckedLogs, State]:
-    """Makes a training step whose state, and logs, are as before its batch where a gradient is not finite.
+    """Makes a training step whose state and logs stay as before if a gradient is not finite.
 
     Beside its logs it returns what was found of the gradients.
     """
@@ -160,7 +160,9 @@ def _telling(original: Method) -> Method:
 def _step_and_tell(
     model: keras.Model, step_function: Step, state: State, data: object
 ) -> tuple[object, State]:
-    """Makes a step and tells the host what was found of its gradients; evaluations have nothing to tell.
+    """Makes a step and tells the host what was found of its gradients.
+
+    Evaluations have nothing to tell.
 
     Raises:
         NonFiniteError: training must not go on. The model has its state again, which a step takes

@@ -1,4 +1,4 @@
-"""Joins JAX's processes to one, right after the script's `import jax`, before anything is computed."""
+"""Joins JAX's processes to one right after the script's `import jax`, before any computation."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ def join() -> None:
 
 
 def _address(session: Session) -> str:
-    """Returns the address at which rank 0's coordinator listens: on one host that of a Unix socket."""
+    """Returns the address at which rank 0's coordinator listens.
+
+    It is that of a Unix socket where all workers are on one host.
+    """
     rank = session.world.rank
     host = rendezvous.listening_address("JAX", session)
     jax_internals.listen_on(host)

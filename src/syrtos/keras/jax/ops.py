@@ -1,4 +1,7 @@
-"""Exchanges of JAX arrays, those of the native API. Inside `jax.jit` XLA exchanges itself (`jax.lax.psum`)."""
+"""Exchanges of JAX arrays, those of the native API.
+
+Inside `jax.jit` XLA exchanges itself (`jax.lax.psum`).
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _MASKS = ("_dropout_mask", "_recurrent_dropout_mask")
 
 
 class _DistributedStep:
-    """The state of this process: ``is_traced`` while a step over the devices of all workers is being traced."""
+    """The state of this process: ``is_traced`` while a step over all workers' devices is traced."""
 
     is_traced = False
 
@@ -132,13 +132,13 @@ def _is_of_keras(function: object) -> bool:
 
 
 def _are_even(batched: object, devices: int) -> bool:
-    """Returns whether all arrays have rows that can be divided among the devices without padding."""
+    """Returns whether the rows of all arrays can be divided among the devices without padding."""
     counts = {leaf.shape[0] if leaf.ndim else 0 for leaf in jax.tree.leaves(batched)}
     return len(counts) == 1 and min(counts) > 0 and min(counts) % devices == 0
 
 
 def _value(weight: keras.Variable) -> Any:
-    """Returns the value that a weight has in the step that is being traced, in the dtype in which it is kept."""
+    """Returns a weight's value in the step being traced, in the dtype in which it is kept."""
     scope = get_stateless_scope()
     found = None if scope is None else scope.get_current_value(weight)
     return weight._value if found is None else found

@@ -52,10 +52,11 @@ def _adding(original: Method) -> Method:
 def _split(
     variable: keras.Variable, distribution: distribution_lib.Distribution
 ) -> distribution_lib.TensorLayout | None:
-    """Returns the layout of an optimizer's variable for one of the model, split by one dimension over the devices.
+    """Returns the layout of an optimizer's variable, split by one dimension over the devices.
 
-    The devices are those that have batches of their own. The dimension is the first that can be
-    split evenly; None where none can.
+    ``variable`` is the model's variable to which the optimizer's belongs. The devices are those
+    that have batches of their own. The dimension is the first that can be split evenly; None where
+    none can.
     """
     count = _devices(distribution.device_mesh, [distribution.batch_dim_name])
     # JAX has no arrays whose parts are unequal.
@@ -69,7 +70,7 @@ def _split(
 
 
 def _devices(mesh: distribution_lib.DeviceMesh, axes: Sequence[str | None]) -> int:
-    """Returns the number of devices along some axes of a mesh, given by name; axes that are None do not count."""
+    """Returns the number of devices along the named axes of a mesh; an axis None does not count."""
     return math.prod(mesh.shape[mesh.axis_names.index(axis)] for axis in axes if axis is not None)
 
 

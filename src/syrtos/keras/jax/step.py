@@ -55,10 +55,10 @@ def compile_step(
 
 
 def make_timed(function: Step) -> TimedStep:
-    """Returns a step as workers make it together, also one that is not compiled (`run_eagerly`, `jit_compile=False`).
+    """Returns a step as workers make it together, also one that is not compiled.
 
-    Of a step that is not compiled each worker computes uneven batches whole; the outputs of even
-    ones are gathered.
+    A step is not compiled with `run_eagerly` or `jit_compile=False`. Of a step that is not compiled
+    each worker computes uneven batches whole; the outputs of even ones are gathered.
     """
     if isinstance(function, TimedStep):
         return function

@@ -104,7 +104,10 @@ _gathered: dict[int, npt.NDArray[np.generic]] = {}
 
 @contextlib.contextmanager
 def gathering_variables(model: Model) -> Iterator[None]:
-    """Lets one worker alone read all variables of a model, to save it, within the context. All workers must enter."""
+    """Context manager: lets one worker alone read all variables of a model, to save it.
+
+    All workers must enter the context.
+    """
     found = cast(
         "list[keras.Variable]", state.unique([*state.of_model(model), *snapshot.slots_of(model)])
     )

@@ -1,4 +1,4 @@
-"""`syrtos verify` on JAX: the first step of a function is computed by one process too, and both are compared.
+"""`syrtos verify` on JAX: one process too computes a function's first step, and both are compared.
 
 Both begin from the same state. All workers compute the whole batch as one program, so that no rule
 has to be found: what differs is rounding, or a defect.
@@ -136,7 +136,7 @@ def _one_process() -> Iterator[None]:
 def _rows(
     model: keras.Model, name: str, before: Sequence[Values], one: HostResults, together: HostResults
 ) -> Iterator[Row]:
-    """Yields the comparisons of what a step gives: gradients, numbers or outputs, and variables that it changes.
+    """Yields comparisons of a step's results: gradients, numbers or outputs, and changed variables.
 
     Variables that follow from the gradients (`_follows`) are left out.
     """

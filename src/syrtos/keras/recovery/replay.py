@@ -87,7 +87,7 @@ def commit_state(arrays: Arrays) -> None:
 
 
 def committed_state() -> Arrays | None:
-    """Returns the last state that the script has committed in the generation before; None without one."""
+    """Returns the last state that the script committed in the generation before, or None."""
     run = snapshot_store.of_run()
     if run is None or not run.last.commits:
         return None
@@ -130,7 +130,10 @@ class Protection:
     def __init__(
         self, run: SnapshotStore, everyone: CallbackList, model: Model, training: CountedTraining
     ) -> None:
-        """Finds what was committed of this `fit`, if anything, before the callbacks' `on_train_begin`."""
+        """Finds what was committed of this `fit`, if anything.
+
+        It is called before the callbacks' `on_train_begin`.
+        """
         self._run = run
         self._training = training
         self._everyone = everyone
@@ -202,7 +205,9 @@ class Protection:
     # -- committing ----------------------------------------------------------------------------
 
     def batch_ended(self, epoch: int, steps: int, logs: Logs, have_met: bool = True) -> None:
-        """Counts a call of the training function, after its callbacks, and commits a snapshot if it is time.
+        """Counts a call of the training function, and commits a snapshot if it is time.
+
+        It is called after the callbacks of the call.
 
         ``steps``: those that the call has made; ``have_met``: whether all workers are there, with
             equal weights.
@@ -217,7 +222,7 @@ class Protection:
             self._commit(logs)
 
     def epoch_ended(self) -> None:
-        """Notes that the callbacks of an epoch's end have run, and commits a snapshot if it is about time."""
+        """Notes that an epoch's last callbacks have run; commits a snapshot if it is about time."""
         self._place = dataclasses.replace(self._place, epoch_ended=True)
         if 2 * self._since >= self._run.interval:
             self._commit({})
@@ -249,7 +254,10 @@ class Protection:
         self._since, self._written_at = 0, time.perf_counter()
 
     def _interval_after(self, took: float, step: float) -> float:
-        """Returns the steps until the next snapshot, after one that took so many seconds, where a step takes ``step``."""
+        """Returns the steps until the next snapshot.
+
+        ``took``: the seconds that the last snapshot took; ``step``: the seconds of a step.
+        """
         run = self._run
         # The first snapshot of a process takes longer than later ones, and any may meet a busy
         # machine.
@@ -341,7 +349,7 @@ def _complain(error: Exception) -> None:
 
 
 class _Replay:
-    """Replaces the list of callbacks while a resumed `fit` skips the batches that it was trained on."""
+    """Replaces the list of callbacks while a resumed `fit` skips batches that it was trained on."""
 
     def __init__(
         self,
@@ -367,7 +375,7 @@ class _Replay:
         raise AttributeError(name)
 
     def _skip_training(self, *given: Any) -> object:
-        """Stands for the training function: draws batches and leaves out their steps, but for the first.
+        """Stands for the training function: draws batches, and leaves out all steps but the first.
 
         It takes batches, and with JAX before them a state, which it gives back.
         """
@@ -384,7 +392,10 @@ class _Replay:
         return result
 
     def _skip_test(self, *given: Any) -> object:
-        """Stands for the function that evaluates: computes the first step alone, for what is built by it."""
+        """Stands for the function that evaluates: computes the first step alone.
+
+        The first step is computed for what it builds.
+        """
         if self._evaluated:
             return self._skip({}, *given)
         self._evaluated = True

@@ -1,7 +1,8 @@
-"""The position in the data, saved with the model and found again; so is the script's own learning rate if it is scaled.
+"""The position in the data, saved with the model and found again.
 
-They are stamped into the file that Keras has written, before that takes its place: a member of the
-``.keras`` archive, an attribute of an HDF5 file.
+The script's own learning rate is saved and found in the same way, if it is scaled. Both are stamped
+into the file that Keras has written, before that takes its place: a member of the ``.keras``
+archive, an attribute of an HDF5 file.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def trains_on(model: Model, training: TrainedData) -> None:
 
 
 def trained_before(model: Model, dataset: PlannedDataset) -> tuple[Position | None, int | None]:
-    """Returns where this model's training on the data set has come to in this process, and its number.
+    """Returns how far a model's training on a data set has come in this process, and its number.
 
     Both are None if it has not begun.
     """
@@ -80,7 +81,7 @@ def trained_before(model: Model, dataset: PlannedDataset) -> tuple[Position | No
 
 
 def saved_of(model: Model) -> SavedPosition | None:
-    """Returns the facts in the file that the model was loaded from, the first time that it is asked; else None."""
+    """Returns the facts in the file the model was loaded from, at the first call; else None."""
     record = record_of(model, _ModelRecord)
     found, record.saved = record.saved, None
     return found
@@ -160,7 +161,7 @@ def _stamp(path: str, facts: Mapping[str, object]) -> None:
 
 
 def _stamp_of(path: str) -> dict[str, Any] | None:
-    """Returns the facts that a file was stamped with; None if the file is none of ours, or holds none."""
+    """Returns the facts that a file was stamped with; None if it is none of ours, or holds none."""
     with contextlib.suppress(OSError, KeyError, zipfile.BadZipFile, ValueError):
         if path.endswith(".keras"):
             with zipfile.ZipFile(path) as archive:

@@ -136,7 +136,7 @@ class SnapshotStore:
         return CommittedSnapshot(Progress(**facts["place"]), facts, arrays, mine)
 
     def _parts_of_ended_fit(self, number: int) -> list[bytes]:
-        """Returns the parts of the state of a `fit` that has ended, from files; empty if no host has them.
+        """Returns the parts of the state of an ended `fit`, from files; empty if no host has them.
 
         They are files of this host, or of another where this one has come later.
         """
@@ -162,7 +162,9 @@ class SnapshotStore:
         self.slots.write(self.world.local_rank, self.number, self.world.local_size, *part)
 
     def _check_room(self, size: int) -> None:
-        """Checks that memory suffices for two snapshots beside training, before the first of this generation.
+        """Checks that memory suffices for two snapshots beside training.
+
+        It does so before the first snapshot of this generation.
 
         ``size``: the bytes of this worker's part.
 
@@ -180,7 +182,7 @@ class SnapshotStore:
         self._has_room = True
 
     def keep_ended(self) -> None:
-        """Writes the state of the `fit` that has ended to a file, before its memory is used for another `fit`."""
+        """Writes the ended `fit`'s state to a file, before its memory is used for another `fit`."""
         if not self.last.ended or self.last.fit > KEPT_FITS or self._files(self.last.fit):
             return
         try:
@@ -222,7 +224,7 @@ class SnapshotStore:
             )
 
     def _files(self, fit: int) -> list[Path]:
-        """Returns the files with the parts of a `fit` that has ended, if all of them are there; else none."""
+        """Returns the files with the parts of an ended `fit` if all of them exist; else none."""
         for first in self._folder(fit).glob("part-0-of-*.safetensors"):
             count = int(first.stem.rpartition("-")[2])
             files = [first.with_name(_name(part, count)) for part in range(count)]

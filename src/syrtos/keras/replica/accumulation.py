@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def gather(comm: Communicator, model: Model) -> None:
-    """Moves the workers' own accumulated gradients to rank 0, as their sum, and sets those of the others to zero."""
+    """Moves the sum of the workers' own accumulated gradients to rank 0, and zeroes the others'."""
     if comm.size == 1:
         return
     # Rank 0 may save the model before the update; the update adds them up over the workers again,
@@ -35,13 +35,19 @@ def gather(comm: Communicator, model: Model) -> None:
 
 
 def may_be_saved(comm: Communicator, callbacks: Iterable[object]) -> bool:
-    """Returns whether a callback of any worker saves the model within an epoch, after a number of batches."""
+    """Returns whether a callback of any worker saves the model within an epoch.
+
+    Such a callback saves after a number of batches.
+    """
     mine = any(isinstance(getattr(callback, "save_freq", None), int) for callback in callbacks)
     return any(comm.agree("saves within epochs?", float(mine)))
 
 
 def begin(comm: Communicator, model: Model) -> None:
-    """Makes accumulated gradients count once at the beginning of `fit`: they may have been loaded from one file."""
+    """Makes accumulated gradients count once at the beginning of `fit`.
+
+    All workers may have loaded them from one file.
+    """
     if comm.size == 1 or _is_alone():
         return
     for optimizer in _accumulating(model):
@@ -55,7 +61,7 @@ def begin(comm: Communicator, model: Model) -> None:
 
 
 def note_kind(comm: Communicator, model: Model, of_whole_batches: bool) -> None:
-    """Notes which gradients a model's optimizers accumulate from now on, and turns those so far into the same kind.
+    """Notes which gradients a model's optimizers accumulate from now on, and converts earlier ones.
 
     All workers call this together.
 
@@ -75,7 +81,7 @@ def note_kind(comm: Communicator, model: Model, of_whole_batches: bool) -> None:
 
 
 class Kind:
-    """The kind of gradients that one function of a model accumulates, which is noted where it changes."""
+    """The kind of gradients that a function of a model accumulates, noted where it changes."""
 
     def __init__(self, comm: Communicator, model: Model) -> None:
         """
@@ -87,7 +93,10 @@ class Kind:
         self._noted: tuple[bool, object] | None = None
 
     def note(self, of_whole_batches: bool) -> None:
-        """Does what `note_kind` does, once for each optimizer and kind. All workers call this before each step."""
+        """Does what `note_kind` does, once for each optimizer and kind.
+
+        All workers call this before each step.
+        """
         kind = of_whole_batches, getattr(self._model, "optimizer", None)
         if kind != self._noted:
             self._noted = kind
@@ -95,7 +104,10 @@ class Kind:
 
 
 def convert(comm: Communicator, variable: Variable, was_added_up: bool, is_added_up: bool) -> None:
-    """Turns accumulated gradients of one kind into the other, with the same sum. All workers call this together."""
+    """Turns accumulated gradients of one kind into the other, with the same sum.
+
+    All workers call this together.
+    """
     if was_added_up and not is_added_up:
         variable.assign(comm.allreduce(state.memory_of(variable)))
     elif is_added_up and not was_added_up:
@@ -103,12 +115,12 @@ def convert(comm: Communicator, variable: Variable, was_added_up: bool, is_added
 
 
 def are_added_up(optimizer: Optimizer) -> bool:
-    """Returns whether an update adds the gradients up over the workers that this optimizer has accumulated on each."""
+    """Returns whether an update sums this optimizer's accumulated gradients over the workers."""
     return not are_of_whole_batches(optimizer) and not _is_alone()
 
 
 def are_of_whole_batches(optimizer: Optimizer) -> bool:
-    """Returns whether the gradients that this optimizer accumulates are those of whole batches, equal on all workers."""
+    """Returns whether this optimizer accumulates whole batches' gradients, equal on all workers."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     whole = record_of(inner, updates.OptimizerRecord).accumulates_whole_batches
     return backend.computes_global_batches() or whole
@@ -134,7 +146,10 @@ def _accumulating(model: Model) -> list[Optimizer]:
 
 
 def _pending_gradients(optimizer: Optimizer) -> list[Variable]:
-    """Returns the variables in which an optimizer accumulates; none where it has accumulated no step since its last update."""
+    """Returns the variables in which an optimizer accumulates.
+
+    There are none where it has accumulated no step since its last update.
+    """
     if not optimizer.built:
         return []
     steps: int = getattr(optimizer, "gradient_accumulation_steps", 1)

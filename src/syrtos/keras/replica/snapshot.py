@@ -1,4 +1,4 @@
-"""The state of one `fit` on one worker, to be committed between two steps and put back: variables and callbacks.
+"""The variables and callbacks of one `fit` on one worker, committed between steps and put back.
 
 Weights and slots of optimizers, which every worker holds alike, are divided among the workers of
 each host; each worker also stores what may differ.
@@ -75,7 +75,10 @@ def variables_of(model: Model) -> tuple[list[Variable], list[Variable]]:
 def _gradients_in_the_making(
     model: Model, of: Callable[[Optimizer], bool] = lambda _: True
 ) -> set[int]:
-    """Returns the identities of the variables in which those of a model's optimizers accumulate that ``of`` chooses."""
+    """Returns the identities of the variables in which a model's optimizers accumulate.
+
+    ``of`` chooses the optimizers.
+    """
     return {
         id(v)
         for each in filter(of, state.optimizers_of(model))
@@ -100,7 +103,7 @@ def _shapes_and_dtypes(variables: Sequence[Variable]) -> list[str]:
 
 
 def _owners(shared: Sequence[Variable], ranks: int) -> list[int]:
-    """Returns the rank that stores each of the variables that all hold alike, so that all store about as much."""
+    """Returns the rank that stores each variable that all hold alike; all store about as much."""
     load = [0] * ranks
     owners = []
     for variable in shared:
@@ -110,9 +113,10 @@ def _owners(shared: Sequence[Variable], ranks: int) -> list[int]:
 
 
 def variables(model: Model, local_rank: int, local_size: int) -> tuple[Arrays, Arrays, Facts]:
-    """Returns this worker's part of the values that all hold alike, those that it has for itself, and facts about both.
+    """Returns this worker's part of the shared values, its own values, and facts about both.
 
-    The framework may have lent the values: they are to be used before the next step.
+    Shared values are those that all workers hold alike. The framework may have lent the values:
+    they are to be used before the next step.
     """
     backend.active().settle(model)
     (shared, own), sums = (
@@ -142,7 +146,10 @@ def variables(model: Model, local_rank: int, local_size: int) -> tuple[Arrays, A
 
 
 def equal_variables(model: Model) -> list[Variable]:
-    """Returns the stored variables that are equal on all workers between two steps: all but each worker's own gradients in the making."""
+    """Returns the stored variables that are equal on all workers between two steps.
+
+    These are all but each worker's own gradients in the making.
+    """
     shared, own = variables_of(model)
     each_workers = _gradients_in_the_making(
         model, lambda each: not accumulation.are_of_whole_batches(each)
@@ -269,7 +276,7 @@ def _callback(callback: object, begun_with: Mapping[str, object], arrays: Arrays
 def put_back_callbacks(
     chosen: Sequence[object], facts: Sequence[CallbackFacts], arrays: Arrays
 ) -> None:
-    """Sets the attributes again, and reports those of a callback of the script's own that could not be stored.
+    """Sets attributes again, and reports those of a script's own callback that could not be stored.
 
     Raises:
         SnapshotError: the script has other callbacks than before.
@@ -298,7 +305,7 @@ def _is_own(callback: object) -> bool:
 
 
 def _set(callback: object, name: str, value: object) -> None:
-    """Sets an attribute; a collection stays the same object, which the script may have given to others too."""
+    """Sets an attribute; a collection stays the same object, which the script may have shared."""
     now = getattr(callback, name, None)
     if type(now) is list and type(value) is list:
         now[:] = value

@@ -57,10 +57,11 @@ def broadcast(comm: Communicator, variables: Iterable[FrameworkVariable], root: 
 
 
 def of_model(model: Model) -> list[Variable]:
-    """Returns the variables of a model that must be equal on all workers: weights, seeds, metrics, and its optimizer's.
+    """Returns the variables of a model that must be equal on all workers.
 
-    Gradients that are being accumulated are each worker's own, unless all compute global batches;
-    so are optimizers that train alone for some steps.
+    They are weights, seeds, metrics, and its optimizer's variables. Gradients that are being
+    accumulated are each worker's own, unless all compute global batches; so are optimizers that
+    train alone for some steps.
     """
     found = [*variables_in(model), *backend.active().buffers_of(model)]
     optimizer: Optimizer | None = getattr(model, "optimizer", None)
@@ -70,7 +71,7 @@ def of_model(model: Model) -> list[Variable]:
 
 
 def optimizers_differ() -> bool:
-    """Returns whether each worker has an optimizer of its own, and trains alone for some steps: `--sync-every`."""
+    """Returns whether workers train alone for some steps, with own optimizers (`--sync-every`)."""
     return (
         world.is_initialized()
         and world.current().options.sync_every > 0
@@ -79,7 +80,10 @@ def optimizers_differ() -> bool:
 
 
 def of_optimizer(optimizer: Optimizer) -> list[Variable]:
-    """Returns the variables of an optimizer that must be equal on all workers; not those of which each keeps a part."""
+    """Returns the variables of an optimizer that must be equal on all workers.
+
+    Variables of which each worker keeps a part are left out.
+    """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     own = (
         set()
@@ -198,7 +202,10 @@ def _bytes_of(array: Array) -> memoryview:
 
 
 def is_cut(variable: object) -> TypeGuard[CutVariable]:
-    """Returns whether each worker keeps only a part of the variable, as `sharding` does: reading it gathers it."""
+    """Returns whether each worker keeps only a part of the variable, as `sharding` does.
+
+    Reading such a variable gathers it.
+    """
     return hasattr(variable, "gather_whole")
 
 
@@ -224,7 +231,7 @@ def held_objects(variables: Iterable[FrameworkVariable]) -> list[FrameworkVariab
 
 
 def identity(variable: FrameworkVariable) -> int:
-    """Returns a number that is the same for a Keras variable and for the framework's object that it holds."""
+    """Returns one number for a Keras variable and for the framework's object that it holds."""
     return backend.active().identity(variable)
 
 

@@ -1,4 +1,4 @@
-"""An optimizer's update, from the gradients of a step to Keras's own methods, and the record of an optimizer.
+"""An optimizer's update, from a step's gradients to Keras's own methods, and an optimizer's record.
 
 Keras calls a chain of methods between the gradients of a step and the assignment of weights. The
 wrappers of these methods find each other's findings here, and leave none on the optimizer, which
@@ -45,7 +45,7 @@ class Update:
 
     @contextlib.contextmanager
     def taking_as_given(self) -> Iterator[None]:
-        """Context manager: the gradients that are given to the optimizer inside are not reduced any more."""
+        """Context manager: gradients given to the optimizer inside are not reduced any more."""
         before, self.is_reduced = self.is_reduced, True
         try:
             yield
@@ -74,13 +74,13 @@ def update(optimizer: object, variables: Iterable[Any]) -> Iterator[Update]:
 
 
 def update_of(optimizer: object) -> Update:
-    """Returns the update that this optimizer makes now; outside of one an update without variables."""
+    """Returns the update that this optimizer makes now, else an update without variables."""
     found = (one for one in reversed(_stack.updates) if one.optimizer is optimizer)
     return next(found, None) or Update(optimizer)
 
 
 class AskedReductions:
-    """The optimizers and loops that were asked to reduce its gradients in this process, by the run or by the script.
+    """The optimizers and loops of this process that the run or script asked to reduce gradients.
 
     Attributes:
         all_optimizers: whether every optimizer of Keras reduces, as `syrtos run` wants it.
@@ -113,12 +113,12 @@ class OptimizerRecord:
 
 
 def set_reduction(optimizer: object, reduction: object) -> None:
-    """Notes the rule by which one optimizer reduces, also where syrtos was not asked to reduce for all."""
+    """Notes the rule by which an optimizer reduces, also where not all were asked to reduce."""
     # Scripts hold a `LossScaleOptimizer`, or the one inside of it: both get the rule.
     for each in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
         record_of(each, OptimizerRecord).reduction = reduction
 
 
 def accumulates(optimizer: object) -> bool:
-    """Returns whether an optimizer accumulates the gradients of several steps until it makes an update."""
+    """Returns whether an optimizer accumulates the gradients of several steps for an update."""
     return bool(getattr(optimizer, "gradient_accumulation_steps", None))

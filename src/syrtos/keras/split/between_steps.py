@@ -1,7 +1,7 @@
-"""Numbers that a script changes between steps: a weight of a term that a callback raises, a temperature that falls.
+"""Numbers that a script changes between steps.
 
-The term may have counted for nothing in all batches that were compared so far, so the next one is
-compared too.
+Examples are the weight of a term that a callback raises, and a temperature that falls. The term may
+have counted for nothing in all batches that were compared so far, so the next one is compared too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Assignable(Protocol):
 
 
 class NumbersBetweenSteps:
-    """Watches the numbers of a model and a script that change between steps, e.g. weights of losses."""
+    """Watches numbers of a model and a script that change between steps, e.g. weights of losses."""
 
     def __init__(self, model: Model, session: Session) -> None:
         """
@@ -57,9 +57,9 @@ class NumbersBetweenSteps:
             self._before = dict(_numbers(self._model))
 
     def have_changed(self) -> bool:
-        """Returns whether the numbers differ from those noted last, on any worker, and notes them as they are now.
+        """Returns whether the numbers differ from those noted last, on any worker.
 
-        All workers call this together.
+        It notes the numbers as they are now. All workers call this together.
         """
         if not self._left:
             return False
@@ -149,7 +149,7 @@ def _parts(model: Model) -> list[object]:
 
 
 def _small_number(value: object, variables_only: bool) -> list[float] | None:
-    """Returns a number of Python's, or the values of a small variable, as float64; None of anything else.
+    """Returns a number of Python's, or the values of a small variable, as float64; else None.
 
     ``variables_only``: whether numbers of Python's count as nothing.
     """

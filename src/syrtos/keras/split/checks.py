@@ -1,4 +1,6 @@
-"""Chooses the steps of a function before which some rows are computed both ways: see `syrtos.keras.split.first_batch`.
+"""Chooses the steps of a function before which some rows are computed both ways.
+
+`syrtos.keras.split.first_batch` describes both ways.
 
 The first batch decides, but a term of a loss may begin to count later (a weight that is raised
 epoch by epoch, a penalty in each third step), and a first batch may have one row. So later steps
@@ -74,7 +76,7 @@ class Checks:
         return bool(length) and self._steps - self._epoch_began + steps >= length
 
     def begins_epoch(self) -> bool:
-        """Returns whether the step that was asked for last is the first of an epoch, after the first one."""
+        """Returns whether the step that was asked for last begins an epoch after the first one."""
         return self._trains and not self._over and 0 < self._steps == self._epoch_began
 
     @property

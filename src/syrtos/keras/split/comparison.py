@@ -61,7 +61,7 @@ def rows_of(whole: StepOutcome, split: StepOutcome) -> list[Row]:
 def compare_values(
     kind: str, name: str, one: Array, other: Array, before: Array | None = None
 ) -> Row:
-    """Returns a row of `syrtos verify`'s table; with ``before`` the changes of a variable are compared."""
+    """Returns a row of `syrtos verify`'s table; with ``before`` variables' changes are compared."""
     far = distance(one, other) if before is None else distance_of_changes(before, one, other)
     return Row(kind, name, size_of(one), size_of(other), far)
 
@@ -78,7 +78,9 @@ def size_of(value: Array) -> float:
 def compare_outcomes(
     comm: Communicator, whole: StepOutcome, split: StepOutcome, bound: float, plan: SplitPlan
 ) -> tuple[list[tuple[str, int]], float]:
-    """Returns where both ways differ by more than the bound on any worker, and the largest difference of the rest.
+    """Returns where both ways differ by more than the bound on any worker.
+
+    It also returns the largest difference of the rest.
 
     Args:
         comm: the workers, which all call this together and get the same.

@@ -1,4 +1,4 @@
-"""Containers of Python and NumPy that a script holds: their copies, and how their elements are put back."""
+"""Python and NumPy containers that a script holds: copies, and how their elements are put back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Container = (
 
 
 def plain_copy(container: Container) -> Container:
-    """Returns a copy of Python's or NumPy's own class, without the tracking that those of Keras have."""
+    """Returns a copy of Python's or NumPy's own class, without the tracking of Keras's classes."""
     return _kind_of(container)(container)
 
 
@@ -53,7 +53,7 @@ def restore(container: Container, before: Container) -> None:
 
 
 def holds_layers(container: object) -> bool:
-    """Returns whether a value is a container that holds layers, metrics, optimizers or variables."""
+    """Returns whether a value is a container of layers, metrics, optimizers or variables."""
     if not isinstance(container, dict | list | tuple | set | collections.deque):
         return False
     values: Iterable[object] = container.values() if isinstance(container, dict) else container

@@ -1,4 +1,4 @@
-"""Decides how a step is split over the workers, by computing some rows of its first batch both ways.
+"""Decides how a step is split over workers, by computing some rows of its first batch both ways.
 
 What Keras itself computes is known to be right on a share of the rows: losses and metrics row by
 row, gradients as means. Of anything else (a `train_step`, a layer or an optimizer of the script's
@@ -80,7 +80,10 @@ def decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
 
 
 def _look_behind_zeros(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
-    """Compares once more with small variables at 1 that are 0: a term that they weigh may count later."""
+    """Compares once more with small variables that are 0 set to 1.
+
+    A term that they weigh may count later.
+    """
     with trial.zeros_raised() as names:
         of_all = session.comm.allgather_object(names)
         # Of workers that hold different ones, some would compute another step than others.
@@ -157,7 +160,7 @@ def _decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
 
 
 def confirm(plan: SplitPlan, trial: StepTrial, session: Session) -> bool:
-    """Returns whether a later batch agrees with the plan; where it does not, a new plan is to be made.
+    """Returns whether a later batch agrees with the plan; if it does not, a new plan is to be made.
 
     All workers call this together.
 
@@ -213,7 +216,7 @@ def _note_shown(plan: SplitPlan, whole: StepOutcome, split: StepOutcome) -> None
 def _describe_unchanged(
     plan: SplitPlan, comm: Communicator, whole: StepOutcome, split: StepOutcome
 ) -> str:
-    """Says which assigned variable has stayed as it was on all workers; empty where there is none."""
+    """Says which assigned variable has not changed on any worker; empty where there is none."""
     # Any rule fits such a variable, so nothing is shown of it.
     names = [
         one.name
@@ -238,7 +241,10 @@ def _is_same(one: Assigned) -> bool:
 
 
 def _check_backwards(plan: SplitPlan, trial: StepTrial, comm: Communicator, bound: float) -> None:
-    """Tries the plan once more with the rows in another order, and gives up the split if both ways differ then."""
+    """Tries the plan once more with the rows in another order.
+
+    The split is given up if both ways differ then.
+    """
     # A maximum or minimum may fit by chance: of two workers a value of the first row is always the
     # largest or the least.
     other = trial.backwards()

@@ -1,4 +1,4 @@
-"""The numbers in values that a script holds, so that the same value can be compared at two times."""
+"""The numbers in values that a script holds, so that a value can be compared at two times."""
 
 from __future__ import annotations
 

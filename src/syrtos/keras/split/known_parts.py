@@ -1,4 +1,4 @@
-"""The parts of a model and its step that are Keras's own: they are known to be right on a share of the rows."""
+"""Keras's own parts of a model and its step, which are known to be right on a share of the rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def fixed_batch(model: Model) -> str:
-    """Returns why a model's batches can't be split: it keeps a state for each row. Empty where they can."""
+    """Returns why a model's batches can't be split: it keeps a state per row. Empty if they can."""
     for layer in keras_internals.layers_of(model):
         if getattr(layer, "stateful", False) and hasattr(layer, "reset_state") | hasattr(
             layer, "reset_states"
@@ -101,7 +101,7 @@ def owner_of(kind: type, name: str) -> type:
 
 
 def copies_of_weights(model: Model) -> list[Variable]:
-    """Returns variables that nothing trains and that have the shape of weights, as averages of weights have."""
+    """Returns non-trainable variables with the shape of weights, as averages of weights have."""
     # That they stay as they are on the first batch shows nothing amiss: an average of weights of
     # zeros is zero.
     shapes = {tuple(variable.shape) for variable in model.trainable_variables}

@@ -52,8 +52,8 @@ class SplitPlan:
             was.
         left_out: the rows of the first batch that were compared, such as ``64 of its 512 rows``,
             where all of them would have cost too much; empty elsewhere.
-        unproven: what `UnprovenStepError` said while the step was traced; autograph may raise it as another
-            error.
+        unproven: what `UnprovenStepError` said while the step was traced; autograph may raise it as
+            another error.
         known_variables: ids of variables of which no comparison is needed: of metrics, and of
             Keras's own layers.
         compared_variables: ids of variables whose change was compared.
@@ -78,13 +78,19 @@ class SplitPlan:
     log_scales: list[float] = dataclasses.field(default_factory=list)
 
     def reduces_where_made(self, script_sees_them: bool) -> bool:
-        """Returns whether gradients are reduced where they are made; else where an optimizer of Keras's own takes them."""
+        """Returns whether gradients are reduced where they are made.
+
+        Else they are reduced where an optimizer of Keras's own takes them.
+        """
         # A sum over rows is added up where it is made: an optimizer of Keras's own would take the
         # mean.
         return self.gradients == "sum" or (script_sees_them and self.gradients != "late")
 
     def accumulates_whole_batches(self, script_sees_them: bool) -> bool:
-        """Returns whether optimizers are given gradients of whole batches; else each worker's own, which they reduce."""
+        """Returns whether optimizers are given gradients of whole batches.
+
+        Else they are given each worker's own gradients, which they reduce.
+        """
         return bool(self.reason_not_split) or self.reduces_where_made(script_sees_them)
 
     def knows_rule(self, key: int) -> bool:
@@ -102,7 +108,10 @@ class SplitPlan:
         )
 
     def for_next_comparison(self) -> SplitPlan:
-        """Returns an empty plan for a later comparison, with this one's known variables and scales."""
+        """Returns an empty plan for a later comparison.
+
+        It has this plan's known variables and scales.
+        """
         return SplitPlan(
             is_decided=True,
             known_variables=self.known_variables,
@@ -112,7 +121,10 @@ class SplitPlan:
         )
 
     def adopt(self, other: SplitPlan) -> None:
-        """Takes over what a later comparison has shown; the functions that use this plan must be made anew."""
+        """Takes over what a later comparison has shown.
+
+        The functions that use this plan must be made anew.
+        """
         # What was shown before stays shown: a variable may be assigned in some steps alone.
         self.reason_not_split, self.gradients = other.reason_not_split, other.gradients
         self.variables, self.logs, self.rows = other.variables, other.logs, other.rows
@@ -126,4 +138,4 @@ class SplitPlan:
 
 
 class UnprovenStepError(Exception):
-    """A step that is being traced does something that no comparison has shown to be right on a share."""
+    """A traced step does something that no comparison has shown to be right on a share."""

@@ -120,7 +120,10 @@ def keeping_python_state(
 
 
 def _is_default_of(kind: type, name: str) -> bool:
-    """Returns whether a class of the script has a plain value under a name, which an object's own attribute hides."""
+    """Returns whether a class of the script has a plain value under a name.
+
+    An object's own attribute of that name hides the value.
+    """
     return any(
         is_of_script(base) and isinstance(vars(base).get(name, base), _PLAIN)
         for base in kind.__mro__
@@ -144,7 +147,7 @@ class Change(NamedTuple):
 def _change_of(
     name: str, before: held_numbers.Numbers, after: held_numbers.Numbers
 ) -> Change | None:
-    """Returns the change of numbers, of which there may be none before or after; None where nothing has changed."""
+    """Returns the change of numbers, which may be absent before or after; None without a change."""
     if before is None:  # numbers that were not there count as zero
         return None if after is None else Change(name, np.zeros_like(after), after)
     if after is not None and np.array_equal(before, after, equal_nan=True):
@@ -171,7 +174,7 @@ class _KeptValues:
                 undo()
 
     def changes(self) -> list[Change]:
-        """Returns the numbers that are others than before, in the order in which they were found."""
+        """Returns the numbers that differ from before, in the order in which they were found."""
         now = (
             (name, before, held_numbers.read_numbers(read)) for name, before, read in self._numbers
         )
@@ -274,7 +277,7 @@ class _KeptValues:
     def _lend(
         self, name: NameT, iterator: Iterator[object], assign: Callable[[NameT, object], None]
     ) -> None:
-        """Gives the name a copy of an iterator, which may be drawn from, until everything is put back."""
+        """Gives the name a copy of an iterator, to draw from until everything is put back."""
         if type(iterator).__name__ in _WITH_COPIES:
             assign(name, copy.copy(iterator))
             self._undo.append(lambda: assign(name, iterator))
@@ -335,7 +338,7 @@ class _KeptValues:
             self.keep_attributes(value, depth - 1)
 
     def _keep_state_dict(self, value: tensors.HoldsState) -> None:
-        """Keeps an optimizer of torch, a schedule, a `GradScaler`, or a module that is no part of the model."""
+        """Keeps a torch optimizer, a schedule, a `GradScaler`, or a module outside the model."""
         own = tensors.tensors_of(value)
         # The model itself, and parts of it, whose tensors are kept by themselves.
         if (own or hasattr(value, "forward")) and all(
@@ -418,7 +421,7 @@ class _KeptValues:
 
 
 def _variables_around(function: types.FunctionType) -> dict[str, object]:
-    """Returns the variables of the functions around a function, without those that have no value yet."""
+    """Returns the variables of the functions around a function, except those with no value yet."""
     found: dict[str, object] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # an empty cell
@@ -473,5 +476,8 @@ class _Remembering(Generic[ElementT]):
         )  # the iterator of a `DataLoader` has a length, unlike generators
 
     def from_the_start(self) -> Iterator[ElementT]:
-        """Returns an iterator over the values drawn and those to come: the generator itself where none was drawn."""
+        """Returns an iterator over the values drawn and those to come.
+
+        It is the generator itself where no value was drawn.
+        """
         return itertools.chain(self._drawn, self._generator) if self._drawn else self._generator

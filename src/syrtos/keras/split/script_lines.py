@@ -17,7 +17,9 @@ _THICK = ("trainer.py", "layer.py", "optimizer_distribute_strategy.py", "rnn.py"
 
 
 def line_of_script(frames: Iterable[tuple[str, int]], library: str, backend: str) -> str:
-    """Names the line by which the script, or a library that it uses, calls a backend; empty if Keras or syrtos does.
+    """Names the line by which the script, or a library that it uses, calls a backend.
+
+    The result is empty if Keras or syrtos makes the call.
 
     Args:
         frames: the file and the line of each call, from the innermost on.

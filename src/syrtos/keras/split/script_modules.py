@@ -15,7 +15,7 @@ _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "p
 
 
 def modules_of_script() -> list[types.ModuleType]:
-    """Returns the script and the imported modules in its folder, or in folders of that, each once."""
+    """Returns the script and the imported modules in its folder or subfolders, each once."""
     script = sys.modules["__main__"]
     folder = os.path.dirname(os.path.abspath(getattr(script, "__file__", None) or "."))
     # A module that is imported, also once more, becomes the last one.
@@ -25,7 +25,11 @@ def modules_of_script() -> list[types.ModuleType]:
 # Asked several times in a comparison, and there are some thousand modules.
 @functools.lru_cache(maxsize=1)
 def _modules_in(folder: str, count: int, newest: str) -> list[types.ModuleType]:
-    """Returns the modules of the script in a folder, without the script itself, of ``count`` modules with the ``newest``."""
+    """Returns the modules of the script in a folder, without the script itself.
+
+    ``count``: the number of all imported modules; ``newest``: the name of the last one. A cached
+    result is used as long as both stay the same.
+    """
     found = [sys.modules["__main__"]]
     for name, module in list(sys.modules.items()):
         file = _file_of(module)
@@ -42,7 +46,10 @@ def _file_of(module: types.ModuleType | None) -> str:
 
 
 def script_mentions(pattern: str) -> bool:
-    """Returns whether the text of the script, or of an imported module that is not installed, matches a regular expression."""
+    """Returns whether a regular expression matches text of the script or of its imported modules.
+
+    Installed modules are left out.
+    """
     files = {
         _file_of(module) for name, module in list(sys.modules.items()) if _is_name_of_script(name)
     }
@@ -58,7 +65,7 @@ def _text_of(file: str) -> str:
 
 
 def is_of_script(kind: object) -> bool:
-    """Returns whether a class or function stands in the script or in another module that is not installed."""
+    """Returns whether a class or function is from the script or a module that is not installed."""
     return _is_name_of_script(str(getattr(kind, "__module__", None) or ""))
 
 

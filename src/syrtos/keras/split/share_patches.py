@@ -1,6 +1,7 @@
-"""The patches of Keras 3 where each worker computes a share of a batch: optimizers, losses, means and seeds.
+"""The patches of Keras 3 where each worker computes a share of a batch.
 
-A share's loss counts by its samples, so that plain means are right as they are.
+They change optimizers, losses, means and seeds. A share's loss counts by its samples, so that plain
+means are right as they are.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _reduce_then_clip(
 def _clip_in_parts(
     optimizer: Optimizer, grads: list[GradientT], comm: Communicator
 ) -> list[GradientT]:
-    """Returns parts of gradients, clipped by the norms of the whole, with the formulas of Keras (3.15.1)."""
+    """Returns gradient parts, clipped by the norms of the whole with Keras's formulas (3.15.1)."""
     squares = ops.stack([ops.cast(ops.sum(ops.square(gradient)), "float32") for gradient in grads])
     squares = backend.active().on_host(comm.allreduce, squares, (len(grads),))
     # Any: of Keras's functions pyright infers a union of all backends' results, None among them.
@@ -174,7 +175,7 @@ _BEGIN = (
 
 
 def optimizers(begin: Callable[[Method], Method]) -> list[Patch]:
-    """Returns the patches that reduce gradients; ``begin`` wraps the beginning of an update on this backend."""
+    """Returns patches that reduce gradients; ``begin`` wraps an update's start on this backend."""
     return [
         Patch(_OPTIMIZER, "_backend_apply_gradients", begin, _BEGIN),
         Patch(_OPTIMIZER, "_clip_gradients", _reduce_then_clip, "The only hook that runs once per applied update: after accumulation, before clipping."),

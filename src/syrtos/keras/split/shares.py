@@ -1,4 +1,4 @@
-"""Adapts a model and its parts where each worker computes a share of a batch. Serves Keras 3 and Keras 2."""
+"""Adapts a model and its parts where workers compute shares of a batch, for Keras 3 and Keras 2."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class Assignments(Generic[VariableT, TensorT]):
 
     @contextlib.contextmanager
     def pausing_notes(self) -> Iterator[None]:
-        """Context manager: what is assigned inside is equal on all workers already (an optimizer's update)."""
+        """Context manager: what is assigned inside is already equal on all workers.
+
+        An optimizer's update assigns such values.
+        """
         before, self._paused = self._paused, True
         try:
             yield
@@ -46,9 +49,10 @@ class Assignments(Generic[VariableT, TensorT]):
 
 
 def without_compilation(model: Model) -> None:
-    """Turns off compiled steps of a model where they can't work, before its functions are made, and says so on rank 0.
+    """Turns off compiled steps of a model where they can't work, and says so on rank 0.
 
-    They can't contain the exchange between workers, or the check that `--on-nan` asks for.
+    It does so before the model's functions are made. Compiled steps can't contain the exchange
+    between workers, or the check that `--on-nan` asks for.
     """
     place = world.current().world
     if place.size == 1 and not finite.is_asked():
@@ -83,7 +87,10 @@ def masked_globally(weights: TensorT, mask: TensorT | None, reduction: str | Non
 
 
 def counting_share(original: Callable[..., R]) -> Callable[..., R]:
-    """Wraps `update_state` of a mean or a sum: a scalar is weighted by this worker's part of the samples."""
+    """Wraps `update_state` of a mean or a sum.
+
+    A scalar is weighted by this worker's part of the samples.
+    """
 
     def update_state(self: object, values: object, sample_weight: object = None) -> R:
         # Keras counts a scalar as one value of one batch, and without a weight each worker's would

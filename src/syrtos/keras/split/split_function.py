@@ -1,4 +1,4 @@
-"""The functions that Keras calls for each batch, and the plans by which their steps are split over the workers."""
+"""The functions that Keras calls for each batch, and the plans by which their steps are split."""
 
 from __future__ import annotations
 
@@ -66,12 +66,18 @@ class SplitFunction(abc.ABC, Generic[BatchT]):
             self.checks.end()
 
     def note_accumulation(self) -> None:
-        """Notes which gradients the next step accumulates. All workers call this together before each step."""
+        """Notes which gradients the next step accumulates.
+
+        All workers call this together before each step.
+        """
         if self._name == "train_step":
             self._accumulation.note(self.plan.accumulates_whole_batches(self.reduces_early))
 
     def is_due(self, steps: int = 1) -> bool:
-        """Returns whether rows of the next call, which makes ``steps``, are to be compared before it trains on them."""
+        """Returns whether rows of the next call are to be compared before it trains on them.
+
+        ``steps``: the number of steps that the call makes.
+        """
         # It is asked before each call, decided or not: it counts the steps of epochs, from the
         # first one on.
         is_due = self.checks.is_due(steps)
@@ -95,7 +101,10 @@ class SplitFunction(abc.ABC, Generic[BatchT]):
 
     @abc.abstractmethod
     def _has_unequal_rows(self, batch: BatchT) -> bool:
-        """Returns whether tensors of a batch have unequal numbers of rows, on any worker. All call it together."""
+        """Returns whether tensors of a batch have unequal numbers of rows, on any worker.
+
+        All workers call it together.
+        """
 
     @abc.abstractmethod
     def _known_variables(self) -> set[int]:
@@ -110,7 +119,7 @@ class SplitFunction(abc.ABC, Generic[BatchT]):
         return known_parts.unknown_parts(self.model, self._stock, self._name)
 
     def _is_compared_by_all(self, mine: bool) -> bool:
-        """Returns whether the first batch is compared; ``mine``: whether this worker has cause to."""
+        """Returns whether the first batch is compared; ``mine``: this worker has cause to."""
         return mine
 
     def _needs_build(self) -> bool:
@@ -204,7 +213,10 @@ class SplitFunction(abc.ABC, Generic[BatchT]):
         state.broadcast(self._session.comm, state.of_model(self.model))
 
     def _amount(self) -> Amount:
-        """Returns how many rows of a later batch are compared: all of an epoch's last one, where that is cheap."""
+        """Returns how many rows of a later batch are compared.
+
+        All rows of an epoch's last batch are compared, where that is cheap.
+        """
         return Amount.ALL if self.checks.ends_epoch and self.plan.compared_all_rows else Amount.FEW
 
     def _tell(self) -> None:

@@ -112,7 +112,10 @@ _CLASSES = frozenset({("torch", "Tensor"), ("torch", "Parameter"), ("tensorflow"
 
 
 def is_tensor(value: object) -> TypeGuard[EagerTensor]:
-    """Returns whether a value is a tensor or a parameter of torch, or an eager tensor (no variable) of TensorFlow."""
+    """Returns whether a value is a torch tensor or parameter, or an eager tensor of TensorFlow.
+
+    Variables of TensorFlow do not count.
+    """
     return (type(value).__module__.partition(".")[0], type(value).__name__) in _CLASSES
 
 
@@ -132,7 +135,7 @@ def has_state_dict(value: object) -> TypeGuard[HoldsState]:
 
 
 def array_of(tensor: EagerTensor) -> npt.NDArray[np.generic]:
-    """Returns the value of a tensor in the host's memory: float64 for torch, the tensor's own dtype for TensorFlow."""
+    """Returns a tensor's value in host memory: float64 for torch, its own dtype for TensorFlow."""
     # NumPy has no bfloat16, in which torch's tensors may be.
     return tensor.detach().cpu().double().numpy() if is_torch_tensor(tensor) else tensor.numpy()
 
@@ -158,7 +161,7 @@ def tensors_of(module: object) -> list[TorchTensor]:
 
 
 def restorer_of(value: object) -> Callable[[], object] | None:
-    """Returns a function that gives a generator of random numbers, or a tensor of torch, the state that it has now.
+    """Returns a function that gives a random generator, or a torch tensor, its present state back.
 
     None for any other value.
     """

@@ -119,7 +119,10 @@ class StepTrial(Protocol):
     left_out: str
 
     def compute_as_one_process(self, all_rows: bool) -> StepOutcome:
-        """Computes the step on each worker as one process does, on some rows, or on ``all_rows`` of the batch."""
+        """Computes the step on each worker as one process does.
+
+        It computes some rows, or ``all_rows`` of the batch.
+        """
         ...
 
     def compute_split(self, plan: SplitPlan) -> StepOutcome:
@@ -127,7 +130,10 @@ class StepTrial(Protocol):
         ...
 
     def with_more_rows(self) -> StepTrial | None:
-        """Returns the same step on more rows, if these are small and there are more. All workers call it together."""
+        """Returns the same step on more rows, if there are more and these are small.
+
+        All workers call it together.
+        """
         ...
 
     def has_all_rows(self) -> bool:
@@ -143,7 +149,10 @@ class StepTrial(Protocol):
         ...
 
     def zeros_raised(self) -> AbstractContextManager[list[str]]:
-        """Returns a context in which small variables that are 0 are 1: see `between_steps.zeros_raised`."""
+        """Returns a context in which small variables that are 0 are 1.
+
+        It is made by `between_steps.zeros_raised`.
+        """
         ...
 
 
@@ -174,7 +183,7 @@ def describe_error(error: Exception) -> str:
 
 
 def bytes_of_batch(leaves: Sequence[object]) -> int:
-    """Returns the bytes of the arrays and tensors among the leaves of a batch, without those of unknown shape."""
+    """Returns the bytes of the arrays and tensors among a batch's leaves whose shape is known."""
     # Ragged tensors have None among their sizes.
     return sum(
         bytes_of(leaf) for leaf in leaves if has_dtype(leaf) and None not in tuple(leaf.shape)
@@ -248,7 +257,7 @@ class TrialOfRows(Generic[ModelT, BatchT]):
         return between_steps.zeros_raised(self._model, self._reads_attributes())
 
     def _reads_attributes(self) -> bool:
-        """Returns whether the step reads attributes of objects whenever it runs, and not only when it is traced."""
+        """Returns whether the step reads objects' attributes at each run, not only when traced."""
         return bool(getattr(self._model, "run_eagerly", False))
 
     def with_more_rows(self) -> Self | None:
@@ -271,7 +280,7 @@ class TrialOfRows(Generic[ModelT, BatchT]):
         return not any(self._session.comm.agree("are there other rows?", float(lacks)))
 
     def build(self) -> None:
-        """Runs the step once, for what a model makes in its first call, on a backend where that matters."""
+        """Runs the step once, for what a model's first call makes, on backends where it matters."""
 
     def has_few_rows(self) -> bool:
         """Returns whether fewer than two workers have rows, which shows nothing."""
@@ -284,9 +293,10 @@ class TrialOfRows(Generic[ModelT, BatchT]):
         return int(sum(self._rows_of_each()))
 
     def _allows(self, own: int, rows: int, seconds: float) -> bool:
-        """Returns whether a trial of ``rows`` rows is cheap enough, by what this one of ``own`` rows has taken.
+        """Returns whether a trial of ``rows`` rows is cheap enough.
 
-        Where it is not, `left_out` says so from now on. All workers call it together.
+        Its cost is estimated from what this trial of ``own`` rows has taken. Where it is not cheap
+        enough, `left_out` says so from now on. All workers call it together.
         """
         # All workers of a host compute at the same time.
         workers = self._session.world.local_size
@@ -307,7 +317,7 @@ class TrialOfRows(Generic[ModelT, BatchT]):
 
 
 def _memory() -> tuple[int, int]:
-    """Returns the bytes that this process has on its accelerator at most so far, and on the host now."""
+    """Returns this process's peak bytes on its accelerator, and its bytes on the host now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return backend.active().device_memory(), pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -332,7 +342,7 @@ def in_own_row(value: Array, rank: int, size: int) -> Array:
 
 
 class _Noting:
-    """The function that notes the gradients given to optimizers, in place of an update; None: they make updates."""
+    """The function that notes gradients in place of optimizers' updates; None: updates are made."""
 
     note: Note | None = None
 
@@ -352,7 +362,7 @@ def noting_gradients(note: Note) -> Iterator[None]:
 
 
 def noting() -> Note | None:
-    """Returns the function that notes the gradients that optimizers are given; None if they make updates."""
+    """Returns the function that notes the gradients of optimizers; None if they make updates."""
     return _Noting.note
 
 

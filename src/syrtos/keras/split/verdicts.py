@@ -1,4 +1,4 @@
-"""Tells a user how a step is split: lines on the terminal, notes on errors, the records of runs and `syrtos verify`."""
+"""Tells users how a step is split: terminal lines, error notes, run records, `syrtos verify`."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def tell_change(
 
 
 def tell_own_statistics(plan: SplitPlan, model: Model, session: Session) -> None:
-    """Says once that BatchNormalization normalizes by the shares of workers, where a training step is split."""
+    """Says once that BatchNormalization normalizes by workers' shares in a split training step."""
     if (
         plan.reason_not_split
         or session.options.sync_batchnorm
@@ -210,7 +210,7 @@ def tell(
 
 
 def _tell_left_out(plan: SplitPlan, session: Session, what: str) -> None:
-    """Says once that not all rows of the first batch were compared, because that would have cost too much."""
+    """Says once that not all rows of the first batch were compared, as that would cost too much."""
     rows, plan.left_out = plan.left_out, ""
     if rows and session.world.rank == 0:
         print(

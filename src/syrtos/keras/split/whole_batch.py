@@ -1,4 +1,6 @@
-"""Computes losses and metrics that may mix the rows of a batch on the rows of all workers. Serves Keras 3 and Keras 2.
+"""Computes losses and metrics that may mix the rows of a batch on the rows of all workers.
+
+The module serves Keras 3 and Keras 2.
 
 Each worker has its share of a batch. What Keras computes row by row is right on a share; any other
 function (one of the script's own, or Dice, whose sums are over all rows) is given the gathered rows
@@ -58,7 +60,7 @@ def is_of_keras(kind: object) -> bool:
 
 
 def script_sees_gradients(model: object, stock: bool, name: str) -> bool:
-    """Returns whether anything of the script's own sees gradients from where a step makes them to the end of the update.
+    """Returns whether code of the script sees gradients from their making to the end of the update.
 
     Args:
         model: whose step it is.
@@ -85,7 +87,10 @@ def is_row_by_row(function: object) -> bool:
 
 
 def loss_is_row_by_row(loss: object) -> bool:
-    """Returns whether a `Loss` is known to be row by row: of Keras's own class, around such a function of Keras's."""
+    """Returns whether a `Loss` is known to be row by row.
+
+    Such a loss is of Keras's own class, around a row-by-row function of Keras's.
+    """
     if not is_of_keras(type(loss)) or type(loss).__name__ in _MIXING:
         return False
     if _is_along_rows(loss):
@@ -95,7 +100,7 @@ def loss_is_row_by_row(loss: object) -> bool:
 
 
 def _is_along_rows(wrapper: object) -> bool:
-    """Returns whether a function of Keras's was asked to work along an axis that may be that of the rows."""
+    """Returns whether a function of Keras's was given an axis that may be that of the rows."""
     return may_be_rows(getattr(wrapper, "_fn_kwargs", {}).get("axis"))
 
 
@@ -116,7 +121,10 @@ def of_all_rows(
 def mean_of_all_rows(
     original: Callable[Concatenate[_MeanMetricWrapper, P], R],
 ) -> Callable[Concatenate[_MeanMetricWrapper, P], R]:
-    """Wraps `MeanMetricWrapper.update_state`: it is given the rows of all workers where its function may mix them."""
+    """Wraps `MeanMetricWrapper.update_state`.
+
+    It is given the rows of all workers where the metric's function may mix them.
+    """
     return _on_all_rows(
         original, lambda metric: is_row_by_row(metric._fn) and not _is_along_rows(metric)
     )
@@ -125,7 +133,7 @@ def mean_of_all_rows(
 def adapting_class(
     original: Callable[Concatenate[OwnerT, P], None],
 ) -> Callable[Concatenate[OwnerT, P], None]:
-    """Wraps `Metric.__init__`: an `update_state` of a script's own class is given the rows of all workers."""
+    """Wraps `Metric.__init__`: a script's own `update_state` is given the rows of all workers."""
 
     @functools.wraps(original)
     def init(self: OwnerT, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -138,7 +146,7 @@ def adapting_class(
 def adapting_loss(
     original: Callable[Concatenate[OwnerT, P], None],
 ) -> Callable[Concatenate[OwnerT, P], None]:
-    """Wraps `Loss.__init__`: a `__call__` of a script's own class is given the rows of all workers."""
+    """Wraps `Loss.__init__`: a script's own `__call__` is given the rows of all workers."""
     # It takes the place of Keras's own, which `of_all_rows` wraps.
 
     @functools.wraps(original)
@@ -150,7 +158,7 @@ def adapting_loss(
 
 
 def adapting_new(original: Callable[Concatenate[type, P], R]) -> Callable[Concatenate[type, P], R]:
-    """Wraps `Metric.__new__` of Keras 2: an `update_state` of a script's own class is given the rows of all workers."""
+    """Wraps `Metric.__new__` of Keras 2: a script's own `update_state` gets all workers' rows."""
 
     def new(kind: type, *args: P.args, **kwargs: P.kwargs) -> R:
         _adapt_metric(kind)
@@ -208,7 +216,10 @@ def _on_all_rows(
     original: Callable[Concatenate[OwnerT, P], R],
     is_known: Callable[[OwnerT], bool] = lambda _: False,
 ) -> Callable[Concatenate[OwnerT, P], R]:
-    """Wraps a method: it is given the rows of all workers, unless ``is_known`` says that its object is row by row."""
+    """Wraps a method: it is given the rows of all workers.
+
+    An object that is row by row, as ``is_known`` tells, is given this worker's rows alone.
+    """
 
     @functools.wraps(original)
     def method(self: OwnerT, *args: P.args, **kwargs: P.kwargs) -> R:

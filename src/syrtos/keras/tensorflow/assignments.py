@@ -1,4 +1,4 @@
-"""The variables that are assigned in a step, or inside `strategy.run`, and in which of the two this thread is."""
+"""The variables assigned in a step or in `strategy.run`, and in which of the two a thread is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _local = threading.local()
 
 
 class _FunctionAssignments:
-    """The record of a script's `tf.function`: the variables that it assigned while it was traced in `strategy.run`."""
+    """Variables that a script's `tf.function` assigned while it was traced in `strategy.run`."""
 
     def __init__(self) -> None:
         self.variables: dict[int, tf.Variable] = {}
@@ -36,7 +36,7 @@ def current_step() -> TensorFlowStep | None:
 
 
 def computes_whole_batch() -> bool:
-    """Returns whether this thread computes the whole batch, as every other worker does: see `whole_batch`."""
+    """Returns whether this thread and all workers compute the whole batch: see `whole_batch`."""
     return getattr(_local, "whole", False)
 
 
@@ -66,17 +66,20 @@ def within_step(step: TensorFlowStep | None, training: bool) -> Iterator[None]:
 
 
 def training_now() -> bool:
-    """Returns whether a step of `fit` is being traced or run on this thread, shared with others or not."""
+    """Returns whether this thread traces or runs a step of `fit`, shared with others or not."""
     return getattr(_local, "training", False)
 
 
 def _watching() -> TensorFlowStep | RunScope | None:
-    """Returns the record of assignments: that of the step of `fit`, or of the innermost `strategy.run`."""
+    """Returns the record of assignments of `fit`'s step, or of the innermost `strategy.run`."""
     return current_step() or getattr(_local, "run", None)
 
 
 def pausing_notes() -> contextlib.AbstractContextManager[None]:
-    """Context manager: assignments inside are not noted; they are equal on all workers (an optimizer's update)."""
+    """Context manager: assignments inside are not noted.
+
+    They are equal on all workers, as those of an optimizer's update are.
+    """
     watching = _watching()
     return watching.pausing_notes() if watching else contextlib.nullcontext()
 
@@ -89,7 +92,7 @@ def functions_of_step() -> TracedFunctions | None:
 
 @contextlib.contextmanager
 def calling(function: Callable[..., object]) -> Iterator[None]:
-    """Context manager for a call of one of the script's `tf.function`s: its time, and what it assigns, are counted."""
+    """Context manager: counts time and assignments of a call of a script's `tf.function`."""
     run = None if current_step() else getattr(_local, "run", None)
     with computing(function), run.calling(function) if run else contextlib.nullcontext():
         yield
@@ -117,7 +120,7 @@ class Watcher(Assignments):
 
 
 class RunScope(Watcher):
-    """The assignments of a function inside `strategy.run`, in a loop of the script's own, and how they become equal.
+    """The assignments inside `strategy.run` in a script's own loop, and how they become equal.
 
     They become what `tf.distribute` reads of such variables outside of `run`: SUM (metric states)
     is the sum over the workers of what each added, ONLY_FIRST_REPLICA is rank 0's value, MEAN and
@@ -140,7 +143,10 @@ class RunScope(Watcher):
 
     @contextlib.contextmanager
     def calling(self, function: Callable[..., object]) -> Iterator[None]:
-        """Counts a call of ``function`` as assigning what earlier calls assigned: see the function `calling`."""
+        """Counts a call of ``function`` as assigning what earlier calls assigned.
+
+        See the function `calling`.
+        """
         # A later call traces nothing, so no assignment is seen in it.
         known = record_of(function, _FunctionAssignments).variables
         for variable in known.values():
@@ -233,7 +239,7 @@ def private_read(variable: tf.Variable) -> tf.Tensor:
 
 
 def is_sum(variable: tf.Variable) -> bool:
-    """Returns whether the changes that workers make to a variable are added up, as those of a metric's state are."""
+    """Returns whether workers' changes to a variable are summed, as for a metric's state."""
     return variable.aggregation == tf.VariableAggregation.SUM
 
 

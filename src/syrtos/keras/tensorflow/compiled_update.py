@@ -133,7 +133,7 @@ def _compiling(original: Method) -> Method:
 
 
 def take_decaying(optimizer: object) -> set[int]:
-    """Returns the variables, by `id`, whose weights decay in the update that begins, and forgets them."""
+    """Returns the `id`s of variables whose weights decay in the beginning update; forgets them."""
     record = record_of(optimizer, _UpdateRecord)
     decaying, record.decaying = {id(variable) for variable in record.decaying}, ()
     return decaying
@@ -145,10 +145,10 @@ def compiled_program(
     decaying: set[int],
     update: Callable[[Keras3Optimizer, list[tf.Tensor], tf.Tensor], Result],
 ) -> Program[Result]:
-    """Returns a compiled program that calls ``update(optimizer, gradients, learning rate)`` for some variables.
+    """Returns a compiled program that calls ``update(optimizer, gradients, learning rate)``.
 
-    The program is compiled once for the same variables, decaying weights and numbers of the
-    optimizer.
+    The update is that of the given variables. The program is compiled once for the same variables,
+    decaying weights and numbers of the optimizer.
     """
     programs = record_of(optimizer, _UpdateRecord).programs
     ids = tuple(map(id, variables))

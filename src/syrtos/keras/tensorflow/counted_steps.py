@@ -1,4 +1,4 @@
-"""Steps of a worker that trains alone with Keras 3: their graphs count samples and the seconds for which they wait for data.
+"""Steps of a lone Keras 3 worker: their graphs count samples and the seconds of waiting for data.
 
 With several workers the exchange at the end of a step takes these numbers to Python. A worker that
 is alone exchanges nothing: a call of Python from within its graph, for them alone, took 0.3 to 0.6
@@ -47,7 +47,7 @@ _counter = functools.cache(_Counter)
 
 
 def count_in_graph(step: BatchStep) -> BatchStep:
-    """Wraps a step: its graph counts the samples of each batch, and for how long it has waited for it."""
+    """Wraps a step: its graph counts each batch's samples and the time spent waiting for them."""
 
     def count_and_call(data: object) -> object:
         samples, rows = count_samples(data)
@@ -65,7 +65,7 @@ def count_in_graph(step: BatchStep) -> BatchStep:
 
 
 def report_after(session: Session, function: Callable[P, R]) -> Callable[P, R]:
-    """Wraps the function of such steps: after each call the ledger gets what its graph has counted."""
+    """Wraps the function of such steps: after each call the ledger gets the counts of its graph."""
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         # In a loop of the script's own the record of a step is written when this ends.

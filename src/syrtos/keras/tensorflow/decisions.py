@@ -57,7 +57,9 @@ _GRADIENTS = ("_grad.py", "backprop.py", "gradients_util.py")
 
 
 def first_decision(graph: tf.Graph, rows: Iterable[object], by_count: bool = False) -> str:
-    """Returns the script's first operation that decides by a number of this worker's rows; empty if there is none.
+    """Returns the script's first operation that decides by a number of this worker's rows.
+
+    The text is empty if there is none.
 
     Args:
         graph: in which the step has been traced.
@@ -132,7 +134,10 @@ class _Search:
         return "", [known.get(id(tensor)) for tensor in getattr(graph, "outputs", ())]
 
     def _decides_by_count(self, operation: tf.Operation, known: Mapping[int, bool]) -> bool:
-        """Returns whether an operation decides by a number of rows, and follows that number where it is passed on."""
+        """Returns whether an operation decides by a number of rows.
+
+        It also notes the outputs that pass such a number on.
+        """
         inputs, name = [id(tensor) for tensor in operation.inputs], operation.type
         is_count = any(one in self._counts for one in inputs)
         if (name in _COUNT and inputs[0] in known) or (name in _KEEP_COUNTS and is_count):
@@ -142,7 +147,7 @@ class _Search:
         return name in _DECIDE_BY_COUNT and one_of_them and bool(_line_of(operation))
 
     def _means_over_chosen(self, operation: tf.Operation) -> bool:
-        """Returns whether an operation is a mean over rows that were chosen, and follows such rows."""
+        """Returns whether an operation is a mean over chosen rows, and follows such rows."""
         inputs, name = [id(tensor) for tensor in operation.inputs], operation.type
         follows = name == _CHOOSE or (
             name not in _FORGET and any(one in self._chosen for one in inputs)
@@ -184,7 +189,7 @@ def _is_of_gradient(operation: tf.Operation) -> bool:
 
 
 def _line_of(operation: tf.Operation) -> str:
-    """Names the line that has made an operation; empty if Keras, syrtos or a check of TensorFlow has."""
+    """Names the line that made an operation; empty if Keras, syrtos or a TensorFlow check did."""
     frames = [(frame.filename, frame.lineno) for frame in reversed(operation.traceback or ())]
     is_check = any(path.startswith(_OF_TENSORFLOW) and path.endswith(_CHECKS) for path, _ in frames)
     return "" if is_check else line_of_script(frames, _OF_TENSORFLOW, "tensorflow")

@@ -43,7 +43,9 @@ class DistributedGradientTape(gradients.ReducingTape):
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, weight: Number = 1.0
     ) -> Any:
-        """Returns the averaged gradients of ``target``, in the structure of ``sources``; None where there is none.
+        """Returns the averaged gradients of ``target``, in the structure of ``sources``.
+
+        None stands for a source without a gradient.
 
         Args:
             target: as in `tf.GradientTape.gradient`.

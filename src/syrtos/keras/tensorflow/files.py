@@ -1,4 +1,4 @@
-"""Wrappers of TensorFlow's own functions for files: one worker writes for all, and a file is complete or absent."""
+"""Wraps TensorFlow's file functions: one worker writes for all, files are complete or absent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ def checkpointing(original: Callable[..., object]) -> Callable[..., object]:
 
 
 def latest(original: Callable[..., str | None]) -> Callable[..., str | None]:
-    """Wraps `tf.train.latest_checkpoint`: if it finds none, it waits for one that another worker may be writing."""
+    """Wraps `tf.train.latest_checkpoint` to wait for a checkpoint that is being written.
+
+    It waits if it finds none, because another worker may be writing one.
+    """
 
     @functools.wraps(original)
     def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) -> str | None:
@@ -60,7 +63,7 @@ def latest(original: Callable[..., str | None]) -> Callable[..., str | None]:
 
 
 def writer(original: Callable[..., object]) -> Callable[..., object]:
-    """Wraps `create_file_writer`: one worker gets the writer of summaries, the others get one that writes nothing."""
+    """Wraps `create_file_writer`: one worker writes summaries, the other writers write nothing."""
 
     @functools.wraps(original)
     def create_file_writer(logdir: Path | tf.Tensor, *args: object, **kwargs: object) -> object:
@@ -107,7 +110,7 @@ def saved_once(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def kept_apart(argument: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Wraps `tf.data.Dataset.cache` and `snapshot`: each worker writes a file of its own while it reads.
+    """Wraps `tf.data.Dataset.cache` and `snapshot`: each worker writes its own file while it reads.
 
     Args:
         argument: the name of the argument that holds the path. Rank 0's file has the script's name;

@@ -1,4 +1,4 @@
-"""`--on-nan` on TensorFlow: gradients are looked at in the graph, and what a batch has changed is undone there."""
+"""`--on-nan` on TensorFlow: the graph checks gradients, and undoes what a batch has changed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def apply_if_finite(
     grads: Sequence[Gradient | None],
     apply: Callable[[Sequence[Gradient | None]], None],
 ) -> None:
-    """Calls ``apply`` with reduced gradients, or changes nothing if one of them is not finite on any worker.
+    """Calls ``apply`` with reduced gradients, or changes nothing if a worker has a non-finite one.
 
     Gradients that are accumulated are this worker's own, and checked before they are added;
     `check_finite` checks their sum.
@@ -103,7 +103,7 @@ def _may_be_applied(
 
 
 def _are_finite(grads: Sequence[Gradient | None]) -> tf.Tensor:
-    """Returns for each gradient whether all its numbers are finite: Boolean, shape (number of gradients,)."""
+    """Returns whether all of each gradient is finite: Boolean, shape (number of gradients,)."""
     # Keras has left out variables without a gradient: None is not among them.
     given = (g.values if isinstance(g, tf.IndexedSlices) else cast("tf.Tensor", g) for g in grads)
     values = map(tf.convert_to_tensor, given)
@@ -118,7 +118,7 @@ def _are_finite(grads: Sequence[Gradient | None]) -> tf.Tensor:
 def undo_if_left_out(
     model: Model, session: Session, step: Callable[[], object]
 ) -> Callable[[], object]:
-    """Wraps a training step: what its batch has changed, besides weights, is put back where an update was left out."""
+    """Wraps a training step: if its update is left out, what else the batch changed is put back."""
 
     def make_or_undo() -> object:
         changed = cast("Sequence[_Variable]", finite.changed_by_batch(model))

@@ -66,7 +66,7 @@ class TensorFlowFunction(SplitFunction[Batch]):
         self.function = make()
 
     def call(self, iterator: Iterator[Any], spec: object, steps: int) -> object:
-        """Calls the function; before steps that are due, one of their batches is computed both ways.
+        """Calls the function; before due steps, one of their batches is computed both ways.
 
         Args:
             iterator: has the batches.
@@ -103,7 +103,10 @@ class TensorFlowFunction(SplitFunction[Batch]):
         return outputs
 
     def _call_without_split(self, batches: Iterable[Batch], why: str, error: Exception) -> object:
-        """Calls the function made anew for whole batches on each worker, where ``error`` came of tracing it for a share."""
+        """Calls the function, made anew for whole batches on each worker.
+
+        ``error`` is what tracing the function for a share has raised.
+        """
         self.plan.reason_not_split, self.plan.unproven = why, ""
         self.checks.end()
         # Where one worker fails alone, the others learn of it here.
@@ -120,9 +123,9 @@ class TensorFlowFunction(SplitFunction[Batch]):
         return outputs
 
     def _refusal_of_tracing(self, error: Exception) -> str:
-        """Returns why the step can't be traced for a share, e.g. where it takes a number of rows from a static shape.
+        """Returns why the step can't be traced for a share; empty where no trace has failed.
 
-        Empty where no trace has failed.
+        For example, the step takes a number of rows from a static shape.
         """
         # Errors of operations, and of any call after the first that came to its end, are of steps
         # that may have changed something.
@@ -195,7 +198,10 @@ def _says_aggregation(variable: object) -> bool:
 
 
 def _iterator_over(batches: Sequence[Batch], spec: object) -> Iterator[Batch]:
-    """Returns an iterator of elements of the given spec, so that a function is not traced for these batches alone."""
+    """Returns an iterator over batches, with elements of the given spec.
+
+    Thus a function is not traced for these batches alone.
+    """
     parts = [tf.data.Dataset.from_tensors(batch) for batch in batches]
     joined = functools.reduce(lambda one, other: one.concatenate(other), parts)
     # A data set has static shapes of its own; by a variant it is given those of the spec, and no

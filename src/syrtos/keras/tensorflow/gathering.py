@@ -1,4 +1,4 @@
-"""Gathers the rows that all workers have computed in a step on their shares, with gradients that flow back to them."""
+"""Gathers, differentiably, the rows that all workers have computed in a step on their shares."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _of_all(step: TensorFlowStep, leaf: Any) -> object:
 
 
 def _of_scalars(step: TensorFlowStep, value: tf.Tensor) -> tf.Tensor:
-    """Returns the scalar of the whole batch: the mean by samples of floating scalars, the sum of whole numbers."""
+    """Returns the whole batch's scalar: the mean by samples of floats, the sum of whole numbers."""
     if value.dtype.is_floating:
         part = tf.where(step.active, value * tf.cast(step.fraction(), value.dtype), 0)
         return tf.ensure_shape(ops.allreduce(step.session.comm, part), [])

@@ -1,4 +1,4 @@
-"""The reduction of an optimizer's or a tape's gradients over the workers: when it happens, and by which rule.
+"""The reduction of an optimizer's or a tape's gradients over workers: when, and by which rule.
 
 The rules themselves are in `reduction`; gradients that a step of the script's own looks at in
 `script_gradients`.
@@ -61,7 +61,10 @@ class ReducingTape:
     # sources and targets are passed on.
     @unconverted
     def gradient(self, target: Any, sources: Any, output_gradients: Any = None) -> Any:
-        """Returns the reduced gradients of ``target``, in the structure of ``sources``; None where there is none."""
+        """Returns the reduced gradients of ``target``, in the structure of ``sources``.
+
+        None stands for a source without a gradient.
+        """
         return self.weighted_gradient(target, sources, output_gradients, 1.0)
 
     @unconverted
@@ -102,7 +105,7 @@ def are_reduced() -> bool:
 
 
 def reduction_of(optimizer: object) -> Reduction | None:
-    """Returns the rule by which this optimizer's gradients are reduced before they are clipped, or None."""
+    """Returns the rule that reduces this optimizer's gradients before they are clipped, or None."""
     if are_reduced():
         return None
     # Gradients that `reduce_for_script` has returned are complete: a reduction by one worker keeps
@@ -238,7 +241,7 @@ def sum_of_means(size: int) -> float:
 
 
 def to_accumulate(optimizer: object, grads: Sequence[Gradient | None]) -> Sequence[Gradient | None]:
-    """Returns this worker's part of a step's gradients, if several steps are accumulated before they are reduced.
+    """Returns this worker's part of gradients that are accumulated over steps before reduction.
 
     Other gradients are returned as they are.
     """
@@ -266,7 +269,7 @@ def _or_zero(gradient: Gradient, active: tf.Tensor) -> Gradient:
 
 
 def finite_everywhere(optimizer: object, finite: tf.Tensor) -> tf.Tensor:
-    """Returns whether all workers that have samples found their gradients finite, a Boolean scalar."""
+    """Returns whether all workers with samples found their gradients finite, a Boolean scalar."""
     reduction = reduction_of(optimizer)
     if reduction is None or reduction.comm.size == 1:
         return finite
@@ -279,7 +282,7 @@ def finite_everywhere(optimizer: object, finite: tf.Tensor) -> tf.Tensor:
 
 
 def broadcast_before_first(optimizer: object, variables: Iterable[FrameworkVariable]) -> None:
-    """Gives all workers rank 0's weights and optimizer state, once, before the optimizer's first step."""
+    """Broadcasts rank 0's weights and optimizer state, once, before the optimizer's first step."""
     reduction = Reduction(world.current().comm) if are_reduced() else reduction_of(optimizer)
     record = record_of(optimizer, updates.OptimizerRecord)
     if reduction is None or reduction.comm.size == 1 or record.is_equal:
@@ -305,7 +308,10 @@ def in_strategy_run() -> bool:
 
 
 def _takes_no_slices(optimizer: object) -> bool:
-    """Returns whether the optimizer only reads a gradient on its way into the variables (see `ops.weighted_mean`)."""
+    """Returns whether the optimizer only reads a gradient on its way into the variables.
+
+    See `ops.weighted_mean`.
+    """
     # Keras's own optimizers that treat each number by itself do so (seen in 3.15.1).
     return type(optimizer).__name__ in keras_internals.ELEMENTWISE and type(
         optimizer

@@ -93,9 +93,10 @@ def numbered_batches(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def cut(batch: object, comm: Communicator) -> Any:
-    """Returns this worker's share of a `Numbered` batch; every few batches the workers compare what they have read.
+    """Returns this worker's share of a `Numbered` batch.
 
-    Another batch is returned as it is.
+    Every few batches the workers compare what they have read. A batch of another type is returned
+    as it is.
     """
     if not isinstance(batch, Numbered):
         return batch
@@ -108,7 +109,7 @@ def cut(batch: object, comm: Communicator) -> Any:
 
 
 def numbered_by_hand(batch: object) -> Numbered:
-    """Returns a batch that a script gives to `train_on_batch` and its like, for a step that cuts its share."""
+    """Returns a batch given to `train_on_batch` and its like, for a step that cuts its share."""
     # Of this number nothing is compared: the workers' weights are.
     return Numbered(tf.constant(1, tf.int32), tf.nest.map_structure(_as_tensor, batch))
 
@@ -137,7 +138,7 @@ def spec_of_share(spec: object, comm: Communicator) -> Any:
 
 
 def global_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
-    """Returns a data set of this worker's contiguous shares of the batches of ``dataset``; a share may have no rows.
+    """Returns a data set of this worker's contiguous shares of batches; a share may have no rows.
 
     All workers read the same batches, and compare a checksum every few batches. For steps of Keras
     `tf_internals.counted_pipeline` gives the same as `TensorShare`.
@@ -232,7 +233,7 @@ def _none_if(count: tf.Tensor, leaf: Leaf) -> Leaf:
 
 
 def global_records(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset | None:
-    """Returns this worker's shares as `global_batches` does, but maps only this worker's own records.
+    """Returns this worker's shares like `global_batches`, but maps only this worker's own records.
 
     The pipeline's last steps must be ``map`` and ``batch``. None for pipelines of another form:
     where maps draw random numbers or call Python, a batch is mapped, or records have no fixed shape
@@ -296,7 +297,7 @@ def _rows_like(spec: tf.TensorSpec, count: int) -> tf.Tensor:
 
 
 def share_of_tensors(batch: object, comm: Communicator) -> TensorShare:
-    """Returns this worker's share of a batch of a graph's tensors, of which each run of the graph has one."""
+    """Returns this worker's share of a batch of graph tensors; each run of the graph has one."""
     with tf.control_dependencies([compare_batches(tf.constant(0, tf.int64), batch, comm)]):
         return _share(tf.nest.map_structure(_same, batch), comm)
 
@@ -319,7 +320,7 @@ def split_batches(dataset: tf.data.Dataset, parts: int) -> tf.data.Dataset:
 
 
 def worker_batches(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
-    """Returns this worker's own batches, and after them batches without rows until every worker has run out."""
+    """Returns this worker's own batches, then ones without rows until all workers have run out."""
     empty = tf.nest.map_structure(_without_rows, dataset.element_spec)
     row = tf.nest.map_structure(lambda spec: _rows_like(spec, 1), dataset.element_spec)
     spread = isinstance(dataset.element_spec, tuple)  # then `map` gives each part as an argument
@@ -396,7 +397,7 @@ def _counts(data: object) -> list[tf.Tensor]:
 
 
 def _in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the data set with its records in one order, whatever the options of the script say."""
+    """Returns the data set with its records in one order, whatever the script's options say."""
     options = tf.data.Options()
     options.deterministic = True
     return dataset.with_options(options)
@@ -410,7 +411,7 @@ def _without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def iterating(original: Callable[[tf.data.Dataset], Result]) -> Callable[[tf.data.Dataset], Result]:
-    """Wraps `tf.data.Dataset.__iter__`: records come in one order, and no thread tunes a pipeline in vain."""
+    """Wraps `tf.data.Dataset.__iter__`: records come in one order, no pipeline is tuned in vain."""
     # Deleting an iterator waits for the thread that tunes its pipeline. That thread sleeps for up
     # to a minute between two tunings (the longer the iterator has lived), and is woken before the
     # cancellation that it looks for is noted (`Model::OptimizeLoop` and `CancellationManager` of

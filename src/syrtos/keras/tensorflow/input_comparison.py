@@ -1,4 +1,4 @@
-"""Comparisons of what the workers have read of a batch: data that was shuffled with unequal seeds would differ."""
+"""Comparisons of batches between workers: data shuffled with unequal seeds would differ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEFT_TO_THREADS = -(1 << 30)
 
 
 def compare_batches(index: tf.Tensor, data: object, comm: Communicator) -> tf.Tensor:
-    """Compares a checksum of the batch over the workers, with every `_COMPARE_EVERY`-th batch. Returns True."""
+    """Compares a checksum of every `_COMPARE_EVERY`-th batch over the workers. Returns True."""
 
     def compare(number: Array, *arrays: Array) -> Array:
         return _agree(number, _checksum(*arrays), comm)
@@ -33,7 +33,9 @@ def compare_batches(index: tf.Tensor, data: object, comm: Communicator) -> tf.Te
 
 
 def compare_numbered(index: tf.Tensor, data: object, comm: Communicator) -> tf.Tensor:
-    """Compares a checksum as `compare_batches` does; of the numbers of rows alone where threads decide. Returns True.
+    """Compares a checksum as `compare_batches` does. Returns True.
+
+    Where threads decide which numbers records get, only the numbers of rows are compared.
 
     Args:
         index: the number of the batch, int32 scalar; from `LEFT_TO_THREADS` on where threads decide
@@ -62,7 +64,7 @@ def sum_of(index: tf.Tensor, data: object) -> tf.Tensor:
 
 
 def compare_sums(index: tf.Tensor, checksum: tf.Tensor, comm: Communicator) -> tf.Tensor:
-    """Compares checksums over the workers as `compare_batches` does; ``checksum`` is that of `sum_of`."""
+    """Compares checksums over the workers like `compare_batches`; `sum_of` makes ``checksum``."""
     return _for_some(
         index, lambda number, mine: _agree(number, mine, comm), [index, checksum], True
     )

@@ -1,4 +1,4 @@
-"""The ways in which batches of data sets are given to the workers, as a script, a run or a call decides."""
+"""The ways to give batches of data sets to workers, as a script, a run or a call decides."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def heed_policy() -> None:
 
 @contextlib.contextmanager
 def policy_ignored() -> Iterator[None]:
-    """Ignores `AutoShardPolicy.OFF` within the context: batches are split as one process would see them."""
+    """Ignores `AutoShardPolicy.OFF` within the context.
+
+    The batches that one process would see are split.
+    """
     # Predictions are to be the same rows on all workers.
     before, _Now.policy_counts = _Now.policy_counts, False
     try:
@@ -64,9 +67,9 @@ def gives_whole_batches() -> bool:
 
 @contextlib.contextmanager
 def giving_whole_batches(whole: bool) -> Iterator[None]:
-    """Context manager: with ``whole`` batches of data sets are not split, for functions that know nothing of shares.
+    """Context manager: with ``whole``, batches of data sets are not split into shares.
 
-    So are those of all that is called inside.
+    It is for functions that know nothing of shares, and holds for all that is called inside.
     """
     # Also without `whole` where it holds outside: `fit` makes the batches of its validation itself.
     before, _Now.gives_whole_batches = _Now.gives_whole_batches, whole or _Now.gives_whole_batches

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def apply_to_optimizers() -> None:
-    """Installs the patches that reduce gradients; they act on the optimizers that were asked to reduce."""
+    """Installs the patches that reduce gradients, for the optimizers that were asked to reduce."""
     install(OPTIMIZERS)
 
 
@@ -93,7 +93,10 @@ def _reduce_weighted_loss(original: Callable[..., tf.Tensor]) -> Callable[..., t
 
 
 def _reduction_of_one_process(original: Method) -> Method:
-    """Wraps `Loss._get_reduction`: a script that asked for no strategy gets the default reduction of one process."""
+    """Wraps `Loss._get_reduction` to give the default reduction of one process.
+
+    A script that asked for no strategy gets it.
+    """
     # Keras 2 refuses the default under a strategy, and such a script does not know that there is
     # one.
 

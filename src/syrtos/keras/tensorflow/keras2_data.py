@@ -1,4 +1,4 @@
-"""Batches of Keras 2 (`tf_keras`): workers' shares, and the batches of workers that train at their own pace."""
+"""Batches of Keras 2 (`tf_keras`): workers' shares, and batches for workers at their own pace."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def handler(original: Method) -> Method:
-    """Wraps `DataHandler.__init__`: workers compare lengths, and batches know their number of samples."""
+    """Wraps `DataHandler.__init__`: workers compare lengths, batches know their sample counts."""
 
     def init(self: _Handler, *args: object, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -143,7 +143,7 @@ class DynamicDataHandler(data_adapter.DataHandler):
 
 
 def _build(model: _Model | None, spec: object) -> None:
-    """Makes the weights of a model that has no input shape, so that all workers have them before the first step."""
+    """Builds a model without input shape: all workers then have weights before the first step."""
     if model is None or model.built:
         return
     inputs = spec[0] if isinstance(spec, tuple) else spec

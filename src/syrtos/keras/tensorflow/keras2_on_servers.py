@@ -41,7 +41,7 @@ def is_all_finite_everywhere(original: Method) -> Method:
 
 
 def noting_variables(original: Method) -> Method:
-    """Wraps `_build_index_dict`: with servers an optimizer notes the variables that it was built for."""
+    """Wraps `_build_index_dict`: with servers an optimizer notes the variables it was built for."""
 
     def build_index_dict(self: object, var_list: Iterable[object]) -> None:
         original(self, var_list)
@@ -52,7 +52,10 @@ def noting_variables(original: Method) -> Method:
 
 
 def on_servers(original: Method) -> Method:
-    """Wraps `apply_gradients`: with parameter servers these make the update, and the optimizer here counts it."""
+    """Wraps `apply_gradients`: parameter servers, if there are any, make the update.
+
+    The optimizer here counts the update.
+    """
 
     def apply_gradients(self: _Optimizer, grads_and_vars: Pairs, name: str | None = None) -> object:
         if not asynchronous.servers():

@@ -1,8 +1,8 @@
-"""The private symbols of Keras 3 that syrtos replaces on TensorFlow, with the reasons. Seen to work on Keras 3.15.1.
+"""The private symbols of Keras 3 that syrtos replaces on TensorFlow, with the reasons.
 
-A patch wraps the original and falls back to it wherever the process is a world of one. `apply_all`
-is called by the import hook of `syrtos run`; nothing is patched in a process that syrtos did not
-start.
+They have been seen to work on Keras 3.15.1. A patch wraps the original and falls back to it
+wherever the process is a world of one. `apply_all` is called by the import hook of `syrtos run`;
+nothing is patched in a process that syrtos did not start.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def apply_to_optimizers() -> None:
-    """Installs the patches that reduce gradients; they act on the optimizers that were asked to reduce."""
+    """Installs the patches that reduce gradients, for the optimizers that were asked to reduce."""
     patching.install(OPTIMIZERS)
 
 
@@ -265,7 +265,7 @@ def _build_from_spec(original: Method) -> Method:
 
 
 def _draw_an_order(iterator: _EpochIterator) -> None:
-    """Begins to read the data: a model of a strategy's scope is built from a first batch in one process."""
+    """Draws a first batch, from which one process would build a model of a strategy's scope."""
     # So its `fit` begins with the second order of a data set that is shuffled for each iterator.
     dataset = iterator._distributed_dataset
     # Adapters of generators read ahead by as much as threads come to.
@@ -279,7 +279,7 @@ def _draw_an_order(iterator: _EpochIterator) -> None:
 
 
 def _on_batch(original: Method) -> Method:
-    """Wraps `train_on_batch` and its like: a batch given by hand is computed with equal weights on all workers."""
+    """Wraps `train_on_batch` and its like: all workers compute such a batch with equal weights."""
 
     def on_batch(self: Model, *args: object, **kwargs: object) -> object:
         session = world.sharing()
@@ -295,7 +295,7 @@ def _on_batch(original: Method) -> Method:
 
 
 def _sharing(session: world.Session, batch: object) -> object:
-    """Returns a batch that the script gave by hand for steps that cut it; those of a pipeline are prepared already."""
+    """Prepares a batch given by hand for steps that cut it; a pipeline's is prepared already."""
     is_of_pipeline = isinstance(batch, TensorShare | Numbered) or not is_split(session)
     return batch if is_of_pipeline else numbered_by_hand(batch)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def epoch_iterator(original: Method) -> Method:
-    """Wraps `TFEpochIterator.__init__`: workers compare lengths, and batches become those that steps cut."""
+    """Wraps `TFEpochIterator.__init__`: workers compare lengths, and steps can cut the batches."""
 
     def init(self: Any, *args: object, **kwargs: object) -> None:  # which may get another class
         models.check_class_weight(kwargs.get("x"), kwargs.get("class_weight"))

@@ -101,7 +101,7 @@ def wraps_steps(model: Model, session: Session) -> bool:
 
 
 def needs_only_counting(session: Session) -> bool:
-    """Returns whether this is one worker whose steps are those of plain Keras, of which the record has the samples."""
+    """Returns whether a lone worker runs steps of plain Keras, whose samples are only counted."""
     asked = session.options
     return session.world.size == 1 and not (
         registry.others_defining("around_step", "count_samples")
@@ -155,13 +155,13 @@ def takes_whole_batches(model: Model, method: str, session: Session) -> bool:
 
 
 def synchronize_batchnorm(model: Model, synchronized: bool = True) -> None:
-    """Makes every BatchNormalization layer compute its statistics over the global batch, or over the rows that it gets."""
+    """Makes every BatchNormalization use statistics of the global batch, or of the rows it gets."""
     for layer in keras_internals.layers_of(model):
         if is_batchnorm(layer):
             layer.synchronized = synchronized
 
 
 def is_batchnorm(layer: object) -> TypeGuard[BatchNormalization]:
-    """Returns whether a layer is Keras's BatchNormalization, or of a class of the script's that is derived from it."""
+    """Returns whether a layer is a BatchNormalization of Keras, or of a class derived from it."""
     # By the name: Keras 3 and Keras 2 have a class each.
     return any(base.__name__ == "BatchNormalization" for base in type(layer).__mro__)

@@ -52,13 +52,16 @@ def _convert_in_graphs() -> None:
 
 
 def _original(error: BaseException) -> BaseException:
-    """Returns the syrtos error that a TensorFlow error quotes, as an error of both kinds; else ``error`` itself."""
+    """Returns the syrtos error that a TensorFlow error quotes, as an error of both kinds.
+
+    It returns ``error`` itself if no syrtos error is quoted.
+    """
     found = world.original_of(error)
     return of_tensorflow(found) if isinstance(found, SyrtosError) else error
 
 
 def of_tensorflow(error: SyrtosError) -> SyrtosError:
-    """Returns the same error, also as an instance of the class that TensorFlow's own operations would raise."""
+    """Returns the error, also as an instance of the class that TensorFlow's operations raise."""
     if isinstance(error, tf.errors.OpError):
         return error
     theirs = next(theirs for ours, theirs in _CLASSES if isinstance(error, ours))

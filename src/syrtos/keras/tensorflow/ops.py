@@ -24,7 +24,10 @@ from syrtos.keras.tensorflow.types import Gradient
 
 
 def allreduce(comm: Communicator, value: tf.Tensor, op: ReduceOp = ReduceOp.SUM) -> tf.Tensor:
-    """Reduces a tensor over the workers. Differentiable for SUM and MEAN: the gradient is reduced the same way."""
+    """Reduces a tensor over the workers.
+
+    It is differentiable for SUM and MEAN: the gradient is reduced the same way.
+    """
 
     @tf_internals.custom_gradient
     def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
@@ -36,7 +39,10 @@ def allreduce(comm: Communicator, value: tf.Tensor, op: ReduceOp = ReduceOp.SUM)
 
 
 def allgather(comm: Communicator, value: tf.Tensor) -> tf.Tensor:
-    """Gathers the rows of all workers. Differentiable: each worker gets the summed gradient of its own rows."""
+    """Gathers the rows of all workers.
+
+    It is differentiable: each worker gets the summed gradient of its own rows.
+    """
 
     @tf_internals.custom_gradient
     def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
@@ -54,7 +60,10 @@ def allgather(comm: Communicator, value: tf.Tensor) -> tf.Tensor:
 
 
 def broadcast(comm: Communicator, value: tf.Tensor, root: int = 0) -> tf.Tensor:
-    """Gives all workers the root's tensor. Differentiable: the root gets the summed gradient, the others zero."""
+    """Gives all workers the root's tensor.
+
+    It is differentiable: the root gets the summed gradient, the others zero.
+    """
 
     @tf_internals.custom_gradient
     def forward(x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
@@ -100,7 +109,7 @@ def weighted_mean(
     variables: Sequence[object] = (),
     bounds: Bounds = (),
 ) -> list[Gradient]:
-    """Averages the gradients of one step over all workers, worker ``r``'s counting ``weight[r] / total``.
+    """Averages a step's gradients over all workers; worker ``r``'s count by ``weight[r] / total``.
 
     Args:
         comm: the workers.
@@ -132,9 +141,9 @@ def weighted_mean(
 
 
 def buckets(gradients: Sequence[Gradient]) -> list[list[int]]:
-    """Groups the indices of gradients that travel together: last variables first, as the backward pass makes them.
+    """Groups the indices of gradients that travel together, the last variables first.
 
-    Sparse gradients travel alone.
+    The backward pass makes them in this order. Sparse gradients travel alone.
     """
     limit = int(world.current().options.bucket_mb * 1e6)
     backwards = [i for i in reversed(range(len(gradients))) if gradients[i] is not None]
@@ -185,7 +194,7 @@ def _exchange_bucket(
 
 
 def telling_of_sum() -> Callable[[], None] | None:
-    """Returns a function that tells the ledger that gradients, or the parts of an update, were exchanged.
+    """Returns a function that tells the ledger of an exchange of gradients or of update parts.
 
     It is None eagerly, where more than the update follows.
     """

@@ -74,7 +74,7 @@ def patch_tensorflow() -> None:
 
 
 def _patch_files() -> None:
-    """Patches the functions by which TensorFlow writes files: one worker writes, completely or not at all."""
+    """Patches TensorFlow's functions for files: one worker writes, completely or not at all."""
     # `tf.saved_model.save` and `load`, which Keras calls too.
     replace_everywhere(tf_internals.saved_model_save, "save", write_once.writing("export_dir"))
     replace_everywhere(tf_internals.saved_model_load, "load", write_once.reading("export_dir"))
@@ -92,7 +92,10 @@ def _patch_files() -> None:
 def _refusing_scope(
     original: Callable[[tf.distribute.Strategy], R],
 ) -> Callable[[tf.distribute.Strategy], R]:
-    """Wraps `Strategy.scope`: with several workers, a strategy that is not syrtos's raises a ConfigurationError."""
+    """Wraps `Strategy.scope`: with several workers only syrtos's strategy is allowed.
+
+    Another strategy raises a ConfigurationError.
+    """
 
     def scope(self: tf.distribute.Strategy) -> R:
         # TensorFlow's own "none" is no choice of the script's.
@@ -107,7 +110,7 @@ def _refusing_scope(
 
 
 def only_in_strategy_run(original: Callable[[Loss], Loss]) -> Callable[[Loss], Loss]:
-    """Wraps a function of Keras that scales a loss by the strategy's replicas: it scales only in `strategy.run`."""
+    """Wraps a Keras function that scales a loss by replicas: it scales only in `strategy.run`."""
 
     def scale(value: Loss) -> Loss:
         # There replicas are summed. Elsewhere a worker's loss is that of a whole batch, as in one
@@ -164,7 +167,7 @@ def gathered_predict_step(
 def gather_rows(
     comm: Communicator, output: tf.Tensor | tf.RaggedTensor
 ) -> tf.Tensor | tf.RaggedTensor:
-    """Returns the rows of all workers, in order, of a tensor or `tf.RaggedTensor`; a scalar stays as it is."""
+    """Returns all workers' rows of a tensor or `tf.RaggedTensor` in order, or a scalar as it is."""
     if isinstance(output, tf.RaggedTensor):
         lengths = [ops.allgather(comm, level) for level in output.nested_row_lengths()]
         return ragged_rows(ops.allgather(comm, output.flat_values), lengths)

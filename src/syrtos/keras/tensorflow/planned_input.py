@@ -81,7 +81,7 @@ class _ChunkReader:
         return np.int64(number)
 
     def read(self, number: Array) -> list[Array]:
-        """Returns the next chunk: its splits, and its leaves; a chunk without batches at the end."""
+        """Returns the next chunk: its splits and its leaves; a chunk without batches at the end."""
         nothing = [
             np.zeros(1, np.int64),
             *(

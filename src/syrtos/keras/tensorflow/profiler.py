@@ -13,7 +13,7 @@ from syrtos.observe.trace import ProfiledEvent
 
 
 def start(folder: Path) -> Callable[[], Sequence[ProfiledEvent]]:
-    """Starts TensorFlow's profiler; the returned function stops it, and returns the events that it saw."""
+    """Starts TensorFlow's profiler; the returned function stops it and returns its events."""
     tf.profiler.experimental.start(str(folder))
 
     def stop() -> Sequence[ProfiledEvent]:

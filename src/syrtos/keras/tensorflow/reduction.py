@@ -27,7 +27,7 @@ class _Count:
 
 
 def count_reductions() -> int:
-    """Returns the number of reductions of this process so far: a change shows that there was one."""
+    """Returns this process's number of reductions so far: a change shows that there was one."""
     return _Count.reductions
 
 
@@ -79,7 +79,7 @@ class Reduction:
         weight: Number = 1.0,
         may_merge: bool = False,
     ) -> list[Gradient | None]:
-        """Reduces gradients (tensors, `tf.IndexedSlices`, arrays or None) given in the order of ``variables``.
+        """Reduces gradients (tensors, `tf.IndexedSlices`, arrays, None) in ``variables``' order.
 
         With MEAN a worker's gradients count by its ``weight``, float32.
         """

@@ -53,7 +53,7 @@ def is_read_by_all() -> bool:
 
 @dataclasses.dataclass
 class _GeneratorRecord:
-    """The record of a `keras.random.SeedGenerator`: the number of draws that maps have made from it."""
+    """Record of a `keras.random.SeedGenerator`: the number of draws that maps have made from it."""
 
     draws: int = 0
 

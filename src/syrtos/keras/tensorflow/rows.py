@@ -21,7 +21,7 @@ RowsT = TypeVar("RowsT", tf.Tensor, tf.SparseTensor, tf.RaggedTensor)
 
 # The number of the part is a tensor, as which the annotations of `share_of` do not know it.
 def part_of_rows(leaf: Leaf, part: Any, parts: int) -> Leaf:
-    """Returns one of ``parts`` equal parts of a tensor's rows; a leaf without rows is returned as it is.
+    """Returns one of ``parts`` equal parts of a tensor's rows, or a leaf without rows as it is.
 
     Args:
         leaf: a dense, sparse or ragged tensor.

@@ -1,4 +1,4 @@
-"""Gradients that a step of the script's own computes, and looks at before an optimizer gets them."""
+"""Gradients that a script's own step computes, and looks at before an optimizer gets them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def reduced_where_made(original: Callable[..., object]) -> Callable[..., object]:
-    """Wraps `GradientTape.gradient` and its like: gradients of variables become those of the global batch.
+    """Wraps `GradientTape.gradient` and its like: variables' gradients become the global batch's.
 
     This is done in a training step of the script's own. Gradients by anything else than variables,
     e.g. inputs, stay this worker's.
@@ -58,7 +58,7 @@ _local = threading.local()
 
 
 def of_own_rows(original: Callable[P, R]) -> Callable[P, R]:
-    """Wraps `GradientTape.jacobian` and its like: the gradients that they take row by row stay this worker's."""
+    """Wraps `GradientTape.jacobian` and its like: their row-by-row gradients stay this worker's."""
 
     def jacobian(*args: P.args, **kwargs: P.kwargs) -> R:
         outer, _local.of_rows = getattr(_local, "of_rows", False), True
@@ -93,7 +93,7 @@ def _reduce_differentiably(
     variables: Sequence[FrameworkVariable],
     weight: Number,
 ) -> list[Gradient | None]:
-    """Returns the mean by ``weight`` of dense gradients, whose own gradient is reduced in the same way."""
+    """Returns the mean by ``weight`` of dense gradients; its gradient is reduced the same way."""
     shared = {i: gradient for i, gradient in enumerate(grads) if gradient is not None}
     dense = [tf.convert_to_tensor(gradient) for gradient in shared.values()]
 

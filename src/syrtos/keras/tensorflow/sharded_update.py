@@ -176,7 +176,7 @@ def _update_values(
 
 
 def _pad_part(found: Sharding, value: tf.Tensor, variable: _Variable) -> tf.Tensor:
-    """Returns a flat tensor of a variable's size with this worker's part in it, in memory of its own.
+    """Returns a flat tensor of a variable's size with this worker's part in it, in its own memory.
 
     The rest of it is zeros.
     """
@@ -189,7 +189,10 @@ def _cut(found: Sharding, value: tf.Tensor, variable: _Variable) -> tf.Tensor: .
 @overload
 def _cut(found: Sharding, value: Gradient, variable: _Variable) -> Gradient: ...
 def _cut(found: Sharding, value: Gradient, variable: _Variable) -> Gradient:
-    """Returns this worker's part of a variable's value, or of its gradient, which may be that part already."""
+    """Returns this worker's part of a variable's value, or of its gradient.
+
+    A gradient may be that part already.
+    """
     part = found.part_of(variable)
     if not isinstance(value, tf.IndexedSlices):
         if value.shape.num_elements() == part.stop - part.start:
@@ -208,7 +211,7 @@ def _cut(found: Sharding, value: Gradient, variable: _Variable) -> Gradient:
 def _rows_of_part(
     indices: tf.Tensor, values: tf.Tensor, start: int, shape: tuple[int, ...]
 ) -> tf.IndexedSlices:
-    """Returns the rows that lie in a part of this shape, which begins at row ``start``, counted from there."""
+    """Returns the rows in a part of this shape from row ``start`` on, counted from that row."""
     first = tf.constant(start, indices.dtype)
     here = tf.logical_and(indices >= first, indices < first + shape[0])
     return tf.IndexedSlices(

@@ -103,7 +103,7 @@ class TensorFlowStep(Watcher):
 
     @contextlib.contextmanager
     def as_current_step(self) -> Iterator[Self]:
-        """Makes this the current step, if it is shared with others, or would be but for `--sync-every`."""
+        """Makes this the current step if it is shared, or would be but for `--sync-every`."""
         is_shared = self.session.comm.size > 1 or (self.training and registry.trains_apart())
         with within_step(self if is_shared else None, self.training):
             yield self
@@ -114,7 +114,7 @@ class TensorFlowStep(Watcher):
         return self.samples > 0
 
     def total(self, name: str, value: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of a scalar over the workers that have samples; exchanged once for each name and step."""
+        """Returns a scalar's sum over workers with samples, exchanged once per name and step."""
         # For each graph: a tensor made in a branch of tf.cond can't be used outside of it.
         key = (name, id(tf_internals_graphs.graph()))
         if key not in self._totals:
@@ -125,7 +125,10 @@ class TensorFlowStep(Watcher):
         return self._totals[key]
 
     def fraction(self) -> tf.Tensor:
-        """Returns this worker's part of the step's samples, float32; 1 where it has none, to divide by."""
+        """Returns this worker's part of the step's samples, float32.
+
+        It is 1 where the worker has no samples, so that one can divide by it.
+        """
         total = self.total("samples", self.samples)
         return tf.where(self.active, self.samples / tf.maximum(total, 1.0), 1.0)
 
@@ -156,7 +159,7 @@ class TensorFlowStep(Watcher):
         return tf.cast(self._sum_of(values), values.dtype)
 
     def mask_factor(self, mask: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-        """Turns mask weights normalized within the share into weights normalized within the global batch."""
+        """Turns mask weights normalized per share into weights normalized per global batch."""
         mask = tf.cast(mask, tf.float32)
         elements, valid = tf.cast(tf.size(mask), tf.float32), tf.reduce_sum(mask)
         everywhere = self._sum_of(elements) / tf.maximum(self._sum_of(valid), 1.0)
@@ -179,7 +182,7 @@ class TensorFlowStep(Watcher):
         return verdicts.is_split(self.session)
 
     def whole_batch(self) -> contextlib.AbstractContextManager[None]:
-        """Context manager: code inside computes the whole batch, as the function `whole_batch` says."""
+        """Context manager: computes the whole batch inside, as the function `whole_batch` says."""
         return whole_batch()
 
     def rows_of_all(self, tree: Tree) -> Tree:
@@ -200,7 +203,7 @@ class TensorFlowStep(Watcher):
     # -- making state equal --------------------------------------------------------------------
 
     def run(self, step: BatchStep, batch: object = None) -> object:
-        """Returns the outputs of a step on this worker's share or, if it is not split, on the rows of all workers.
+        """Returns a step's outputs on this worker's share or, if not split, on all workers' rows.
 
         Those have the static shapes of ``batch``, out of which the share was cut.
         """
@@ -265,7 +268,10 @@ class TensorFlowStep(Watcher):
     def flush(
         self, scalars: list[tf.Tensor] | None = None, always: bool = False
     ) -> list[tf.Tensor]:
-        """Makes all noted variables equal in one exchange; returns the means by samples of ``scalars``."""
+        """Makes all noted variables equal in one exchange.
+
+        It returns the means by samples of ``scalars``.
+        """
         dirty, self._dirty = self._dirty, {}
         self._check_shown(dirty)
         rules: dict[int, Rule] = {key: self._rule_of(v) for key, (v, _) in dirty.items()}
@@ -309,7 +315,9 @@ class TensorFlowStep(Watcher):
             raise UnprovenStepError(self.plan.unproven)
 
     def _check_shown(self, dirty: dict[int, tuple[tf.Variable, tf.Tensor]]) -> None:
-        """Refuses to be traced where a variable is assigned, in a branch of `tf.cond` e.g., which no comparison has met.
+        """Refuses to be traced where a variable is assigned that no comparison has met.
+
+        Such an assignment may be in a branch of `tf.cond`, for example.
 
         Raises:
             Unproven: it is not known what becomes of its values.
@@ -372,9 +380,10 @@ class TensorFlowStep(Watcher):
         return "sum" if is_sum(variable) else "mean" if variable.dtype.is_floating else "equal"
 
     def _in_own_row(self, variable: tf.Variable, base: tf.Tensor) -> tf.Tensor:
-        """Returns a row for each worker, all zeros but this worker's: the sum over the workers has the values of all.
+        """Returns a row for each worker, all zeros but this worker's.
 
-        A worker without samples has added nothing: its row is the value from before the step.
+        The sum of these tensors over the workers has the values of all. A worker without samples
+        has added nothing: its row is the value from before the step.
         """
         mine = tf.cast(tf.where(self.active, private_read(variable), base), tf.float64)
         comm = self.session.comm
@@ -443,7 +452,10 @@ def _is_log(value: object) -> TypeGuard[tf.Tensor]:
 
 
 def ready_at(data: object) -> tf.Tensor:
-    """Returns when the data was asked for and when it was there: float64 seconds since the epoch, shape (2,)."""
+    """Returns when the data was asked for and when it was there.
+
+    The times are float64 seconds since the epoch, shape (2,).
+    """
     tensors = [
         leaf
         for leaf in tf.nest.flatten(data, expand_composites=True)
@@ -470,7 +482,9 @@ _UNEVEN = (
 
 
 def _check_even(data: object) -> None:
-    """Refuses a share whose tensors have unequal numbers of rows: a later batch than the first may have them.
+    """Refuses a share whose tensors have unequal numbers of rows.
+
+    Later batches than the first may have such shares.
 
     Raises:
         tf.errors.InvalidArgumentError: when the step runs.

@@ -42,7 +42,7 @@ class Strategy(tf.distribute.Strategy):
         strategy = syrtos.keras.Strategy()
         with strategy.scope():
             model = keras.Sequential([...])
-        for batch in strategy.experimental_distribute_dataset(dataset):  # batches of the global size
+        for batch in strategy.experimental_distribute_dataset(dataset):  # global batches
             strategy.run(train_step, args=(batch,))
 
     Attributes:
@@ -136,7 +136,7 @@ def not_chosen() -> Strategy:
 
 
 def replica_of_world() -> tf.distribute.ReplicaContext:
-    """Returns the context in which TensorFlow or Keras sums over all workers, for a script without a strategy."""
+    """Returns the context in which TensorFlow or Keras sums over all workers without a strategy."""
     return _ReplicaContext(not_chosen(), world.current().world.rank)
 
 
@@ -151,7 +151,7 @@ class _Extended(tf_internals.OneDeviceExtended):
 
     @property
     def _session(self) -> Session:
-        """The workers over which values are reduced: all, or this one alone where each computes the whole batch."""
+        """The workers to reduce over: all, or this one alone if each computes the whole batch."""
         return self._alone if computes_whole_batch() else self._workers
 
     # -- variables -----------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class _Extended(tf_internals.OneDeviceExtended):
     def _experimental_distribute_values_from_function(
         self, value_fn: Callable[[tf.distribute.experimental.ValueContext], Result]
     ) -> Result:
-        """Returns the function's value for this worker's rank: the value of the one replica in this process."""
+        """Returns the function's value for this rank: the value of this process's one replica."""
         place = self._session.world
         return value_fn(tf.distribute.experimental.ValueContext(place.rank, place.size))
 
@@ -290,7 +290,7 @@ class _Extended(tf_internals.OneDeviceExtended):
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        """The number of workers inside `run`, and for a script that has asked for a strategy; else 1."""
+        """The number of workers inside `run` or for a script that asked for a strategy; else 1."""
         # In a step of `fit` losses are weighted by samples, and in a loop without `run` each worker
         # sees whole batches: there nothing is to be divided by replicas.
         asked = Strategy.chosen or not tf.distribute.in_cross_replica_context()
@@ -335,7 +335,11 @@ class _Resolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
 
     @property
     def task_id(self) -> int:
-        """The rank. A script that reads it counts as aware of ranks: it decides itself which worker writes a file."""
+        """The rank of this worker.
+
+        A script that reads it counts as aware of ranks: it decides itself which worker writes a
+        file.
+        """
         self._session.rank_aware = True
         return self._session.world.rank
 

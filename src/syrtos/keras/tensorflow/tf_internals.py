@@ -1,4 +1,4 @@
-"""The private symbols of TensorFlow that syrtos touches, with the reasons. Seen to work on TensorFlow 2.21.
+"""Private symbols of TensorFlow that syrtos touches, and why. Seen to work on TensorFlow 2.21.
 
 Some are in files of their own: `tf_internals_errors` has those through which errors pass,
 `tf_internals_pipelines` those of `tf.data` pipelines, `tf_internals_iterators` those of their
@@ -68,7 +68,7 @@ _OneDeviceExtended: Any = one_device_strategy.OneDeviceExtended
 
 
 class OneDeviceExtended(_OneDeviceExtended):
-    """The base class of a strategy outside of TensorFlow, for which `tf.distribute` has no public one.
+    """Base class of a strategy outside of TensorFlow: `tf.distribute` has no public one.
 
     The extended class of OneDeviceStrategy is the smallest one that is complete (variables, replica
     context, update).
@@ -92,7 +92,7 @@ class OneDeviceExtended(_OneDeviceExtended):
 
 
 def may_be_recorded() -> bool:
-    """Returns whether a tape of this thread is recording, so that gradients made now may be differentiated again."""
+    """Returns whether this thread's tape records: new gradients may be differentiated again."""
     # Seen in TensorFlow 2.21.
     return bool(record.could_possibly_record())
 
@@ -195,7 +195,7 @@ def _telling(
 
 
 def without_optionals(tree: object) -> object:
-    """Returns the structure with each `tf.experimental.Optional` replaced by its value, or by None without one."""
+    """Returns the structure with each `tf.experimental.Optional` replaced by its value or None."""
     # Keras gives it to a step like that.
     return tf.nest.map_structure(_value_of_optional, tree)
 
@@ -253,7 +253,7 @@ def watch_functions(
     copies_for_now: Callable[[], TracedFunctions | None],
     calling: Callable[[Function], AbstractContextManager[None]],
 ) -> None:
-    """Makes each `tf.function` that is called be traced once for the dictionary that ``copies_for_now()`` gives.
+    """Makes each called `tf.function` be traced once per dictionary of ``copies_for_now()``.
 
     Calls without a dictionary take place inside ``calling(function)``.
     """
@@ -288,7 +288,7 @@ def _compiling(by_xla: bool) -> Iterator[None]:
 
 
 def is_compiled() -> bool:
-    """Returns whether the `tf.function` that this thread traces or runs, or one around it, has ``jit_compile=True``."""
+    """Returns whether a `tf.function` that this thread traces or runs has ``jit_compile=True``."""
     return getattr(_thread, "by_xla", False)
 
 
@@ -331,7 +331,7 @@ def legacy_layers() -> ModuleType:
 
 @contextmanager
 def assignments_of_keras() -> Iterator[list[tf.Operation]]:
-    """Collects the operations of a TensorFlow 1 graph by which Keras 3 assigns non-trainable variables.
+    """Collects a TensorFlow 1 graph's operations by which Keras 3 assigns non-trainable variables.
 
     These are moving statistics and states of random numbers.
     """
@@ -362,7 +362,7 @@ def assignments_of_keras() -> Iterator[list[tf.Operation]]:
 
 @contextmanager
 def names_of_a_new_graph() -> Iterator[None]:
-    """Makes Keras 3 number its layers from the start, within the context, as Keras 2 does in each graph."""
+    """Makes Keras 3 number layers from the start within the context, as Keras 2 does per graph."""
     # A graph that is built again then has the same names.
     if "keras" not in sys.modules:
         yield
@@ -377,7 +377,7 @@ def names_of_a_new_graph() -> Iterator[None]:
 
 
 def losses_are_sums(graph: tf.Graph) -> bool:
-    """Returns whether the last of `tf.compat.v1.losses` in a graph of TensorFlow 1 was a sum over its samples."""
+    """Returns whether a TensorFlow 1 graph's last `tf.compat.v1.losses` was a sum over samples."""
     return getattr(graph, "_last_loss_reduction", None) == tf.compat.v1.losses.Reduction.SUM
 
 
@@ -398,7 +398,7 @@ def is_shared_out(dataset: object) -> bool:
 
 
 def kept_shares(dataset: tf.data.Dataset, how: object, build: Callable[[], Pipeline]) -> Pipeline:
-    """Returns the pipeline that ``build`` makes of a data set, and keeps it for a data set that comes again.
+    """Returns the pipeline that ``build`` makes of a data set, kept for when the set comes again.
 
     Data sets come again in scripts with many calls of `fit`. The pipeline is built again where
     ``how`` is another.

@@ -1,4 +1,4 @@
-"""The private symbols of TensorFlow through which its errors reach a script. Seen to work on TensorFlow 2.21."""
+"""Private symbols by which TensorFlow's errors reach a script. Seen to work on TensorFlow 2.21."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The private symbols of TensorFlow's graphs of functions, conditionals and loops. Seen to work on TensorFlow 2.21."""
+"""Private symbols of TensorFlow's graphs of functions, conditionals and loops.
+
+They have been seen to work on TensorFlow 2.21.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,7 @@ def set_last_token(token: tf.Tensor) -> None:
 
 @contextmanager
 def exchanges_of_their_own() -> Iterator[None]:
-    """Makes exchanges that are added within the context depend on none before, and later ones not on them."""
+    """Makes exchanges added within the context independent of those before and after it."""
     current = graph()
     assert current is not None
     before = {name: getattr(current, name) for name in (_TOKEN, _SEEN) if hasattr(current, name)}
@@ -109,7 +112,7 @@ def exchanges_of_their_own() -> Iterator[None]:
 
 @contextmanager
 def after_pending_control_flow() -> Iterator[None]:
-    """Makes ops that are added within the context run after conditionals and loops added since the last exchange."""
+    """Makes ops added within the context run after control flow added since the last exchange."""
     # An exchange inside tf.cond leaves its token in the branch's graph, where nothing outside can
     # reach it.
     current = graph()
@@ -124,7 +127,7 @@ def after_pending_control_flow() -> Iterator[None]:
 
 
 def graph_of_call(operation: tf.Operation, attribute: str) -> tf.Graph | None:
-    """Returns the graph of a function that an operation calls, by the name of its attribute; None if it is not known."""
+    """Returns the graph of the function that an operation's attribute names; None if unknown."""
     try:
         called = operation.graph._get_function(operation.get_attr(attribute).name)
     except (ValueError, AttributeError):

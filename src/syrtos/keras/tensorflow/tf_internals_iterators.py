@@ -17,7 +17,10 @@ from syrtos.keras.tensorflow import tf_internals_graphs
 
 @functools.cache
 def variable_handle(name: str, *shape: int) -> tf.Tensor:
-    """Returns the handle of a float64 variable of this process that no strategy sees; it begins with zeros."""
+    """Returns the handle of a float64 variable of this process, which no strategy sees.
+
+    It begins with zeros.
+    """
     # Not by `tf.Variable`: a variable without a class is seen by no strategy.
     with tf.init_scope(), tf.device("/cpu:0"):
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shape, shared_name=name)
@@ -37,7 +40,7 @@ _draws = threading.local()
 
 @contextmanager
 def restoring_iterators() -> Iterator[None]:
-    """Puts iterators of `tf.data` back where they were that this thread has drawn from eagerly, at the context's end.
+    """Restores `tf.data` iterators that this thread drew from eagerly, at the context's end.
 
     Drawing from one whose state can't be saved, e.g. of a Python generator, is a `DataError`.
     """
@@ -75,7 +78,7 @@ def _note_draw(iterator: iterator_ops.OwnedIterator) -> None:
 
 @functools.cache
 def watch_iterators(waiting: Callable[[], AbstractContextManager[None]]) -> None:
-    """Makes graphs note when they ask an iterator for data; eagerly that takes place inside ``waiting()``."""
+    """Makes graphs note when they ask an iterator for data; eager calls run in ``waiting()``."""
     # Between a step's beginning and that moment is the call of its graph: half a millisecond that
     # is no waiting for data.
     original = iterator_ops.OwnedIterator._next_internal
@@ -105,7 +108,10 @@ def forget_asking() -> None:
 
 
 def asked_at() -> tf.Tensor:
-    """Returns the time when a graph last asked for data, float64 seconds since the epoch; 0 if never, or eagerly."""
+    """Returns the time when a graph last asked for data, float64 seconds since the epoch.
+
+    It is 0 if no graph has asked, and eagerly.
+    """
     if tf.executing_eagerly() or not isinstance(tf_internals_graphs.graph(), FuncGraph):
         return tf.constant(0.0, tf.float64)
     with tf.device("/cpu:0"):

@@ -77,7 +77,7 @@ class _FunctionRecord:
 
 
 class MappedBatches(NamedTuple):
-    """A pipeline that ends in ``raw.map(f).map(g).batch(n)``, perhaps ``.repeat()``, ``.prefetch(m)``.
+    """A pipeline ending in ``raw.map(f).map(g).batch(n)``, perhaps ``.repeat()``, ``.prefetch(m)``.
 
     Attributes:
         raw: the data set that is mapped; each element has one shape.
@@ -100,7 +100,7 @@ class MappedBatches(NamedTuple):
 
 
 def mapped_batches(dataset: tf.data.Dataset) -> MappedBatches | None:
-    """Returns the parts of a `tf.data` pipeline that ends like `MappedBatches`; None for another."""
+    """Returns the parts of a `tf.data` pipeline ending like `MappedBatches`; None for another."""
     # By names of classes and attributes of `tensorflow.python.data.ops`: pipelines of other classes
     # are other ones.
     prefetch, repeat = None, 1
@@ -137,7 +137,7 @@ def mapped_batches(dataset: tf.data.Dataset) -> MappedBatches | None:
 
 
 def _seconds_of_map(mapped: tf.data.Dataset) -> float:
-    """Returns roughly how long mapping one record takes; infinity where an operation is not known to be quick."""
+    """Returns the approximate seconds to map one record; infinity unless known to be quick."""
     operations = mapped._map_func.function.graph.get_operations()
     shapes = [output.shape for operation in operations for output in operation.outputs]
     sizes = [output.dtype.size for operation in operations for output in operation.outputs]
@@ -151,10 +151,10 @@ def _seconds_of_map(mapped: tf.data.Dataset) -> float:
 
 
 def has_maps_to_parallelize(dataset: tf.data.Dataset) -> bool:
-    """Returns whether a pipeline has a `map` that TensorFlow's `map_parallelization` makes parallel, or one with state.
+    """Returns whether a pipeline has a `map` that can be made parallel, or one with state.
 
-    The former has no `num_parallel_calls` and no side effects. One that takes microseconds does not
-    count.
+    TensorFlow's `map_parallelization` makes a `map` parallel that has no `num_parallel_calls` and
+    no side effects. One that takes microseconds does not count.
     """
     # A map of one element, as Keras maps the number of an epoch to an order of samples, does not
     # count: there is nothing to make parallel.
@@ -209,7 +209,7 @@ def _is_stateful(mapped: tf.data.Dataset) -> bool:
 
 
 def _operations(dataset: tf.data.Dataset) -> frozenset[str]:
-    """Returns the types of the operations in the function of a data set, and in those that it calls."""
+    """Returns the types of operations in a data set's function, and in functions that it calls."""
     function = dataset._map_func.function
     record = record_of(function, _FunctionRecord)
     if record.operations is None:

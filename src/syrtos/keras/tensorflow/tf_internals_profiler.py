@@ -1,4 +1,4 @@
-"""The private symbols of the files that TensorFlow's profiler writes. Seen to work on TensorFlow 2.21."""
+"""Private symbols of files that TensorFlow's profiler writes. Seen to work on TensorFlow 2.21."""
 
 from __future__ import annotations
 

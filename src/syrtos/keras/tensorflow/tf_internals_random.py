@@ -1,4 +1,4 @@
-"""The functions of TensorFlow that draw random numbers, most of them private. Seen to work on TensorFlow 2.21."""
+"""TensorFlow's random functions, most of them private. Seen to work on TensorFlow 2.21."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ _STATELESS = (
 
 @contextlib.contextmanager
 def without_draws() -> Iterator[None]:
-    """Makes all rows of eager random draws equal, on all workers and in any number, within the context.
+    """Makes all rows of eager random draws equal, in any number, on all workers, in the context.
 
     Weights that a model makes meanwhile are drawn as ever.
     """
@@ -165,7 +165,7 @@ _drawn_for_weights = threading.local()
 
 
 def is_drawing_weights() -> bool:
-    """Returns whether this thread makes a variable of Keras, within `without_draws` or `noting_weights`."""
+    """Returns whether this thread makes a Keras variable in `without_draws` or `noting_weights`."""
     return getattr(_drawn_for_weights, "now", False)
 
 
@@ -297,7 +297,10 @@ def _noting(given_seed: Callable[[int | None], None]) -> Callable[[GetSeed], Get
 
 @functools.cache
 def draw_by_rank(rank: Callable[[], int]) -> None:
-    """Makes operations and `tf.random.Generator` draw other numbers from the same seed where ``rank()`` is not 0."""
+    """Makes operations and `tf.random.Generator` draw other numbers where ``rank()`` is not 0.
+
+    All ranks are given the same seed.
+    """
 
     def seeds_by_rank(original: GetSeed) -> GetSeed:
         def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
@@ -328,7 +331,7 @@ def draw_by_rank(rank: Callable[[], int]) -> None:
 
 @functools.cache
 def draw_from_given_seeds(is_ours: Callable[[int], bool]) -> None:
-    """Makes an operation that has a seed of the script's draw what it draws where no global seed is set.
+    """Makes an operation with a seed of the script's draw as it does where no global seed is set.
 
     ``is_ours`` says of a global seed whether syrtos has set it.
     """
@@ -347,7 +350,7 @@ def draw_from_given_seeds(is_ours: Callable[[int], bool]) -> None:
 
 
 def seed_of(generator: SeedGenerator | tf.random.Generator) -> int | None:
-    """Returns the seed with which a generator of Keras began; None for those of TensorFlow, which do not keep it."""
+    """Returns the seed that a Keras generator began with; None for TensorFlow's: they keep none."""
     return None if isinstance(generator, tf.random.Generator) else generator.get_config()["seed"]
 
 
@@ -364,7 +367,7 @@ def _traced_here(original: Callable[..., R]) -> Callable[..., R]:
 
 @contextlib.contextmanager
 def noting_vectorized(seen: Callable[[], None]) -> Iterator[None]:
-    """Calls ``seen``, within the context, where `tf.vectorized_map` makes the operations of many elements from one."""
+    """Calls ``seen``, within the context, where `tf.vectorized_map` vectorizes operations."""
 
     def wrapper(original: Callable[P, R]) -> Callable[P, R]:
         def pfor(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -380,7 +383,7 @@ def noting_vectorized(seen: Callable[[], None]) -> Iterator[None]:
 
 
 def is_in_loop() -> bool:
-    """Returns whether operations that are made now run several times in a call of the function being traced."""
+    """Returns whether operations made now run several times in a call of the traced function."""
     current, datasets = tf_internals_graphs.graph(), 0
     while current is not None:
         datasets += str(getattr(current, "name", "")).startswith("Dataset_")

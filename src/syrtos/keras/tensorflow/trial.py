@@ -1,4 +1,4 @@
-"""Trials of a step of Keras on TensorFlow: it runs eagerly on some rows of a batch, and leaves no trace."""
+"""Trials of a Keras step on TensorFlow: it runs eagerly on rows of a batch, and leaves no trace."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
 
 class TensorFlowTrial(TrialOfRows):
-    """A trial of a step on some rows of the first batch: see `syrtos.keras.split.trial_step.StepTrial`."""
+    """A trial of a step on some rows of the first batch.
+
+    See `syrtos.keras.split.trial_step.StepTrial`.
+    """
 
     def __init__(
         self,
@@ -163,7 +166,7 @@ class PredictingTensorFlowTrial(TensorFlowTrial):
 
 
 def _some_rows(share: TensorShare, session: Session, amount: Amount) -> TensorShare:
-    """Picks rows from all over the share; one more on rank 0, so that the workers' numbers of rows differ."""
+    """Picks rows from all over the share; one more on rank 0, to make workers' counts differ."""
     total = int(share.samples)
     size = trial_step.bytes_of_batch(tf.nest.flatten(share.data))
     each = trial_step.rows_to_take(session.comm, total, size, amount)
@@ -188,7 +191,7 @@ def _some_rows(share: TensorShare, session: Session, amount: Amount) -> TensorSh
 def _without_trace(
     model: Model, outcome: StepOutcome, keeps_draws_of_weights: bool = False
 ) -> Iterator[None]:
-    """Makes optimizers note gradients instead of updating, within the context, and undoes everything at its end.
+    """Makes optimizers note gradients, not update, within the context, and undoes all at its end.
 
     Afterwards all variables, generators and Python's numbers are as before. With
     ``keeps_draws_of_weights`` Python's generators and those that have drawn weights keep their new
@@ -291,7 +294,7 @@ def _note_gradients(
 
 
 def _is_seed(variable: tf.Variable) -> bool:
-    """Returns whether a variable is the state of a generator: two or more whole numbers that nothing trains."""
+    """Returns whether a variable is a generator's state: two or more untrained whole numbers."""
     return (
         variable.dtype in (tf.uint32, tf.int64)
         and variable.shape.rank == 1
@@ -318,7 +321,7 @@ def _eager_functions() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _synchronizing_batchnorm(model: Model) -> Iterator[None]:
-    """Makes BatchNormalization use the statistics of the whole batch, as in one process, within the context."""
+    """Makes BatchNormalization use whole-batch statistics in the context, as in one process."""
     # Elsewhere each worker may use statistics of its own, if the run's options say so.
     layers = list(filter(_is_batchnorm, keras_internals.layers_of(model)))
     before = [layer.synchronized for layer in layers]
@@ -335,7 +338,7 @@ def _is_batchnorm(layer: object) -> TypeGuard[models.BatchNormalization]:
 
 
 def precision_of(model: Model) -> int:
-    """Returns the bytes of the least precise dtype of the model's layers; 4 where none is floating."""
+    """Returns the bytes of the model's least precise layer dtype; 4 where none is floating."""
     names = [
         str(getattr(layer, "compute_dtype", None) or "float32")
         for layer in keras_internals.layers_of(model)

@@ -51,7 +51,7 @@ def synchronize_moments(original: Method) -> Method:
 def _moments(
     current: step.TorchStep, x: torch.Tensor, axes: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns mean and variance of the global batch: of the dtype of ``x``, and within its range."""
+    """Returns the global batch's mean and variance, in the dtype of ``x`` and within its range."""
     # As Keras computes them: E[x²] - E[x]², in float32 at least. One exchange gives both, where
     # E[(x - mean)²] would take a second one.
     wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x

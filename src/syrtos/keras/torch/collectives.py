@@ -55,9 +55,10 @@ def serve(comm: Communicator, tensor: torch.Tensor) -> bool:
 def begin_weighted_mean(
     comm: Communicator, bucket: Sequence[torch.Tensor], weight: float
 ) -> Callable[[], list[torch.Tensor]]:
-    """Begins to average tensors of one dtype over all workers, worker ``r``'s counting ``weight[r] / total``.
+    """Begins to average tensors of one dtype over all workers.
 
-    16-bit floats are added up in float32.
+    The tensors of worker ``r`` are weighted by ``weight[r] / total``. 16-bit floats are added up in
+    float32.
 
     Returns:
         A function that waits for the averages and returns them: until then a GPU computes on.
@@ -103,7 +104,10 @@ def _group(device: str) -> CollectiveGroup:
 
 
 def _leave(group: CollectiveGroup, pid: int) -> None:
-    """Ends NCCL's part of a process; torch prints a warning in place of it where the process just ends (2.11)."""
+    """Ends NCCL's part of a process.
+
+    Torch (2.11) prints a warning where a process ends without this call.
+    """
     # A forked process runs the functions of `atexit` too, and must leave its parent's group alone.
     if os.getpid() == pid:
         # Others may need what this GPU still sends.

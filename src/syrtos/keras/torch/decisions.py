@@ -43,7 +43,9 @@ _OF_TORCH = str(Path(torch.__file__).parent)
 
 
 class Watching(TorchFunctionMode):
-    """Notes the first function by which the script decides by a number of some rows, within the context.
+    """Notes the first function by which the script decides by a number computed from some rows.
+
+    It watches the calls within the context.
 
     Attributes:
         found: such as ``clamp in train.py, line 7``; empty while there is none.
@@ -64,7 +66,7 @@ class Watching(TorchFunctionMode):
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Calls a function of torch, and follows its results where it was given rows or their numbers."""
+        """Calls a torch function, and follows its results if it was given rows or their numbers."""
         result = func(*args, **(kwargs or {}))
         given = [
             leaf for leaf in keras.tree.flatten((args, kwargs or {})) if id(leaf) in self._followed
@@ -87,7 +89,7 @@ class Watching(TorchFunctionMode):
         return result
 
     def _means_over_chosen(self, name: str, args: tuple[object, ...], result: object) -> bool:
-        """Returns whether a function is a mean over rows that a mask has chosen, and follows such rows."""
+        """Returns whether a function is a mean over rows a mask has chosen; follows such rows."""
         leaves = [leaf for leaf in keras.tree.flatten(args) if isinstance(leaf, torch.Tensor)]
         chooses = name in _CHOOSE and any(leaf.dtype == torch.bool for leaf in leaves)
         if not chooses and (
@@ -133,7 +135,10 @@ class Watching(TorchFunctionMode):
 
 
 class _Number(float):
-    """A number of Python's that a step has taken from a tensor of its rows; what compares it decides by it."""
+    """A number of Python's that a step has taken from a tensor of its rows.
+
+    A function that compares the number decides by it.
+    """
 
     watching: Watching
     # Python takes the hash away from a class that gets an `__eq__`, as this one does below.
@@ -179,7 +184,10 @@ for _name in _ARITHMETIC.split():
 def _deciding(
     name: str, given: Sequence[torch.Tensor], args: tuple[object, ...]
 ) -> Sequence[torch.Tensor]:
-    """Returns those tensors by which a function decides: of ``where`` the condition alone, of a division the divisor."""
+    """Returns the tensors by which a function decides.
+
+    These are the condition alone for ``where``, and the divisor for a division.
+    """
     if name == "where" or name == _DIVIDE_BACK:
         return [leaf for leaf in given if leaf is args[0]]
     if name in _DIVIDE:
@@ -188,7 +196,7 @@ def _deciding(
 
 
 def _calls() -> Iterator[tuple[str, int]]:
-    """Yields the file and the line of each call that led to a function of torch, from the innermost on."""
+    """Yields file and line of each call that led to a function of torch, the innermost first."""
     # The first four frames are this generator, its reader, `note` and what calls it.
     frame = sys._getframe(4)
     while frame is not None:

@@ -1,4 +1,4 @@
-"""`--on-nan` on torch: gradients are looked at before each update, and what a batch has changed is undone."""
+"""`--on-nan` on torch: checks gradients before each update, and undoes what a batch has changed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def apply_if_finite(
     grads: Sequence[torch.Tensor],
     apply: Callable[[Sequence[torch.Tensor]], None],
 ) -> None:
-    """Calls ``apply`` with reduced gradients, or changes nothing if one of them is not finite on any worker.
+    """Calls ``apply`` with reduced gradients, or changes nothing if any worker's is not finite.
 
     Gradients that are accumulated are this worker's own, and checked before they are added;
     `check_finite` checks their sum.
@@ -82,7 +82,7 @@ def _finite(grads: Sequence[torch.Tensor]) -> list[bool]:
 def undo_if_left_out(
     model: Model, session: Session, step: Callable[[], object]
 ) -> Callable[[], object]:
-    """Wraps a training step: what its batch has changed, besides weights, is put back where an update was left out."""
+    """Wraps a training step: if it leaves out an update, its batch changes nothing else either."""
 
     def make_or_undo() -> object:
         # The optimizer has left the weights as they were; metrics and moving statistics have seen

@@ -21,7 +21,10 @@ from syrtos.keras.torch.trial import PredictingTorchTrial, TorchTrial, precision
 
 
 class TorchFunction(SplitFunction[TorchShare]):
-    """A function of a model on torch, which may have hooks; its decisions by numbers of rows are recorded in trials."""
+    """A function of a model on torch, which may have hooks.
+
+    Trials record its decisions by numbers of rows.
+    """
 
     def __init__(self, model: keras.Model, session: Session, name: str, stock: bool) -> None:
         """
@@ -71,7 +74,10 @@ class TorchFunction(SplitFunction[TorchShare]):
         return super()._confirms(trial) and not self._find_decision(trial)
 
     def _find_decision(self, trial: TorchTrial) -> str:
-        """Returns what the step decides by, on any worker; empty for nothing. All workers call it together."""
+        """Returns what the step decides by, on any worker; empty for nothing.
+
+        All workers call this together.
+        """
         found = self._session.comm.allgather_object(trial.decisions)
         return next((decisions[0] for decisions in found if decisions), "")
 

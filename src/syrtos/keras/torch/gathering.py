@@ -1,4 +1,7 @@
-"""Gathers the rows that all workers have computed in a step on their shares, with gradients that flow back to them."""
+"""Gathers the rows that all workers have computed in a step on their shares.
+
+Gradients flow back to each worker's rows.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _MASK = "_keras_mask"
 
 
 class _GatheredContext(Protocol):
-    """The place of this worker's rows among those of all, which `_Gathered` keeps between its two passes."""
+    """The place of this worker's rows among all, which `_Gathered` keeps between its two passes."""
 
     fraction: float
     start: int
@@ -55,7 +58,10 @@ def _gather_leaf(step: TorchStep, leaf: object) -> object:
 
 
 def _combine_scalars(step: TorchStep, value: torch.Tensor) -> torch.Tensor:
-    """Returns the scalar of the whole batch: the mean by samples of floating scalars, the sum of whole numbers."""
+    """Returns the scalar of the whole batch.
+
+    It is the mean by samples of floating scalars, and the sum of whole numbers.
+    """
     if value.dtype == torch.bool:
         return value
     part = value * step.fraction() if value.is_floating_point() else value

@@ -1,4 +1,4 @@
-"""The reduction of an optimizer's gradients over the workers: when it happens, and by which rule."""
+"""The reduction of optimizers' gradients over the workers: when it happens, and by which rule."""
 
 from __future__ import annotations
 
@@ -53,17 +53,18 @@ def are_reduced() -> bool:
 
 
 def script_reads_gradients(session: world.Session) -> bool:
-    """Returns whether the script of any worker may look at ``.grad``, e.g. in a callback or after `train_on_batch`.
+    """Returns whether the script of any worker may look at ``.grad``.
 
-    Keras's own `train_step` then reduces gradients where they are made too, without overlap, as a
-    step of the script's does. All workers call this together.
+    It may do so in a callback or after `train_on_batch`, for example. Keras's own `train_step` then
+    reduces gradients where they are made too, without overlap, as a step of the script's does. All
+    workers call this together.
     """
     mine = script_modules.script_mentions(_READS_GRADIENTS)
     return any(session.comm.agree("does the script read gradients?", float(mine)))
 
 
 def reduced_after_backward(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `torch.autograd.backward`: each parameter's ``.grad`` is that of the global batch when it returns.
+    """Wraps `torch.autograd.backward`: each parameter's ``.grad`` is the global batch's afterwards.
 
     This is done in a training step of the script's own. Of gradients that are accumulated by
     several calls, each call's part is reduced.
@@ -151,7 +152,7 @@ def _mean(
 
 
 def workers_of(optimizer: Optimizer) -> Communicator | None:
-    """Returns the workers over which this optimizer's gradients are averaged before they are clipped, or None."""
+    """Returns the workers that average this optimizer's gradients before clipping, or None."""
     if are_reduced():
         return None
     session = world.current()
@@ -199,7 +200,7 @@ def apply_if_rows(
 
 
 def exchange(update: Update, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns the gradients of an update, averaged over its workers; as they are where it has none."""
+    """Returns an update's gradients averaged over its workers, or as they are where it has none."""
     optimizer, step = cast("Optimizer", update.optimizer), current_step()
     comm = cast("Communicator | None", update.reduction)
     update.gives_parts = False
@@ -227,7 +228,10 @@ def exchange(update: Update, grads: Sequence[torch.Tensor]) -> list[torch.Tensor
 def _bounds(
     optimizer: Optimizer, variables: Sequence[keras.Variable], tensors: Sequence[torch.Tensor]
 ) -> Bounds:
-    """Returns the bounds of the workers' parts of gradients like ``tensors``; none where each gets the whole sum."""
+    """Returns the bounds of the workers' parts of gradients like ``tensors``.
+
+    There are none where each worker gets the whole sum.
+    """
     if registry.changes_gradients():
         return ()
     bounds = sharding.bounds_between_hosts(optimizer, variables)
@@ -240,7 +244,7 @@ def _bounds(
 
 
 def overlapping(model: keras.Model) -> contextlib.AbstractContextManager[None]:
-    """Sends gradients that a stock `train_step` of this model makes while it makes others, within the context.
+    """Context manager: sends gradients of this model's stock `train_step` while it makes others.
 
     It does not where something may change them before they are reduced: an optimizer of the
     script's own, one that scales its loss, or one that accumulates; nor where each worker gets only
@@ -282,9 +286,10 @@ def _overlapping(overlap: Overlap, optimizer: Optimizer, step: TorchStep) -> Ite
 
 
 def to_accumulate(optimizer: Optimizer, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Returns this worker's part of a step's gradients, if several steps are accumulated before they are reduced.
+    """Returns this worker's part of a step's gradients, if several steps are accumulated.
 
-    Other gradients are returned as they are.
+    Accumulated gradients are reduced once, after the last of these steps. Other gradients are
+    returned as they are.
     """
     step = current_step()
     if workers_of(optimizer) is None or step is None or not updates.accumulates(optimizer):
@@ -309,7 +314,10 @@ def finite_everywhere(optimizer: Optimizer, finite: torch.Tensor) -> torch.Tenso
 
 
 def broadcast_before_first(optimizer: Optimizer, variables: Iterable[keras.Variable]) -> None:
-    """Gives all workers rank 0's weights and optimizer state, once, before the optimizer's first step."""
+    """Gives all workers rank 0's weights and optimizer state.
+
+    This is done once, before the optimizer's first step.
+    """
     comm = world.current().comm if are_reduced() else workers_of(optimizer)
     record = record_of(optimizer, updates.OptimizerRecord)
     if comm is None or comm.size == 1 or record.is_equal:

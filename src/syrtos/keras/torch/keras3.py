@@ -49,7 +49,7 @@ class _StepRecord:
 
 @functools.cache
 def apply_to_optimizers() -> None:
-    """Installs the patches that reduce gradients; they act on the optimizers that were asked to reduce."""
+    """Installs the patches that reduce gradients; they act on optimizers asked to reduce."""
     backend.use(Torch())
     patching.install(share_patches.optimizers(_begin_equal_then_accumulate))
 
@@ -136,7 +136,10 @@ def _check(sums: list[float], number: int) -> None:
 
 
 def _making(name: str, make_step: Callable[[keras.Model, _Step], _Step]) -> Method:
-    """Returns a wrapper of `make_train_function` and its like: the function takes this worker's share of a batch."""
+    """Returns a wrapper of `make_train_function` and its like.
+
+    The function that is made takes this worker's share of a batch.
+    """
 
     def wrapper(original: Method) -> Method:
         def make_function(self: keras.Model, force: bool = False) -> _Step:

@@ -143,7 +143,9 @@ def weighted_mean(
     variables: Sequence[torch.Tensor] = (),
     bounds: Bounds = (),
 ) -> list[torch.Tensor]:
-    """Averages the gradients of one step over all workers, worker ``r``'s counting ``weight[r] / total``.
+    """Averages the gradients of one step over all workers.
+
+    The gradients of worker ``r`` are weighted by ``weight[r] / total``.
 
     Args:
         comm: the workers.
@@ -187,7 +189,10 @@ def begin_weighted_mean(
     lend: bool = False,
     variables: Sequence[torch.Tensor] = (),
 ) -> Callable[[], list[torch.Tensor]]:
-    """Begins to average tensors of one dtype that travel together; the returned function waits for the averages."""
+    """Begins to average tensors of one dtype that travel together.
+
+    The returned function waits for the averages and returns them.
+    """
     is_compressed = (
         bucket[0].dtype is torch.float32 and compression.choose_codec(comm, variables) is not None
     )

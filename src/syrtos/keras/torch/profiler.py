@@ -14,7 +14,7 @@ from syrtos.observe.trace import ProfiledEvent
 
 
 def start(folder: Path) -> Callable[[], Sequence[ProfiledEvent]]:
-    """Starts torch's profiler; the returned function stops it, and returns the events that it saw."""
+    """Starts torch's profiler; the returned function stops it and returns the events it saw."""
     activities = [
         ProfilerActivity.CPU,
         *([ProfilerActivity.CUDA] if torch.cuda.is_available() else []),

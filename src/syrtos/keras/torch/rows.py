@@ -131,7 +131,7 @@ def planned_shares(stream: Stream) -> Iterator[TorchShare]:
 
 
 def until_all_have_ended(own: Iterator[object], comm: Communicator) -> Iterator[object]:
-    """Yields this worker's own batches, and after them a row that does not count until every worker has run out."""
+    """Yields this worker's batches, then a row that does not count until all workers run out."""
     row: object = None
     while True:
         batch = next(own, None)
@@ -163,7 +163,10 @@ def _broadcast_row(comm: Communicator, batch: object, root: int) -> object:
 
 
 def gather_outputs(outputs: object, samples: int, session: Session) -> object:
-    """Returns the rows of all workers, in order, of each output; with batches per worker each keeps its own."""
+    """Returns the rows of all workers, in order, of each output.
+
+    With batches per worker, each worker keeps its own rows.
+    """
 
     def gather(output: Rows) -> Rows:
         # Outputs may have any number of rows; those of a row that does not count are left out.

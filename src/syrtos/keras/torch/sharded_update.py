@@ -1,4 +1,4 @@
-"""`--shard-update` on torch: an optimizer changes this worker's part of each variable in its memory.
+"""`--shard-update` on torch: an optimizer changes this worker's part of each variable in place.
 
 The other workers' parts are gathered into it.
 """
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class _ParameterSlice(sharding.PartStandIn, Variable):
-    """A stand-in for a variable in an optimizer's update: a view of this worker's part of its memory."""
+    """A stand-in for a variable in an optimizer's update.
+
+    It is a view of this worker's part of the variable's memory.
+    """
 
     def __init__(self, found: Sharding, owner: keras.Variable) -> None:
         # Not Keras's own `__init__`, which would make a value, and track it.

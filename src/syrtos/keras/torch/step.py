@@ -55,7 +55,10 @@ def current_step() -> TorchStep | None:
 
 
 def is_whole() -> bool:
-    """Returns whether this thread computes the whole batch, as every other worker does: see `whole_batch`."""
+    """Returns whether this thread computes the whole batch, as every other worker does.
+
+    See `whole_batch`.
+    """
     return getattr(_local, "whole", False)
 
 
@@ -111,7 +114,7 @@ class TorchStep(Assignments):
     model: keras.Model | None = None
 
     def parameters(self) -> list[torch.Tensor]:
-        """Returns the parameters of the step's model, with those of torch modules and models inside of it."""
+        """Returns the parameters of the step's model, and of torch modules and models inside it."""
         return [] if self.model is None else list(self.model.parameters())
 
     def __init__(
@@ -180,7 +183,7 @@ class TorchStep(Assignments):
         return torch.as_tensor(total, dtype=values.dtype, device=values.device)
 
     def mask_factor(self, mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """Turns mask weights normalized within the share into weights normalized within the global batch."""
+        """Returns the factor between mask weights normalized in the share and the global batch."""
         valid = float(mask.sum())
         elements = float(mask.numel())
         everywhere = self._sum("masked elements of the step", elements if self.samples else 0.0)
@@ -196,7 +199,7 @@ class TorchStep(Assignments):
         return verdicts.is_split(self.session)
 
     def whole_batch(self) -> contextlib.AbstractContextManager[None]:
-        """Context manager: code inside computes the whole batch, as the function `whole_batch` says."""
+        """Context manager: code inside computes the whole batch; see the function `whole_batch`."""
         return whole_batch()
 
     def rows_of_all(self, tree: _Tree) -> _Tree:
@@ -365,7 +368,10 @@ class TorchStep(Assignments):
     def _sum_over_workers(
         self, parts: Sequence[_Floats], of_all: Sequence[_Floats]
     ) -> list[_Floats]:
-        """Returns the sums of all parts over the workers; ``parts`` count as zeros on a worker without samples."""
+        """Returns the sums of all parts over the workers.
+
+        ``parts`` count as zeros on a worker without samples.
+        """
         if not self.samples:
             # Whatever the row that does not count has given.
             parts = [np.zeros_like(part) for part in parts]
@@ -445,7 +451,7 @@ def numbers_of(outputs: object) -> list[Number]:
 
 
 def number_as_array(leaf: Number) -> npt.NDArray[np.generic]:
-    """Returns a number of a step as float64, or as int64 or bool where it counts or says something."""
+    """Returns a step's number as float64, a whole number as int64, and a truth value as bool."""
     if isinstance(leaf, torch.Tensor):
         # NumPy has no bfloat16.
         leaf = (

@@ -61,7 +61,7 @@ def without_draws() -> Iterator[None]:
 
 
 def _replacements_of_draws() -> list[tuple[object, str, Callable[..., object]]]:
-    """Returns the functions that draw, as their owners and names, with what `without_draws` puts in their place."""
+    """Returns owner, name and replacement of each function that draws, for `without_draws`."""
     making_weights = _MakingWeights()
     replaced: list[tuple[object, str, Callable[..., object]]] = [
         (torch, name, _drawing_equal_rows(getattr(torch, name), making_weights)) for name in _DRAWS
@@ -117,7 +117,7 @@ def _drawing_equal_rows(
 def _filling_equal_rows(
     original: Callable[..., torch.Tensor], making_weights: _MakingWeights
 ) -> Callable[..., torch.Tensor]:
-    """Wraps a method that fills a tensor with draws: all rows are its first one, of a fixed seed."""
+    """Wraps a method that fills a tensor with draws: all rows equal the first, of a fixed seed."""
 
     def fill(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         if making_weights.now:
@@ -153,7 +153,7 @@ def _most_probable(
 
 @contextlib.contextmanager
 def noting_autocast(note: Callable[[int], None]) -> Iterator[None]:
-    """Context manager: ``note`` gets the bytes of the dtype of each `torch.autocast` that is entered."""
+    """Context manager: ``note`` gets the bytes of the dtype of each entered `torch.autocast`."""
     original = torch.autocast.__enter__
 
     def enter(self: torch.autocast) -> torch.autocast:
@@ -171,7 +171,9 @@ def noting_autocast(note: Callable[[int], None]) -> Iterator[None]:
 def group_of(
     device: str, address: str, rank: int, size: int, timeout: float, here: str
 ) -> CollectiveGroup:
-    """Makes the group of all workers for torch's own collectives: NCCL's where ``device`` is ``cuda``, else gloo's.
+    """Makes the group of all workers for torch's own collectives.
+
+    It is NCCL's where ``device`` is ``cuda``, else gloo's.
 
     Args:
         device: the device of the tensors that are exchanged.
@@ -206,7 +208,10 @@ def group_of(
 
 
 def statistics_of_batchnorm(model: keras.Model) -> list[torch.Tensor]:
-    """Returns the buffers of torch's own batch normalization, which computes them of this worker's rows."""
+    """Returns the buffers of torch's own batch normalization.
+
+    Torch computes them from this worker's rows.
+    """
     # The base of all its classes, also of the lazy ones, has no public name (torch 2.13).
     layers = [
         module
@@ -245,7 +250,10 @@ _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def hook_functions(model: keras.Model) -> list[Callable[..., object]]:
-    """Returns the functions that the script has registered as hooks of parameters (names of torch 2.13)."""
+    """Returns the functions that the script has registered as hooks of parameters.
+
+    The names of the attributes are those of torch 2.13.
+    """
     found = [
         getattr(parameter, kind, None)
         for parameter in model.parameters()
@@ -255,7 +263,7 @@ def hook_functions(model: keras.Model) -> list[Callable[..., object]]:
 
 
 def hooks_of(model: keras.Model) -> list[str]:
-    """Returns what has hooks of the script's, by names that a person knows (names of torch 2.13)."""
+    """Returns what has hooks of the script's, by names a person knows (names of torch 2.13)."""
     modules = {id(module): module for module in _modules_of(model)}
     found = [
         f"the hooks of {getattr(module, 'name', type(module).__name__)}"

@@ -1,4 +1,4 @@
-"""Trials of a step of Keras on torch: it runs on some rows of its first batch, and leaves no trace."""
+"""Trials of a Keras step on torch: it runs on some rows of its first batch, and leaves no trace."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ from syrtos.keras.torch.step import (
 
 
 class TorchTrial(TrialOfRows):
-    """A trial of a step on some rows of the first batch: see `syrtos.keras.split.trial_step.StepTrial`."""
+    """A trial of a step on some rows of the first batch.
+
+    See `syrtos.keras.split.trial_step.StepTrial`.
+    """
 
     def __init__(
         self,
@@ -107,7 +110,10 @@ class TorchTrial(TrialOfRows):
         return type(self)(self._model, self._session, self._step, same, Amount.ALL)
 
     def precision(self) -> int:
-        """Returns the bytes of the least precise dtype of the model's layers, or of an entered `torch.autocast`."""
+        """Returns the bytes of the least precise dtype of the model's layers.
+
+        The dtype of an entered `torch.autocast` counts too.
+        """
         return self._precision
 
     def _compared_numbers(self, logs: object) -> Sequence[Number]:
@@ -153,7 +159,10 @@ class PredictingTorchTrial(TorchTrial):
 
 
 def _some_rows(share: TorchShare, session: Session, amount: Amount) -> TorchShare:
-    """Picks rows from all over the share; one more on rank 0, so that the workers' numbers of rows differ."""
+    """Picks rows from all over the share.
+
+    Rank 0 picks one more, so that the workers' numbers of rows differ.
+    """
     size = trial_step.bytes_of_batch(keras.tree.flatten(share.data))
     each = trial_step.rows_to_take(session.comm, share.samples, size, amount)
     if share.samples <= each:
@@ -172,7 +181,10 @@ def _wide(tensor: torch.Tensor) -> npt.NDArray[np.float64]:
 
 
 class _StateBefore:
-    """The variables, buffers, gradients and draws of a model before a trial: what it has changed, and back to them."""
+    """The variables, buffers, gradients and draws of a model before a trial.
+
+    The object tells what the trial has changed, and puts everything back.
+    """
 
     def __init__(self, model: keras.Model) -> None:
         self._assigned: dict[int, tuple[keras.Variable, torch.Tensor]] = {}
@@ -214,7 +226,7 @@ class _StateBefore:
                 outcome.assigned[id(tensor)] = Assigned(name, _wide(value), _wide(tensor))
 
     def add_gradients_of_backward(self, outcome: StepOutcome) -> None:
-        """Adds the gradients that `backward` has left in parameters since, or has added to those that were there."""
+        """Adds gradients that `backward` has left in parameters since, or added to older ones."""
         for parameter, held in self._grads:
             if parameter.grad is not None and (
                 held is None or not torch.equal(parameter.grad, held[1])
@@ -244,7 +256,7 @@ class _StateBefore:
 
 @contextlib.contextmanager
 def _without_trace(model: keras.Model, outcome: StepOutcome) -> Iterator[None]:
-    """Makes optimizers note gradients instead of updating, within the context, and undoes everything at its end.
+    """Context manager: optimizers note gradients instead of updating; its end undoes everything.
 
     Afterwards variables, buffers, gradients, generators and Python's numbers are as before.
     """
@@ -274,7 +286,7 @@ def _keep_gradients(
     gradients: Sequence[torch.Tensor | None],
     variables: Sequence[keras.Variable],
 ) -> None:
-    """Adds the gradients that an optimizer is given, averaged over the workers where they are not yet."""
+    """Adds the gradients given to an optimizer, averaged over the workers if they are not yet."""
     names = [state.name_of(variable) for variable in variables]
     scope = current_step()
     if scope is not None and not scope.reduces_early:

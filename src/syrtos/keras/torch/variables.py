@@ -94,7 +94,7 @@ class Torch(Backend["AnyVariable", torch.Tensor]):
         step.Drawn.steps = count
 
     def skip_batches(self, batches: object, steps: int) -> None:
-        """Does nothing: Keras calls a step on torch with a list of batches, which have been drawn."""
+        """Does nothing: Keras calls a step on torch with a list of batches already drawn."""
 
     def current_step(self) -> Step[torch.Tensor] | None:
         # A weight is a float there, which torch multiplies by as by a tensor.

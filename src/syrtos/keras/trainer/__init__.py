@@ -1,1 +1,1 @@
-"""A `fit` as the workers run it together: callbacks, the trainer's methods, and the times of their parts."""
+"""A `fit` as the workers run it together: callbacks, trainer methods, and times of parts."""

@@ -65,7 +65,7 @@ def _number(value: Any) -> float | None:
 
 
 def _index(batch: Any) -> int:
-    """Returns the number of a batch; 0 where a loop of the script's own gives something else than a number."""
+    """Returns the number of a batch; 0 where a loop of the script's own gives no number."""
     try:
         return int(batch)
     except (TypeError, ValueError):
@@ -97,7 +97,7 @@ class _Quiet:
 
 
 class BeforeUsers(_Quiet):
-    """Runs before the script's callbacks: the step is over, and the time from here on is counted as theirs."""
+    """Runs before the script's callbacks: the step is over, and their time counts from here on."""
 
     def __init__(self, last: AfterUsers, ledger: Ledger) -> None:
         super().__init__()
@@ -137,7 +137,10 @@ class BeforeUsers(_Quiet):
         self._last.step_is_over(batch)
 
     def _await_last_step(self, batch: int, logs: Logs) -> None:
-        """Waits until the last step of an epoch, or of an evaluation, is computed: its time would count as that of what follows."""
+        """Waits until the last step of an epoch, or of an evaluation, is computed.
+
+        Else its time would count as that of what follows.
+        """
         if _index(batch) + 1 >= (self.params.get("steps") or math.inf):
             backend.active().await_values(logs)
 
@@ -179,7 +182,7 @@ class AfterUsers(_Quiet):
     # -- training ------------------------------------------------------------------------------
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Makes all workers start from rank 0's state, including what its callbacks have restored."""
+        """Makes all workers start from rank 0's state, including what its callbacks restored."""
         comm = self._session.comm
         self.trains = True
         if self.model is not None:
@@ -236,7 +239,7 @@ class AfterUsers(_Quiet):
         )
 
     def _curve_point(self, epoch: int, logs: Logs, rate: float | None) -> dict[str, object]:
-        """Returns a point of the curves: the epoch, the logs that are numbers, and the learning rate."""
+        """Returns a point of the curves: the epoch, the numeric logs, and the learning rate."""
         # Callbacks may have put anything into the logs.
         numbers = {
             str(name): number
@@ -324,7 +327,7 @@ class AfterUsers(_Quiet):
     on_predict_batch_begin, on_predict_batch_end = on_test_batch_begin, on_test_batch_end
 
     def step_is_over(self, batch: int) -> None:
-        """Ends the step of a call of `fit`'s training function, before the script's callbacks run."""
+        """Ends the step of a call of `fit`'s training function, before the script's callbacks."""
         for feature in self.features:
             feature.batch_computed(self.fit, self._steps_of_training(batch))
         self.data_step_is_over(batch)
@@ -343,11 +346,11 @@ class AfterUsers(_Quiet):
             feature.before_callbacks(self.fit)
 
     def protect(self) -> None:
-        """Sets up the snapshots of this `fit`, if there are any, before the script's callbacks run."""
+        """Sets up this `fit`'s snapshots, if there are any, before the script's callbacks run."""
         self._protection = replay.protect(self._everyone, self.model, self)
 
     def counters(self) -> dict[str, int]:
-        """Returns how much has been trained: the steps, the epoch, and the number of steps at which it began."""
+        """Returns the steps made so far, the epoch, and the number of steps at which it began."""
         fit = self.fit
         return {"steps": fit.steps, "epoch": fit.epoch, "epoch_began_at": fit.epoch_began_at}
 
@@ -371,11 +374,11 @@ class AfterUsers(_Quiet):
             feature.put_back(theirs, fit)
 
     def data_epoch_begins(self, epoch: int, params: TrainingParams) -> None:
-        """Begins an epoch of a planned data set, if there is one, and tells Keras how many steps it has."""
+        """Begins an epoch of a planned data set, if any, and tells Keras how many steps it has."""
         self._data.epoch_begins(self.model, epoch, params)
 
     def data_step_is_over(self, batch: int) -> None:
-        """Tells a planned data set, if there is one, that the batches of a call have been trained on."""
+        """Tells a planned data set, if any, that the batches of a call have been trained on."""
         self._data.step_is_over(self._steps_since(batch))
 
     def data_epoch_ends(self) -> None:
@@ -411,7 +414,10 @@ class AfterUsers(_Quiet):
             compression.forget(state.held_objects(snapshot.trainable(self.model)))
 
     def _check_built(self) -> None:
-        """Compares the replicas of a model that was built by its first step, and could not be compared before."""
+        """Compares the replicas of a model that was built by its first step.
+
+        They could not be compared before.
+        """
         if self._built_by_step:
             self._built_by_step = False
             state.check_equal(self._session.comm, state.of_model(self.model), self.fit.steps)
@@ -426,7 +432,7 @@ class AfterUsers(_Quiet):
         clock.step_begins()
 
     def _steps_of_training(self, batch: Any) -> int:
-        """Returns the number of steps of the call of the training function that ends with this batch."""
+        """Returns the number of steps of the training function's call that this batch ends."""
         last, total = _index(batch), self.params.get("steps")
         # Keras 3 counts on in a last call that has fewer batches than the others.
         last = min(last, total - 1) if total else last
@@ -436,7 +442,7 @@ class AfterUsers(_Quiet):
         return min(keras_internals.steps_in_call(self.model), _index(batch) + 1)
 
     def _counts_alone(self) -> bool:
-        """Returns whether each worker counts its own samples until the epoch ends: with `--sync-every`."""
+        """Returns whether workers count their own samples until the epoch ends (`--sync-every`)."""
         return self.trains and registry.trains_apart()
 
     def _replicas_differ(self) -> bool:
@@ -470,7 +476,10 @@ class AfterUsers(_Quiet):
 def within(
     original: Callable[Concatenate[CallbackList, object, P], None],
 ) -> Callable[Concatenate[CallbackList, object, P], None]:
-    """Wraps the `__init__` of Keras's list of callbacks: writing is left to rank 0, and our two enclose the others."""
+    """Wraps the `__init__` of Keras's list of callbacks.
+
+    Writing is left to rank 0, and two callbacks of syrtos enclose the others.
+    """
 
     def init(self: CallbackList, chosen: object = None, *args: P.args, **kwargs: P.kwargs) -> None:
         original(self, callbacks_of_worker(flatten(chosen)), *args, **kwargs)

@@ -1,4 +1,4 @@
-"""The callbacks of a script that each worker runs: what one of them writes, rank 0 writes for all."""
+"""A script's callbacks that each worker runs: what one of them writes, rank 0 writes for all."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def callbacks_of_worker(chosen: list[object]) -> list[object]:
 
 
 def _saves_together(callback: object) -> bool:
-    """Returns whether all workers must run the callback, to gather the model that it saves; one writes the file."""
+    """Returns whether all workers must run the callback, to gather the model that it saves.
+
+    One worker writes the file.
+    """
     return backend.active().splits_variables() and not _SAVERS.isdisjoint(_kinds(callback))
 
 
@@ -53,7 +56,7 @@ def _kinds(callback: object) -> set[str]:
 
 
 def flatten(chosen: object) -> list[object]:
-    """Returns a list of callbacks from what Keras takes: one callback, or lists of them at any depth."""
+    """Returns a list of callbacks from what Keras takes: one callback, or lists at any depth."""
     if isinstance(chosen, list | tuple):
         return [callback for part in chosen for callback in flatten(part)]
     return [] if chosen is None else [chosen]

@@ -1,4 +1,4 @@
-"""The comparisons of a model's replicas while `fit` trains them: when they are due, and what is compared."""
+"""Comparisons of a model's replicas while `fit` trains them: when due, and what is compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of an exchange for the report of a run: which variables' gradients travel, and in which buckets."""
+"""The exchange plan in a run's report: which variables' gradients travel, and in which buckets."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def fit(original: Callable[P, R]) -> Callable[P, R]:
 def on_batch(
     original: Callable[Concatenate[Model, P], R], check: batches.Check
 ) -> Callable[Concatenate[Model, P], R]:
-    """Wraps `test_on_batch` or `predict_on_batch`: ``check`` compares what the workers were given."""
+    """Wraps `test_on_batch` or `predict_on_batch`: ``check`` compares the workers' batches."""
 
     def of_equal_batches(self: Model, *args: P.args, **kwargs: P.kwargs) -> R:
         fitting.refuse_other_threads(original.__name__)

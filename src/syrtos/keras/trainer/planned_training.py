@@ -1,4 +1,4 @@
-"""The planned data set that a `fit` trains on, if there is one: where it begins, and how far it has come."""
+"""The planned data set of a `fit`, if it has one: where it begins, and how far it has come."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ class PlannedTraining:
     def _find_place(
         self, model: Model, stream: Stream, protection: Protection | None
     ) -> tuple[Position | None, int | None]:
-        """Returns where training begins, and the number of the model on this data; None: at the beginning, a new one."""
+        """Returns where training begins, and the number of the model on this data.
+
+        A place of None is the beginning of the data; a number of None stands for a new one.
+        """
         from syrtos.keras.recovery import resume
 
         position, number = resume.trained_before(model, stream.dataset)
@@ -96,7 +99,10 @@ class PlannedTraining:
             self._everyone.set_params({**params, "steps": steps})
 
     def records_of(self, steps: int) -> Callable[[], Sequence[Record]]:
-        """Returns a function that gives the records of this worker's shares of the next steps, once they are drawn."""
+        """Returns a function that gives the records of this worker's shares of the next steps.
+
+        The records are known once they have been drawn.
+        """
         stream = self._stream
         return (lambda: stream.records(steps)) if stream else list
 

@@ -55,7 +55,7 @@ def begin_training(comm: Communicator, model: Model) -> None:
 
 
 def was_trained(model: Model) -> None:
-    """Notes that a model's replicas have been trained: from now on they are equal, or have diverged."""
+    """Notes that a model's replicas were trained: from now on they are equal, or have diverged."""
     record_of(model, _Equality).trained = True
 
 

@@ -1,4 +1,4 @@
-"""Entries in a worker's ledger about the parts of a run, its data, and loops of the script's own."""
+"""Entries in a worker's ledger about parts of a run, its data, and loops of the script's own."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def tracing(name: str, function: object) -> contextlib.AbstractContextManager[No
 
 
 def waiting_for_data() -> contextlib.AbstractContextManager[None]:
-    """Context manager around the drawing of an iterator's next element, eagerly: its time counts as input."""
+    """Context manager around an eager draw from an iterator: its time counts as input."""
     return _span("input")
 
 
 def exchanging() -> contextlib.AbstractContextManager[None]:
-    """Context manager around an exchange of tensors between workers: its time counts as exchange."""
+    """Context manager around an exchange of tensors by workers: its time counts as exchange."""
     return _span("exchange")
 
 
@@ -77,7 +77,7 @@ class _Call:
 
 @dataclasses.dataclass
 class _CallRecord:
-    """The record of a script's `tf.function`: whether an optimizer was seen to make an update in it."""
+    """The record of a script's `tf.function`: whether an optimizer's update was seen in it."""
 
     updates: bool = False
 
@@ -125,7 +125,7 @@ def _nested_call(outer: _Call, function: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def updating() -> Iterator[None]:
-    """Context manager around an optimizer's update, eager or as it is traced: it makes the call a step."""
+    """Context manager around an optimizer's update, eager or traced: it makes the call a step."""
     with computing():
         call = _call()
         if call is not None:
@@ -188,7 +188,10 @@ class _Clock:
         self._traced = False
 
     def step_is_traced(self) -> None:
-        """Notes that the step is made a graph first: this time, the time until data is there is not spent on input."""
+        """Notes that the step is made a graph first.
+
+        In such a step the time until data is there is not spent on input.
+        """
         self._traced = True
 
     def step_begins(self) -> None:

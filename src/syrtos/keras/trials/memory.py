@@ -1,4 +1,4 @@
-"""The memory of this process, and of those that it has started, e.g. to read data, while a trial trains."""
+"""The memory of this process and those it started, e.g. to read data, while a trial trains."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HostMemory:
             _CLEAR.write_text("5")
 
     def facts(self) -> dict[str, int]:
-        """Returns the memory before training, and the peak since then with child processes, in bytes."""
+        """Returns the memory before training, and the peak since with child processes, in bytes."""
         children = 0
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):

@@ -145,7 +145,7 @@ def _of_arrays(
 
 
 def _count_trained_rows(rows: int, given: Mapping[str, Any]) -> int:
-    """Returns how many of the rows Keras trains on: all but the last, which it splits off for validation."""
+    """Returns how many rows Keras trains on: all but the last ones, split off for validation."""
     split = (
         0.0 if given.get("validation_data") is not None else given.get("validation_split") or 0.0
     )
@@ -153,7 +153,7 @@ def _count_trained_rows(rows: int, given: Mapping[str, Any]) -> int:
 
 
 def _steps(steps: int, each: int) -> tuple[int, int]:
-    """Returns the steps that an epoch must have at least, and how many of its ``steps`` whole calls take.
+    """Returns the least number of steps of an epoch, and how many of ``steps`` whole calls take.
 
     A call of the training function takes ``each`` steps.
     """
@@ -281,7 +281,7 @@ def _length(x: Any) -> int | None:
 
 @functools.cache
 def _class_over(base: type) -> type:
-    """Returns a class of data sets for this Keras, which joins the batches of another and takes them apart."""
+    """Returns a class of data sets for this Keras, which joins another's batches and cuts them."""
 
     class Joined(base):
         def __init__(
@@ -345,7 +345,10 @@ def _of_generator(tree: ModuleType, x: Iterator[object], size: Size) -> Rebatche
 def _join_batches(
     tree: ModuleType, source: Iterator[object], first: object, batch: int
 ) -> Iterator[object]:
-    """Yields batches of ``batch`` rows from a generator's; where it ends, its first batch follows again and again."""
+    """Yields batches of ``batch`` rows from the batches of a generator.
+
+    Where the generator ends, its first batch follows again and again.
+    """
     parts: list[object] = []
     held, following = 0, first
     while True:

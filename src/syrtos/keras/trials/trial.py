@@ -1,7 +1,8 @@
-"""Trials of `syrtos tune`: the first `fit` of an unchanged script trains some steps, is measured, and ends the process.
+"""Trials of `syrtos tune`: the first `fit` of a script trains some steps and is measured.
 
-Each trial does what the script does before `fit`. The script's callbacks, validation and what
-follows `fit` are left out, so no checkpoint is written.
+The script is unchanged, and the process ends after the measurement. Each trial does what the script
+does before `fit`. The script's callbacks, validation and what follows `fit` are left out, so no
+checkpoint is written.
 """
 
 from __future__ import annotations
@@ -215,7 +216,10 @@ class StepTimer:
         return spans if all(first) else later
 
     def facts(self) -> dict[str, object]:
-        """Returns the rows of a global batch, of the script's own one and of an epoch, and the seconds of each step."""
+        """Returns the rows of a global batch, of the script's own one and of an epoch.
+
+        It also returns the seconds of each step.
+        """
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
         return {
             "batch": self._data.batch * _workers(),

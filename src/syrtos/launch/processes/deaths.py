@@ -15,7 +15,7 @@ class Deaths:
         self._gone: list[int] = []
 
     def watch(self, rank: int, pid: int) -> None:
-        """Watches the process of ``rank`` from now on; a process that has ended before counts as ending now."""
+        """Watches the process of ``rank`` from now on; if it has ended, it counts as ending now."""
         try:
             descriptor = os.pidfd_open(pid)
         except OSError:

@@ -1,4 +1,4 @@
-"""Puts off what `import tensorflow` and `import keras` import beside themselves, until a script uses it.
+"""Puts off what `import tensorflow` and `import keras` import besides, until a script uses it.
 
 Both import scikit-learn, JAX and TensorFlow Lite where these are installed: a third to a half of
 the processor time of `import tensorflow`, in each process, for what few scripts use. Seen with
@@ -32,7 +32,10 @@ _WITHOUT_JAX = "keras.src.callbacks.orbax_checkpoint"
 
 
 def install() -> None:
-    """Puts off these imports in this process, from now on; again, where the zygote has done so, changes nothing."""
+    """Puts off these imports in this process, from now on.
+
+    A further call, where the zygote has done so, changes nothing.
+    """
     if not any(getattr(finder, "puts_imports_off", False) for finder in sys.meta_path):
         sys.meta_path.insert(0, _DeferringFinder())
 
@@ -124,7 +127,10 @@ class _Deferring(_Wrapping):
 
 
 class _WithoutJax(_Wrapping):
-    """Executes a module that does without JAX, which is as absent meanwhile unless it is imported already."""
+    """Executes a module that does without JAX.
+
+    Meanwhile JAX counts as absent, unless it is imported already.
+    """
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)

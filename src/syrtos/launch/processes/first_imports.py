@@ -35,7 +35,7 @@ _LONGEST_FILE = 1 << 20  # bytes
 
 @dataclasses.dataclass(frozen=True)
 class FirstImports:
-    """The modules that one process can import for all workers, and the variables that it needs for that."""
+    """The modules that one process can import for all workers, and the variables that it needs."""
 
     frameworks: tuple[str, ...]
     libraries: tuple[str, ...]
@@ -53,7 +53,7 @@ def first_imports(program: Program, env: Mapping[str, str]) -> FirstImports:
         env: the environment of the workers; a script may keep a variable that is set already.
 
     Returns:
-        No frameworks where each worker has to import them by itself: for modules (`-m`), flags of the
+        No frameworks where each worker must import them by itself: for modules (`-m`), flags of the
         interpreter, coverage and debuggers, scripts without a framework, and where variables that
         frameworks read are set in another way than as constants at the beginning of the file.
     """
@@ -107,7 +107,7 @@ class _ImportReader:
         self.uncertain |= any(_changes_environment(node, understood) for node in ast.walk(tree))
 
     def in_order(self) -> Iterator[str]:
-        """Yields the frameworks in the order of their imports, with the Keras that `tf.keras` is."""
+        """Yields the frameworks in the order of import, with the Keras that `tf.keras` is."""
         legacy = {**self._env, **self.variables}.get("TF_USE_LEGACY_KERAS", "").lower() in (
             "1",
             "true",
@@ -145,7 +145,7 @@ class _ImportReader:
 
 
 def _unconditional_statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yields the statements that are executed in any case, those in the bodies of `try` and `with` among them."""
+    """Yields the statements executed in any case, also those in the bodies of `try` and `with`."""
     for statement in body:
         if isinstance(statement, ast.Try | ast.With):
             yield from _unconditional_statements(statement.body)
@@ -154,7 +154,7 @@ def _unconditional_statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _imported_modules(statement: ast.Import | ast.ImportFrom) -> list[str]:
-    """Returns the names of the modules that a statement imports, without those that are relative to a package."""
+    """Returns the names of the modules that a statement imports, without relative imports."""
     if isinstance(statement, ast.Import):
         return [alias.name for alias in statement.names]
     if statement.level or statement.module is None:
@@ -164,9 +164,10 @@ def _imported_modules(statement: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def _assigned_variable(statement: ast.stmt, env: Mapping[str, str]) -> tuple[str, str] | None:
-    """Returns name and value of ``os.environ["NAME"] = "value"`` or ``os.environ.setdefault("NAME", "value")``.
+    """Returns name and value of a variable of the environment that a statement sets.
 
-    Returns None for any other statement.
+    Such a statement is ``os.environ["NAME"] = "value"`` or
+    ``os.environ.setdefault("NAME", "value")``. Returns None for any other statement.
     """
     match statement:
         case ast.Assign(

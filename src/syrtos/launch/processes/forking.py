@@ -1,4 +1,4 @@
-"""Processes that need not import the frameworks first: they are forked from another process that has imported them."""
+"""Processes that need not import the frameworks first: each is a fork of one that has done so."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Family:
     """Processes that one zygote has forked; they are killed when it is closed."""
 
     def __init__(self, path: str, patience: float = _LONGEST_IMPORT) -> None:
-        """Connects to the zygote at the socket ``path``, which must answer within ``patience`` seconds."""
+        """Connects to the zygote at socket ``path``; it must answer within ``patience`` seconds."""
         self._patience = patience
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.connect(path)
@@ -168,7 +168,9 @@ class Family:
         return heard["pid"]
 
     def wait(self, timeout: float | None = None) -> tuple[int, int]:
-        """Returns the number and the exit code of the next process that ends; the code is negative for a signal.
+        """Returns the number and the exit code of the next process that ends.
+
+        The code is negative for a signal.
 
         Raises:
             TimeoutError: no process has ended within ``timeout`` seconds.
@@ -194,7 +196,10 @@ class Family:
 
 
 class Forked:
-    """A single process of a zygote, with the interface of `subprocess.Popen`; it is killed when this process ends."""
+    """A single process of a zygote, with the interface of `subprocess.Popen`.
+
+    The process is killed when the process that has started it ends.
+    """
 
     def __init__(
         self, path: str, command: Command, files: Sequence[int], patience: float = _LONGEST_IMPORT

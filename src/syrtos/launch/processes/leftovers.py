@@ -20,7 +20,10 @@ _YOUNG = 10.0
 
 
 def unlink_early(session: Session) -> None:
-    """Removes the names of segments once every worker has mapped them, so that the memory goes with its last user."""
+    """Removes the names of segments once every worker has mapped them.
+
+    The memory then goes with its last user.
+    """
     session.comm.barrier()
     if session.world.local_rank == 0:
         remove(mapped_segments())

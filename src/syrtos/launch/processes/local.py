@@ -1,4 +1,4 @@
-"""An engine for workers of this machine, which this process starts itself: it sees each of them end, and how."""
+"""An engine for workers of this machine: this process starts them, and sees each end, and how."""
 
 from __future__ import annotations
 

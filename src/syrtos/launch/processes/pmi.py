@@ -1,4 +1,4 @@
-"""The process manager's side of PMI-1, by which the workers of a run find each other when MPI starts in them.
+"""The process manager's side of PMI-1, by which a run's workers find each other when MPI starts.
 
 Each worker inherits one end of a socket pair; a thread of its host's launcher or agent reads the
 other. There is no port and no program beside them. Source of the messages: the PMI-1 wire protocol
@@ -24,7 +24,10 @@ class KeyValues:
     """
 
     def __init__(self, nodes: Sequence[int]) -> None:
-        """Begins a store for as many workers as there are ``nodes``: the number of each rank's host, in rank order."""
+        """Begins a store for as many workers as there are ``nodes``.
+
+        ``nodes`` has the number of each rank's host, in rank order.
+        """
         self._size = len(nodes)
         # MPICH names its shared memory by it: never the same twice
         self._name = f"kvs_{uuid.uuid4().hex[:12]}"
@@ -79,7 +82,10 @@ _NO_VALUE = "cmd=get_result rc=-1 msg=key_not_found value=unknown"
 
 
 def _mapping(nodes: Sequence[int]) -> str:
-    """Returns which ranks share a host, in PMI's notation: blocks of (first host, number of hosts, ranks on each)."""
+    """Returns which ranks share a host, in PMI's notation.
+
+    The text has blocks of (first host, number of hosts, ranks on each).
+    """
     blocks: list[list[int]] = []
     for node in nodes:
         if blocks and blocks[-1][0] == node:

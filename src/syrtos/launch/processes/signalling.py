@@ -23,7 +23,10 @@ def die_with_parent() -> None:
 
 @contextmanager
 def answering_signals(answer: Callable[[int], None]) -> Iterator[None]:
-    """Context manager: signals that stop a run call ``answer`` with their number, SIGUSR1 with that of SIGTERM."""
+    """Context manager: signals that stop a run call ``answer`` with their number.
+
+    SIGUSR1 calls it with the number of SIGTERM.
+    """
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         # Slurm's `--signal=USR1@120` asks for the end of a job before its time limit.
@@ -59,7 +62,7 @@ def to_process(pid: int, number: int) -> None:
 
 
 def to_group(pid: int, number: int) -> None:
-    """Sends a signal to all processes of the group that ``pid`` leads; does nothing if they are gone."""
+    """Sends a signal to the process group that ``pid`` leads; does nothing if it is gone."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:

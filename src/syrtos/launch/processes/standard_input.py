@@ -34,7 +34,7 @@ def input_descriptor() -> int | None:
 
 
 def has_data(source: int) -> bool:
-    """Returns whether there is something to read right now: a file that is not empty, or data in a pipe."""
+    """Returns whether there is something to read now: a non-empty file, or data in a pipe."""
     facts = os.fstat(source)
     if stat.S_ISREG(facts.st_mode):
         return facts.st_size > os.lseek(source, 0, os.SEEK_CUR)
@@ -45,13 +45,13 @@ def has_data(source: int) -> bool:
 
 
 def is_pipe_with_data(source: int) -> bool:
-    """Returns whether there is something to read that can be read only once, as the data in a pipe."""
+    """Returns whether there is something to read, and only once, as the data in a pipe."""
     return not stat.S_ISREG(os.fstat(source).st_mode) and has_data(source)
 
 
 @contextlib.contextmanager
 def copying_input(source: int | None, ranks: int) -> Iterator[str]:
-    """Context manager: gives each of ``ranks`` workers the contents of ``source`` as its standard input.
+    """Context manager: gives each of ``ranks`` workers the content of ``source`` as standard input.
 
     It yields a text, with which the worker calls `adopt`.
     """
@@ -71,7 +71,10 @@ def copying_input(source: int | None, ranks: int) -> Iterator[str]:
 
 
 def adopt(text: str, rank: int) -> None:
-    """Makes the copy of `copying_input` for this rank the standard input of this process; an empty input if there is none."""
+    """Makes this rank's copy of `copying_input` the standard input of this process.
+
+    The standard input is empty if there is no copy.
+    """
     offset, *paths = text.split() if text else ("0", os.devnull)
     descriptor = os.open(paths[rank % len(paths)], os.O_RDONLY)
     if offset != "0":

@@ -66,10 +66,10 @@ class Standby:
     # -- before a generation -----------------------------------------------------------------------
 
     def begin(self, command: Sequence[str], env: Mapping[str, str], workers: int) -> None:
-        """Starts a zygote where there is none for the workers' share of this machine, if the script's text says what to import.
+        """Starts a zygote where there is none for the workers' share of this machine.
 
-        A zygote that has imported for another share is ended. The new one ends with the thread that
-        calls this.
+        It is started if the script's text says what to import. A zygote that has imported for
+        another share is ended. The new one ends with the thread that calls this.
 
         Args:
             command: the command of each worker.
@@ -119,7 +119,7 @@ class Standby:
         self._early.end()
 
     def is_settled(self) -> bool:
-        """Returns whether workers can be started: as forks, or as new interpreters where no zygote lives."""
+        """Returns whether workers can start, as forks or as new interpreters if no zygote lives."""
         if self._began is None or self._zygote is None:
             return True
         if self._zygote.lives() and not self._zygote.is_ready():
@@ -167,7 +167,7 @@ class Standby:
         )
 
     def _start(self, modules: Mapping[str, str], env: Mapping[str, str], **how: Any) -> None:
-        """Starts a zygote in the place of one that there is; ``how`` are further arguments of `Zygote`."""
+        """Starts a zygote in place of an existing one; ``how`` are more arguments of `Zygote`."""
         # Not those that were given up: workers that they have forked still run.
         self._close_zygote()
         try:
@@ -180,7 +180,7 @@ class Standby:
     def start(
         self, command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: local.Files
     ) -> local.Process:
-        """Starts a worker's process: a fork of the zygote where there is one, else by `local.start`."""
+        """Starts a worker's process: a fork of the zygote, or by `local.start` if there is none."""
         # flags of the interpreter need a new one
         if (
             _is_plain(command)
@@ -221,7 +221,7 @@ class Standby:
 
 
 def _mpi_library(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the path at which mpi4py looks for MPI's library first; empty where that is not certain."""
+    """Returns the path where mpi4py looks for MPI's library first; empty if that is not certain."""
     # It takes 40 ms to load. mpi4py's module is not imported: that would start MPI, and a single
     # worker has none. A library that is loaded already would take the place of another of its name.
     if sys.prefix == sys.base_prefix or any(name in env for name in _OTHER_MPI):

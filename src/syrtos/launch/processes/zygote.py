@@ -1,4 +1,4 @@
-"""An interpreter that has imported the frameworks, and forks processes from itself: ``zygote.py [ORDER]``.
+"""An interpreter that has imported the frameworks and forks processes: ``zygote.py [ORDER]``.
 
 The forked processes go on as if they were new interpreters.
 
@@ -68,12 +68,15 @@ _OF_OTHERS = (
 
 
 def is_compared(variable: str) -> bool:
-    """Returns whether a framework, or a library of one, may read a variable of the environment when it is imported."""
+    """Returns whether a framework, or a library of one, may read a variable when it is imported."""
     return not variable.startswith(_OF_OTHERS) and variable != "_"
 
 
 def main(order: dict[str, Any] | None) -> None:
-    """Imports what is ordered and serves requests; in a child, stops serving and runs the program of its request."""
+    """Imports what is ordered and serves requests.
+
+    A child stops serving and runs the program of its request.
+    """
     if not sys.flags.safe_path:
         # The folder of this file is no place of the script's modules.
         del sys.path[0]
@@ -113,7 +116,7 @@ def main(order: dict[str, Any] | None) -> None:
 
 
 def _prepare_for_workers() -> dict[str, Any]:
-    """Imports what workers of any script do, and waits for the order; ends the process where none comes."""
+    """Imports what workers of any script do, and waits for the order; ends if none comes."""
     for name in ("syrtos.launch.worker.main", "syrtos.comm.world", "numpy.random"):
         importlib.import_module(name)
     line = sys.stdin.buffer.readline()
@@ -125,7 +128,7 @@ def _prepare_for_workers() -> dict[str, Any]:
 
 
 def marker_path(path: str) -> str:
-    """Returns the path of the file that is there once a zygote at ``path`` has imported everything."""
+    """Returns the path of a file that exists once a zygote at ``path`` has imported everything."""
     return f"{path}.imported"
 
 
@@ -144,9 +147,10 @@ def _put_imports_off() -> None:
 
 
 class Imported(MetaPathFinder, Loader):
-    """Modules that are imported already, and that a script finds only when it imports them, as in a new interpreter.
+    """Modules that are imported already, but that a script finds only when it imports them.
 
-    What waits for an import (`syrtos.launch.worker.import_hook`) would come too early otherwise.
+    The script finds them as in a new interpreter. What waits for an import
+    (`syrtos.launch.worker.import_hook`) would come too early otherwise.
     """
 
     def __init__(
@@ -237,7 +241,10 @@ class Imported(MetaPathFinder, Loader):
                 )
 
     def _shadowed_modules(self) -> set[str]:
-        """Returns imported top-level modules that also stand in folders which the script has added to `sys.path`."""
+        """Returns imported top-level modules that also stand in folders new in `sys.path`.
+
+        The script has added those folders.
+        """
         known = (
             {module.partition(".")[0] for module in sys.modules}
             - set(sys.stdlib_module_names)
@@ -261,7 +268,7 @@ class Imported(MetaPathFinder, Loader):
             importlib.import_module(name)
 
     def _as_if_imported_now(self) -> None:
-        """Sets what the imports have set beside modules, except where the script has set something else before."""
+        """Sets what the imports have set beside modules, except where the script has changed it."""
         os.environ.update(
             {
                 name: value
@@ -300,7 +307,10 @@ def _describe_variable(variable: str, value: str | None) -> str:
 
 
 def _when_idle(names: Sequence[str]) -> None:
-    """Imports modules while the processors have nothing else to do, and lowers the priority of this thread for that."""
+    """Imports modules while the processors have nothing else to do.
+
+    The priority of this thread is lowered for that.
+    """
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     for name in names:
         try:
@@ -331,7 +341,7 @@ class ForkServer:
         self._listener = listener
 
     def run(self) -> dict[str, Any] | None:
-        """Serves until standard input ends, and returns None; in a child returns the request at once."""
+        """Serves until standard input ends, returning None; a child returns its request at once."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj == 0:
@@ -351,7 +361,7 @@ class ForkServer:
             os.kill(pid, signal.SIGKILL)
 
     def _hear(self, client: socket.socket) -> dict[str, Any] | None:
-        """Forks for a client's request; returns the request in the child, and None in the zygote."""
+        """Forks for a client's request; returns the request in the child, None in the zygote."""
         try:
             text, descriptors, _, _ = socket.recv_fds(client, _LONGEST, 8)
         except OSError:

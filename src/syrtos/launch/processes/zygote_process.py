@@ -1,4 +1,4 @@
-"""The interpreter that runs `zygote.py`, which may be started before it is known what it is to import.
+"""The interpreter that runs `zygote.py`; it may be started before it is known what to import.
 
 Few modules are imported here: the command line starts the interpreter before it imports what it
 needs itself.
@@ -28,12 +28,15 @@ _WATCHERS = ("COVERAGE_PROCESS_", "DEBUGPY_", "PYDEVD_", "PYTHONINSPECT", "PYTHO
 
 
 def is_watched(env: Mapping[str, str]) -> bool:
-    """Returns whether coverage.py or a debugger watches processes from their start, so that they can't be forked."""
+    """Returns whether coverage.py or a debugger watches processes from their start.
+
+    Such processes can't be forked.
+    """
     return any(name.startswith(_WATCHERS) for name in env)
 
 
 class ZygoteProcess:
-    """A new interpreter with `zygote.py`; it ends with this process, or where its order never comes."""
+    """A new interpreter with `zygote.py`; it ends with this process, or if no order ever comes."""
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class ZygoteProcess:
         return self.lives() and all(env.get(name) == self._env.get(name) for name in names)
 
     def give(self, order: Mapping[str, Any], env: Mapping[str, str]) -> None:
-        """Says to an interpreter that was started without an order what to do, and in which environment.
+        """Tells an interpreter started without an order what to do, and in which environment.
 
         Raises:
             OSError: it has ended.
@@ -117,7 +120,7 @@ class EarlyStart:
         self._process = process
 
     def take(self, env: Mapping[str, str]) -> ZygoteProcess | None:
-        """Returns the interpreter for a zygote that imports with ``env``; None if there is none that fits."""
+        """Returns the interpreter for a zygote that imports with ``env``; None if none fits."""
         process = self._process
         if process is None or not process.can_take(env):
             return None

@@ -144,7 +144,7 @@ class _Agent:
             self._channel.send("failed", text=str(error))
 
     def _signal(self, message: Message) -> None:
-        """Passes a signal on to the workers; reports workers that are not started yet as ended by it."""
+        """Passes a signal on to the workers; reports workers not started yet as ended by it."""
         if self._workers:
             self._workers.take(message)
         elif self._pending:
@@ -261,7 +261,7 @@ class _Workers:
             self._channel.send("ended", rank=ended.rank, code=ended.code)
 
     def take(self, message: Message) -> None:
-        """Does what a message of the launcher asks for: an answer of PMI, a signal, or the note of a death."""
+        """Does what the launcher asks for: an answer of PMI, a signal, or the note of a death."""
         if message["is"] == "pmi":
             self.engine.tell(message["rank"], message["text"])
         elif message["is"] == "signal":
@@ -270,7 +270,7 @@ class _Workers:
             self.engine.note_death(message["rank"])
 
     def kill(self) -> None:
-        """Ends the workers, and passes on what they have written, except what children write that live on."""
+        """Ends the workers and passes on their output, except that of children that live on."""
         self.engine.kill()
         deadline = time.monotonic() + _LAST_OUTPUT
         for reader in [reader for pair in self._readers.values() for reader in pair]:
@@ -278,7 +278,7 @@ class _Workers:
         self._over = True
 
     def vitals(self) -> dict[int, tuple[str, float, str]]:
-        """Returns state, processor time and I/O counts of each worker that runs, by rank (see `Vitals`)."""
+        """Returns state, processor time and I/O counts of running workers, by rank (`Vitals`)."""
         found = {rank: self.engine.look(rank) for rank in self.engine.outputs}
         return {rank: (v.state, v.used, v.moved) for rank, v in found.items() if v is not None}
 

@@ -43,9 +43,9 @@ class Agent:
         command: tuple[str, ...] = (),
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """Takes over the agent at the other end of ``channel``; without one, starts an agent by ``command``.
+        """Takes over the agent at the other end of ``channel``, or starts an agent by ``command``.
 
-        An agent that is started here ends with the thread that calls this.
+        An agent is started where there is no channel. It ends with the thread that calls this.
         """
         self.host = host
         self._name = host or "this machine"
@@ -128,7 +128,7 @@ class Agent:
         return answer
 
     def give_up(self, why: str) -> None:
-        """Declares the agent lost, for the reason ``why``; a message that is being sent to it is given up."""
+        """Declares the agent lost for the reason ``why``; a message being sent to it is dropped."""
         self.lost = self.lost or why
         if self._channel:
             self._channel.close()
@@ -181,7 +181,7 @@ class Agent:
         return f"was on {self._name}, which has not been heard of for {patience:.0f} s"
 
     def _await_greeting(self, deadline: float) -> Channel | None:
-        """Returns the channel, once the agent's greeting has come; None if no agent has come up in time.
+        """Returns the channel once the agent's greeting has come; None if no agent came up in time.
 
         What a login shell prints before the greeting is skipped.
 
@@ -211,7 +211,10 @@ class Agent:
             self.send("over")
 
     def close(self, deadline: float) -> None:
-        """Waits until ``deadline`` for the end of the agent, and then kills it; only if this process has started it."""
+        """Waits until ``deadline`` for the end of the agent, and then kills it.
+
+        It does so only if this process has started the agent.
+        """
         if self._process is None:
             return
         try:
@@ -245,7 +248,7 @@ class Agents:
     def for_hosts(
         self, commands: Mapping[str, tuple[str, ...]], env: Mapping[str, str]
     ) -> dict[str, Agent]:
-        """Returns an agent for each host: the one that is there, or a new one that the host's command starts."""
+        """Returns an agent for each host: the one that is there, or one that its command starts."""
         with self._changing:
             for host, command in commands.items():
                 if host not in self._agents and not self._over.is_set():
@@ -254,7 +257,7 @@ class Agents:
             return {host: self._agents[host] for host in commands if host in self._agents}
 
     def take(self, agent: Agent) -> None:
-        """Takes in an agent that something else has started, in the place of a lost one of its host."""
+        """Takes in an agent that something else has started, in place of a lost one of its host."""
         with self._changing:
             if not self._over.is_set():
                 self._agents[agent.host] = agent
@@ -264,7 +267,7 @@ class Agents:
         return [agent for agent in list(self._agents.values()) if agent.ready and not agent.lost]
 
     def start_lost(self, hosts: Collection[str] | None = None) -> None:
-        """Starts agents again on hosts whose agent was lost; agents that were given to `__init__` stay lost.
+        """Starts agents again on hosts whose agent was lost; those given to `__init__` stay lost.
 
         Args:
             hosts: the hosts to start agents on; None: all.
@@ -280,7 +283,7 @@ class Agents:
                     self._agents[host] = Agent(host, None, command, env)
 
     def left_out(self) -> set[str]:
-        """Returns the hosts whose agents don't answer; hosts that have not been asked yet are not among them."""
+        """Returns the hosts whose agents don't answer, without hosts that were not asked yet."""
         return {host for host, agent in list(self._agents.items()) if agent.lost or not agent.ready}
 
     def prepare(self, imports: Imports) -> None:

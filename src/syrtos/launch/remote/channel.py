@@ -23,7 +23,10 @@ Message = dict[str, Any]
 
 
 class Channel:
-    """An end of a connection for messages. Several threads may send concurrently; a single thread receives."""
+    """An end of a connection for messages.
+
+    Several threads may send concurrently; a single thread receives.
+    """
 
     def __init__(self, reads: int, writes: int) -> None:
         """Takes over two descriptors; for a socket the same one twice."""
@@ -96,5 +99,8 @@ class Channel:
         return bytes(found)
 
     def close(self) -> None:
-        """Stops sending: also the rest of a message that is being sent is dropped, and its sender gets an OSError."""
+        """Stops sending.
+
+        The rest of a message that is being sent is dropped too, and its sender gets an OSError.
+        """
         self._over = True

@@ -1,4 +1,4 @@
-"""The snapshots that an agent holds for the workers of its host, and its answers to questions about them."""
+"""The snapshots that an agent holds for its host's workers, and answers to questions about them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Answer = tuple[bytes | memoryview, Message]
 
 
 class HeldSnapshots:
-    """Memory for snapshots, which is made when workers, or a launcher that has some, first ask for it."""
+    """Memory for snapshots, made when workers, or a launcher that has some, first ask for it."""
 
     def __init__(self) -> None:
         self._making = threading.Lock()
@@ -25,7 +25,7 @@ class HeldSnapshots:
         self._coming: dict[int, bytearray] = {}  # parts that a launcher sends
 
     def with_places(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Returns the environment of workers, in which the number of parts is replaced by the places for them."""
+        """Returns the workers' environment, with the places for parts in place of their number."""
         told = json.loads(env.get(SNAPSHOTS_VARIABLE, "{}"))
         if "parts" not in told:
             return dict(env)

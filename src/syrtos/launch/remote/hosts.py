@@ -68,7 +68,10 @@ class Hosts(ProcessEngine):
         return [each for each in ended if self._is_news(each.rank)]
 
     def _is_news(self, rank: int) -> bool:
-        """Returns whether the end of ``rank`` was not known yet: a host that is lost may have told of it before."""
+        """Returns whether the end of ``rank`` was not known yet.
+
+        A host that is lost may have told of it before.
+        """
         known = rank not in self._left
         self._left.discard(rank)
         return not known

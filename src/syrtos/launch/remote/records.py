@@ -1,4 +1,4 @@
-"""Ledgers of workers on hosts that share no run directory: agents send them at the end of a generation.
+"""Ledgers of workers on hosts that share no run directory: agents send them after a generation.
 
 Without them a report would count the workers of the launcher's host alone.
 """
@@ -26,7 +26,10 @@ _LONGEST_WAIT = 30.0
 
 
 def pieces(run_dir: Path, ranks: Collection[int]) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yields the files of ``ranks`` in packed pieces, each with the facts by which `Records.take` knows its place."""
+    """Yields the files of ``ranks`` in packed pieces.
+
+    Each piece comes with the facts by which `MissingRecords.take` knows its place.
+    """
     for rank in ranks:
         for kind, path_of in _KINDS.items():
             path = path_of(run_dir, rank)
@@ -45,7 +48,10 @@ def pieces(run_dir: Path, ranks: Collection[int]) -> Iterator[tuple[bytes, dict[
 
 
 def forget(run_dir: Path, ranks: Collection[int]) -> None:
-    """Removes the files that an earlier run has left on this host, which must not be taken for those of this one."""
+    """Removes the files that an earlier run has left on this host.
+
+    They must not be taken for the files of this run.
+    """
     for rank in ranks:
         for path_of in _KINDS.values():
             path_of(run_dir, rank).unlink(missing_ok=True)
@@ -65,7 +71,7 @@ class MissingRecords:
         self._awaited: dict[str, threading.Event] = {}
 
     def missing(self, host: str) -> list[int]:
-        """Returns the ranks of a host whose ledgers are not here, and expects those from its agent."""
+        """Returns a host's ranks whose ledgers are not here, and expects those from its agent."""
         run_dir = Path(self._run_dir)
         found = [
             rank for rank in self._ranks.get(host, ()) if not ledger_path(run_dir, rank).exists()

@@ -1,4 +1,6 @@
-"""A world of processes that something has started on each host: the tasks of TF_CONFIG, pods, or hosts of a cloud's job.
+"""A world of processes that something has started on each host.
+
+The processes are the tasks of TF_CONFIG, pods, or hosts of a cloud's job.
 
 The first process launches the run as `syrtos run --hosts` does; the first process of each other
 host is the agent there, so that ssh is not needed. Processes meet at the first one's address, and
@@ -80,7 +82,7 @@ class Cluster:
 
 
 def cluster_of(env: Mapping[str, str]) -> Cluster | None:
-    """Returns the cluster that TF_CONFIG describes, if this process is one of several that train; else None.
+    """Returns the cluster of TF_CONFIG, if this process is one of several that train; else None.
 
     Raises:
         ConfigurationError: TF_CONFIG names a task that is not in its cluster, addresses without
@@ -130,7 +132,7 @@ def cluster_of(env: Mapping[str, str]) -> Cluster | None:
 
 
 def secret() -> bytes:
-    """Returns the secret of this user: SYRTOS_SECRET, or the contents of a file that is created on first use."""
+    """Returns this user's secret: SYRTOS_SECRET, or the contents of a file created on first use."""
     given = settings.environment().get(settings.SECRET_VARIABLE)
     if given:
         return given.encode()
@@ -145,7 +147,7 @@ def secret() -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    """Reads the file with the secret, and waits while it is empty: another process may just be writing it."""
+    """Reads the secret's file, and waits while it is empty: another process may be writing it."""
     for _ in range(100):
         if text := path.read_text():
             return text.encode()
@@ -182,7 +184,7 @@ class Meeting:
 
     @property
     def slots(self) -> dict[str, int]:
-        """The number of workers on each host, in the order of their ranks; complete once `wait` has returned."""
+        """The number of workers on each host, in rank order; complete once `wait` has returned."""
         return dict(self._hosts[rank] for rank in sorted(self._hosts))
 
     def wait(self) -> None:
@@ -280,7 +282,10 @@ class Meeting:
             self.returned(agent)
 
     def _watch(self, channel: Channel, rank: int) -> None:
-        """Ends the run when the process of a worker is gone: its worker must not continue, nor the others without it."""
+        """Ends the run when the process of a worker is gone.
+
+        That process's worker must not continue, nor the others without it.
+        """
         with contextlib.suppress(EOFError, OSError):
             while (message := channel.receive()) and message["is"] == "terminated":
                 signalling.terminate()
@@ -303,7 +308,7 @@ class Meeting:
 
 
 def attend(cluster: Cluster, patience: float) -> int:
-    """Starts the workers of this host if this is its first process, and waits for the end of the run.
+    """Starts this host's workers if this is its first process, and waits for the end of the run.
 
     A SIGTERM is passed on to the first process, which ends the run: workers save their state, and
     all processes end with the run's exit code.
@@ -392,9 +397,9 @@ def _listener_at(address: tuple[str, int], backlog: int) -> Listener:
 
 
 def _interface_of(name: str) -> str:
-    """Returns the address to listen at for hosts that know this one by a name; empty: all addresses of this host.
+    """Returns the address to listen at for hosts that know this one by a name.
 
-    Those who connect must know the secret.
+    An empty text means all addresses of this host. Those who connect must know the secret.
     """
     try:
         found = socket.gethostbyname(name)

@@ -1,4 +1,7 @@
-"""The terminal of a run: it shows what workers print, as it comes, except events and lines that tell a user nothing."""
+"""The terminal of a run, which shows what workers print, as it comes.
+
+Events, and lines that tell a user nothing, are left out.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ def end_line() -> None:
 
 @contextlib.contextmanager
 def show_wait(what: str) -> Iterator[None]:
-    """Context manager: a terminal shows what is being waited for, and then how long it has taken."""
+    """Context manager: a terminal shows what is waited for, and then how long it has taken."""
     began = time.monotonic()
     if sys.stderr.isatty():
         print(f"syrtos: {what} ... ", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""A pipe that is read in a thread, which can say whether all that was written so far has been dealt with."""
+"""A pipe read in a thread, which can say whether all that was written so far was dealt with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class Reader:
         self._thread.start()
 
     def join(self, timeout: float) -> None:
-        """Waits until all writers have closed the pipe, at most ``timeout`` seconds; if they have, closes it here."""
+        """Waits until all writers have closed the pipe, at most ``timeout`` seconds.
+
+        If they have, the pipe is closed here.
+        """
         self._thread.join(timeout)
         if not self._thread.is_alive():
             self._source.close()
@@ -53,7 +56,7 @@ class Reader:
                 self._take(piece)
 
     def _readable(self, milliseconds: int | None) -> bool:
-        """Waits at most ``milliseconds`` and returns whether there is something to read, or the end."""
+        """Waits at most ``milliseconds`` and returns whether there is data to read, or the end."""
         # not by select(2), which knows 1024 descriptors
         poll = select.poll()
         poll.register(self._source, select.POLLIN)

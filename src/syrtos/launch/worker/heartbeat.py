@@ -1,4 +1,7 @@
-"""A worker's signs of life: the launcher knows by them that Python code runs in it, and where its script is."""
+"""A worker's signs of life.
+
+The launcher knows by them that Python code runs in the worker, and where its script is.
+"""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class _Finder(MetaPathFinder):
         return spec
 
     def execute(self, run: Callable[[], None]) -> None:
-        """Lets ``run`` execute the module, calls the functions once it is complete, and removes this finder."""
+        """Lets ``run`` execute the module, then calls the functions and removes this finder."""
         self._before()
         self._executing = True
         try:

@@ -1,4 +1,6 @@
-"""Folders that the script makes: the worker that comes first makes a folder, and for the others it counts as made.
+"""Folders that the script makes.
+
+The worker that comes first makes a folder, and for the others it counts as made.
 
 All workers run `if not os.path.exists(folder): os.makedirs(folder)` at about the same time, and all
 but one would fail.
@@ -24,7 +26,7 @@ _PYTHONS = {function.__code__.co_filename for function in (os.makedirs, Path.mkd
 
 
 def install(notes: Path, is_rank_aware: Callable[[], bool]) -> None:
-    """Replaces `os.mkdir`, so that it succeeds in the script's own code where another worker was first.
+    """Replaces `os.mkdir`: it succeeds in the script's own code where another worker was first.
 
     `os.makedirs` and `Path.mkdir` call it too. It fails as in one process where the folder was
     there before the run, or where this worker makes it a second time; and in a script that has
@@ -58,7 +60,10 @@ def install(notes: Path, is_rank_aware: Callable[[], bool]) -> None:
 
 
 def _by_script(frame: FrameType | None) -> bool:
-    """Returns whether the script's own code makes the folder, and would fail: libraries may use folders as locks."""
+    """Returns whether the script's own code makes the folder, and would fail.
+
+    Libraries may use folders as locks.
+    """
     while frame is not None and frame.f_code.co_filename in _PYTHONS:
         if frame.f_locals.get("exist_ok"):
             return False
@@ -67,7 +72,7 @@ def _by_script(frame: FrameType | None) -> bool:
 
 
 def _appears(place: str, note: Path) -> bool:
-    """Returns whether another worker has noted that it has made the folder, and waits a moment for the note."""
+    """Returns whether another worker has noted making the folder; waits a moment for the note."""
     deadline = time.monotonic() + _SAYS_SO
     while not note.exists():
         # A folder that is older than a moment was noted at once, or never.

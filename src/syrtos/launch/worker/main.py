@@ -1,4 +1,4 @@
-"""The program of a worker: joins the world, runs the script as `python script.py` would, and reports how it ended."""
+"""A worker's program: joins the world, runs the script as `python` would, and reports its end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ _FORKABLE = ("keras", "tf_keras", "tensorflow")
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Runs ``script [argument ...]`` or ``-m module [argument ...]``; ends the process with the script's exit code."""
+    """Runs ``script [argument ...]`` or ``-m module [argument ...]``.
+
+    The process ends with the script's exit code.
+    """
     program = parse(sys.argv[1:] if arguments is None else arguments)
     env = settings.environment()
     # These two may start the interpreter again, so they come before all else.
@@ -67,7 +70,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 @runtime_checkable
 class _ComparesImports(Protocol):
-    """A finder of modules that compares the script's imports with those that this process was forked with."""
+    """A finder that compares the script's imports with those that this process was forked with."""
 
     on_difference: Callable[[str], NoReturn]
 
@@ -123,7 +126,10 @@ class _WorkerProcess:
             return self._report_error(error)
 
     def _watch_hyperparameters(self, program: Program) -> Callable[[], list[str]]:
-        """Returns a function that names a job's hyperparameters that its script has not read; on rank 0 alone."""
+        """Returns a function that names a job's hyperparameters that its script has not read.
+
+        On ranks other than 0 it names none.
+        """
         if self.rank or program.is_module or "SM_HPS" not in settings.environment():
             return list
         return importlib.import_module("syrtos.jobs.runner.unread_hyperparameters").watch(
@@ -182,7 +188,7 @@ class _WorkerProcess:
         return "worker"
 
     def _adapt_imports(self, session: Session) -> None:
-        """Lets each framework be adapted once the script has imported it, and its import be timed."""
+        """Lets each framework be adapted once the script has imported it, and its import timed."""
 
         def importing() -> AbstractContextManager[None]:
             return session.ledger.span("import")
@@ -202,7 +208,10 @@ class _WorkerProcess:
         importlib.import_module("syrtos.dialects").install()
 
     def _tell_imported(self) -> None:
-        """Lets the launcher prepare a process with the modules that this worker has imported, for the next generation."""
+        """Lets the launcher prepare a process for the next generation.
+
+        The process has the modules that this worker has imported.
+        """
         keras = sys.modules.get("keras")
         # Only with Keras on TensorFlow: other backends set up threads or a GPU when they are
         # imported, which a fork does not have.
@@ -216,14 +225,20 @@ class _WorkerProcess:
         )
 
     def _imported_otherwise(self, difference: str) -> NoReturn:
-        """Ends this process, since its script needs an import of its own: the launcher starts the workers again."""
+        """Ends this process, since its script needs an import of its own.
+
+        The launcher starts the workers again.
+        """
         # Not by an exception, as a child of the script, or another thread, may be what imports.
         events.send(self._control, "imported otherwise", self.rank, text=difference)
         events.drain(self._control)
         _exit(1)
 
     def _is_forked(self) -> bool:
-        """Returns whether this is a child, made by the script with `os.fork`, that has come out of the script too."""
+        """Returns whether this is a child that the script has made with `os.fork`.
+
+        Such a child has come out of the script too.
+        """
         return os.getpid() != self._pid
 
     def _finish(self) -> None:
@@ -278,7 +293,10 @@ class _WorkerProcess:
         return code
 
     def _exit_at_once(self, status: int) -> NoReturn:
-        """Replaces `os._exit` in scripts: reports the end, logs where it was called, and ends the process at once."""
+        """Replaces `os._exit` in scripts, and ends the process at once.
+
+        Before that it reports the end, and logs where it was called.
+        """
         if not self._is_forked():
             faulthandler.dump_traceback(2, all_threads=False)
             self._tell("left", code=status)
@@ -305,7 +323,7 @@ class _WorkerProcess:
         return _session().world.size if world.is_initialized() else 1
 
     def _report_failure(self, text: str, code: int) -> None:
-        """Reports a failure by event, and in a file in case the event is lost when everything ends at once."""
+        """Reports a failure by event, and in a file in case the event is lost in a sudden end."""
         if self._is_forked():
             return
         self._tell("failed", text=text, code=code)
@@ -378,7 +396,7 @@ class _WorkerProcess:
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 
     def _tee(self, path: Path, stream: int) -> int:
-        """Returns a descriptor whose output goes to the log and to the present target of ``stream``."""
+        """Returns a descriptor whose output goes to the log and to ``stream``'s present target."""
         # It outlives Ctrl-C (-i, and a session of its own): the last lines of the script come after
         # it.
         tee = subprocess.Popen(
@@ -435,12 +453,18 @@ class _WorkerProcess:
 
 
 def _activate(name: str) -> Callable[[], None]:
-    """Returns a function that adapts Keras, loaded when the script has imported it: this room knows no framework."""
+    """Returns a function that adapts Keras, loaded when the script has imported it.
+
+    The code of this folder knows no framework.
+    """
     return lambda: getattr(importlib.import_module("syrtos.keras.activate"), name)()
 
 
 def _serve(program: Program, run_dir: str) -> None:
-    """Does the work of a parameter server, which imports Keras; classes of the script's own are found beside it."""
+    """Does the work of a parameter server, which imports Keras.
+
+    Classes of the script's own are found beside the script.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # the signals are for the workers, which may have a step to finish and weights to save
         signal.signal(number, signal.SIG_IGN)

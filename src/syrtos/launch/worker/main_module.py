@@ -1,4 +1,4 @@
-"""Runs a program as Python's command line does: as ``__main__``, with its ``sys.argv`` and ``sys.path[0]``."""
+"""Runs a program as `python` does: as ``__main__``, with its ``sys.argv`` and ``sys.path[0]``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def run(program: Program) -> None:
 
 
 def find_modules_of(program: Program) -> None:
-    """Makes the program's own modules importable: those beside its file, or in this folder (``sys.path[0]``)."""
+    """Makes the program's own modules importable by ``sys.path[0]``.
+
+    They stand beside its file, or in the working directory if the program is a module.
+    """
     if not sys.flags.safe_path:
         sys.path[0] = (
             os.getcwd() if program.is_module else os.path.dirname(os.path.realpath(program.name))

@@ -9,6 +9,9 @@ NAMES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 
 
 def propose_backend(command: str) -> str:
-    """Returns a sentence, without its full stop, on how to run a command with another backend; empty without one."""
+    """Returns a sentence, without its full stop, on how to run a command with another backend.
+
+    The text is empty if no other backend is installed.
+    """
     there = next((name for name in NAMES if importlib.util.find_spec(name)), None)
     return f"{NAMES[there]} is installed: `KERAS_BACKEND={there} {command}`" if there else ""

@@ -34,7 +34,10 @@ def add_suggestions(shown: traceback.TracebackException, error: BaseException) -
 
 
 def suggest_name(error: BaseException) -> str | None:
-    """Returns the name that was meant by an AttributeError, ImportError or NameError; None if none is like it."""
+    """Returns the name that was meant by an AttributeError, ImportError or NameError.
+
+    Returns None if no name is like it.
+    """
     try:
         if isinstance(error, AttributeError) and error.name:
             return closest_name(error.name, dir(error.obj))

@@ -54,7 +54,10 @@ def short_text(error: BaseException) -> str:
 
 
 def advice(error: BaseException, size: int) -> str:
-    """Returns advice on an error of several workers that run one script, or of an absent backend; empty for others."""
+    """Returns advice on an error of several workers that run one script, or of an absent backend.
+
+    The text is empty for other errors.
+    """
     if isinstance(error, ModuleNotFoundError) and error.name in NAMES and _is_keras_import(error):
         proposal = propose_backend("syrtos run ...")
         return (
@@ -133,7 +136,7 @@ def _of_script(frames: Frames) -> Frames:
 
 
 def is_of_script(file: str) -> bool:
-    """Returns whether code of the script's own is in a file, not of an installed package or of Python."""
+    """Returns whether a file is the script's own code, not an installed package's or Python's."""
     return not (
         file.startswith((_OURS, "<frozen ")) or _INSTALLED.search(file) or _is_pythons(file)
     )

@@ -81,7 +81,12 @@ _TRACKERS = {
 
 
 def check(words: Sequence[str]) -> None:
-    """Raises ConfigurationError if a word is no tracker, holds a password, or needs a package that is not installed."""
+    """Checks that words name trackers that can be used.
+
+    Raises:
+        ConfigurationError: a word is no tracker, holds a password, or needs a package that is not
+            installed.
+    """
     for word in words:
         name, _, place = word.partition(":")
         if name not in _TRACKERS:

@@ -72,7 +72,11 @@ class Kubeflow(Tracker):
         self._report(progress)
 
     def _progress(self) -> dict[str, int]:
-        """Returns how far the present `fit` is, in percent of its epochs, and how long it will take at its pace; nothing if unknown."""
+        """Returns the progress of the present `fit`, and the seconds that it will still take.
+
+        The progress is in percent of its epochs. The seconds follow from its pace. Unknown values
+        are left out.
+        """
         for folder in all_folders(self._folder):
             path = epochs_path(folder)
             self._epochs += self._tails.setdefault(path, Tail(path)).read()

@@ -1,4 +1,4 @@
-"""Logging to OpenTelemetry, sent by OTLP over HTTP: gauges `syrtos.NAME` with the run as an attribute."""
+"""Logging to OpenTelemetry by OTLP over HTTP: gauges `syrtos.NAME` with the run as an attribute."""
 
 from __future__ import annotations
 

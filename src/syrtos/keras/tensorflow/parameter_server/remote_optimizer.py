@@ -1,4 +1,4 @@
-"""Optimizers whose weights are held by parameter servers: a worker gives its gradients and gets the new weights."""
+"""Optimizers with weights held by parameter servers: workers give gradients, get new weights."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Served:
 
 
 def apply(optimizer: Optimizer, grads: Sequence[Gradient], variables: Sequence[Variable]) -> None:
-    """Makes one step of ``optimizer`` on the servers, and assigns their weights to all its variables here."""
+    """Makes a step of ``optimizer`` on the servers; assigns their weights to all variables here."""
     record = record_of(optimizer, _Served)
     found = record.remote
     if found is None:
@@ -135,7 +135,7 @@ class RemoteOptimizer:
         counter.assign(tf.cast(before, cast("tf.DType", counter.dtype)))
 
     def _as_held(self, variable: int, gradient: Gradient) -> Gradient:
-        """Returns the gradient as rows where its variable is cut by rows, else as a tensor of all of it."""
+        """Returns the gradient as rows if its variable is cut by rows, else as a whole tensor."""
         if variable not in self._tables:
             return tf.convert_to_tensor(gradient)
         if isinstance(gradient, tf.IndexedSlices):
@@ -159,7 +159,7 @@ class RemoteOptimizer:
         return tf.constant(1.0), [times(g, factor) for g in grads]
 
     def _push(self, fields: Fields, given: dict[int, GivenGradient]) -> list[Array]:
-        """Pushes gradients to the servers; returns their number of updates and the new values of all variables.
+        """Pushes gradients; returns the servers' number of updates and all variables' new values.
 
         ``given`` has by variable its gradient, or the values and indices of some rows of it.
         """
@@ -209,7 +209,7 @@ class RemoteOptimizer:
     # -- its beginning and its memory ----------------------------------------------------------------
 
     def begin(self) -> None:
-        """Gives the servers worker 0's weights and optimizer state, in place of theirs, and takes the weights."""
+        """Replaces the servers' weights and optimizer state by worker 0's; takes their weights."""
         if getattr(self.optimizer, "gradient_accumulation_steps", None) and any(
             getattr(self.optimizer, name) for name in _CLIPS
         ):

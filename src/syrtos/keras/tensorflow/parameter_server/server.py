@@ -60,7 +60,7 @@ Gradient = Array | tuple[Array, Array]
 
 
 def serve(gone: Callable[[], set[int]]) -> None:
-    """Answers the workers' questions until all have left; ``gone`` gives the ranks that have died."""
+    """Answers workers' questions until all have left; ``gone`` gives the ranks that have died."""
     session = world.current()
     assert session.questions is not None
     # Most scripts use the Keras that TensorFlow chooses: it is imported while they begin.
@@ -126,7 +126,7 @@ class Parameters:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Answers questions that have waited for other workers, if they need not wait any longer."""
+        """Answers questions that have waited for other workers and need not wait any longer."""
         for key, registered in list(self._beginning.items()):
             self._begin(key, registered)
         self._let_go()
@@ -265,7 +265,7 @@ class _OptimizerPart:
                 variable.assign(value.reshape(tuple(variable.shape)))
 
     def slots(self) -> list[tuple[str, Variable]]:
-        """Returns the variables of the optimizer's state, with the names that workers know them by."""
+        """Returns the optimizer state's variables, with the names that workers know them by."""
         paths = [keras_internals.path_of(v) for v in self._variables]
         slots = [(keras_internals.slot_of(v, paths), v) for v in state.variables_of(self.optimizer)]
         return [
@@ -397,7 +397,7 @@ def _unpack_arrays(
 
 
 def _variable(keras: ModuleType, index: int, value: Array, facts: VariableFacts) -> Variable:
-    """Makes a variable whose name tells which it is, so that the optimizer's state for it can be told too."""
+    """Makes a variable named by its index, so that its optimizer state can be identified too."""
     constraint = keras.constraints.deserialize(facts["constraint"]) if facts["constraint"] else None
     if not hasattr(keras, "Variable"):  # Keras 2, whose variables are TensorFlow's own
         # TensorFlow's stub leaves out most methods of its variables.
