@@ -48,8 +48,9 @@ def run(
         def trial(config):
             syrtos.ray.run(train, (config,), workers=4)
 
-        bundles = [{"CPU": 1}] + [{"CPU": 1}] * 4 tune.Tuner(tune.with_resources(trial,
-        tune.PlacementGroupFactory(bundles)), param_space=...).fit()
+        bundles = [{"CPU": 1}] + [{"CPU": 1}] * 4
+        resources = tune.PlacementGroupFactory(bundles)
+        tune.Tuner(tune.with_resources(trial, resources), param_space=...).fit()
 
     Args:
         function: the function that each worker calls.

@@ -6,7 +6,7 @@ methods do not converge. The codecs:
 
 - ``bf16``, ``fp16``: numbers of 16 bits, half the bytes; they are summed in float32.
 - ``powersgd:R``: matrices of rank R in the place of each gradient of two or more dimensions (Vogels
-et al. 2019, arXiv:1905.13727, algorithm 2).
+  et al. 2019, arXiv:1905.13727, algorithm 2).
 - ``auto``: ``bf16`` where a link between hosts is slow enough for it to pay, which is measured;
   else none.
 

@@ -2,8 +2,10 @@
 
 The order of records does not depend on the number of workers.
 
-    train = syrtos.data.from_tfrecord("data/train-*.tfrecord", parse_fn, batch_size=256,
-    shuffle=True, seed=1) model.fit(train, epochs=5)
+    train = syrtos.data.from_tfrecord(
+        "data/train-*.tfrecord", parse_fn, batch_size=256, shuffle=True, seed=1
+    )
+    model.fit(train, epochs=5)
 
 ``batch_size`` is the size of a global batch, which is split over the workers. Each worker reads
 only its own records. The result is passed to `fit`, `evaluate` and `predict`; its position is saved

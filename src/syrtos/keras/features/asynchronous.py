@@ -48,6 +48,10 @@ class OptimizerOnServers(Protocol):
         """Replaces the servers' state by worker 0's, and takes the weights from the servers."""
         ...
 
+    def step(self, grads: Sequence[Any], variables: Sequence[Variable]) -> None:
+        """Gives gradients to the servers, eagerly or in a graph, and takes their weights."""
+        ...
+
     def pull(self) -> None:
         """Takes the weights, and the optimizer's state, from the servers as they are now."""
         ...
@@ -99,11 +103,19 @@ def note_keras(variable: object) -> None:
     record_of(variable, _Origin).is_of_keras = True
 
 
+@dataclasses.dataclass
+class _Served:
+    """The record of an optimizer whose weights servers hold; None: they do not yet."""
+
+    remote: OptimizerOnServers | None = None
+
+
 class _Holdings:
     """The optimizers and variables of this worker that parameter servers serve.
 
     Attributes:
-        optimizers: those whose weights the servers hold, in the order of their first steps.
+        optimizers: Keras's optimizers whose weights the servers hold, in the order of their first
+            steps.
         variables: those whose values workers bring together when they meet, by name.
         counts: how often a name was given a number.
         base: the values of the variables when the round began.
@@ -112,7 +124,7 @@ class _Holdings:
     """
 
     def __init__(self, session: Session) -> None:
-        self.optimizers: list[weakref.ref[OptimizerOnServers]] = []
+        self.optimizers: list[weakref.ref[Optimizer]] = []
         self.variables: dict[str, weakref.ref[tf.Variable]] = {}
         self.counts = collections.Counter[str]()
         self.base: dict[str, Array] = {}
@@ -136,7 +148,13 @@ def asynchronous_servers() -> Servers | None:
 
 def hold(one: OptimizerOnServers) -> None:
     """Registers an optimizer whose weights the servers hold."""
-    _holdings().optimizers.append(weakref.ref(one))
+    record_of(one.optimizer, _Served).remote = one
+    _holdings().optimizers.append(weakref.ref(one.optimizer))
+
+
+def remote_of(optimizer: Optimizer) -> OptimizerOnServers | None:
+    """Returns what `hold` has registered of one of Keras's optimizers; None: nothing yet."""
+    return record_of(optimizer, _Served).remote
 
 
 def number_of(name: str) -> str:
@@ -148,7 +166,8 @@ def number_of(name: str) -> str:
 
 def held_optimizers() -> list[OptimizerOnServers]:
     """Returns the optimizers whose weights the servers hold, in the order of their first steps."""
-    return [one for known in _holdings().optimizers if (one := known()) is not None]
+    alive = (optimizer for known in _holdings().optimizers if (optimizer := known()) is not None)
+    return [one for optimizer in alive if (one := remote_of(optimizer)) is not None]
 
 
 def remember(variable: tf.Variable) -> None:

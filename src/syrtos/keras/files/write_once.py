@@ -25,7 +25,6 @@ from typing import IO, TYPE_CHECKING, Any, Concatenate
 from syrtos import settings
 from syrtos.comm import world
 from syrtos.keras import backend
-from syrtos.keras.features import asynchronous
 from syrtos.keras.files import atomic, claims, temporary
 from syrtos.keras.protocols import P, R
 
@@ -283,7 +282,7 @@ def once(name: str, work: Callable[[], R], fetched: bool = False) -> R | None:
     if _thread.busy or not world.is_initialized():
         return work()
     session = world.current() if fetched else world.sharing()
-    alone = session.world.size == 1 and not asynchronous.asynchronous_servers()
+    alone = session.world.size == 1 and not session.options.asynchronous
     with session.ledger.span("input" if fetched else "checkpoint"):
         if alone or not world.current().options.run_dir:
             return work()
@@ -373,10 +372,11 @@ def _meetings(session: world.Session) -> int:
     """
     if world.explicit():
         return 0
-    servers = asynchronous.asynchronous_servers()
     # What is exchanged in the background counts too.
     session.comm.background.settle()
-    return servers.rounds if servers else session.comm.meetings
+    if session.servers and session.options.asynchronous:
+        return session.servers.rounds
+    return session.comm.meetings
 
 
 # -- waiting before reading -------------------------------------------------------------------------------

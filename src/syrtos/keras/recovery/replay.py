@@ -26,7 +26,7 @@ from syrtos.comm import compression, world
 from syrtos.comm.world import Session
 from syrtos.errors import SnapshotError
 from syrtos.keras import backend, fitting, keras_internals
-from syrtos.keras.features import asynchronous, learning_rate
+from syrtos.keras.features import learning_rate
 from syrtos.keras.recovery import snapshot_store
 from syrtos.keras.recovery.snapshot_store import Progress, SnapshotStore
 from syrtos.keras.replica import snapshot, state
@@ -104,7 +104,8 @@ def protect(everyone: CallbackList, model: Model, training: CountedTraining) -> 
     None where nothing keeps snapshots, or where workers do not train together.
     """
     run = snapshot_store.of_run()
-    together = world.sharing() is world.current() and asynchronous.asynchronous_servers() is None
+    session = world.current()
+    together = world.sharing() is session and not session.options.asynchronous
     if (
         run is None
         or model is None

@@ -71,7 +71,8 @@ class Strategy(tf.distribute.Strategy):
         if "_extended" not in self.__dict__:
             world.init()
             # Where workers train at their own pace, each is alone to the strategy.
-            workers = world.sharing() if asynchronous.asynchronous_servers() else world.current()
+            session = world.current()
+            workers = world.sharing() if session.options.asynchronous else session
             super().__init__(_Extended(self, workers))
             if Strategy.adapt_keras is not None:
                 Strategy.adapt_keras()

@@ -13,7 +13,7 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.keras.backend import Backend, Step
-from syrtos.keras.features import asynchronous, sharding
+from syrtos.keras.features import sharding
 from syrtos.keras.replica import state, updates
 from syrtos.keras.tensorflow import (
     assignments,
@@ -101,15 +101,13 @@ class TensorFlow(Backend):
         return assignments.current_step()
 
     def rank_to_seed(self) -> int:
-        found, rank = assignments.current_step(), world.current().world.rank
+        found, session = assignments.current_step(), world.current()
         # Workers at their own pace share no step; in a graph of a script's own nothing is
         # initialized either, and no data is shuffled.
         own_graph = tf_internals_graphs.graph() and not tf_internals_graphs.is_of_dataset()
         in_graph = bool(assignments.training_now() or own_graph)
-        training = (
-            found.training if found else bool(asynchronous.asynchronous_servers() and in_graph)
-        )
-        return rank if training else 0
+        training = found.training if found else session.options.asynchronous and in_graph
+        return session.world.rank if training else 0
 
     def reduce_gradients(
         self, optimizer: Optimizer, grads: Sequence[Gradient | None]

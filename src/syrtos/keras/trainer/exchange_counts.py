@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
 from syrtos.keras import backend
-from syrtos.keras.features import asynchronous, registry, sharding
+from syrtos.keras.features import registry, sharding
 from syrtos.keras.trainer import exchange_plan
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ExchangeCounts:
             model: the model that was trained.
             steps: the steps that were counted.
         """
-        if not steps or asynchronous.asynchronous_servers():
+        if not steps or self._session.options.asynchronous:
             return
         if backend.computes_global_batches():
             exchange_plan.tell(model.trainable_variables, list)

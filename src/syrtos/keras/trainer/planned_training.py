@@ -10,7 +10,6 @@ from syrtos.comm.communicator import Communicator
 from syrtos.comm.world import Session
 from syrtos.data.loader import Position
 from syrtos.keras import fitting, keras_internals
-from syrtos.keras.features import asynchronous
 from syrtos.keras.features.feature import Record
 
 if TYPE_CHECKING:  # the first two import Keras 3, and this serves Keras 2 too
@@ -46,7 +45,7 @@ class PlannedTraining:
         # steps than are counted here.
         complete = stream.dataset.loader.policy.on_bad_record == "fail"
         endless = self._script_counts_steps or (complete and steps_in_call == 1)
-        self._endless = endless and not asynchronous.asynchronous_servers()
+        self._endless = endless and not self._session.options.asynchronous
         stream.begin(position, number, self._endless, self._session)
 
     def _find_place(
@@ -73,7 +72,8 @@ class PlannedTraining:
 
     def _workers(self) -> Communicator:
         # All workers have shares of the data, also where the script says itself what is exchanged.
-        return self._session.comm if asynchronous.asynchronous_servers() else world.current().comm
+        at_own_pace = self._session.options.asynchronous
+        return self._session.comm if at_own_pace else world.current().comm
 
     def epoch_begins(self, model: Model, epoch: int, params: TrainingParams) -> None:
         """Begins an epoch, and tells Keras how many steps it has.

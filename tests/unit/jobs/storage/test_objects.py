@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from syrtos.errors import ConfigurationError, DataError
-from syrtos.jobs.storage.objects import FolderStore, ObjectStore, RemoteStore
+from syrtos.jobs.storage.objects import FolderStore, ObjectStore
+from syrtos.jobs.storage.remote_store import RemoteStore
 
 KEYS = [
     "a",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import weakref
 import zlib
 from collections.abc import Sequence
@@ -25,7 +24,6 @@ from syrtos.keras.tensorflow.parameter_server.server import pack_arrays
 from syrtos.keras.tensorflow.reduction import times
 from syrtos.keras.tensorflow.types import Gradient
 from syrtos.keras.tensorflow.variables import tensor_of
-from syrtos.records import record_of
 
 if TYPE_CHECKING:
     from syrtos.comm.requests import Fields
@@ -43,17 +41,9 @@ if TYPE_CHECKING:
 _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
-@dataclasses.dataclass
-class _Served:
-    """The record of an optimizer whose weights servers hold; None: they do not yet."""
-
-    remote: RemoteOptimizer | None = None
-
-
 def apply(optimizer: Optimizer, grads: Sequence[Gradient], variables: Sequence[Variable]) -> None:
     """Makes a step of ``optimizer`` on the servers; assigns their weights to all variables here."""
-    record = record_of(optimizer, _Served)
-    found = record.remote
+    found = asynchronous.remote_of(optimizer)
     if found is None:
         # Eagerly, so once, also where the step is being traced.
         with tf.init_scope():
@@ -61,7 +51,6 @@ def apply(optimizer: Optimizer, grads: Sequence[Gradient], variables: Sequence[V
                 optimizer,
                 {state.identity(v) for v, g in zip(variables, grads, strict=True) if _is_rows(g)},
             )
-            record.remote = found
             asynchronous.hold(found)
             found.begin()
     found.step(grads, variables)
