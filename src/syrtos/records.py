@@ -1,7 +1,7 @@
-"""Records of objects that are not ours, as an optimizer or a data set.
+"""Records of objects that are not ours: facts that are noted for as long as the object lives.
 
-A record has facts that are noted for as long as the object lives. It is found by the identity of
-its object. Nothing is set on the object itself, as Keras tracks and saves the attributes of its
+Such objects are an optimizer, a model or a function of the script. A record is found by the identity
+of its object. Nothing is set on the object itself, as Keras tracks and saves the attributes of its
 objects, and a script's own class may compare them by their values.
 """
 
@@ -30,12 +30,12 @@ _entries: dict[int, _Entry] = {}
 
 
 def record_of(thing: object, kind: type[RecordT]) -> RecordT:
-    """Returns an object's record of class ``kind``, the same one for as long as the object lives.
+    """Returns an object's record of a class, to be written: the same one while the object lives.
 
     Args:
         thing: the object. None has no record: it gets an empty one each time.
         kind: the class, called without arguments for a record that there is not yet. A record that
-            refers to its object would keep it alive for ever.
+            refers to its object, even by what it refers to, would keep the object alive for ever.
     """
     if thing is None:
         return kind()
@@ -48,3 +48,10 @@ def record_of(thing: object, kind: type[RecordT]) -> RecordT:
         record = entry.records.setdefault(kind, kind())
     assert isinstance(record, kind)
     return record
+
+
+def read_record(thing: object, kind: type[RecordT]) -> RecordT:
+    """Returns an object's record of a class, to be read: an empty one, not kept, if it has none."""
+    entry = _entries.get(id(thing))
+    record = entry.records.get(kind) if entry else None
+    return record if isinstance(record, kind) else kind()

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from syrtos.records import record_of
+from syrtos.records import read_record, record_of
 
 
 class Plain:
@@ -72,6 +72,21 @@ def test_an_object_that_has_no_weak_references_keeps_its_identity_to_itself() ->
         numbers.add(id(thing))
         del thing
     assert len(numbers) == 10
+
+
+def test_reading_keeps_nothing() -> None:
+    class Contents:
+        pass
+
+    contents = Contents()
+    known, thing = weakref.ref(contents), [contents]
+    read_record(thing, Facts).is_equal = True
+    assert not read_record(thing, Facts).is_equal
+    del contents, thing
+    assert known() is None
+    other = Plain()
+    record_of(other, Facts).is_equal = True
+    assert read_record(other, Facts).is_equal
 
 
 def test_nothing_is_noted_of_none() -> None:

@@ -32,7 +32,7 @@ from syrtos.comm import fusion, world
 from syrtos.comm.arrays import Array
 from syrtos.comm.communicator import Communicator
 from syrtos.errors import ConfigurationError
-from syrtos.records import record_of
+from syrtos.records import read_record, record_of
 
 # Numbers by which `auto` measures a link, and how often.
 _PROBE = 1 << 20
@@ -135,7 +135,7 @@ def update_is_decided(variables: Sequence[Any], is_made: bool) -> None:
     # Where the update is left out, what was sent for it has had no effect, and what was kept of its
     # gradients must have none.
     for variable in variables:
-        memory = record_of(variable, _VariableRecord).memories.get("gradient")
+        memory = read_record(variable, _VariableRecord).memories.get("gradient")
         if memory is not None and memory.before is not None:
             if not is_made:
                 memory.residual, memory.basis = memory.before
@@ -145,14 +145,14 @@ def update_is_decided(variables: Sequence[Any], is_made: bool) -> None:
 def forget(variables: Sequence[Any]) -> None:
     """Forgets what is remembered of these variables: their training begins anew."""
     for variable in variables:
-        record_of(variable, _VariableRecord).memories.clear()
+        read_record(variable, _VariableRecord).memories.clear()
 
 
 def memories(variables: Sequence[Any]) -> dict[str, Array]:
     """Returns what is remembered of these variables, to be stored."""
     found: dict[str, Array] = {}
     for index, variable in enumerate(variables):
-        for kind, memory in record_of(variable, _VariableRecord).memories.items():
+        for kind, memory in read_record(variable, _VariableRecord).memories.items():
             found[f"residual {kind} {index}"] = memory.residual
             found |= {f"basis {kind} {index}": memory.basis} if memory.basis is not None else {}
     return found

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from syrtos.records import record_of
+from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.datasets.planned import Stream
@@ -120,7 +120,7 @@ def trained_by(optimizer: Optimizer) -> list[Variable]:
 
     Its `variables` has its own alone.
     """
-    noted = record_of(optimizer, _Built).variables
+    noted = read_record(optimizer, _Built).variables
     found = cast("_Keras3Optimizer", optimizer)._trainable_variables if noted is None else noted
     return cast("list[Variable]", list(found))
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from syrtos.jobs import queue
 from syrtos.jobs.runner import attempt
 from syrtos.jobs.store.home import Home, try_lock
-from syrtos.jobs.storage.remote_store import store_of
+from syrtos.jobs.storage.storage_uris import store_of
 from syrtos.jobs.storage.storage_uris import StorageURIs
 from syrtos.jobs.api.service import Service
 from syrtos.jobs.store.job_store import Store

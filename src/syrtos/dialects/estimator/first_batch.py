@@ -70,7 +70,7 @@ def _with_rows(data: object) -> list[BatchLeaf]:
 class Comparing(v1.train.SessionRunHook):
     """Computes some steps both split and as in one process, before they count.
 
-    These computations have their own session. Steps that can't be split are fed with all rows.
+    These computations have their own session. In steps that can't be split rank 0 is fed all rows.
     """
 
     def __init__(

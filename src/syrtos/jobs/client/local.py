@@ -15,8 +15,7 @@ from syrtos.jobs.api.service import ApiError, Service
 from syrtos.jobs.observation import logs
 from syrtos.jobs.runner import attempt, processes
 from syrtos.jobs.runner.job_command import cores
-from syrtos.jobs.storage.remote_store import store_of
-from syrtos.jobs.storage.storage_uris import StorageURIs
+from syrtos.jobs.storage.storage_uris import StorageURIs, store_of
 from syrtos.jobs.store.home import Home, is_locked
 from syrtos.jobs.store.job_store import Record, Store
 from syrtos.jobs.tuning.operations import Operations, search_of

@@ -18,8 +18,7 @@ from syrtos.jobs.http.app import App
 from syrtos.jobs.placement import Placement
 from syrtos.jobs.queue import Queue
 from syrtos.jobs.storage.objects import FolderStore
-from syrtos.jobs.storage.remote_store import store_of
-from syrtos.jobs.storage.storage_uris import StorageURIs
+from syrtos.jobs.storage.storage_uris import StorageURIs, store_of
 from syrtos.jobs.store.home import Home, try_lock
 from syrtos.jobs.store.job_store import Store
 from syrtos.jobs.tuning.driver import Driver

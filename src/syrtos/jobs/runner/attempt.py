@@ -47,8 +47,7 @@ from syrtos.jobs.runner.reserved_nodes import JobRequester, ReservedNodes, reser
 from syrtos.jobs.runner.workers import Workers
 from syrtos.jobs.storage import artifacts
 from syrtos.jobs.storage.artifacts import Checkpoints
-from syrtos.jobs.storage.remote_store import store_of
-from syrtos.jobs.storage.storage_uris import StorageURIs
+from syrtos.jobs.storage.storage_uris import StorageURIs, store_of
 from syrtos.jobs.store import runs
 from syrtos.jobs.store.home import Home, try_lock
 from syrtos.jobs.store.job_store import Record, Store

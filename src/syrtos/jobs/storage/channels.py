@@ -181,7 +181,10 @@ class Pipe:
 
 
 def frame_record(record: bytes) -> bytes:
-    """Returns a record in RecordIO's frame: magic number, length, bytes, padding to 4 bytes."""
+    """Returns a record in RecordIO's frame: magic number, length, bytes, padding.
+
+    The length with padding is a multiple of 4 bytes.
+    """
     # MXNet's format, which SageMaker's Pipe mode writes
     return struct.pack("<II", _RECORD_IO, len(record)) + record + b"\0" * (-len(record) % 4)
 

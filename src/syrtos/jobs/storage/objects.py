@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO
 
 import sqlalchemy as sql
 from sqlalchemy import event, exc
@@ -25,7 +25,6 @@ from syrtos.checkpoint.durable import force
 from syrtos.errors import ConfigurationError, DataError
 from syrtos.jobs.store.database import prepare_sqlite
 
-Answer = TypeVar("Answer")
 _READ = 1 << 20
 _LONGEST_UPLOAD = 7 * 86400.0
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")

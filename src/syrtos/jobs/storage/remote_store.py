@@ -1,4 +1,4 @@
-"""Objects of a real S3 in place of a folder, and the choice between the two."""
+"""Objects of a real S3 in place of a folder."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from syrtos import settings
 from syrtos.errors import ConfigurationError, DataError
-from syrtos.jobs.storage.objects import FolderStore, ObjectChangedError, ObjectFacts, ObjectStore
-from syrtos.jobs.store.home import Home
+from syrtos.jobs.storage.objects import ObjectChangedError, ObjectFacts, ObjectStore
 
 Answer = TypeVar("Answer")
 _READ = 1 << 20
@@ -149,14 +147,3 @@ class RemoteStore(ObjectStore):
             if error.response["ResponseMetadata"]["HTTPStatusCode"] in (404, 412):
                 return None
             raise
-
-
-def store_of(home: Home) -> ObjectStore:
-    """Returns a service's object store: that of SYRTOS_S3_ENDPOINT, or a folder of its own.
-
-    SYRTOS_S3_ENDPOINT is an address, or ``aws``.
-    """
-    endpoint = settings.environment().get("SYRTOS_S3_ENDPOINT")
-    if endpoint:
-        return RemoteStore(home.objects, "" if endpoint == "aws" else endpoint)
-    return FolderStore(home.objects)

@@ -12,8 +12,11 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
+from syrtos import settings
 from syrtos.errors import ConfigurationError, DataError
-from syrtos.jobs.storage.objects import ObjectFacts, ObjectStore, check_bucket
+from syrtos.jobs.storage.objects import FolderStore, ObjectFacts, ObjectStore, check_bucket
+from syrtos.jobs.storage.remote_store import RemoteStore
+from syrtos.jobs.store.home import Home
 
 _READ = 1 << 20
 
@@ -230,3 +233,14 @@ def _pieces(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while piece := file.read(_READ):
             yield piece
+
+
+def store_of(home: Home) -> ObjectStore:
+    """Returns a service's object store: that of SYRTOS_S3_ENDPOINT, or a folder of its own.
+
+    SYRTOS_S3_ENDPOINT is an address, or ``aws``.
+    """
+    endpoint = settings.environment().get("SYRTOS_S3_ENDPOINT")
+    if endpoint:
+        return RemoteStore(home.objects, "" if endpoint == "aws" else endpoint)
+    return FolderStore(home.objects)

@@ -23,7 +23,7 @@ from syrtos.comm.servers import Servers
 from syrtos.comm.world import Session
 from syrtos.keras.features.feature import Feature, Fit
 from syrtos.keras.replica import state
-from syrtos.records import record_of
+from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -154,7 +154,7 @@ def hold(one: OptimizerOnServers) -> None:
 
 def remote_of(optimizer: Optimizer) -> OptimizerOnServers | None:
     """Returns what `hold` has registered of one of Keras's optimizers; None: nothing yet."""
-    return record_of(optimizer, _Served).remote
+    return read_record(optimizer, _Served).remote
 
 
 def number_of(name: str) -> str:
@@ -164,10 +164,13 @@ def number_of(name: str) -> str:
     return f"{name} {counts[name]}"
 
 
-def held_optimizers() -> list[OptimizerOnServers]:
-    """Returns the optimizers whose weights the servers hold, in the order of their first steps."""
+def held_optimizers() -> list[tuple[Optimizer, OptimizerOnServers]]:
+    """Returns the optimizers whose weights the servers hold, in the order of their first steps.
+
+    Keras's own come first in each pair: none of them is collected while the caller has the list.
+    """
     alive = (optimizer for known in _holdings().optimizers if (optimizer := known()) is not None)
-    return [one for optimizer in alive if (one := remote_of(optimizer)) is not None]
+    return [(own, one) for own in alive if (one := remote_of(own)) is not None]
 
 
 def remember(variable: tf.Variable) -> None:
@@ -265,14 +268,14 @@ def _begin_equal(model: Model) -> None:
             found, asked.share([state.memory_of(v) for v in found]), strict=True
         ):
             variable.assign(value)
-    for one in held_optimizers():
+    for _own, one in held_optimizers():
         trained = {state.identity(v) for v in state.variables_in(model) if v.trainable}
         if trained & {state.identity(v) for v in one.variables}:
             one.begin()
 
 
 def _pull() -> None:
-    for one in held_optimizers():
+    for _own, one in held_optimizers():
         one.pull()
 
 
@@ -282,7 +285,7 @@ def _rule_of(variable: tf.Variable) -> Literal["sum", "mean"]:
     Moving statistics become a mean. Metrics, counters and what a script trains by hand become the
     sum of what all workers have added.
     """
-    by_hand = variable.trainable and not record_of(variable, _Origin).is_of_keras
+    by_hand = variable.trainable and not read_record(variable, _Origin).is_of_keras
     return (
         "mean"
         if variable.aggregation.name != "SUM" and variable.dtype.is_floating and not by_hand
@@ -296,11 +299,8 @@ def _own_variables() -> dict[str, tf.Variable]:
     These are all variables but those that held optimizers have.
     """
     theirs = set()
-    for optimizer in held_optimizers():
-        theirs |= {
-            state.identity(v)
-            for v in (*optimizer.variables, *state.variables_of(optimizer.optimizer))
-        }
+    for own, one in held_optimizers():
+        theirs |= {state.identity(v) for v in (*one.variables, *state.variables_of(own))}
     found, remembered = {}, _holdings().variables
     for name, known in list(remembered.items()):
         variable = known()

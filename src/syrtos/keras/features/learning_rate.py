@@ -15,7 +15,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.keras import backend, keras_internals
 from syrtos.keras.features.feature import Feature, Fit
 from syrtos.keras.replica import state, updates
-from syrtos.records import record_of
+from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer
@@ -224,7 +224,7 @@ def batches_trained(optimizer: Optimizer) -> int:
 
 
 def _climb_of(optimizer: object) -> Climb | None:
-    return record_of(optimizer, _ScaledRate).climb
+    return read_record(optimizer, _ScaledRate).climb
 
 
 def _rate_of(optimizer: Optimizer) -> float:

@@ -32,7 +32,7 @@ from syrtos.keras.features.feature import Feature
 from syrtos.keras.features.partition import Part
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.replica import snapshot, state, updates
-from syrtos.records import record_of
+from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer, Variable
@@ -213,7 +213,7 @@ def clips_parts(optimizer: Optimizer) -> Communicator | None:
 
 def of(optimizer: Optimizer) -> Sharding | None:
     """Returns the sharding of an optimizer; None where every worker makes its whole update."""
-    found = record_of(optimizer, _Division).sharding
+    found = read_record(optimizer, _Division).sharding
     # Without state there is nothing that dividing it would save.
     return found if found is not None and found.has_state else None
 
@@ -399,7 +399,7 @@ def _adding(original: Method) -> Method:
         name: str | None = None,
         initializer: object = "zeros",
     ) -> object:
-        sharding = record_of(self, _Division).sharding
+        sharding = read_record(self, _Division).sharding
         if sharding is None or not sharding.knows(reference_variable):
             return original(self, reference_variable, name, initializer)
         part = sharding.part_of(reference_variable)

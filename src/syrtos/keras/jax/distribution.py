@@ -17,7 +17,7 @@ from keras.src.distribution import distribution_lib
 from syrtos import settings
 from syrtos.comm import world
 from syrtos.errors import ConfigurationError, DataError
-from syrtos.records import record_of
+from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
     from jax.sharding import AbstractMesh, Mesh
@@ -117,7 +117,7 @@ def _check_gpus() -> None:
 
 def has_own_rows() -> bool:
     """Returns whether each process holds rows of its own, which make up the global batch."""
-    return record_of(_current(), _DistributionRecord).has_own_rows
+    return read_record(_current(), _DistributionRecord).has_own_rows
 
 
 def put_value(value: npt.ArrayLike, sharding: NamedSharding) -> jax.Array:

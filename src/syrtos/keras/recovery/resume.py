@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate
 from syrtos.data.loader import Position
 from syrtos.keras.datasets.planned import PlannedDataset, Stream
 from syrtos.keras.features import learning_rate
-from syrtos.records import record_of
+from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer, P, R
@@ -74,7 +74,7 @@ def trained_before(model: Model, dataset: PlannedDataset) -> tuple[Position | No
 
     Both are None if it has not begun.
     """
-    training = record_of(model, _ModelRecord).trained_on
+    training = read_record(model, _ModelRecord).trained_on
     if training is None or training.stream.dataset is not dataset:
         return None, None
     return training.stream.position, training.stream.number
@@ -121,7 +121,7 @@ def finding(original: Callable[P, R]) -> Callable[P, R]:
 def _facts(model: Model) -> dict[str, object]:
     """Returns the facts that a file of the model is to hold."""
     facts: dict[str, object] = {}
-    training = record_of(model, _ModelRecord).trained_on
+    training = read_record(model, _ModelRecord).trained_on
     if training is not None:
         stream = training.stream
         stream.mark()

@@ -16,7 +16,7 @@ from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.keras import backend, keras_internals
 from syrtos.keras.replica import state, updates
-from syrtos.records import record_of
+from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Optimizer, Variable
@@ -122,7 +122,7 @@ def are_added_up(optimizer: Optimizer) -> bool:
 def are_of_whole_batches(optimizer: Optimizer) -> bool:
     """Returns whether this optimizer accumulates whole batches' gradients, equal on all workers."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    whole = record_of(inner, updates.OptimizerRecord).accumulates_whole_batches
+    whole = read_record(inner, updates.OptimizerRecord).accumulates_whole_batches
     return backend.computes_global_batches() or whole
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 from syrtos.keras import keras_internals
 from syrtos.keras.split import whole_batch
-from syrtos.records import record_of
+from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Variable
@@ -41,7 +41,7 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
     )
     parts += [f"{type(model).__name__}.{method}" for method in own]
     # A model of a fixed number of rows may use that number, e.g. to reshape.
-    is_from_data = record_of(model, _BuildRecord).is_from_data
+    is_from_data = read_record(model, _BuildRecord).is_from_data
     inputs = () if is_from_data else getattr(model, "inputs", None) or ()
     shapes = [getattr(tensor, "shape", (None,)) for tensor in inputs]
     parts += [

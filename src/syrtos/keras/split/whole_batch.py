@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Concatenate, Protocol, TypeVar
 from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.keras import backend
-from syrtos.records import record_of
+from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import P, R
@@ -180,7 +180,7 @@ def _adapt(kind: type, method: str) -> None:
         if (
             callable(own)
             and not is_of_keras(owner)
-            and not record_of(own, _MethodRecord).is_adapted
+            and not read_record(own, _MethodRecord).is_adapted
         ):
             adapted = _on_all_rows(own)
             record_of(adapted, _MethodRecord).is_adapted = True

@@ -26,7 +26,7 @@ from syrtos.keras.replica.updates import AskedReductions
 from syrtos.keras.tensorflow import ops, tf_internals_graphs
 from syrtos.keras.tensorflow.assignments import computes_whole_batch, current_step
 from syrtos.keras.tensorflow.reduction import Reduction, times
-from syrtos.records import record_of
+from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import FrameworkVariable, Optimizer, Variable
@@ -217,7 +217,7 @@ def _check_computed(optimizer: object, reduction: Reduction) -> None:
         ConfigurationError: gradients that one function computed would be summed or scaled again by
             another.
     """
-    same_function = record_of(optimizer, updates.OptimizerRecord).computed
+    same_function = read_record(optimizer, updates.OptimizerRecord).computed
     if same_function is None:
         return
     forget_computed(optimizer)

@@ -159,7 +159,7 @@ class TensorFlowStep(Watcher):
         return tf.cast(self._sum_of(values), values.dtype)
 
     def mask_factor(self, mask: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-        """Turns mask weights normalized per share into weights normalized per global batch."""
+        """Returns the factor between mask weights normalized in the share and the global batch."""
         mask = tf.cast(mask, tf.float32)
         elements, valid = tf.cast(tf.size(mask), tf.float32), tf.reduce_sum(mask)
         everywhere = self._sum_of(elements) / tf.maximum(self._sum_of(valid), 1.0)

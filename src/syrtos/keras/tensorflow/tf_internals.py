@@ -34,8 +34,6 @@ from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 from tensorflow.python.saved_model import load as saved_model_load
 from tensorflow.python.saved_model import save as saved_model_save
 
-from syrtos.records import record_of
-
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Variable
 
@@ -232,21 +230,35 @@ __all__ = [
     "summary_ops",
 ]
 
-# Set on a data set: the pipeline of its shares, of which it is a part itself.
-_KEPT = "_syrtos_kept_shares"
+# Set on a data set. A record of `syrtos.records` would keep it alive, as the pipelines that the facts
+# refer to are made from the data set itself.
+_FACTS = "_syrtos_shares"
 
 
 @dataclasses.dataclass
-class _DatasetRecord:
-    """The record of a data set.
+class _DatasetFacts:
+    """The facts about a data set and this worker's shares of it.
 
     Attributes:
         is_shared_out: whether it holds a worker's share already.
+        kept: how the pipeline of its shares is made, and the pipeline. The first time that it is
+            split both are None; before that, this is None.
         with_counts: the pipeline that gives the same batches with the number of this worker's rows.
     """
 
     is_shared_out: bool = False
+    kept: tuple[object, Any] | None = None
     with_counts: tf.data.Dataset | None = None
+
+
+def _facts_of(dataset: object) -> _DatasetFacts:
+    """Returns the facts about a data set; of other data, to which nothing is added, there are none."""
+    found: _DatasetFacts | None = getattr(dataset, _FACTS, None)
+    if found is None:
+        found = _DatasetFacts()
+        if isinstance(dataset, tf.data.Dataset):
+            setattr(dataset, _FACTS, found)
+    return found
 
 
 def watch_functions(
@@ -388,13 +400,13 @@ def global_seed() -> int | None:
 
 def shared_out(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Notes that a data set holds a worker's share already: `fit` must not share it out again."""
-    record_of(dataset, _DatasetRecord).is_shared_out = True
+    _facts_of(dataset).is_shared_out = True
     return dataset
 
 
 def is_shared_out(dataset: object) -> bool:
     """Returns whether `shared_out` has noted that a data set holds a share."""
-    return record_of(dataset, _DatasetRecord).is_shared_out
+    return _facts_of(dataset).is_shared_out
 
 
 def kept_shares(dataset: tf.data.Dataset, how: object, build: Callable[[], Pipeline]) -> Pipeline:
@@ -403,28 +415,27 @@ def kept_shares(dataset: tf.data.Dataset, how: object, build: Callable[[], Pipel
     Data sets come again in scripts with many calls of `fit`. The pipeline is built again where
     ``how`` is another.
     """
-    kept = getattr(dataset, _KEPT, None)
+    facts = _facts_of(dataset)
     # It is not kept the first time: a data set that comes once, as that of arrays, must not be in a
     # circle with the pipeline that it is a part of, or the arrays would live until Python collects
     # circles.
-    if kept is None:
-        setattr(dataset, _KEPT, (None, None))
+    if facts.kept is None:
+        facts.kept = None, None
         return build()
-    if kept[0] != how:
-        kept = how, build()
-        setattr(dataset, _KEPT, kept)
-    return kept[1]
+    if facts.kept[0] != how:
+        facts.kept = how, build()
+    return facts.kept[1]
 
 
 def with_counts(dataset: tf.data.Dataset, shares: tf.data.Dataset) -> tf.data.Dataset:
     """Notes the pipeline that gives the same batches with the number of this worker's rows."""
-    record_of(dataset, _DatasetRecord).with_counts = shares
+    _facts_of(dataset).with_counts = shares
     return dataset
 
 
 def counted_pipeline(dataset: Pipeline) -> Pipeline:
     """Returns the pipeline that `with_counts` has noted, or the data set itself."""
-    found: Any = record_of(dataset, _DatasetRecord).with_counts
+    found: Any = _facts_of(dataset).with_counts
     return dataset if found is None else found
 
 

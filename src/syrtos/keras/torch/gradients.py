@@ -20,7 +20,7 @@ from syrtos.keras.torch import collectives, ops
 from syrtos.keras.torch.overlap import Overlap
 from syrtos.keras.torch.step import TorchStep, current_step, is_whole
 from syrtos.keras.trainer import exchange_plan, timing
-from syrtos.records import record_of
+from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
     import keras
@@ -158,7 +158,7 @@ def workers_of(optimizer: Optimizer) -> Communicator | None:
     session = world.current()
     reduces = session.part(AskedReductions).all_optimizers and not registry.trains_apart()
     found = cast(
-        "Communicator | None", record_of(optimizer, updates.OptimizerRecord).reduction
+        "Communicator | None", read_record(optimizer, updates.OptimizerRecord).reduction
     ) or (session.comm if reduces else None)
     return found if found is not None and found.size > 1 else None
 

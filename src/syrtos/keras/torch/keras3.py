@@ -30,7 +30,7 @@ from syrtos.keras.torch import (
 )
 from syrtos.keras.torch.variables import Torch
 from syrtos.keras.trainer import methods
-from syrtos.records import record_of
+from syrtos.records import read_record, record_of
 from syrtos.topology import check_servers
 
 if TYPE_CHECKING:
@@ -45,6 +45,15 @@ class _StepRecord:
     """The record of a function of a model: whether it takes this worker's share of a batch."""
 
     takes_shares: bool = False
+
+
+def _takes_shares(function: object) -> bool:
+    """Returns whether a function takes shares, or is a script's wrapper (`functools.wraps`) of one."""
+    while function is not None:
+        if read_record(function, _StepRecord).takes_shares:
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
 
 
 @functools.cache
@@ -147,7 +156,7 @@ def _making(name: str, make_step: Callable[[keras.Model, _Step], _Step]) -> Meth
             original(self, force)
             function = getattr(self, name)
             # Keras keeps the function of an earlier call, unless it is forced to make another.
-            if not record_of(function, _StepRecord).takes_shares:
+            if not _takes_shares(function):
                 of_shares = make_step(self, function)
                 record_of(of_shares, _StepRecord).takes_shares = True
                 setattr(self, name, of_shares)

@@ -7,13 +7,13 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Concatenate, Protocol
+from typing import TYPE_CHECKING, Concatenate, TypeVar
 
 from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.keras import backend
 from syrtos.observe.clock import Kind, Phase
-from syrtos.records import record_of
+from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import P, R
@@ -24,6 +24,7 @@ _PARTS: dict[str, tuple[Phase, Kind]] = {
     "predict": ("predict", "build"),
 }
 _local = threading.local()
+TapeT = TypeVar("TapeT")
 # The number of each function among those of its name, by its identity.
 _numbers: dict[str, dict[int, int]] = {}
 
@@ -99,7 +100,7 @@ def computing(function: object = None) -> Iterator[None]:
             yield
         return
     ledger.before_update()
-    call = _local.call = _Call(record_of(function, _CallRecord).updates)
+    call = _local.call = _Call(read_record(function, _CallRecord).updates)
     try:
         with ledger.span("compute"):
             yield
@@ -116,7 +117,7 @@ def _nested_call(outer: _Call, function: object) -> Iterator[None]:
 
     A `tf.function` that is known to make updates makes the outer call a step.
     """
-    before, outer.updates = outer.updates, record_of(function, _CallRecord).updates
+    before, outer.updates = outer.updates, read_record(function, _CallRecord).updates
     yield
     if outer.updates:
         record_of(function, _CallRecord).updates = True
@@ -133,31 +134,37 @@ def updating() -> Iterator[None]:
         yield
 
 
-class _Tape(Protocol):
-    _computing_in_tape: contextlib.AbstractContextManager[None]
+@dataclasses.dataclass
+class _TapeRecord:
+    """The record of a tape: the context in which its time is counted."""
+
+    computing: contextlib.AbstractContextManager[None] = dataclasses.field(
+        default_factory=contextlib.nullcontext
+    )
 
 
-def recording(original: Callable[[_Tape], R]) -> Callable[[_Tape], R]:
+def recording(original: Callable[[TapeT], R]) -> Callable[[TapeT], R]:
     """Wraps a tape's `__enter__`: what the tape records is counted as computed."""
 
-    def enter(self: _Tape) -> R:
-        self._computing_in_tape = computing()
-        self._computing_in_tape.__enter__()
+    def enter(self: TapeT) -> R:
+        record = record_of(self, _TapeRecord)
+        record.computing = computing()
+        record.computing.__enter__()
         return original(self)
 
     return enter
 
 
 def end_computing_after(
-    original: Callable[Concatenate[_Tape, P], R],
-) -> Callable[Concatenate[_Tape, P], R]:
+    original: Callable[Concatenate[TapeT, P], R],
+) -> Callable[Concatenate[TapeT, P], R]:
     """Wraps a tape's `__exit__`: what follows is no longer counted as computed."""
 
-    def leave(self: _Tape, *args: P.args, **kwargs: P.kwargs) -> R:
+    def leave(self: TapeT, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return original(self, *args, **kwargs)
         finally:
-            self._computing_in_tape.__exit__(None, None, None)
+            read_record(self, _TapeRecord).computing.__exit__(None, None, None)
 
     return leave
 

@@ -32,7 +32,7 @@ def after_import(
         # A framework that this one imports may lead here: the module lacks its last names yet.
         importing = (f for f in sys.meta_path if isinstance(f, _Finder) and f.imports(name))
         if outermost := next(importing, None):
-            outermost.then.append(call)
+            outermost.calls.append(call)
         else:
             call()
     else:
@@ -94,13 +94,12 @@ class _Finder(MetaPathFinder):
         around: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._name = name
-        self._call = call
+        # Also those of hooks that are made while the module is imported.
+        self.calls = [call]
         self._before = before
         self._around = around
         self._searching = False
         self._executing = False
-        # Further calls once the module is complete, from hooks made while it was imported.
-        self.then: list[Callable[[], None]] = []
 
     def imports(self, name: str) -> bool:
         """Returns whether this finder's module has this name, and its import has begun."""
@@ -122,17 +121,18 @@ class _Finder(MetaPathFinder):
         return spec
 
     def execute(self, run: Callable[[], None]) -> None:
-        """Lets ``run`` execute the module, then calls the functions and removes this finder."""
-        self._before()
+        """Lets ``run`` execute the module and makes the calls once it is complete; then removes itself."""
         self._executing = True
         try:
+            self._before()
             with self._around():
                 run()
         finally:
             self._executing = False
-        for call in (self._call, *self.then):
-            call()
-        # not if the call refused: the next import must be refused too
+        # A call that refuses the module stays: it must refuse the next import too.
+        while self.calls:
+            self.calls[0]()
+            del self.calls[0]
         sys.meta_path.remove(self)
 
 

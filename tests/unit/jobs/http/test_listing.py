@@ -14,8 +14,7 @@ from syrtos.jobs.http import listing
 from syrtos.jobs.http.listing import Listing
 from syrtos.jobs.placement import UNLIMITED
 from syrtos.jobs.requests import states
-from syrtos.jobs.storage.remote_store import store_of
-from syrtos.jobs.storage.storage_uris import StorageURIs
+from syrtos.jobs.storage.storage_uris import StorageURIs, store_of
 from syrtos.jobs.store.home import Home
 from syrtos.jobs.store.job_store import Record, Store
 from syrtos.observe.ledger import epochs_path

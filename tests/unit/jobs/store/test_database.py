@@ -13,8 +13,7 @@ from stored_records import record
 
 from syrtos.jobs.api.service import Service
 from syrtos.jobs.requests import states
-from syrtos.jobs.storage.remote_store import store_of
-from syrtos.jobs.storage.storage_uris import StorageURIs
+from syrtos.jobs.storage.storage_uris import StorageURIs, store_of
 from syrtos.jobs.store import job_store
 from syrtos.jobs.store.home import Home
 from syrtos.jobs.store.job_store import Store

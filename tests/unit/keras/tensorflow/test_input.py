@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -343,6 +345,29 @@ def test_a_worker_reads_all_its_own_batches() -> None:
     np.testing.assert_array_equal(
         np.concatenate([batch.numpy() for batch in batches]), np.arange(6.0)
     )
+
+
+@pytest.mark.parametrize("split", [global_batches, worker_batches])
+def test_a_data_set_that_comes_twice_is_freed_with_its_shares(split: Any) -> None:
+    def split_twice() -> weakref.ref[object]:
+        dataset: Any = tf.data.Dataset.from_tensor_slices(np.zeros((8, 2))).batch(4)
+        for _ in range(3):
+            kept = tf_internals.kept_shares(dataset, "here", lambda: split(dataset, OneOf(0, 2)))
+            assert tf_internals.counted_pipeline(kept) is not kept
+        return weakref.ref(dataset)
+
+    known = split_twice()
+    gc.collect()
+    assert known() is None
+
+
+def test_data_of_another_kind_is_no_share_and_is_not_kept() -> None:
+    arrays = np.zeros((8, 2))
+    known = weakref.ref(arrays)
+    assert not tf_internals.is_shared_out({"inputs": arrays})
+    del arrays
+    gc.collect()
+    assert known() is None
 
 
 def test_one_vote_goes_before_each_batch() -> None:

@@ -125,6 +125,32 @@ def test_a_module_whose_import_has_begun_is_waited_for(module: Write) -> None:
     assert len(sys.meta_path) == before - 3
 
 
+def test_a_hook_that_is_made_before_the_module_runs_waits_too(module: Write) -> None:
+    name, values = module("hooked_s.py"), list[int]()
+    after_import(
+        name,
+        lambda: values.append(1),
+        before=lambda: after_import(name, lambda: values.append(sys.modules[name].value + 1)),
+    )
+    importlib.import_module(name)
+    assert values == [1, 2]
+
+
+def test_a_call_that_refuses_the_module_refuses_it_again(module: Write) -> None:
+    outer, calls = module("hooked_t.py", "import hooked_u\n"), list[str]()
+
+    def refuse() -> None:
+        calls.append("refused")
+        raise RuntimeError("refused")
+
+    after_import(module("hooked_u.py"), lambda: after_import(outer, refuse))
+    after_import(outer, lambda: calls.append("first"))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="refused"):
+            importlib.import_module(outer)
+    assert calls == ["first", "refused", "refused"]
+
+
 def test_the_hook_leaves_no_finder_behind(module: Write) -> None:
     before = sys.meta_path.copy()
     name = module("hooked_h.py")

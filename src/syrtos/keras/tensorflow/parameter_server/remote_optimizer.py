@@ -90,7 +90,7 @@ class RemoteOptimizer:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The Keras optimizer, which lives while it makes a step."""
+        """The Keras optimizer, which the caller of a method holds."""
         found = self._optimizer()
         assert found is not None
         return found
