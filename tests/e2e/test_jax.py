@@ -18,7 +18,7 @@ pytestmark = pytest.mark.needs("jax")
 
 CHECKS = [
     "one_program", "cleared_session", "generators_and_steps", "planned_data", "different_weights", "different_data", "steps_that_are_not_compiled",
-    "rows_of_each_worker", "resumed_with_accumulation", "files",
+    "rows_of_each_worker", "metric_made_in_a_step", "resumed_with_accumulation", "files",
     "learning_rate_and_early_stopping", "model_parallel", "devices_of_one_worker",
 ]  # fmt: skip
 

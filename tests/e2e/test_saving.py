@@ -96,6 +96,20 @@ def test_files_are_written_once_and_read_whole(
 
 
 @pytest.mark.slow
+def test_a_backup_of_keras_2_is_gone_on_from_by_every_worker(tmp_path: Path) -> None:
+    command = [str(SYRTOS), "run", "-n", "2", "--oversubscribe", "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(
+        [*command, str(SCRIPT), "keras2", str(tmp_path), "", "backup"],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "ok backup" in done.stdout
+
+
+@pytest.mark.slow
 def test_gradients_in_the_making_are_saved_with_the_model(tmp_path: Path) -> None:
     script = SCRIPT.with_name("backend_behaviours.py")
     done = run("tensorflow", 2, tmp_path, script, "resumed_with_accumulation", tmp_path)

@@ -6,18 +6,29 @@ They are equal on all workers, or differ where each worker draws batches of its 
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import os
 import random
 import sys
+import sysconfig
+import uuid
 import zlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from syrtos import settings
 
 if TYPE_CHECKING:
     from syrtos.comm.communicator import Communicator
+
+
+# The folders of Python, of installed packages, and of syrtos.
+_OTHERS = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib")),
+    str(Path(__file__).parents[1]),
+)
 
 
 class _Drawn:
@@ -29,6 +40,7 @@ class _Drawn:
         self.numbers = itertools.count()
         # this process's number among the children of its parent, and so on
         self.line: tuple[int, ...] = ()
+        self.names = itertools.count()
         self._children = 0
 
     def about_to_fork(self) -> None:
@@ -39,7 +51,8 @@ class _Drawn:
 
     def begin_child_series(self) -> None:
         """Begins a new series of seeds in a child that was forked."""
-        self.line, self._children, self.numbers = (*self.line, self._children), 0, itertools.count()
+        self.line, self._children = (*self.line, self._children), 0
+        self.numbers, self.names = itertools.count(), itertools.count()
 
 
 _drawn = _Drawn()
@@ -53,11 +66,12 @@ def hash_alike(env: Mapping[str, str]) -> None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**env, **missing})
 
 
-def agree(comm: Communicator) -> None:
+def agree(comm: Communicator, run_dir: str) -> None:
     """Seeds Python's and NumPy's generators alike on all workers: scripts build and shuffle alike.
 
     TensorFlow's seed follows. The launcher may have given the seed: all generations of a run have
-    the same.
+    the same. The script's `uuid.uuid4` gives the same on all workers too, as files and folders are
+    named by it; another run, in another folder, draws others.
     """
     import numpy as np
 
@@ -70,6 +84,7 @@ def agree(comm: Communicator) -> None:
     random.seed = _common_unless_given("random", random.seed)
     np.random.seed = _common_unless_given("numpy", np.random.seed)
     np.random.default_rng = _common_unless_given("", np.random.default_rng)
+    uuid.uuid4 = _common_to_script(uuid.uuid4, run_dir)
 
 
 def part(rank: int) -> int:
@@ -99,6 +114,24 @@ def _common_unless_given(name: str, original: Callable[..., Any]) -> Callable[..
         return original(*args, **kwargs)
 
     return seed
+
+
+def _common_to_script(original: Callable[[], uuid.UUID], run_dir: str) -> Callable[[], uuid.UUID]:
+    """Wraps `uuid.uuid4`: calls from the script's own files give the same on all workers.
+
+    Packages that name something of a worker by it, as a connection, get their own.
+    """
+
+    @functools.wraps(original)
+    def uuid4() -> uuid.UUID:
+        caller = sys._getframe(1).f_code.co_filename
+        if _drawn.rank is not None or os.path.abspath(caller).startswith(_OTHERS):
+            return original()
+        words = (settings.common_seed(), run_dir, _drawn.line, next(_drawn.names))
+        digest = hashlib.sha256(repr(words).encode()).digest()
+        return uuid.UUID(bytes=digest[:16], version=4)
+
+    return uuid4
 
 
 def _next_seed() -> int:

@@ -268,6 +268,23 @@ def backup() -> None:
     assert equal_everywhere(again.get_weights()[0])
 
 
+def own_iterator() -> None:
+    """The function for each batch, called by the script with an iterator of its own, takes whole batches."""
+    dataset = tf.data.Dataset.from_tensor_slices(data()).batch(20)
+    by_hand, fitted = model(), model()
+    by_hand.make_train_function()
+    for _ in range(2):
+        batches = iter(dataset)
+        with contextlib.suppress(StopIteration):
+            while True:
+                logs = by_hand.train_function(batches)
+    assert float(logs["loss"]) > 0
+    fitted.fit(dataset, epochs=2, verbose=0)
+    np.testing.assert_allclose(by_hand.get_weights()[0], fitted.get_weights()[0], rtol=1e-5)
+    assert int(by_hand.optimizer.iterations) == 10
+    assert equal_everywhere(by_hand.get_weights()[0])
+
+
 def one_wants_to_stop() -> None:
     """A rank that stops alone would leave the others waiting."""
 

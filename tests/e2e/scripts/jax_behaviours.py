@@ -68,6 +68,49 @@ def steps_that_are_not_compiled() -> None:
             built.train_on_batch(x[: 4 + COMM.rank], y[: 4 + COMM.rank])
 
 
+class Scored(keras.Sequential):
+    """A step of the script's own with a metric that has no variables before its first call."""
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        super().compile(*args, **kwargs)
+        self.score = keras.metrics.F1Score(threshold=0.5)
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.score]
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        trained, others, slots, scores = state
+        x, y = data
+
+        def loss(trained: Any, others: Any) -> Any:
+            predicted, others = self.stateless_call(trained, others, x, training=True)
+            return keras.ops.mean((predicted - y) ** 2), (predicted, others)
+
+        (value, (predicted, others)), grads = jax.value_and_grad(loss, has_aux=True)(
+            trained, others
+        )
+        trained, slots = self.optimizer.stateless_apply(slots, grads, trained)
+        scores = self.score.stateless_update_state(scores, y, predicted)
+        logs = {"loss": value, "score": self.score.stateless_result(scores)[0]}
+        return logs, (trained, others, slots, scores)
+
+
+def metric_made_in_a_step() -> None:
+    found = []
+    for is_built in (False, True):
+        keras.utils.set_random_seed(1)
+        built = Scored([keras.layers.Input((8,)), keras.layers.Dense(1, "sigmoid")])
+        built.compile("adam", "mse")
+        if is_built:
+            built.score.update_state(np.zeros((1, 1)), np.zeros((1, 1)))
+            built.score.reset_state()
+        x, _ = data(40)
+        found.append(built.fit(x, x[:, :1] > 0, batch_size=9, epochs=2, verbose=0).history)
+    np.testing.assert_allclose(found[0]["score"], found[1]["score"], rtol=1e-5)
+    np.testing.assert_allclose(found[0]["loss"], found[1]["loss"], rtol=1e-5)
+
+
 def rows_of_each_worker() -> None:
     """A script that says that it shards the data itself: its workers' rows make up the global batch, and must differ."""
     x, y = data(80)

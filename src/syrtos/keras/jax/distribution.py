@@ -212,8 +212,10 @@ def put_tensor(original: Method, value: jax.Array | npt.ArrayLike, layout: Layou
     # ends the run where one worker alone assigns. `fit`, `evaluate`, `predict` and the methods for
     # one batch compare the variables of all workers.
     sharding = _sharding_of(layout)
-    is_global = isinstance(value, jax.Array) and not value.is_fully_addressable
-    if isinstance(value, Tracer) or is_global or sharding.is_fully_addressable:
+    # A value of a step that is being traced is on no device.
+    if isinstance(value, Tracer) or sharding.is_fully_addressable:
+        return original(value, layout)
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return original(value, layout)
     return put_value(value, sharding)
 

@@ -48,9 +48,13 @@ def compile_step(
         with recurrent.tracing_step():
             return step(state, distribution.split_rows(data))
 
-    shardings = (distribution.replicated_sharding(), *out_shardings[1:])
+    replicated = distribution.replicated_sharding()
+    # Keras has no shardings for variables that the step is yet to make, as those of a metric that
+    # is called in it for the first time.
+    state = tuple(group or replicated for group in out_shardings[1] or ())
     return TimedStep(
-        jax.jit(on_all_devices, donate_argnums=donate_argnums, out_shardings=shardings), step
+        jax.jit(on_all_devices, donate_argnums=donate_argnums, out_shardings=(replicated, state)),
+        step,
     )
 
 

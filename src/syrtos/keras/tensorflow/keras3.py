@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +17,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as tf_trainer
 
 from syrtos.comm import world
+from syrtos.errors import ConfigurationError
 from syrtos.keras import fitting, keras_internals, patches, patching
 from syrtos.keras.features import asynchronous, registry
 from syrtos.keras.patching import Method, Patch
@@ -29,6 +31,7 @@ from syrtos.keras.tensorflow import (
     keras3_data,
     models,
     sharded_update,
+    tf_internals,
 )
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.assignments import whole_batch as computing_whole_batch
@@ -170,19 +173,47 @@ def _make_function(original: Method) -> Method:
         of_first.bind(lambda: naming_split(of_first.plan, session, original(self, step)))
 
         def call_with_shares(iterator: tf.data.Iterator | Iterable[object]) -> object:
-            if isinstance(iterator, tf.data.Iterator):
+            if not isinstance(iterator, tf.data.Iterator):
+                batches = iterator
+            elif _is_of_keras(iterator) or gives_whole_batches():
                 # Such is the validation of a `fit` whose function is the script's own.
                 if gives_whole_batches():
                     return of_first.function(iterator)
                 of_first.verifying.count_call()
                 return of_first.call(iterator, iterator.element_spec, self.steps_per_execution)
+            else:
+                batches = _batches_of_call(iterator, self.steps_per_execution)
             return of_first.call(
-                (_sharing(session, batch) for batch in iterator), None, self.steps_per_execution
+                (_sharing(session, batch) for batch in batches), None, self.steps_per_execution
             )
 
         return call_with_shares
 
     return make_function
+
+
+def _is_of_keras(iterator: tf.data.Iterator) -> bool:
+    """Returns whether an iterator gives what Keras's own gives, prepared for steps that cut it."""
+    return isinstance(iterator.element_spec, Numbered | TensorShare)
+
+
+def _batches_of_call(iterator: tf.data.Iterator, steps: int) -> list[object]:
+    """Returns the next batches of an iterator of the script's own, for one call of a function.
+
+    Raises:
+        ConfigurationError: the iterator gives shares of batches already.
+        StopIteration: it has no batch left, as in plain Keras.
+    """
+    if tf_internals.iterates_over_shares(iterator):
+        raise ConfigurationError(
+            "A function of the model (`train_function`, `test_function`) was called with an iterator"
+            " over a distributed data set. It takes whole batches. Give it an iterator over the"
+            " data set itself, or give the data set to `fit` or `evaluate`."
+        )
+    found: list[object] = list(itertools.islice(iterator, steps))
+    if not found:
+        raise StopIteration
+    return found
 
 
 def _is_stock(step: BatchStep, name: str) -> bool:

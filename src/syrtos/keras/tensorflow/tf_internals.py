@@ -409,6 +409,14 @@ def is_shared_out(dataset: object) -> bool:
     return _facts_of(dataset).is_shared_out
 
 
+def iterates_over_shares(iterator: tf.data.Iterator) -> bool:
+    """Returns whether an iterator goes through a data set that `shared_out` has noted."""
+    dataset: Any = getattr(iterator, "_dataset", None)
+    while type(dataset).__name__ == "_OptionsDataset" and not is_shared_out(dataset):
+        dataset = dataset._input_dataset
+    return is_shared_out(dataset)
+
+
 def kept_shares(dataset: tf.data.Dataset, how: object, build: Callable[[], Pipeline]) -> Pipeline:
     """Returns the pipeline that ``build`` makes of a data set, kept for when the set comes again.
 

@@ -175,7 +175,7 @@ class _WorkerProcess:
             print(
                 f"syrtos: {session.world.size} workers, logs in {logs}", file=sys.stderr, flush=True
             )
-        seeds.agree(session.comm)
+        seeds.agree(session.comm, run_dir)
         if session.options.profile and session.world.size > 1:
             session.ledger.began_ahead = time.perf_counter(), clocks.ahead(session.comm)
         if session.world.size > 1:
