@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 import tensorflow as tf
-from tf_keras.src.callbacks import BackupAndRestore
 from tf_keras.src.engine import training
 from tf_keras.src.utils import losses_utils
 
@@ -23,7 +22,14 @@ from syrtos.keras.patching import Method, Patch, install
 from syrtos.keras.replica import updates
 from syrtos.keras.split import shares, whole_batch
 from syrtos.keras.split.verdicts import naming_split
-from syrtos.keras.tensorflow import first_batch, gradients, keras2_data, keras2_on_servers, models
+from syrtos.keras.tensorflow import (
+    first_batch,
+    gradients,
+    keras2_callbacks,
+    keras2_data,
+    keras2_on_servers,
+    models,
+)
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.assignments import current_step
 from syrtos.keras.tensorflow.assignments import whole_batch as computing_whole_batch
@@ -31,11 +37,9 @@ from syrtos.keras.tensorflow.input_policy import gives_whole_batches
 from syrtos.keras.tensorflow.step import TensorFlowStep
 from syrtos.keras.tensorflow.strategy import Strategy
 from syrtos.keras.trainer import interrupts, timing
-from syrtos.keras.trainer.callbacks import within as enclosing_callbacks
-from syrtos.keras.trainer.chosen_callbacks import flatten
 
 if TYPE_CHECKING:
-    from syrtos.keras.protocols import CallbackList, Model, Optimizer, P, R, Variable
+    from syrtos.keras.protocols import Model, Optimizer, P, R, Variable
     from syrtos.keras.tensorflow.types import BatchStep, Gradient
 
     Pairs = Iterable[tuple[Gradient | None, Variable]]
@@ -45,14 +49,6 @@ if TYPE_CHECKING:
 
     class _Keras2Model(Model, Protocol):
         _steps_per_execution: tf.Variable | None
-
-    class _CallbackList(CallbackList, Protocol):
-        _should_call_train_batch_hooks: bool
-        _should_call_test_batch_hooks: bool
-        _should_call_predict_batch_hooks: bool
-
-    class _Backup(Protocol):
-        _supported_strategies: tuple[type, ...]
 
 
 @functools.cache
@@ -257,52 +253,6 @@ def _refuse_sessions(_original: Method) -> Method:
     return compile
 
 
-def _knowing_our_strategy(original: Method) -> Method:
-    """Wraps the constructor of `BackupAndRestore`, which lists the strategies that it works with."""
-
-    def init(self: _Backup, *args: object, **kwargs: object) -> None:
-        original(self, *args, **kwargs)
-        self._supported_strategies = (*self._supported_strategies, Strategy)
-
-    return init
-
-
-def _beginning_together(original: Callable[P, tuple[int, int]]) -> Callable[P, tuple[int, int]]:
-    """Wraps the method that says at which epoch and step `fit` begins: rank 0's backup decides."""
-
-    def initial_counters(*args: P.args, **kwargs: P.kwargs) -> tuple[int, int]:
-        epoch, step = world.sharing().comm.broadcast_object(list(original(*args, **kwargs)))
-        return epoch, step
-
-    return initial_counters
-
-
-def _build_optimizer(model: Model) -> None:
-    """Makes the variables of an optimizer that is not built, if its model is."""
-    # Those of `tf.keras.optimizers.legacy` have no such method.
-    build = getattr(model.optimizer, "build", None)
-    if build and getattr(model, "built", False) and not getattr(model.optimizer, "_built", False):
-        build(model.trainable_variables)
-
-
-def _callback_list(original: Method) -> Method:
-    wrapped = enclosing_callbacks(original)
-
-    def init(
-        self: _CallbackList, callbacks: object = None, *args: object, **kwargs: object
-    ) -> None:
-        model = cast("Model | None", kwargs.get("model"))
-        if model is not None and any(isinstance(c, BackupAndRestore) for c in flatten(callbacks)):
-            # The callback does so on rank 0, the only one that keeps it.
-            _build_optimizer(model)
-        wrapped(self, callbacks, *args, **kwargs)
-        # Keras 2 skips hooks that no callback has; it looked before ours were there.
-        self._should_call_train_batch_hooks = True
-        self._should_call_test_batch_hooks = self._should_call_predict_batch_hooks = True
-
-    return init
-
-
 # -- what is replaced, and why -----------------------------------------------------------------------------
 
 _UTILS = "tf_keras.src.utils.losses_utils"
@@ -443,24 +393,7 @@ MODEL = [
         _stateful_too,
         "A stateful layer is not split, and right.",
     ),
-    Patch(
-        "tf_keras.src.callbacks:CallbackList",
-        "__init__",
-        _callback_list,
-        "Files are written once, decisions are taken together.",
-    ),
-    Patch(
-        "tf_keras.src.callbacks:BackupAndRestore",
-        "__init__",
-        _knowing_our_strategy,
-        "It refuses strategies that it does not list.",
-    ),
-    Patch(
-        _MODEL,
-        "_maybe_load_initial_counters_from_ckpt",
-        _beginning_together,
-        "Rank 0 alone has restored a backup.",
-    ),
+    *keras2_callbacks.PATCHES,
     Patch(
         "tf_keras.src.engine.base_layer:Layer",
         "add_weight",
