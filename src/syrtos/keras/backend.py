@@ -85,10 +85,13 @@ class Backend(abc.ABC, Generic[VariableT, TensorT]):
         global_program: whether the framework computes the global batch as one program over all
             workers. Where it does not, each worker computes its share, and syrtos exchanges
             gradients and states.
+        draws_as_plain: whether a step that each worker computes whole draws the random numbers that
+            it draws in plain Python.
     """
 
     name: ClassVar[str]
     global_program: ClassVar[bool] = False
+    draws_as_plain: ClassVar[bool] = True
 
     @abc.abstractmethod
     def eager(self) -> bool:

@@ -62,13 +62,13 @@ def factor(scale: str, size: int) -> float:
 def rate_of(model: Model) -> float | None:
     """Returns the present learning rate of a model's optimizer; None if absent or not readable."""
     optimizer: Optimizer | None = getattr(model, "optimizer", None)
-    # A schedule's rate can't be read on JAX between two steps: it follows a counter in the state of
-    # the compiled step.
-    if optimizer is None or (
-        keras_internals.trains_outside(model) and keras_internals.has_schedule(optimizer)
-    ):
+    if optimizer is None:
         return None
     try:
+        # A schedule's rate can't be read on JAX between two steps: it follows a counter in the
+        # state of the compiled step.
+        if keras_internals.trains_outside(model) and keras_internals.has_schedule(optimizer):
+            return None
         return float(np.asarray(optimizer.learning_rate))
     # An optimizer of the script's own may have anything, or nothing, as its rate.
     except (AttributeError, TypeError, ValueError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from syrtos.comm.world import Session
 from syrtos.errors import SyrtosError
-from syrtos.keras import keras_internals
+from syrtos.keras import backend, keras_internals
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.observe.ledger import verified_path
 
@@ -201,9 +201,11 @@ def tell(
     if before.count("; `") < _NAMED - 1:  # more are on the terminal
         session.ledger.say(not_split=f"{before}; {found}" if before else found)
     if session.world.rank == 0:
+        draws_otherwise = backend.is_chosen() and not backend.active().draws_as_plain
+        but = ", but for random numbers drawn in steps" if draws_otherwise else ""
         print(
             f"syrtos: {what} is not split over the workers: {plan.reason_not_split}. {computes} the"
-            f" whole batch, so the results are those of one process, and {session.world.size}"
+            f" whole batch, so the results are those of one process{but}, and {session.world.size}"
             " workers are no faster than one.",
             file=sys.stderr,
         )

@@ -33,6 +33,7 @@ class Torch(Backend["AnyVariable", torch.Tensor]):
     """Keras 3 on torch."""
 
     name = "torch"
+    draws_as_plain = False  # see `step.own_random_numbers`
 
     def device_memory(self) -> int:
         return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
