@@ -268,6 +268,26 @@ def backup() -> None:
     assert equal_everywhere(again.get_weights()[0])
 
 
+def draws_by_a_constant_seed() -> None:
+    """Rows get the numbers that they get in one process, in training and in predictions."""
+
+    class Noise(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return x * tf.random.stateless_uniform(tf.shape(x), (1, 2))
+
+    x, y = data(30)
+    noisy = model(Noise())
+    drawn = tf.random.stateless_uniform((30, 6), (1, 2))
+    weights, bias = noisy.get_weights()
+    expected = (x * drawn).numpy() @ weights + bias
+    told = noisy.fit(x, y, batch_size=30, verbose=0, shuffle=False)
+    loss = told.history["loss"][0]
+    np.testing.assert_allclose(loss, np.mean((expected - y) ** 2), rtol=1e-5)
+    noisy.set_weights([weights, bias])
+    predicted = noisy.predict(x, batch_size=30, verbose=0)
+    np.testing.assert_allclose(predicted, expected, rtol=1e-4, atol=1e-6)
+
+
 def own_iterator() -> None:
     """The function for each batch, called by the script with an iterator of its own, takes whole batches."""
     dataset = tf.data.Dataset.from_tensor_slices(data()).batch(20)

@@ -69,6 +69,14 @@ def describe_decision(where: str) -> str:
     return f"it decides by a number of its rows ({where}), and parts of them have others"
 
 
+def describe_seeded_draw(operation: str) -> str:
+    """Says why a step is not split whose draws have a constant seed; ``operation``: their type."""
+    return (
+        f"it draws random numbers by a constant seed ({operation}), by which all workers would draw"
+        " the same for their rows"
+    )
+
+
 def forget_split(error: BaseException) -> None:
     """Takes the note of `naming_split` off an error: the whole batch has it too."""
     notes = getattr(error, "__notes__", [])

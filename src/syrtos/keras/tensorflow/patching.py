@@ -156,6 +156,7 @@ def gathered_predict_step(
         outputs = scope.run(step, data)
         if plan.reason_not_split:
             return outputs
+        scope.check_draws()
         mine = tf.nest.map_structure(
             lambda out: rows_of(scope.active, out) if out.shape.rank != 0 else out, outputs
         )

@@ -33,6 +33,7 @@ from syrtos.keras.tensorflow import (
     decisions,
     gathering,
     ops,
+    seeded_draws,
     tf_internals_graphs,
     tf_internals_iterators,
 )
@@ -226,6 +227,7 @@ class TensorFlowStep(Watcher):
         Floating scalars among the outputs of a custom `train_step` become their mean by samples, or
         what the plan says.
         """
+        self.check_draws()
         self._check_decisions()
         logs_are_global = logs_are_global or bool(self.plan.reason_not_split)
         numbers = [] if logs_are_global or self.session.comm.size == 1 else numbers_of(outputs)
@@ -295,24 +297,35 @@ class TensorFlowStep(Watcher):
         with self.pausing_notes():
             return self._exchange_state(sums, means, extremes, scalars)
 
+    def check_draws(self) -> None:
+        """Refuses to be traced where the step draws for this worker's rows by a constant seed.
+
+        Raises:
+            Unproven: the comparison, which has no draws, has not shown it.
+        """
+        if self._graph is None or not self._was_compared():
+            return
+        if found := seeded_draws.first_seeded_draw(self._graph, tf.nest.flatten(self.data)):
+            self.plan.unproven = verdicts.describe_seeded_draw(found)
+            raise UnprovenStepError(self.plan.unproven)
+
     def _check_decisions(self) -> None:
         """Refuses to be traced where the step decides by a number of this worker's rows.
 
         Raises:
             Unproven: later batches may show what the compared ones have not.
         """
-        if (
-            self._graph is None
-            or not self.plan.was_compared
-            or self.plan.reason_not_split
-            or not self.splits_batch
-        ):
+        if self._graph is None or not self._was_compared():
             return
         # Where all rows of a batch were compared, it was shown what becomes of their number.
         by_count = not self.plan.compared_all_rows
         if found := decisions.first_decision(self._graph, tf.nest.flatten(self.data), by_count):
             self.plan.unproven = verdicts.describe_decision(found)
             raise UnprovenStepError(self.plan.unproven)
+
+    def _was_compared(self) -> bool:
+        """Returns whether the step is split because a comparison has shown that it can be."""
+        return self.plan.was_compared and not self.plan.reason_not_split and self.splits_batch
 
     def _check_shown(self, dirty: dict[int, tuple[tf.Variable, tf.Tensor]]) -> None:
         """Refuses to be traced where a variable is assigned that no comparison has met.

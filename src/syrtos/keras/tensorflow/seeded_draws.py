@@ -1,0 +1,89 @@
+"""Finds random draws of a step by a constant seed, such as `tf.random.stateless_uniform` with numbers as its seed.
+
+Each worker would draw for its rows what the others draw for theirs, and one process draws other
+numbers for each row. A comparison of both ways does not show it, as it has no draws. The graph of
+the step does, once it is traced. Keras's own layers draw by `keras.random.SeedGenerator`, whose seed
+is in a variable, and each worker's is another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from syrtos.keras.tensorflow import tf_internals_graphs
+
+_DRAWS = ("StatelessMultinomial", "StatelessParameterized", "StatelessRandom", "StatelessTruncated")
+# These make the inputs of draws.
+_KEYS = "StatelessRandomGet"
+# The attributes by which operations call functions.
+_CALLS = {
+    "If": ("then_branch", "else_branch"),
+    "PartitionedCall": ("f",),
+    "StatefulPartitionedCall": ("f",),
+    "StatelessIf": ("then_branch", "else_branch"),
+    "StatelessWhile": ("cond", "body"),
+    "While": ("cond", "body"),
+}
+
+
+def first_seeded_draw(graph: tf.Graph, rows: Iterable[object]) -> str:
+    """Returns the type of the first operation that draws for rows by a constant seed; empty if none.
+
+    Args:
+        graph: in which the step has been traced.
+        rows: the tensors of this worker's share.
+    """
+    dense = [leaf for leaf in rows if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
+    counts = {int(count) for leaf in dense if (count := leaf.shape[0]) is not None}
+    return _first_in(graph, counts)
+
+
+def _first_in(graph: tf.Graph, counts: set[int]) -> str:
+    for operation in graph.get_operations():
+        name = operation.type
+        is_draw = name.startswith(_DRAWS) and not name.startswith(_KEYS)
+        if is_draw and _has_constant_seed(operation) and _has_rows(operation, counts):
+            return name
+        for attribute in _CALLS.get(name, ()):
+            inner = tf_internals_graphs.graph_of_call(operation, attribute)
+            if inner is not None and (found := _first_in(inner, counts)):
+                return found
+    return ""
+
+
+def _has_constant_seed(operation: tf.Operation) -> bool:
+    """Returns whether the seed of a draw, its second input or what makes it, is a constant."""
+    inputs = list(operation.inputs)
+    # Of a multinomial draw it comes after the number of samples.
+    seed = inputs[2 if operation.type.startswith("StatelessMultinomial") else 1]
+    if seed.op.type.startswith(_KEYS):
+        seed = seed.op.inputs[0]
+    return _is_constant(seed)
+
+
+def _is_constant(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is made of constants alone."""
+    waiting, seen = [tensor.op], set[int]()
+    while waiting:
+        operation = waiting.pop()
+        if id(operation) in seen:
+            continue
+        seen.add(id(operation))
+        # What has no inputs, and is no constant, is an argument of the graph.
+        if operation.op_def.is_stateful or (not operation.inputs and operation.type != "Const"):
+            return False
+        waiting += [one.op for one in operation.inputs]
+    return True
+
+
+def _has_rows(operation: tf.Operation, counts: set[int]) -> bool:
+    """Returns whether a draw has, or may have, as many rows as this worker's share."""
+    first = operation.inputs[0]
+    if operation.type.startswith("StatelessMultinomial"):
+        return first.shape[0] is None or first.shape[0] in counts
+    shape = tf.get_static_value(first, partial=True)
+    if shape is None:
+        return True
+    return len(shape) > 0 and (shape[0] is None or int(shape[0]) in counts)
