@@ -17,7 +17,6 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as tf_trainer
 
 from syrtos.comm import world
-from syrtos.errors import ConfigurationError
 from syrtos.keras import fitting, keras_internals, patches, patching
 from syrtos.keras.features import asynchronous, registry
 from syrtos.keras.patching import Method, Patch
@@ -175,14 +174,14 @@ def _make_function(original: Method) -> Method:
         def call_with_shares(iterator: tf.data.Iterator | Iterable[object]) -> object:
             if not isinstance(iterator, tf.data.Iterator):
                 batches = iterator
-            elif _is_of_keras(iterator) or gives_whole_batches():
+            elif _is_of_script(iterator, session) and not gives_whole_batches():
+                batches = _batches_of_call(iterator, self.steps_per_execution)
+            else:
                 # Such is the validation of a `fit` whose function is the script's own.
                 if gives_whole_batches():
                     return of_first.function(iterator)
                 of_first.verifying.count_call()
                 return of_first.call(iterator, iterator.element_spec, self.steps_per_execution)
-            else:
-                batches = _batches_of_call(iterator, self.steps_per_execution)
             return of_first.call(
                 (_sharing(session, batch) for batch in batches), None, self.steps_per_execution
             )
@@ -192,24 +191,18 @@ def _make_function(original: Method) -> Method:
     return make_function
 
 
-def _is_of_keras(iterator: tf.data.Iterator) -> bool:
-    """Returns whether an iterator gives what Keras's own gives, prepared for steps that cut it."""
-    return isinstance(iterator.element_spec, Numbered | TensorShare)
+def _is_of_script(iterator: tf.data.Iterator, session: world.Session) -> bool:
+    """Returns whether an iterator is the script's own, over whole batches, which steps are to cut."""
+    is_prepared = isinstance(iterator.element_spec, Numbered | TensorShare)
+    return is_split(session) and not (is_prepared or tf_internals.iterates_over_shares(iterator))
 
 
 def _batches_of_call(iterator: tf.data.Iterator, steps: int) -> list[object]:
     """Returns the next batches of an iterator of the script's own, for one call of a function.
 
     Raises:
-        ConfigurationError: the iterator gives shares of batches already.
         StopIteration: it has no batch left, as in plain Keras.
     """
-    if tf_internals.iterates_over_shares(iterator):
-        raise ConfigurationError(
-            "A function of the model (`train_function`, `test_function`) was called with an iterator"
-            " over a distributed data set. It takes whole batches. Give it an iterator over the"
-            " data set itself, or give the data set to `fit` or `evaluate`."
-        )
     found: list[object] = list(itertools.islice(iterator, steps))
     if not found:
         raise StopIteration
