@@ -39,13 +39,6 @@ _BRANCHES = frozenset(["Case", "If", "Select", "SelectV2", "StatelessCase", "Sta
 # Operations whose results hold nothing of the rows but how many they are, or what all workers have
 # exchanged.
 _CLEAN = frozenset(["EagerPyFunc", "PyFunc", "Rank", "Shape", "ShapeN", "Size"])
-# The functions that an operation calls, by its attributes, and the number of inputs that are no
-# arguments of theirs.
-_CALLS: dict[str, tuple[tuple[str, ...], int]] = {
-    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), (("f",), 0)),
-    **dict.fromkeys(("If", "StatelessIf"), (("then_branch", "else_branch"), 1)),
-    **dict.fromkeys(("While", "StatelessWhile"), (("cond", "body"), 0)),
-}
 # Running extremes of variables: the first batch shows their rules.
 _EXTREMES = frozenset(["Maximum", "Minimum"])
 _TO_VARIABLES = frozenset(["AssignVariableOp", "Cast", "Identity", "Reshape"])
@@ -114,7 +107,7 @@ class _Search:
             if self._decides(operation, of_inputs):
                 return f"{operation.type} in {_line_of(operation)}", []
             outputs = [self._is_number(tensor) for tensor in operation.outputs]
-            attributes, skipped = _CALLS.get(operation.type, ((), 0))
+            attributes, skipped = tf_internals_graphs.CALLS.get(operation.type, ((), 0))
             for attribute in attributes:
                 inner = tf_internals_graphs.graph_of_call(operation, attribute)
                 if inner is None:

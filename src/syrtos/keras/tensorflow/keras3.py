@@ -172,16 +172,15 @@ def _make_function(original: Method) -> Method:
         of_first.bind(lambda: naming_split(of_first.plan, session, original(self, step)))
 
         def call_with_shares(iterator: tf.data.Iterator | Iterable[object]) -> object:
-            if not isinstance(iterator, tf.data.Iterator):
-                batches = iterator
-            elif _is_of_script(iterator, session) and not gives_whole_batches():
-                batches = _batches_of_call(iterator, self.steps_per_execution)
-            else:
+            batches = iterator
+            if isinstance(iterator, tf.data.Iterator):
                 # Such is the validation of a `fit` whose function is the script's own.
                 if gives_whole_batches():
                     return of_first.function(iterator)
-                of_first.verifying.count_call()
-                return of_first.call(iterator, iterator.element_spec, self.steps_per_execution)
+                if not _is_of_script(iterator, session):
+                    of_first.verifying.count_call()
+                    return of_first.call(iterator, iterator.element_spec, self.steps_per_execution)
+                batches = _batches_of_call(iterator, self.steps_per_execution)
             return of_first.call(
                 (_sharing(session, batch) for batch in batches), None, self.steps_per_execution
             )

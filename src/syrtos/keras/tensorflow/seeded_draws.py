@@ -17,15 +17,6 @@ from syrtos.keras.tensorflow import tf_internals_graphs
 _DRAWS = ("StatelessMultinomial", "StatelessParameterized", "StatelessRandom", "StatelessTruncated")
 # These make the inputs of draws.
 _KEYS = "StatelessRandomGet"
-# The attributes by which operations call functions.
-_CALLS = {
-    "If": ("then_branch", "else_branch"),
-    "PartitionedCall": ("f",),
-    "StatefulPartitionedCall": ("f",),
-    "StatelessIf": ("then_branch", "else_branch"),
-    "StatelessWhile": ("cond", "body"),
-    "While": ("cond", "body"),
-}
 
 
 def first_seeded_draw(graph: tf.Graph, rows: Iterable[object]) -> str:
@@ -46,7 +37,8 @@ def _first_in(graph: tf.Graph, counts: set[int]) -> str:
         is_draw = name.startswith(_DRAWS) and not name.startswith(_KEYS)
         if is_draw and _has_constant_seed(operation) and _has_rows(operation, counts):
             return name
-        for attribute in _CALLS.get(name, ()):
+        attributes, _ = tf_internals_graphs.CALLS.get(name, ((), 0))
+        for attribute in attributes:
             inner = tf_internals_graphs.graph_of_call(operation, attribute)
             if inner is not None and (found := _first_in(inner, counts)):
                 return found

@@ -18,6 +18,13 @@ _SEEN = "_syrtos_seen"
 _INNER_GRAPHS = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
 # Ops whose bodies may hold exchanges.
 _CONTROL_FLOW = ("If", "While", "StatefulPartitionedCall")
+# The functions that an operation calls, by its attributes (see `graph_of_call`), and the number of
+# its inputs that are no arguments of theirs.
+CALLS: dict[str, tuple[tuple[str, ...], int]] = {
+    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), (("f",), 0)),
+    **dict.fromkeys(("If", "StatelessIf"), (("then_branch", "else_branch"), 1)),
+    **dict.fromkeys(("While", "StatelessWhile"), (("cond", "body"), 0)),
+}
 
 
 def graph() -> tf.Graph | None:
