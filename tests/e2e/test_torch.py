@@ -25,6 +25,7 @@ COMPARED = {
         "optimizers_elsewhere",
         "gradients_read_later",
         "guarded",
+        "shared_seeds",
     ],
 }
 CHECKS = [

@@ -144,6 +144,7 @@ class Metric(Protocol):
 class Model(Layer, Protocol):
     """A model that `compile` has given an optimizer, or a script's own."""
 
+    built: bool
     optimizer: Optimizer | None
     # A script's own model may lack it.
     steps_per_execution: int

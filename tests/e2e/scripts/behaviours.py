@@ -288,6 +288,42 @@ def draws_by_a_constant_seed() -> None:
     np.testing.assert_allclose(predicted, expected, rtol=1e-4, atol=1e-6)
 
 
+def draws_in_evaluation() -> None:
+    """Predictions get the numbers of one process; a part of an evaluation draws others than the other parts."""
+
+    class Sampling(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seed = keras.random.SeedGenerator(5)
+
+        def call(self, x: Any) -> Any:
+            return tf.zeros_like(x) + keras.random.uniform(tf.shape(x), seed=self.seed)
+
+    x = tf.zeros((20, 1))
+    sampling = keras.Sequential([keras.layers.Input((1,)), Sampling()])
+    drawn = keras.random.uniform((20, 1), seed=keras.random.SeedGenerator(5)).numpy()
+    np.testing.assert_array_equal(sampling.predict(x, batch_size=20, verbose=0), drawn)
+
+    class Range(keras.metrics.Metric):
+        """The number of rows whose numbers are those of rows ten places before."""
+
+        def __init__(self) -> None:
+            super().__init__(name="repeated")
+            self.number = self.add_weight(initializer="zeros")
+
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            assert y_pred.shape[0] in (None, 20)
+            repeated = tf.equal(y_pred[:10], y_pred[10:])
+            self.number.assign_add(tf.reduce_sum(tf.cast(repeated, tf.float32)))
+
+        def result(self) -> Any:
+            return self.number.value
+
+    sampling.compile(loss="mse", metrics=[Range()])
+    found = sampling.evaluate(x, x, batch_size=20, verbose=0, return_dict=True)
+    assert found["repeated"] == 0, found
+
+
 def own_iterator() -> None:
     """The function for each batch, called by the script with an iterator of its own, takes whole batches."""
     dataset = tf.data.Dataset.from_tensor_slices(data()).batch(20)

@@ -215,5 +215,46 @@ def gradients_read_later() -> None:
     written("gradients_read_later", built, logs)
 
 
+class NoisyStep(keras.Sequential):
+    """Draws noise for its rows from a generator of the script's, which begins anew in each step."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        rows, wanted = batch
+        generator = torch.Generator(rows.device).manual_seed(3)
+        noise = torch.rand(rows.shape, generator=generator, device=rows.device)
+        self.zero_grad()
+        loss = ((self(rows * noise, training=True) - wanted) ** 2).mean()
+        loss.backward()
+        weights = list(self.trainable_weights)
+        with torch.no_grad():
+            self.optimizer.apply([weight.value.grad for weight in weights], weights)
+        return {"loss": loss.detach()}
+
+
+class Noise(keras.layers.Layer):
+    """Multiplies rows by draws of a seed."""
+
+    def __init__(self, seed: Any) -> None:
+        super().__init__()
+        self.seed = seed
+
+    def call(self, x: Any) -> Any:
+        return x * keras.random.uniform(keras.ops.shape(x), seed=self.seed)
+
+
+def shared_seeds() -> None:
+    """Rows get the numbers that they get in one process: by a constant seed, and in predictions by any of Keras's."""
+    x, y = data(30)
+    logs: dict[str, Any] = {}
+    stepping = NoisyStep([keras.layers.Input((8,)), keras.layers.Dense(1)])
+    stepping.compile(keras.optimizers.SGD(0.01))
+    logs["step"] = stepping.fit(x, y, batch_size=10, shuffle=False, verbose=0).history["loss"]
+    constant = model(Noise(5))
+    logs["layer"] = constant.fit(x, y, batch_size=10, shuffle=False, verbose=0).history["loss"]
+    sampling = model(Noise(keras.random.SeedGenerator(7)))
+    logs["predicted"] = sampling.predict(x, batch_size=10, verbose=0)
+    written("shared_seeds", constant, logs)
+
+
 if __name__ == "__main__":
     main(globals())

@@ -72,8 +72,16 @@ def describe_decision(where: str) -> str:
 def describe_seeded_draw(operation: str) -> str:
     """Says why a step is not split whose draws have a constant seed; ``operation``: their type."""
     return (
-        f"it draws random numbers by a constant seed ({operation}), by which all workers would draw"
-        " the same for their rows"
+        f"it draws random numbers by a seed that all workers share ({operation}): they would draw"
+        " the same for other rows"
+    )
+
+
+def describe_draw_of_prediction(operation: str) -> str:
+    """Says why predictions with random draws are not split; ``operation``: the type of the draw."""
+    return (
+        f"it draws random numbers for its rows ({operation}), and parts of the batch would get"
+        " others"
     )
 
 

@@ -219,7 +219,12 @@ def _shared_step(
         if name == "predict_step":
             return common.gathered_predict_step(session, step, of_first.plan, data)
         with TensorFlowStep(
-            session, data, training_now, of_first.reduces_early, of_first.plan
+            session,
+            data,
+            training_now,
+            of_first.reduces_early,
+            of_first.plan,
+            draws_by_rank=model.built,
         ).as_current_step() as scope:
             return scope.finish(scope.run(step), logs_are_global=stock)
 

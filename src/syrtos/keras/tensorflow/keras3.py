@@ -161,7 +161,12 @@ def _make_function(original: Method) -> Method:
             own = registry.session_of_step(session, training)
             share = cut(data, session.input_comm)
             with TensorFlowStep(
-                own, share, training, of_first.reduces_early, of_first.plan
+                own,
+                share,
+                training,
+                of_first.reduces_early,
+                of_first.plan,
+                draws_by_rank=self.built,
             ).as_current_step() as scope:
 
                 def compute() -> object:

@@ -156,7 +156,8 @@ def gathered_predict_step(
         outputs = scope.run(step, data)
         if plan.reason_not_split:
             return outputs
-        scope.check_draws()
+        if checks := scope.graph_checks():
+            checks.check_draws_of_prediction()
         mine = tf.nest.map_structure(
             lambda out: rows_of(scope.active, out) if out.shape.rank != 0 else out, outputs
         )

@@ -1,9 +1,9 @@
-"""Finds random draws of a step by a constant seed, such as `tf.random.stateless_uniform` with numbers as its seed.
+"""Finds random draws of a step whose numbers must be those of one process, in the graph of the step.
 
-Each worker would draw for its rows what the others draw for theirs, and one process draws other
-numbers for each row. A comparison of both ways does not show it, as it has no draws. The graph of
-the step does, once it is traced. Keras's own layers draw by `keras.random.SeedGenerator`, whose seed
-is in a variable, and each worker's is another.
+By a constant seed, as in `tf.random.stateless_uniform(shape, (1, 2))`, each worker would draw for
+its rows what the others draw for theirs. A comparison of both ways does not show it, as it has no
+draws. Keras's own layers draw by `keras.random.SeedGenerator`, whose seed is in a variable, and each
+worker's is another: that counts in predictions alone, where each row is looked at.
 """
 
 from __future__ import annotations
@@ -15,34 +15,44 @@ import tensorflow as tf
 from syrtos.keras.tensorflow import tf_internals_graphs
 
 _DRAWS = ("StatelessMultinomial", "StatelessParameterized", "StatelessRandom", "StatelessTruncated")
+# These keep a state of their own, or take that of a `tf.random.Generator`.
+_STATEFUL_DRAWS = ("Multinomial", "Random", "Stateful", "TruncatedNormal")
 # These make the inputs of draws.
 _KEYS = "StatelessRandomGet"
 
 
-def first_seeded_draw(graph: tf.Graph, rows: Iterable[object]) -> str:
+def first_seeded_draw(graph: tf.Graph, rows: Iterable[object], by_any_seed: bool = False) -> str:
     """Returns the type of the first operation that draws for rows by a constant seed; empty if none.
 
     Args:
         graph: in which the step has been traced.
         rows: the tensors of this worker's share.
+        by_any_seed: whether draws by other seeds count too.
     """
     dense = [leaf for leaf in rows if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
     counts = {int(count) for leaf in dense if (count := leaf.shape[0]) is not None}
-    return _first_in(graph, counts)
+    return _first_in(graph, counts, by_any_seed)
 
 
-def _first_in(graph: tf.Graph, counts: set[int]) -> str:
+def _first_in(graph: tf.Graph, counts: set[int], by_any_seed: bool) -> str:
     for operation in graph.get_operations():
         name = operation.type
-        is_draw = name.startswith(_DRAWS) and not name.startswith(_KEYS)
-        if is_draw and _has_constant_seed(operation) and _has_rows(operation, counts):
+        if _draws(operation, by_any_seed) and _has_rows(operation, counts):
             return name
         attributes, _ = tf_internals_graphs.CALLS.get(name, ((), 0))
         for attribute in attributes:
             inner = tf_internals_graphs.graph_of_call(operation, attribute)
-            if inner is not None and (found := _first_in(inner, counts)):
+            if inner is not None and (found := _first_in(inner, counts, by_any_seed)):
                 return found
     return ""
+
+
+def _draws(operation: tf.Operation, by_any_seed: bool) -> bool:
+    name = operation.type
+    if by_any_seed and name.startswith(_STATEFUL_DRAWS):
+        return True
+    is_draw = name.startswith(_DRAWS) and not name.startswith(_KEYS)
+    return is_draw and (by_any_seed or _has_constant_seed(operation))
 
 
 def _has_constant_seed(operation: tf.Operation) -> bool:

@@ -27,13 +27,11 @@ from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
 from syrtos.keras.features import registry
 from syrtos.keras.split import verdicts
-from syrtos.keras.split.plan import Rule, SplitPlan, UnprovenStepError
+from syrtos.keras.split.plan import Rule, SplitPlan
 from syrtos.keras.split.trial_step import StepOutcome
 from syrtos.keras.tensorflow import (
-    decisions,
     gathering,
     ops,
-    seeded_draws,
     tf_internals_graphs,
     tf_internals_iterators,
 )
@@ -44,6 +42,7 @@ from syrtos.keras.tensorflow.assignments import (
     whole_batch,
     within_step,
 )
+from syrtos.keras.tensorflow.graph_checks import GraphChecks
 from syrtos.keras.tensorflow.input import Numbered, TensorShare
 from syrtos.keras.tensorflow.rows import count_rows, has_rows
 from syrtos.keras.trainer.timing import clock
@@ -62,7 +61,8 @@ class TensorFlowStep(Watcher):
         samples: float32 scalar, samples in this worker's share; 0 if it has none.
         data: the share; one row that does not count if it has none, so that the model never sees an
             empty batch.
-        training: whether random numbers should differ between workers.
+        training: whether it is a step of `fit`.
+        draws_by_rank: whether random numbers differ between workers, as the rows do.
         reduces_early: whether gradients are reduced where they are made, by
             `GradientTape.gradient`, for code that looks at them; else where an optimizer of Keras's
             own takes them.
@@ -71,7 +71,8 @@ class TensorFlowStep(Watcher):
     """
 
     def __init__(
-        self, session: Session, data: object, training: bool, reduces_early: bool = False, plan: SplitPlan | None = None, outcome: StepOutcome | None = None
+        self, session: Session, data: object, training: bool, reduces_early: bool = False, plan: SplitPlan | None = None, outcome: StepOutcome | None = None,
+        draws_by_rank: bool = False,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -82,10 +83,13 @@ class TensorFlowStep(Watcher):
             plan: see above.
             outcome: takes what this worker itself has computed, if this is a trial on the first
                 batch that does not count.
+            draws_by_rank: see above; it is so in training always. Where a step makes weights, which
+                are drawn alike on all workers, only training makes them equal afterwards.
         """
         super().__init__()
         self.session = session
         self.training = training
+        self.draws_by_rank = draws_by_rank or training
         self.plan = plan or SplitPlan()
         self.reduces_early = self.plan.reduces_where_made(reduces_early)
         self._outcome = outcome
@@ -221,14 +225,20 @@ class TensorFlowStep(Watcher):
         with whole_batch():
             return step(rows)
 
+    def graph_checks(self) -> GraphChecks | None:
+        """Returns the checks of the step's graph; None where it has none, or is not split."""
+        if self._graph is None or self.plan.reason_not_split or not self.splits_batch:
+            return None
+        return GraphChecks(self._graph, self.plan, tf.nest.flatten(self.data))
+
     def finish(self, outputs: Tree, logs_are_global: bool) -> Tree:
         """Makes the rest of the state equal and, unless they are global already, the logs.
 
         Floating scalars among the outputs of a custom `train_step` become their mean by samples, or
         what the plan says.
         """
-        self.check_draws()
-        self._check_decisions()
+        if checks := self.graph_checks():
+            checks.check_computation()
         logs_are_global = logs_are_global or bool(self.plan.reason_not_split)
         numbers = [] if logs_are_global or self.session.comm.size == 1 else numbers_of(outputs)
         if self._outcome is not None:
@@ -275,7 +285,8 @@ class TensorFlowStep(Watcher):
         It returns the means by samples of ``scalars``.
         """
         dirty, self._dirty = self._dirty, {}
-        self._check_shown(dirty)
+        if self._outcome is None and (checks := self.graph_checks()):
+            checks.check_assigned((key, variable) for key, (variable, _) in dirty.items())
         rules: dict[int, Rule] = {key: self._rule_of(v) for key, (v, _) in dirty.items()}
         if self._outcome is not None:
             self._outcome.own |= {
@@ -296,59 +307,6 @@ class TensorFlowStep(Watcher):
         self._flushed = True
         with self.pausing_notes():
             return self._exchange_state(sums, means, extremes, scalars)
-
-    def check_draws(self) -> None:
-        """Refuses to be traced where the step draws for this worker's rows by a constant seed.
-
-        Raises:
-            Unproven: the comparison, which has no draws, has not shown it.
-        """
-        if self._graph is None or not self._was_compared():
-            return
-        if found := seeded_draws.first_seeded_draw(self._graph, tf.nest.flatten(self.data)):
-            self.plan.unproven = verdicts.describe_seeded_draw(found)
-            raise UnprovenStepError(self.plan.unproven)
-
-    def _check_decisions(self) -> None:
-        """Refuses to be traced where the step decides by a number of this worker's rows.
-
-        Raises:
-            Unproven: later batches may show what the compared ones have not.
-        """
-        if self._graph is None or not self._was_compared():
-            return
-        # Where all rows of a batch were compared, it was shown what becomes of their number.
-        by_count = not self.plan.compared_all_rows
-        if found := decisions.first_decision(self._graph, tf.nest.flatten(self.data), by_count):
-            self.plan.unproven = verdicts.describe_decision(found)
-            raise UnprovenStepError(self.plan.unproven)
-
-    def _was_compared(self) -> bool:
-        """Returns whether the step is split because a comparison has shown that it can be."""
-        return self.plan.was_compared and not self.plan.reason_not_split and self.splits_batch
-
-    def _check_shown(self, dirty: dict[int, tuple[tf.Variable, tf.Tensor]]) -> None:
-        """Refuses to be traced where a variable is assigned that no comparison has met.
-
-        Such an assignment may be in a branch of `tf.cond`, for example.
-
-        Raises:
-            Unproven: it is not known what becomes of its values.
-        """
-        if (
-            self._outcome is not None
-            or self._graph is None
-            or self.plan.reason_not_split
-            or not self.splits_batch
-        ):
-            return
-        for key, (variable, _) in dirty.items():
-            if not is_sum(variable) and not self.plan.knows_rule(key):
-                self.plan.unproven = (
-                    f"no comparison of rows has shown what becomes of `{variable.name}`, which it"
-                    " assigns in some steps"
-                )
-                raise UnprovenStepError(self.plan.unproven)
 
     def _exchange_state(
         self,

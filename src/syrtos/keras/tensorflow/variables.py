@@ -106,8 +106,8 @@ class TensorFlow(Backend):
         # initialized either, and no data is shuffled.
         own_graph = tf_internals_graphs.graph() and not tf_internals_graphs.is_of_dataset()
         in_graph = bool(assignments.training_now() or own_graph)
-        training = found.training if found else session.options.asynchronous and in_graph
-        return session.world.rank if training else 0
+        by_rank = found.draws_by_rank if found else session.options.asynchronous and in_graph
+        return session.world.rank if by_rank else 0
 
     def reduce_gradients(
         self, optimizer: Optimizer, grads: Sequence[Gradient | None]

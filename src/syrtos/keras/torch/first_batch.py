@@ -10,7 +10,7 @@ from syrtos.comm.world import Session
 from syrtos.keras import keras_internals
 from syrtos.keras.patching import Method
 from syrtos.keras.replica import state
-from syrtos.keras.split import known_parts, verdicts
+from syrtos.keras.split import known_parts
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.split_function import SplitFunction
 from syrtos.keras.split.trial_step import Amount
@@ -65,21 +65,21 @@ class TorchFunction(SplitFunction[TorchShare]):
     def _decide_by(self, trial: TorchTrial, plan: SplitPlan) -> None:
         super()._decide_by(trial, plan)
         # Both ways may agree on these rows where the step decides by a number of them, and differ
-        # on later ones.
-        found = self._find_decision(trial)
+        # on later ones; and they have no random draws.
+        found = self._find_reason(trial)
         if found and not plan.reason_not_split:
-            plan.reason_not_split = verdicts.describe_decision(found)
+            plan.reason_not_split = found
 
     def _confirms(self, trial: TorchTrial) -> bool:
-        return super()._confirms(trial) and not self._find_decision(trial)
+        return super()._confirms(trial) and not self._find_reason(trial)
 
-    def _find_decision(self, trial: TorchTrial) -> str:
-        """Returns what the step decides by, on any worker; empty for nothing.
+    def _find_reason(self, trial: TorchTrial) -> str:
+        """Returns why the step can't be split, as any worker has seen; empty if none has.
 
         All workers call this together.
         """
-        found = self._session.comm.allgather_object(trial.decisions)
-        return next((decisions[0] for decisions in found if decisions), "")
+        found = self._session.comm.allgather_object(trial.reasons)
+        return next((reasons[0] for reasons in found if reasons), "")
 
 
 def _known_variables(model: keras.Model) -> set[int]:

@@ -252,8 +252,9 @@ def _on_shares(
         # A step that is not split takes a batch of any form.
         if not of_first.plan.reason_not_split:
             rows.check_even(data[0], share)
-        with begin(session, share.samples, training, plan=of_first.plan).as_current_step() as scope:
-            scope.model = of_first.model
+        scope = begin(session, share.samples, training, plan=of_first.plan)
+        scope.model = of_first.model
+        with scope.as_current_step():
             if not of_first.plan.reason_not_split:
                 return finish(scope, function([share.data]))
             batch = scope.rows_of_all(share.data)

@@ -99,7 +99,7 @@ class TorchStep(Assignments):
         session: the workers.
         samples: the number of samples in this worker's share. If it is 0, the step computes with a
             row that does not count.
-        training: whether random numbers of `keras.random.SeedGenerator` differ between workers.
+        training: whether it is a step of `fit`.
         reduces_early: whether gradients are reduced where they are made, by `backward`, for code
             that looks at them; else where an optimizer of Keras's own takes them.
         plan: the way such steps are split, as the first batch has shown.
@@ -150,12 +150,19 @@ class TorchStep(Assignments):
         """Makes this the current step."""
         outer, _local.step = current_step(), self
         try:
-            with own_random_numbers(
-                self.session.world.rank if self.training and not self.plan.reason_not_split else 0
-            ):
+            with own_random_numbers(0 if self.plan.reason_not_split else self.rank_to_seed()):
                 yield self
         finally:
             _local.step = outer
+
+    def rank_to_seed(self) -> int:
+        """Returns a number by which the workers' random numbers differ, as their rows do.
+
+        It is 0 outside of training for a model without weights yet, which are drawn alike on all
+        workers: only training makes them equal afterwards.
+        """
+        is_built = self.model is not None and self.model.built and self.outcome is None
+        return self.session.world.rank if self.training or is_built else 0
 
     # -- numbers of the global batch ---------------------------------------------------------------
 

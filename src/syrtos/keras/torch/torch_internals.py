@@ -10,6 +10,7 @@ import datetime
 import importlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any, ParamSpec, Protocol, cast
 
 import keras
@@ -74,14 +75,17 @@ def _replacements_of_draws() -> list[tuple[object, str, Callable[..., object]]]:
     replaced.append((torch, "multinomial", _most_probable))
     # Keras makes a permutation by sorting draws; those of above are equal, and would leave each row
     # where it is.
-    replaced.append(
-        (importlib.import_module("keras.src.backend.torch.random"), "shuffle", _backwards)
-    )
+    replaced.append((random_functions_of_keras(), "shuffle", _backwards))
     replaced += [
         (torch.Tensor, name, _filling_equal_rows(getattr(torch.Tensor, name), making_weights))
         for name in _FILLS
     ]
     return replaced
+
+
+def random_functions_of_keras() -> ModuleType:
+    """Returns the module whose functions Keras calls, by name, to draw on torch."""
+    return importlib.import_module("keras.src.backend.torch.random")
 
 
 def _noting_weights(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self, cast
+from typing import ClassVar, Self, cast
 
 import keras
 import numpy as np
@@ -16,12 +16,13 @@ from syrtos.comm.world import Session
 from syrtos.keras import keras_internals
 from syrtos.keras.patching import Method
 from syrtos.keras.replica import state
-from syrtos.keras.split import trial_step
+from syrtos.keras.split import trial_step, verdicts
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import keeping_python_state
 from syrtos.keras.split.trial_step import Amount, Assigned, StepOutcome, TrialOfRows
 from syrtos.keras.torch import decisions, gathering, ops, torch_internals
 from syrtos.keras.torch.rows import TorchShare, has_rows
+from syrtos.keras.torch.seeded_draws import SeededDraws
 from syrtos.keras.torch.step import (
     Drawn,
     Number,
@@ -41,6 +42,9 @@ class TorchTrial(TrialOfRows):
     See `syrtos.keras.split.trial_step.StepTrial`.
     """
 
+    _draws_by_rank: ClassVar[bool] = True
+    _describe_draw = staticmethod(verdicts.describe_seeded_draw)
+
     def __init__(
         self,
         model: keras.Model,
@@ -52,9 +56,9 @@ class TorchTrial(TrialOfRows):
     ) -> None:
         super().__init__(model, session, step, first, _some_rows(first, session, amount), amount)
         self._precision = precision_of(model)
-        # By which the step decides by a number of its rows, once it was split; of trials with more
-        # rows too.
-        self.decisions: list[str] = [] if before is None else before.decisions
+        # Why the step can't be split although both ways agree, as it was seen while it was computed
+        # split; of trials with more rows too.
+        self.reasons: list[str] = [] if before is None else before.reasons
 
     def _with_amount(self, amount: Amount) -> Self:
         return type(self)(self._model, self._session, self._step, self._all, amount, self)
@@ -81,12 +85,25 @@ class TorchTrial(TrialOfRows):
             buffers = [buffer._value for buffer in buffers_of(self._model)]
             scope.model = self._model
             with scope.as_current_step():
-                with decisions.Watching(keras.tree.flatten(self._some.data)) as watching:
+                with (
+                    self._noting_draws(),
+                    decisions.Watching(keras.tree.flatten(self._some.data)) as watching,
+                ):
                     logs = self._step(self._fresh_rows())
-                self.decisions += filter(None, [watching.found])
+                if watching.found:
+                    self.reasons.append(verdicts.describe_decision(watching.found))
                 return scope.finish(logs, False, [b for b in buffers if b.is_floating_point()])
 
         return self._run_without_trace(run)
+
+    @contextlib.contextmanager
+    def _noting_draws(self) -> Iterator[None]:
+        """Context manager: a draw for rows in it, by a seed that all workers share, is a reason."""
+        draws = SeededDraws(self._some.samples, self._draws_by_rank)
+        with draws.noting():
+            yield
+        if draws.first:
+            self.reasons.append(self._describe_draw(draws.first))
 
     def _fresh_rows(self) -> object:
         """Returns the rows in containers of their own: a step may take elements out of those."""
@@ -145,11 +162,14 @@ class TorchTrial(TrialOfRows):
 class PredictingTorchTrial(TorchTrial):
     """A trial of a `predict_step`, whose outputs have rows."""
 
+    _draws_by_rank = False
+    _describe_draw = staticmethod(verdicts.describe_draw_of_prediction)
+
     def compute_split(self, plan: SplitPlan) -> StepOutcome:
         def run(outcome: StepOutcome) -> object:
             scope = TorchStep(self._session, self._some.samples, False, plan=plan, outcome=outcome)
             scope.model = self._model
-            with scope.as_current_step():
+            with scope.as_current_step(), self._noting_draws():
                 return gathering.rows_of_all(scope, self._step(self._fresh_rows()))
 
         return self._run_without_trace(run)

@@ -102,9 +102,9 @@ class Torch(Backend["AnyVariable", torch.Tensor]):
         return cast("Step[torch.Tensor] | None", step.current_step())
 
     def rank_to_seed(self) -> int:
-        # Outside of training steps, e.g. where weights are made, all workers must draw the same.
+        # Outside of steps, e.g. where weights are made, all workers must draw the same.
         found = step.current_step()
-        return found.session.world.rank if found and found.training else 0
+        return found.rank_to_seed() if found else 0
 
     def reduce_gradients(
         self, optimizer: Optimizer, grads: Sequence[torch.Tensor | None]

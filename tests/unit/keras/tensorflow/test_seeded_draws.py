@@ -15,14 +15,14 @@ Step = Callable[[Any], Any]
 DROPOUT, GENERATOR = keras.layers.Dropout(0.5, seed=5), keras.random.SeedGenerator(5)
 
 
-def found_in(step: Step, rows: int | None) -> str:
+def found_in(step: Step, rows: int | None, by_any_seed: bool = False) -> str:
     """Returns what is found in a step that takes some rows of three numbers."""
     found = []
 
     @tf.function(autograph=False)
     def traced(x: Any) -> Any:
         result = step(x)
-        found.append(first_seeded_draw(tf.compat.v1.get_default_graph(), [x]))
+        found.append(first_seeded_draw(tf.compat.v1.get_default_graph(), [x], by_any_seed))
         return result
 
     function: Any = traced
@@ -60,3 +60,21 @@ def test_a_draw_for_rows_by_a_constant_seed_is_found(step: Step, rows: int | Non
 )
 def test_other_draws_are_none(step: Step, rows: int | None) -> None:
     assert found_in(step, rows) == ""
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: DROPOUT(x, training=True),
+        lambda x: x * keras.random.uniform(keras.ops.shape(x), seed=GENERATOR),
+        lambda x: x * tf.random.uniform(tf.shape(x)),
+        lambda x: tf.random.shuffle(x),
+    ],
+)
+def test_in_predictions_draws_by_any_seed_are_found(step: Step) -> None:
+    assert found_in(step, 8, by_any_seed=True)
+
+
+def test_in_predictions_what_is_drawn_for_all_rows_is_none() -> None:
+    assert found_in(lambda x: x * tf.random.uniform([3]), 8, by_any_seed=True) == ""
+    assert found_in(lambda x: DROPOUT(x, training=False), 8, by_any_seed=True) == ""
