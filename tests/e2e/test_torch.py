@@ -26,6 +26,7 @@ COMPARED = {
         "gradients_read_later",
         "guarded",
         "shared_seeds",
+        "noise_for_gradients",
     ],
 }
 CHECKS = [

@@ -452,3 +452,34 @@ def layer_that_adds_a_loss_of_rows() -> tuple[Any, Logs]:
     )
     model.compile("sgd", "mse")
     return fit(model, *data())
+
+
+@keras3
+def draws_that_are_made_once_for_a_batch() -> tuple[Any, Logs]:
+    """A factor of a batch, a mask of weights, and noise for gradients in an optimizer: one process draws each of them once."""
+
+    class Drawing(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seeds = keras.random.SeedGenerator(3)
+            self.weight = self.add_weight(shape=(12, 7), initializer="ones")
+
+        def call(self, rows: Any) -> Any:
+            masked = keras.random.dropout(
+                keras.ops.convert_to_tensor(self.weight), 0.5, seed=self.seeds
+            )
+            return (rows * keras.random.uniform((), seed=self.seeds)) @ masked
+
+    class Noisy(keras.optimizers.SGD):
+        def __init__(self) -> None:
+            super().__init__(0.02)
+            self.seeds = keras.random.SeedGenerator(4)
+
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            noise = 0.1 * keras.random.normal(variable.shape, seed=self.seeds)
+            super().update_step(gradient + noise, variable, learning_rate)
+
+    keras.utils.set_random_seed(71)
+    model = keras.Sequential([keras.Input((12,)), Drawing(), keras.layers.Dense(1)])
+    model.compile(Noisy(), "mse")
+    return fit(model, *data())

@@ -58,6 +58,22 @@ class Step(Protocol[TensorT]):
         """Returns whether this worker has a part of a batch, and not a batch of its own."""
         ...
 
+    def draws_once(self, shape: object) -> bool:
+        """Returns whether a random draw of this shape is made once for the batch.
+
+        ``shape``: integers, or tensors of them.
+        """
+        ...
+
+    @property
+    def draws_alike(self) -> bool:
+        """Returns whether random numbers that are drawn now are the same on all workers."""
+        ...
+
+    def drawing_once(self) -> contextlib.AbstractContextManager[None]:
+        """Context manager: what is drawn inside is the same on all workers."""
+        ...
+
     def rows_of_all(self, tree: Tree) -> Tree:
         """Returns the structure with the rows of all workers, in order, in place of this worker's.
 

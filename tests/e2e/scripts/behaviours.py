@@ -64,13 +64,13 @@ def dropout() -> None:
 
 
 def noise_of_a_step() -> None:
-    """What a step draws by `tf.random` and by a `tf.random.Generator` is other noise on each worker; weights stay equal."""
+    """What a step draws by `tf.random` for its rows is other noise on each worker, what it draws for the batch is the same; weights stay equal."""
     generator = tf.random.Generator.from_seed(3)
     drawn: list[np.ndarray[Any, Any]] = []
 
     class Noise(keras.layers.Layer):
         def call(self, x: Any) -> Any:
-            noise = tf.random.normal([6]) + 0.0 * x, generator.normal([6])
+            noise = tf.random.normal(tf.shape(x)), generator.normal([6])
             tf.numpy_function(
                 lambda *values: drawn.extend(value.reshape(-1)[:6] for value in values), noise, []
             )
@@ -78,9 +78,11 @@ def noise_of_a_step() -> None:
 
     noisy = model(Noise())
     noisy.fit(*data(9), batch_size=9, verbose=0)
+    numbers: list[int] = []
     for values in drawn[-2:]:
         everyone = COMM.allgather(values.astype(np.float64).reshape(1, -1))
-        assert len(np.unique(everyone[:, 0])) == COMM.size
+        numbers.append(len(np.unique(everyone[:, 0])))
+    assert sorted(numbers) == [1, COMM.size], numbers
     assert equal_everywhere(noisy.get_weights()[0])
 
 
@@ -288,40 +290,85 @@ def draws_by_a_constant_seed() -> None:
     np.testing.assert_allclose(predicted, expected, rtol=1e-4, atol=1e-6)
 
 
-def draws_in_evaluation() -> None:
-    """Predictions get the numbers of one process; a part of an evaluation draws others than the other parts."""
+class Repeated(keras.metrics.Metric):
+    """The number of rows of 21 whose numbers are those of the rows seven places before, which another worker has."""
 
-    class Sampling(keras.layers.Layer):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seed = keras.random.SeedGenerator(5)
+    def __init__(self) -> None:
+        super().__init__(name="repeated")
+        self.number = self.add_weight(name="number", initializer="zeros")
 
-        def call(self, x: Any) -> Any:
-            return tf.zeros_like(x) + keras.random.uniform(tf.shape(x), seed=self.seed)
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        repeated = tf.equal(y_pred[:-7], y_pred[7:])
+        self.number.assign_add(tf.reduce_sum(tf.cast(repeated, tf.float32)))
 
-    x = tf.zeros((20, 1))
+    def result(self) -> Any:
+        return tf.convert_to_tensor(self.number)
+
+
+class Sampling(keras.layers.Layer):
+    """Numbers from 0 to 1 for rows of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(5)
+
+    def call(self, x: Any) -> Any:
+        return x + keras.random.uniform(tf.shape(x), seed=self.seed)
+
+
+class OneByOne(keras.layers.Layer):
+    """The same numbers, drawn for each row by itself."""
+
+    def __init__(self, mapped: Any) -> None:
+        super().__init__()
+        self.mapped = mapped
+
+    def call(self, x: Any) -> Any:
+        return self.mapped(lambda row: row + tf.random.uniform(()), x)
+
+
+def draws_for_rows() -> None:
+    """Predictions get the numbers of one process; in other steps the rows of one worker get other numbers than those of another."""
+    x = tf.zeros((21, 1))
     sampling = keras.Sequential([keras.layers.Input((1,)), Sampling()])
-    drawn = keras.random.uniform((20, 1), seed=keras.random.SeedGenerator(5)).numpy()
-    np.testing.assert_array_equal(sampling.predict(x, batch_size=20, verbose=0), drawn)
+    drawn = keras.random.uniform((21, 1), seed=keras.random.SeedGenerator(5)).numpy()
+    np.testing.assert_array_equal(sampling.predict(x, batch_size=21, verbose=0), drawn)
+    layers = Sampling(), OneByOne(tf.map_fn), OneByOne(tf.vectorized_map)
+    for number, layer in enumerate(layers):
+        last = keras.layers.Dense(1, kernel_initializer="ones")
+        drawing = keras.Sequential([keras.layers.Input((1,)), layer, last])
+        drawing.compile("sgd", "mse", metrics=[Repeated()])
+        if number == 0:
+            found = drawing.evaluate(x, x, batch_size=21, verbose=0, return_dict=True)
+            assert found["repeated"] == 0, found
+        told = drawing.fit(x, x, batch_size=21, verbose=0).history
+        assert told["repeated"] == [0], (number, told)
 
-    class Range(keras.metrics.Metric):
-        """The number of rows whose numbers are those of rows ten places before."""
 
-        def __init__(self) -> None:
-            super().__init__(name="repeated")
-            self.number = self.add_weight(initializer="zeros")
+def draws_for_a_batch() -> None:
+    """Noise for gradients and the choice of a branch are the same on all workers."""
 
-        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-            assert y_pred.shape[0] in (None, 20)
-            repeated = tf.equal(y_pred[:10], y_pred[10:])
-            self.number.assign_add(tf.reduce_sum(tf.cast(repeated, tf.float32)))
+    class Noisy(keras.Sequential):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            x, y = batch
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            sign = tf.cond(tf.random.uniform(()) < 0.5, lambda: 1.0, lambda: -1.0)
+            gradients = [
+                gradient + sign * tf.random.normal(tf.shape(gradient)) + generator.normal([1])
+                for gradient in tape.gradient(loss, self.trainable_variables)
+            ]
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss, "sign": sign}
 
-        def result(self) -> Any:
-            return self.number.value
-
-    sampling.compile(loss="mse", metrics=[Range()])
-    found = sampling.evaluate(x, x, batch_size=20, verbose=0, return_dict=True)
-    assert found["repeated"] == 0, found
+    generator = tf.random.Generator.from_seed(3)
+    noisy = Noisy([keras.layers.Input((6,)), keras.layers.Dense(5), keras.layers.Dense(1)])
+    noisy.compile(keras.optimizers.SGD(0.01))
+    signs: list[float] = []
+    note = keras.callbacks.LambdaCallback(on_batch_end=lambda _, logs: signs.append(logs["sign"]))
+    noisy.fit(*data(), batch_size=20, epochs=4, verbose=0, callbacks=[note])
+    assert set(map(float, signs)) == {1.0, -1.0}, signs
+    assert equal_everywhere(np.concatenate([w.ravel() for w in noisy.get_weights()]))
 
 
 def own_iterator() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import torch
-from backend_behaviours import data, main, model, written
+from backend_behaviours import FOLDER, data, equal_everywhere, main, model, written
 from torch_behaviours import loader
 
 
@@ -229,6 +229,38 @@ class NoisyStep(keras.Sequential):
         with torch.no_grad():
             self.optimizer.apply([weight.value.grad for weight in weights], weights)
         return {"loss": loss.detach()}
+
+
+class NoisyGradients(keras.Sequential):
+    """Adds noise to its gradients, of one process's size."""
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        rows, wanted = batch
+        self.zero_grad()
+        loss = ((self(rows, training=True) - wanted) ** 2).mean()
+        loss.backward()
+        weights = list(self.trainable_weights)
+        gradients = [weight.value.grad for weight in weights]
+        noisy = [g + torch.randn_like(g) + torch.empty_like(g).normal_() for g in gradients]
+        with torch.no_grad():
+            self.optimizer.apply(noisy, weights)
+        return {"loss": loss.detach()}
+
+
+def noise_for_gradients() -> None:
+    """It is the same on all workers, and other numbers in each step."""
+    noisy = NoisyGradients(
+        [keras.layers.Input((8,)), keras.layers.Dense(30, kernel_initializer="zeros")]
+    )
+    noisy.compile(keras.optimizers.SGD(0.1))
+    x, y = data(40)
+    noisy.fit(x, y, batch_size=10, epochs=5, verbose=0)
+    kernel = noisy.get_weights()[0]
+    assert equal_everywhere(kernel)
+    # Twenty steps of 0.1, each of two draws, make as wide a walk.
+    assert 0.5 < kernel.std() / (0.1 * np.sqrt(2 * 20)) < 1.5, kernel.std()
+    # torch's own numbers are not those of one process.
+    np.savez(FOLDER / "noise_for_gradients.npz", steps=20)
 
 
 class Noise(keras.layers.Layer):

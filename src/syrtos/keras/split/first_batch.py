@@ -62,7 +62,7 @@ def _decide_outputs(plan: SplitPlan, trial: StepTrial, session: Session) -> None
     if any(what == "log" for what, _ in differs):
         plan.reason_not_split = "predictions of a part of the rows are not those of the batch"
     else:
-        _note_shown(plan, whole, split)
+        _note_shown(plan, comm, whole, split)
 
 
 def decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
@@ -156,7 +156,7 @@ def _decide(plan: SplitPlan, trial: StepTrial, session: Session) -> None:
     }:
         _check_backwards(plan, trial, comm, bound)
     if not plan.reason_not_split:
-        _note_shown(plan, whole, split)
+        _note_shown(plan, comm, whole, split)
 
 
 def confirm(plan: SplitPlan, trial: StepTrial, session: Session) -> bool:
@@ -199,9 +199,12 @@ def _compute_as_one_process(
     return whole
 
 
-def _note_shown(plan: SplitPlan, whole: StepOutcome, split: StepOutcome) -> None:
-    """Notes what the comparison has shown, for later ones."""
+def _note_shown(
+    plan: SplitPlan, comm: Communicator, whole: StepOutcome, split: StepOutcome
+) -> None:
+    """Notes what the comparison has shown, for later ones. All workers call this together."""
     plan.was_compared = True
+    plan.batch_draws = _find_batch_draws(comm, whole, split)
     plan.compared_variables |= {key for key, one in split.assigned.items() if not _is_same(one)}
     if not plan.scale:
         plan.scale = norm_of(whole.gradients)
@@ -211,6 +214,20 @@ def _note_shown(plan: SplitPlan, whole: StepOutcome, split: StepOutcome) -> None
         kind = np.asarray(log).dtype.kind
         if kind in "iub" and index not in plan.logs and not np.any(log) and not np.any(own):
             plan.logs[index] = "max" if kind == "b" else "sum"
+
+
+def _find_batch_draws(
+    comm: Communicator, whole: StepOutcome, split: StepOutcome
+) -> frozenset[tuple[int, ...]]:
+    """Returns the shapes of draws that are the same for all rows and for a part of them."""
+    # A loop over rows makes draws for each of them: then their numbers differ.
+    mine: list[list[int]] = []
+    if len(whole.draws) == len(split.draws):
+        pairs = zip(whole.draws, split.draws, strict=True)
+        mine = [[*one] for one, other in pairs if one is not None and one == other]
+    of_all = comm.allgather_object(mine)
+    first, *others = [frozenset(map(tuple, shapes)) for shapes in of_all]
+    return first.intersection(*others)
 
 
 def _describe_unchanged(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container, Sequence
 from typing import Literal
 
 Rule = Literal["equal", "sum", "mean", "max", "min"]
@@ -57,6 +58,9 @@ class SplitPlan:
         known_variables: ids of variables of which no comparison is needed: of metrics, and of
             Keras's own layers.
         compared_variables: ids of variables whose change was compared.
+        batch_draws: the shapes of random draws that one process makes once for a batch, and not for
+            its rows, such as noise for gradients: they have the same shape for all rows and for a
+            part of them.
         scale: the norm of all gradients in the first comparison, and the size of each log: later
             ones may be near zero, where rounding is all that differs.
     """
@@ -74,6 +78,7 @@ class SplitPlan:
     unproven: str = ""
     known_variables: set[int] = dataclasses.field(default_factory=set)
     compared_variables: set[int] = dataclasses.field(default_factory=set)
+    batch_draws: frozenset[tuple[int, ...]] = frozenset()
     scale: float = 0.0
     log_scales: list[float] = dataclasses.field(default_factory=list)
 
@@ -107,6 +112,20 @@ class SplitPlan:
             key in self.known_variables or key in self.compared_variables or key in self.variables
         )
 
+    def draws_once(self, shape: Sequence[int] | None, counts: Container[int]) -> bool:
+        """Returns whether a random draw is made for a batch: then it is the same on all workers.
+
+        Args:
+            shape: of the draw; None where it is not known yet, as only a number of rows may be.
+            counts: the numbers of rows of this worker's share.
+        """
+        # A draw whose shape may be either is made for rows.
+        return (
+            shape is not None
+            and tuple(shape) in self.batch_draws
+            and (not shape or shape[0] not in counts)
+        )
+
     def for_next_comparison(self) -> SplitPlan:
         """Returns an empty plan for a later comparison.
 
@@ -128,6 +147,7 @@ class SplitPlan:
         # What was shown before stays shown: a variable may be assigned in some steps alone.
         self.reason_not_split, self.gradients = other.reason_not_split, other.gradients
         self.variables, self.logs, self.rows = other.variables, other.logs, other.rows
+        self.batch_draws = other.batch_draws
         self.compared_variables |= other.compared_variables
         self.compared_all_rows |= other.compared_all_rows
 

@@ -1,6 +1,6 @@
 """The patches of Keras 3 where each worker computes a share of a batch.
 
-They change optimizers, losses, means and seeds. A share's loss counts by its samples, so that plain
+They change optimizers, losses and means. A share's loss counts by its samples, so that plain
 means are right as they are.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
-import keras
 from keras import ops
 
 from syrtos.comm.communicator import Communicator
@@ -36,15 +35,6 @@ class _Gradient(Protocol):
 
 
 GradientT = TypeVar("GradientT", bound=_Gradient)
-
-
-class _Seed(Protocol):
-    """A tensor of a backend, of the two unsigned integers that a random operation takes."""
-
-    @property
-    def dtype(self) -> object: ...
-
-    def __add__(self, offset: object, /) -> Self: ...
 
 
 class _LossScaleOptimizer(Protocol):
@@ -103,7 +93,7 @@ def _check_finite_everywhere(
     return check_finite
 
 
-# -- losses and seeds ----------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------
 
 
 def _reduce_values(original: Method) -> Callable[..., Tensor]:
@@ -141,21 +131,6 @@ def _apply_mask(
     return apply_mask
 
 
-def _seed_by_rank(
-    original: Callable[[keras.random.SeedGenerator, bool], _Seed],
-) -> Callable[[keras.random.SeedGenerator, bool], _Seed]:
-    def next_seed(self: keras.random.SeedGenerator, ordered: bool = True) -> _Seed:
-        seed, rank = original(self, ordered), backend.active().rank_to_seed()
-        if rank == 0:
-            return seed
-        offset = [rank * shares.SEED_STRIDE, 0]
-        return seed + ops.convert_to_tensor(
-            offset, dtype=keras.backend.standardize_dtype(seed.dtype)
-        )
-
-    return next_seed
-
-
 # -- what is replaced, and why -------------------------------------------------------------------------
 
 _OPTIMIZER = "keras.src.optimizers.base_optimizer:BaseOptimizer"
@@ -185,7 +160,7 @@ def optimizers(begin: Callable[[Method], Method]) -> list[Patch]:
     ]  # fmt: skip
 
 
-LOSSES_AND_SEEDS = [
+LOSSES = [
     Patch(_LOSS, "reduce_values", _reduce_values, "Sums and means by weight are made those of the global batch."),
     Patch(_LOSS, "apply_mask", _apply_mask, "A masked mean divides by the unmasked elements of the global batch."),
     Patch(f"{_METRICS}:Mean", "update_state", shares.counting_share, _VALUE),
@@ -194,5 +169,4 @@ LOSSES_AND_SEEDS = [
     Patch(f"{_LOSS}:Loss", "__init__", whole_batch.adapting_loss, "The same of a loss whose class has a `__call__` of its own."),
     Patch(f"{_METRICS}:MeanMetricWrapper", "update_state", whole_batch.mean_of_all_rows, "The same of a function as a metric."),
     Patch("keras.src.metrics.metric:Metric", "__init__", whole_batch.adapting_class, "The same of a metric of the script's own."),
-    Patch("keras.src.random.seed_generator:SeedGenerator", "next", _seed_by_rank, "Seeds are equal on all workers; what a training step draws is not."),
 ]  # fmt: skip

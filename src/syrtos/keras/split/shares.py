@@ -34,6 +34,24 @@ class Assignments(Generic[VariableT, TensorT]):
         # The variables too: an identity is that of another object once its own is gone.
         self._dirty: dict[int, tuple[VariableT, TensorT]] = {}
         self._paused = False
+        self._draws_once = False
+
+    @property
+    def draws_alike(self) -> bool:
+        """Returns whether random numbers that are drawn now are the same on all workers.
+
+        Those of an optimizer's update are, and those within `drawing_once`.
+        """
+        return self._paused or self._draws_once
+
+    @contextlib.contextmanager
+    def drawing_once(self) -> Iterator[None]:
+        """Context manager: what is drawn inside is drawn once for the batch, as in one process."""
+        outer, self._draws_once = self._draws_once, True
+        try:
+            yield
+        finally:
+            self._draws_once = outer
 
     @contextlib.contextmanager
     def pausing_notes(self) -> Iterator[None]:

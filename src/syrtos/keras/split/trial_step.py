@@ -95,6 +95,8 @@ class StepOutcome:
             this worker's own in ``own_logs``.
         assigned: the assigned variables by their ids, in the order of the first assignments.
         own: by the variable's id, its value on this worker before the workers exchanged it.
+        draws: the shapes of the random draws, in order; None in the place of one that is not known,
+            as it is made in a graph.
         error: why the step did not come to its end; empty if it did.
     """
 
@@ -105,6 +107,7 @@ class StepOutcome:
     own_logs: list[Array] = dataclasses.field(default_factory=list)
     assigned: dict[int, Assigned] = dataclasses.field(default_factory=dict)
     own: dict[int, Array] = dataclasses.field(default_factory=dict)
+    draws: list[tuple[int, ...] | None] = dataclasses.field(default_factory=list)
     error: str = ""
 
 

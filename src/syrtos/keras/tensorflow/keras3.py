@@ -21,7 +21,7 @@ from syrtos.keras import fitting, keras_internals, patches, patching
 from syrtos.keras.features import asynchronous, registry
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.replica import updates
-from syrtos.keras.split import known_parts, share_patches
+from syrtos.keras.split import draw_patches, known_parts, share_patches
 from syrtos.keras.split.verdicts import is_split, naming_split
 from syrtos.keras.tensorflow import (
     compiled_update,
@@ -89,7 +89,8 @@ def apply_all() -> None:
     common.patch_tensorflow()
     patching.install(
         [
-            *share_patches.LOSSES_AND_SEEDS,
+            *share_patches.LOSSES,
+            *draw_patches.patches("tensorflow"),
             *STRATEGY,
             *TRAINER,
             *compiled_update.PATCHES,

@@ -55,7 +55,7 @@ def patch_tensorflow() -> None:
     replace(tf.data.Dataset, "__iter__", iterating)
     replace(tf.data.Dataset, "map", reproducible.drawn_by_record)
     tf_internals_random.draw_from_given_seeds(reproducible.is_seed_of_run)
-    tf_internals_random.draw_by_rank(TensorFlow().rank_to_seed)
+    tf_internals_random.draw_by_rank(TensorFlow().rank_to_seed, assignments.current_step)
     replace(tf.data.Dataset, "cache", tf_files.kept_apart("filename"))
     replace(tf.data.Dataset, "snapshot", tf_files.kept_apart("path"))
     replace(tf.data.Dataset, "save", tf_files.saved_once)

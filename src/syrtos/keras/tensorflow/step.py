@@ -44,7 +44,7 @@ from syrtos.keras.tensorflow.assignments import (
 )
 from syrtos.keras.tensorflow.graph_checks import GraphChecks
 from syrtos.keras.tensorflow.input import Numbered, TensorShare
-from syrtos.keras.tensorflow.rows import count_rows, has_rows
+from syrtos.keras.tensorflow.rows import count_rows, has_rows, static_shape
 from syrtos.keras.trainer.timing import clock
 
 if TYPE_CHECKING:
@@ -112,6 +112,14 @@ class TensorFlowStep(Watcher):
         is_shared = self.session.comm.size > 1 or (self.training and registry.trains_apart())
         with within_step(self if is_shared else None, self.training):
             yield self
+
+    def draws_once(self, shape: object) -> bool:
+        """Returns whether a random draw is made once for the batch: see `Step.draws_once`."""
+        # In a graph inside of the step's, such as a loop, it may be made for each row.
+        if not self.plan.batch_draws or tf_internals_graphs.graph() is not self._graph:
+            return False
+        counts = [leaf.shape[0] for leaf in tf.nest.flatten(self.data) if has_rows(leaf)]
+        return self.plan.draws_once(static_shape(shape), counts)
 
     @property
     def active(self) -> tf.Tensor:

@@ -40,6 +40,7 @@ GetSeed = Callable[[int | None], tuple[int | None, int | None]]
 Draw = Callable[[Seed, Arguments], object]
 
 if TYPE_CHECKING:
+    from syrtos.keras.backend import Step
     from syrtos.keras.protocols import P, R
 
 
@@ -131,24 +132,27 @@ _STATELESS = (
 )  # fmt: skip
 
 
+# Operations with a state that draw numbers of a shape, their first argument.
+_OF_SHAPE = ("random_uniform", "random_uniform_int", "random_standard_normal", "truncated_normal")
+
+
 @contextlib.contextmanager
-def without_draws() -> Iterator[None]:
+def without_draws(note: Callable[[object], None]) -> Iterator[None]:
     """Makes all rows of eager random draws equal, in any number, on all workers, in the context.
 
-    Weights that a model makes meanwhile are drawn as ever.
+    Weights that a model makes meanwhile are drawn as ever. ``note`` is given the shape of each draw.
     """
     # So a mask, or noise, is part of no difference between two ways to compute a step.
     seed = (0, 0)
     with contextlib.ExitStack() as stack:
         for name in _STATELESS:
             _replace(stack, gen_stateless_random_ops_v2, name, _of_one_row)
-        for name in (
-            "random_uniform",
-            "random_uniform_int",
-            "random_standard_normal",
-            "truncated_normal",
-        ):
+            _replace(
+                stack, gen_stateless_random_ops_v2, name, functools.partial(_noting_shape, note)
+            )
+        for name in _OF_SHAPE:
             _replace(stack, gen_random_ops, name, _from_seed(_OPERATIONS[name], seed))
+            _replace(stack, gen_random_ops, name, functools.partial(_noting_shape, note))
         _replace(stack, gen_random_ops, "random_shuffle", lambda _: lambda value, **kwargs: value)
         for owner, name in (
             (gen_random_ops, "multinomial"),
@@ -187,6 +191,17 @@ def _drawing(original: Callable[P, R]) -> Callable[P, R]:
             _drawn_for_weights.now = outer
 
     return init
+
+
+def _noting_shape(
+    note: Callable[[object], None], original: Callable[..., tf.Tensor]
+) -> Callable[..., tf.Tensor]:
+    def draw(shape: object, *args: object, **kwargs: object) -> tf.Tensor:
+        if not is_drawing_weights():
+            note(shape)
+        return original(shape, *args, **kwargs)
+
+    return draw
 
 
 def _of_one_row(original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
@@ -296,11 +311,21 @@ def _noting(given_seed: Callable[[int | None], None]) -> Callable[[GetSeed], Get
 
 
 @functools.cache
-def draw_by_rank(rank: Callable[[], int]) -> None:
+def draw_by_rank(rank: Callable[[], int], current_step: Callable[[], Step | None]) -> None:
     """Makes operations and `tf.random.Generator` draw other numbers where ``rank()`` is not 0.
 
     All ranks are given the same seed.
+
+    Args:
+        rank: gives the number by which seeds differ.
+        current_step: gives the step that is computed, which says of a draw by its shape whether all
+            ranks draw the same.
     """
+
+    def drawing(shape: object) -> contextlib.AbstractContextManager[None]:
+        step = current_step()
+        is_once = step is not None and step.draws_once(shape)
+        return step.drawing_once() if step and is_once else contextlib.nullcontext()
 
     def seeds_by_rank(original: GetSeed) -> GetSeed:
         def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
@@ -317,8 +342,33 @@ def draw_by_rank(rank: Callable[[], int]) -> None:
 
         return get_seed
 
+    def drawing_once(original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        def draw(shape: tf.Tensor, *args: object, **kwargs: Any) -> tf.Tensor:
+            # TensorFlow has taken the seed of the operation from `get_seed`, which knows no shape.
+            before = rank()
+            with drawing(shape):
+                if kwargs.get("seed2") is not None:
+                    kwargs["seed2"] -= (before - rank()) * SEED_STRIDE
+            return original(shape, *args, **kwargs)
+
+        return draw
+
+    def preparing_once(
+        original: Callable[..., tuple[tf.Tensor, tf.Tensor]],
+    ) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
+        def prepare_key_counter(
+            self: tf.random.Generator, shape: object
+        ) -> tuple[tf.Tensor, tf.Tensor]:
+            with drawing(shape):
+                return original(self, shape)
+
+        return prepare_key_counter
+
     def keys_by_rank(original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         def preprocess_key(self: tf.random.Generator, key: tf.Tensor) -> tf.Tensor:
+            step = current_step()
+            if step is not None and step.draws_alike:
+                return key  # to which the original may add the number of a replica
             found = original(self, key)
             return found + tf.constant(rank() * SEED_STRIDE, found.dtype)
 
@@ -327,6 +377,9 @@ def draw_by_rank(rank: Callable[[], int]) -> None:
     replace(random_seed, "get_seed", seeds_by_rank)
     # This hook of generators is the one at which TensorFlow adds the number of a replica.
     replace(tf.random.Generator, "_preprocess_key", keys_by_rank)
+    replace(tf.random.Generator, "_prepare_key_counter", preparing_once)
+    for name in _OF_SHAPE:
+        replace(gen_random_ops, name, drawing_once)
 
 
 @functools.cache

@@ -27,7 +27,7 @@ from syrtos.keras.tensorflow import (
 from syrtos.keras.tensorflow.assignments import current_step, whole_batch
 from syrtos.keras.tensorflow.input import TensorShare
 from syrtos.keras.tensorflow.reduction import Reduction
-from syrtos.keras.tensorflow.rows import has_rows
+from syrtos.keras.tensorflow.rows import has_rows, static_shape
 from syrtos.keras.tensorflow.step import TensorFlowStep, numbers_of
 
 if TYPE_CHECKING:
@@ -129,9 +129,14 @@ class TensorFlowTrial(TrialOfRows):
 
     def _outcome(self, run: Callable[[StepOutcome], object]) -> StepOutcome:
         outcome = StepOutcome()
+
+        def note_draw(shape: object) -> None:
+            # What is traced now may be computed for each row, as `tf.vectorized_map` does.
+            outcome.draws.append(static_shape(shape) if tf.executing_eagerly() else None)
+
         with (
             _without_trace(self._model, outcome),
-            tf_internals_random.without_draws(),
+            tf_internals_random.without_draws(note_draw),
             tf_internals.without_output(),
             _eager_functions(),
         ):

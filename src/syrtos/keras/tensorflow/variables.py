@@ -106,7 +106,11 @@ class TensorFlow(Backend):
         # initialized either, and no data is shuffled.
         own_graph = tf_internals_graphs.graph() and not tf_internals_graphs.is_of_dataset()
         in_graph = bool(assignments.training_now() or own_graph)
-        by_rank = found.draws_by_rank if found else session.options.asynchronous and in_graph
+        by_rank = (
+            found.draws_by_rank and not found.draws_alike
+            if found
+            else session.options.asynchronous and in_graph
+        )
         return session.world.rank if by_rank else 0
 
     def reduce_gradients(

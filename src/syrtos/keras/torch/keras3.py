@@ -18,11 +18,13 @@ from syrtos.keras.features import registry
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.recovery import replay
 from syrtos.keras.replica import updates
-from syrtos.keras.split import share_patches, shares
+from syrtos.keras.split import draw_patches, share_patches, shares
 from syrtos.keras.split.verdicts import naming_split
 from syrtos.keras.torch import (
     batchnorm,
+    draws,
     first_batch,
+    generators,
     gradients,
     rows,
     sharded_update,
@@ -74,12 +76,21 @@ def apply_all() -> None:
     # The backend may come from keras.json.
     check_servers({"KERAS_BACKEND": "torch"}, session.options.servers)
     apply_to_optimizers()
-    patching.install([*share_patches.LOSSES_AND_SEEDS, *OPTIMIZERS, *TRAINER, *patches.PATCHES])
+    patching.install(
+        [
+            *share_patches.LOSSES,
+            *draw_patches.patches("torch"),
+            *OPTIMIZERS,
+            *TRAINER,
+            *patches.PATCHES,
+        ]
+    )
     # A step of one worker notes nothing, and reads its variables some hundred times.
     if session.world.size > 1 or session.options.sync_every:
         patching.install(VARIABLES)
     patching.install(registry.patches({"sharding": sharded_update.PATCHES}))
     gradients.reduce_all_optimizers()
+    draws.install()
     patching.replace(torch.autograd, "backward", gradients.reduced_after_backward)
     patching.replace(torch.autograd, "grad", gradients.reduced_grads)
 
@@ -241,7 +252,9 @@ def _on_shares(
             # A `fit` that goes on draws its data again, and leaves out steps: these must draw from
             # another generator.
             with (
-                step.own_random_numbers(0) if replay.keeps_snapshots() else contextlib.nullcontext()
+                generators.own_random_numbers(0)
+                if replay.keeps_snapshots()
+                else contextlib.nullcontext()
             ):
                 return function([share.data])
         if of_first.is_due():

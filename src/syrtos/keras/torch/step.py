@@ -11,9 +11,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar, overload
+from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar, cast, overload
 
 import keras
 import numpy as np
@@ -24,9 +23,9 @@ from syrtos.comm.world import Session
 from syrtos.keras.features import registry
 from syrtos.keras.split import trial_step, verdicts
 from syrtos.keras.split.plan import Rule, SplitPlan
-from syrtos.keras.split.shares import SEED_STRIDE, Assignments
+from syrtos.keras.split.shares import Assignments
 from syrtos.keras.split.trial_step import StepOutcome
-from syrtos.keras.torch import gathering, torch_internals
+from syrtos.keras.torch import gathering, generators, torch_internals
 from syrtos.keras.torch.overlap import Overlap
 
 if TYPE_CHECKING:
@@ -143,6 +142,7 @@ class TorchStep(Assignments):
         self.reduces_early = self.plan.reduces_where_made(reduces_early)
         self.outcome = outcome
         self._total: float | None = None
+        self._common_seed = self._common_draws = 0
         self._sum_factor = registry.sum_factor(training)
 
     @contextlib.contextmanager
@@ -150,7 +150,8 @@ class TorchStep(Assignments):
         """Makes this the current step."""
         outer, _local.step = current_step(), self
         try:
-            with own_random_numbers(0 if self.plan.reason_not_split else self.rank_to_seed()):
+            rank = 0 if self.plan.reason_not_split else self.rank_to_seed()
+            with generators.own_random_numbers(rank) as self._common_seed:
                 yield self
         finally:
             _local.step = outer
@@ -162,7 +163,20 @@ class TorchStep(Assignments):
         workers: only training makes them equal afterwards.
         """
         is_built = self.model is not None and self.model.built and self.outcome is None
-        return self.session.world.rank if self.training or is_built else 0
+        by_rank = (self.training or is_built) and not self.draws_alike
+        return self.session.world.rank if by_rank else 0
+
+    def draws_once(self, shape: object) -> bool:
+        """Returns whether a random draw is made once for the batch: see `Step.draws_once`."""
+        sizes = tuple(cast("Sequence[int]", shape)) if self.plan.batch_draws else ()
+        return self._paused or self.plan.draws_once(sizes, [self.samples])
+
+    @contextlib.contextmanager
+    def common_random_numbers(self) -> Iterator[None]:
+        """Context manager: torch's own generator gives all workers the same numbers, for one draw."""
+        self._common_draws += 1
+        with generators.common_random_numbers(self._common_seed + self._common_draws):
+            yield
 
     # -- numbers of the global batch ---------------------------------------------------------------
 
@@ -392,35 +406,6 @@ class TorchStep(Assignments):
         return [
             part.reshape(shape) for part, shape in zip(np.split(vector, ends), shapes, strict=True)
         ]
-
-
-class Drawn:
-    """The number of steps of this process that have drawn random numbers of their own."""
-
-    steps = 0
-
-
-@contextlib.contextmanager
-def own_random_numbers(rank: int) -> Iterator[None]:
-    """Makes torch's own generator give each worker and step other numbers, within the context.
-
-    Dropout draws from it where it has no seed. Outside, the generator goes on as if nothing had
-    been drawn.
-    """
-    # It shuffles data too, alike on all workers only as long as none has drawn more: hence the
-    # fork.
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
-        # The state is the same in all steps as long as nothing is drawn outside of them: their
-        # number tells them apart.
-        common = zlib.crc32(torch.get_rng_state().numpy().data, Drawn.steps)
-        Drawn.steps += 1
-        # Not `torch.manual_seed`, which formats a stack trace for each kind of accelerator that is
-        # not in use: 0.25 ms.
-        torch.default_generator.manual_seed(common + rank * SEED_STRIDE)
-        for device in devices:
-            torch.cuda.default_generators[device].manual_seed(common + rank * SEED_STRIDE)
-        yield
 
 
 @overload

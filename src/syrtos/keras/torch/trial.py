@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, Self, cast
+from typing import Self, cast
 
 import keras
 import numpy as np
@@ -21,10 +21,10 @@ from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import keeping_python_state
 from syrtos.keras.split.trial_step import Amount, Assigned, StepOutcome, TrialOfRows
 from syrtos.keras.torch import decisions, gathering, ops, torch_internals
+from syrtos.keras.torch.draws import Draw, Recorder
+from syrtos.keras.torch.generators import Drawn
 from syrtos.keras.torch.rows import TorchShare, has_rows
-from syrtos.keras.torch.seeded_draws import SeededDraws
 from syrtos.keras.torch.step import (
-    Drawn,
     Number,
     TorchStep,
     buffers_of,
@@ -41,9 +41,6 @@ class TorchTrial(TrialOfRows):
 
     See `syrtos.keras.split.trial_step.StepTrial`.
     """
-
-    _draws_by_rank: ClassVar[bool] = True
-    _describe_draw = staticmethod(verdicts.describe_seeded_draw)
 
     def __init__(
         self,
@@ -77,7 +74,7 @@ class TorchTrial(TrialOfRows):
             with whole_batch():
                 return self._step(rows)
 
-        return self._run_without_trace(run)
+        return self._run_without_trace(run)[1]
 
     def compute_split(self, plan: SplitPlan) -> StepOutcome:
         def run(outcome: StepOutcome) -> object:
@@ -85,25 +82,23 @@ class TorchTrial(TrialOfRows):
             buffers = [buffer._value for buffer in buffers_of(self._model)]
             scope.model = self._model
             with scope.as_current_step():
-                with (
-                    self._noting_draws(),
-                    decisions.Watching(keras.tree.flatten(self._some.data)) as watching,
-                ):
+                with decisions.Watching(keras.tree.flatten(self._some.data)) as watching:
                     logs = self._step(self._fresh_rows())
                 if watching.found:
                     self.reasons.append(verdicts.describe_decision(watching.found))
                 return scope.finish(logs, False, [b for b in buffers if b.is_floating_point()])
 
-        return self._run_without_trace(run)
+        return self._run_split(run)
 
-    @contextlib.contextmanager
-    def _noting_draws(self) -> Iterator[None]:
-        """Context manager: a draw for rows in it, by a seed that all workers share, is a reason."""
-        draws = SeededDraws(self._some.samples, self._draws_by_rank)
-        with draws.noting():
-            yield
-        if draws.first:
-            self.reasons.append(self._describe_draw(draws.first))
+    def _run_split(self, run: Callable[[StepOutcome], object]) -> StepOutcome:
+        draws, outcome = self._run_without_trace(run)
+        for_rows = [draw for draw in draws if draw.has_rows(self._some.samples)]
+        self.reasons += filter(None, map(self._describe_draw, for_rows))
+        return outcome
+
+    def _describe_draw(self, draw: Draw) -> str:
+        """Returns why a draw for rows can't be split; empty where it can."""
+        return verdicts.describe_seeded_draw(draw.name) if draw.has_shared_seed else ""
 
     def _fresh_rows(self) -> object:
         """Returns the rows in containers of their own: a step may take elements out of those."""
@@ -136,12 +131,15 @@ class TorchTrial(TrialOfRows):
     def _compared_numbers(self, logs: object) -> Sequence[Number]:
         return numbers_of(logs)
 
-    def _run_without_trace(self, run: Callable[[StepOutcome], object]) -> StepOutcome:
-        outcome = StepOutcome()
+    def _run_without_trace(
+        self, run: Callable[[StepOutcome], object]
+    ) -> tuple[list[Draw], StepOutcome]:
+        outcome, recorder = StepOutcome(), Recorder()
         entered: list[int] = []
         with (
             _without_trace(self._model, outcome),
             torch_internals.without_draws(),
+            recorder.noting(),
             torch_internals.noting_autocast(entered.append),
         ):
             try:
@@ -156,23 +154,26 @@ class TorchTrial(TrialOfRows):
                 # split.
                 outcome.error = trial_step.describe_error(error)
         self._precision = min([self._precision, *entered])
-        return outcome
+        outcome.draws = [draw.shape for draw in recorder.draws]
+        return recorder.draws, outcome
 
 
 class PredictingTorchTrial(TorchTrial):
     """A trial of a `predict_step`, whose outputs have rows."""
 
-    _draws_by_rank = False
-    _describe_draw = staticmethod(verdicts.describe_draw_of_prediction)
-
     def compute_split(self, plan: SplitPlan) -> StepOutcome:
         def run(outcome: StepOutcome) -> object:
             scope = TorchStep(self._session, self._some.samples, False, plan=plan, outcome=outcome)
             scope.model = self._model
-            with scope.as_current_step(), self._noting_draws():
+            with scope.as_current_step():
                 return gathering.rows_of_all(scope, self._step(self._fresh_rows()))
 
-        return self._run_without_trace(run)
+        return self._run_split(run)
+
+    def _describe_draw(self, draw: Draw) -> str:
+        if draw.has_shared_seed or draw.is_of_keras:
+            return verdicts.describe_draw_of_prediction(draw.name)
+        return ""
 
     def _compared_numbers(self, logs: object) -> Sequence[Number]:
         return [leaf for leaf in keras.tree.flatten(logs) if isinstance(leaf, torch.Tensor)]

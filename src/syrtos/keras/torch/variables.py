@@ -13,7 +13,7 @@ from syrtos.comm.communicator import Array, Communicator
 from syrtos.keras.backend import Backend, Step
 from syrtos.keras.features import sharding
 from syrtos.keras.replica import updates
-from syrtos.keras.torch import finite_steps, gradients, ops, profiler, step
+from syrtos.keras.torch import finite_steps, generators, gradients, ops, profiler, step
 from syrtos.keras.trainer import timing
 from syrtos.observe.trace import ProfiledEvent
 
@@ -33,7 +33,7 @@ class Torch(Backend["AnyVariable", torch.Tensor]):
     """Keras 3 on torch."""
 
     name = "torch"
-    draws_as_plain = False  # see `step.own_random_numbers`
+    draws_as_plain = False  # see `generators.own_random_numbers`
 
     def device_memory(self) -> int:
         return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
@@ -89,10 +89,10 @@ class Torch(Backend["AnyVariable", torch.Tensor]):
         return sharding.gathering_variables(model)
 
     def count_draws(self) -> int:
-        return step.Drawn.steps
+        return generators.Drawn.steps
 
     def set_drawn(self, count: int) -> None:
-        step.Drawn.steps = count
+        generators.Drawn.steps = count
 
     def skip_batches(self, batches: object, steps: int) -> None:
         """Does nothing: Keras calls a step on torch with a list of batches already drawn."""

@@ -15,12 +15,13 @@ ROWS = 5
 def found_in(step: Callable[[Any, Any], Any], by_rank: bool = True) -> str:
     """Returns what is found in a step that takes Keras's functions and a generator of its own."""
     from syrtos.keras.torch import torch_internals
-    from syrtos.keras.torch.seeded_draws import SeededDraws
+    from syrtos.keras.torch.draws import Recorder
 
-    draws = SeededDraws(ROWS, by_rank)
-    with draws.noting():
+    recorder = Recorder()
+    with recorder.noting():
         step(torch_internals.random_functions_of_keras(), torch.Generator().manual_seed(3))
-    return draws.first
+    found = [draw for draw in recorder.draws if draw.has_rows(ROWS)]
+    return next((d.name for d in found if d.has_shared_seed or (d.is_of_keras and not by_rank)), "")
 
 
 @pytest.mark.parametrize(
@@ -67,8 +68,16 @@ def test_draws_by_a_generator_of_keras_count_in_predictions_alone(is_default: bo
 def test_weights_are_drawn_alike_on_all_workers() -> None:
     import keras
 
-    initializer = keras.initializers.RandomNormal(seed=5)
-    assert found_in(lambda k, g: keras.Variable(initializer, shape=(ROWS, 2))) == ""
+    def step(of_keras: Any, _: Any) -> None:
+        def initializer(shape: Any, dtype: Any) -> Any:
+            drawn.append(of_keras.normal(shape, seed=5))
+            return keras.ops.zeros(shape, dtype)
+
+        keras.Variable(initializer, shape=(ROWS, 2), dtype="float32")
+
+    drawn: list[Any] = []
+    assert found_in(step) == ""
+    assert drawn
 
 
 def test_functions_are_what_they_were_afterwards() -> None:
