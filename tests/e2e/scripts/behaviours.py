@@ -371,6 +371,33 @@ def draws_for_a_batch() -> None:
     assert equal_everywhere(np.concatenate([w.ravel() for w in noisy.get_weights()]))
 
 
+def predictions_of_all_kinds() -> None:
+    """Rows, words, lists and sparse rows of all workers in order; numbers of the whole batch."""
+
+    class Describing(keras.Sequential):
+        def predict_step(self, batch: Any) -> dict[str, Any]:
+            x = batch[0] if isinstance(batch, tuple) else batch
+            whole = tf.cast(x[:, 0], tf.int64)
+            return {
+                "rows": self(x),
+                "words": tf.strings.as_string(whole),
+                "lists": tf.RaggedTensor.from_row_lengths(tf.repeat(whole, whole % 3), whole % 3),
+                "mean": tf.reduce_mean(x),
+                "number": tf.shape(x)[0],
+            }
+
+    x = np.arange(10, dtype="float32")[:, None]
+    describing = Describing([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    found = describing.predict_on_batch(x)
+    kernel, bias = describing.get_weights()
+    np.testing.assert_allclose(found["rows"], x @ kernel + bias, rtol=1e-5)
+    assert [word.decode() for word in found["words"]] == [str(k) for k in range(10)]
+    assert found["lists"].to_list() == [[k] * (k % 3) for k in range(10)]
+    assert "describing" not in str(world.current().ledger.told.get("not_split"))
+    np.testing.assert_allclose(found["mean"], 4.5, rtol=1e-6)
+    assert found["number"] == 10
+
+
 def own_iterator() -> None:
     """The function for each batch, called by the script with an iterator of its own, takes whole batches."""
     dataset = tf.data.Dataset.from_tensor_slices(data()).batch(20)

@@ -1,4 +1,4 @@
-"""Workers that enter different methods of a model are told at once; what they predict is put together."""
+"""Workers that enter different methods of a model are told at once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tensorflow as tf
 
 from syrtos.comm import world
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import ConfigurationError, OutOfStepError
 from syrtos.keras.patching import Patch, install
-from syrtos.keras.tensorflow.patching import agreeing, gather_rows
+from syrtos.keras.tensorflow.patching import agreeing
 
 
 @agreeing
@@ -54,19 +53,6 @@ def test_workers_that_call_different_methods_are_all_told(
     for text in together(2, play):
         assert "rank 0: model.fit\n" in text
         assert "rank 1: model.evaluate\n" in text
-
-
-@pytest.mark.usefixtures("no_session")
-def test_ragged_rows_are_gathered_in_rank_order(together: Any) -> None:
-    world.init()
-    shares: list[Any] = [[[[1], [2, 3]], [[4]]], [], [[[], [5]]]]
-
-    def predict(comm: InProcessCommunicator) -> Any:
-        return gather_rows(
-            comm, tf.ragged.constant(shares[comm.rank], tf.int32, ragged_rank=2)
-        ).to_list()
-
-    assert together(3, predict) == [[[[1], [2, 3]], [[4]], [[], [5]]]] * 3
 
 
 def test_what_a_version_of_keras_lacks_is_one_error_and_nothing_is_replaced() -> None:

@@ -318,7 +318,10 @@ def _on_batch(original: Method) -> Method:
         fitting.refuse_other_threads(original.__name__)
         if is_split(session):
             replicas.compute_equal(session.comm, self, original.__name__)
-        return original(self, *args, **kwargs)
+        result = original(self, *args, **kwargs)
+        if original.__name__ == "train_on_batch":
+            replicas.was_trained(self)
+        return result
 
     return on_batch
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, TypeVar
 import tensorflow as tf
 
 from syrtos.comm import world
-from syrtos.comm.communicator import Communicator
 from syrtos.keras import fitting
 from syrtos.keras.features import asynchronous
 from syrtos.keras.files import temporary, write_once
@@ -21,7 +20,6 @@ from syrtos.keras.tensorflow import (
     assignments,
     gradients,
     models,
-    ops,
     reproducible,
     script_gradients,
     tf_internals,
@@ -31,7 +29,6 @@ from syrtos.keras.tensorflow import (
 from syrtos.keras.tensorflow import files as tf_files
 from syrtos.keras.tensorflow.input import cut, iterating
 from syrtos.keras.tensorflow.input_policy import giving_whole_batches, policy_ignored
-from syrtos.keras.tensorflow.rows import ragged_rows
 from syrtos.keras.tensorflow.step import TensorFlowStep, rows_of
 from syrtos.keras.tensorflow.variables import TensorFlow
 from syrtos.keras.trainer import timing
@@ -158,19 +155,8 @@ def gathered_predict_step(
             return outputs
         if checks := scope.graph_checks():
             checks.check_draws_of_prediction()
-        mine = tf.nest.map_structure(
+        if scope.splits_batch:
+            return scope.rows_of_all(outputs)
+        return tf.nest.map_structure(
             lambda out: rows_of(scope.active, out) if out.shape.rank != 0 else out, outputs
         )
-        if session.options.batch == "per-worker":
-            return mine
-        return tf.nest.map_structure(functools.partial(gather_rows, session.comm), mine)
-
-
-def gather_rows(
-    comm: Communicator, output: tf.Tensor | tf.RaggedTensor
-) -> tf.Tensor | tf.RaggedTensor:
-    """Returns all workers' rows of a tensor or `tf.RaggedTensor` in order, or a scalar as it is."""
-    if isinstance(output, tf.RaggedTensor):
-        lengths = [ops.allgather(comm, level) for level in output.nested_row_lengths()]
-        return ragged_rows(ops.allgather(comm, output.flat_values), lengths)
-    return ops.allgather(comm, output) if output.shape.rank != 0 else output

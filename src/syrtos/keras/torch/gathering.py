@@ -40,6 +40,16 @@ def rows_of_all(step: TorchStep, tree: _Tree) -> _Tree:
     return cast("_Tree", keras.tree.map_structure(lambda leaf: _gather_leaf(step, leaf), tree))
 
 
+def outputs_of_all(step: TorchStep, outputs: _Tree) -> _Tree:
+    """Returns what `rows_of_all` does of outputs, which may be arrays, and stay such."""
+    found = keras.tree.map_structure(
+        lambda own, of_all: of_all.numpy() if isinstance(own, np.ndarray) else of_all,
+        outputs,
+        rows_of_all(step, outputs),
+    )
+    return cast("_Tree", found)
+
+
 def _gather_leaf(step: TorchStep, leaf: object) -> object:
     if isinstance(leaf, np.ndarray):
         leaf = torch.from_numpy(leaf)

@@ -24,6 +24,7 @@ from syrtos.keras.torch import (
     batchnorm,
     draws,
     first_batch,
+    gathering,
     generators,
     gradients,
     rows,
@@ -203,15 +204,14 @@ def _with_logs(model: keras.Model, function: _Step, stock: Method, training: boo
         )
 
     of_first = first_batch.TorchFunction(model, world.sharing(), stock.__name__, logs_are_global)
-    begin = functools.partial(step.TorchStep, reduces_early=of_first.reduces_early)
     if not training or of_first.reduces_early:
-        return _on_shares(function, training, finish, of_first, begin)
+        return _on_shares(function, training, finish, of_first)
 
     def overlapping(data: list[object]) -> object:
         with gradients.overlapping(model):
             return function(data)
 
-    return _on_shares(overlapping, training, finish, of_first, begin)
+    return _on_shares(overlapping, training, finish, of_first)
 
 
 def _predicting(model: keras.Model, function: _Step) -> _Step:
@@ -222,9 +222,11 @@ def _predicting(model: keras.Model, function: _Step) -> _Step:
         scope.flush()
         if scope.plan.reason_not_split:
             return outputs
-        return rows.gather_outputs(outputs, scope.samples, scope.session)
+        if not scope.splits_batch:
+            return rows.own_outputs(outputs, scope.samples)
+        return gathering.outputs_of_all(scope, outputs)
 
-    return _on_shares(function, False, finish, of_first, step.TorchStep)
+    return _on_shares(function, False, finish, of_first)
 
 
 def _on_shares(
@@ -232,7 +234,6 @@ def _on_shares(
     training: bool,
     finish: Callable[[step.TorchStep, object], object],
     of_first: first_batch.TorchFunction,
-    begin: Callable[..., step.TorchStep],
 ) -> _Step:
     """Returns a step of Keras that computes this worker's share of a batch, or all of it.
 
@@ -246,9 +247,8 @@ def _on_shares(
         session.ledger.count(share.samples)
         for feature in registry.active() if training else ():
             feature.count_samples(share.samples)
-        if training and registry.trains_apart():
-            session = session.asynchronously()
-        elif session.world.size == 1:
+        own = registry.session_of_step(session, training)
+        if own is session and session.world.size == 1:
             # A `fit` that goes on draws its data again, and leaves out steps: these must draw from
             # another generator.
             with (
@@ -265,7 +265,7 @@ def _on_shares(
         # A step that is not split takes a batch of any form.
         if not of_first.plan.reason_not_split:
             rows.check_even(data[0], share)
-        scope = begin(session, share.samples, training, plan=of_first.plan)
+        scope = step.TorchStep(own, share.samples, training, of_first.reduces_early, of_first.plan)
         scope.model = of_first.model
         with scope.as_current_step():
             if not of_first.plan.reason_not_split:

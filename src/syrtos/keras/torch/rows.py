@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol, Self, TypeGuard, cast
+from typing import NamedTuple, Protocol, Self, TypeGuard
 
 import keras
 import numpy as np
@@ -15,7 +15,6 @@ from syrtos.comm.communicator import share_of as bounds_of
 from syrtos.comm.world import Session
 from syrtos.errors import DataError
 from syrtos.keras.datasets.planned import Stream
-from syrtos.keras.torch import ops
 
 
 class Rows(Protocol):
@@ -162,23 +161,9 @@ def _broadcast_row(comm: Communicator, batch: object, root: int) -> object:
     return keras.tree.map_structure(lambda leaf: torch.from_numpy(np.array(leaf)), found)
 
 
-def gather_outputs(outputs: object, samples: int, session: Session) -> object:
-    """Returns the rows of all workers, in order, of each output.
-
-    With batches per worker, each worker keeps its own rows.
-    """
-
-    def gather(output: Rows) -> Rows:
-        # Outputs may have any number of rows; those of a row that does not count are left out.
-        mine = output if samples else output[:0]
-        if session.options.batch == "per-worker":
-            return mine
-        with session.ledger.span("exchange"):
-            # A step of the script's own may return arrays, which are returned as such.
-            if isinstance(mine, np.ndarray):
-                return cast("Rows", ops.allgather(session.comm, torch.from_numpy(mine)).numpy())
-            return ops.allgather(session.comm, cast("torch.Tensor", mine))
-
+def own_outputs(outputs: object, samples: int) -> object:
+    """Returns this worker's rows of each output, without those of a row that does not count."""
+    # Outputs may have any number of rows.
     return keras.tree.map_structure(
-        lambda output: gather(output) if has_rows(output) else output, outputs
+        lambda output: output[:0] if has_rows(output) and not samples else output, outputs
     )
