@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -482,4 +483,53 @@ def draws_that_are_made_once_for_a_batch() -> tuple[Any, Logs]:
     keras.utils.set_random_seed(71)
     model = keras.Sequential([keras.Input((12,)), Drawing(), keras.layers.Dense(1)])
     model.compile(Noisy(), "mse")
+    return fit(model, *data())
+
+
+@keras3
+def operations_of_a_model_inside_of_another() -> tuple[Any, Logs]:
+    """A functional model that centres its rows is a layer of another model."""
+    keras.utils.set_random_seed(72)
+    given = keras.Input((12,))
+    rows = keras.layers.Dense(6)(given)
+    inner = keras.Model(given, rows - ops.mean(rows, axis=0, keepdims=True))
+    model = keras.Sequential([keras.Input((12,)), inner, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return fit(model, *data())
+
+
+@keras3
+def loss_that_wraps_one_of_keras() -> tuple[Any, Logs]:
+    """It has the name and the module of the function that it wraps, and divides by a number of the batch."""
+
+    @functools.wraps(keras.losses.mean_squared_error)
+    def masked(y_true: Any, y_pred: Any) -> Any:
+        valid = ops.cast(ops.reshape(y_true, (-1, 1)) > 0.0, y_pred.dtype)
+        squares = ops.square(ops.reshape(y_true, (-1, 1)) - y_pred)
+        return ops.sum(valid * squares) / (ops.sum(valid) + 1.0)
+
+    keras.utils.set_random_seed(73)
+    model = mlp()
+    model.compile("sgd", masked)
+    return fit(model, *data())
+
+
+@keras3
+def rows_of_a_table_that_stand_once() -> tuple[Any, Logs]:
+    """A layer gathers each row of its table once, by `tf.unique`, and Adam squares what it gets for that row."""
+
+    class Unique(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = self.add_weight(shape=(9, 4), initializer="glorot_uniform")
+
+        def call(self, rows: Any) -> Any:
+            numbers = tf.cast(tf.abs(rows[:, :3]) * 3.0, tf.int64) % 9
+            found, places = tf.unique(tf.reshape(numbers, [-1]))
+            gathered = tf.gather(tf.gather(self.table, found), places)
+            return tf.reduce_sum(tf.reshape(gathered, [-1, 3, 4]), axis=1)
+
+    keras.utils.set_random_seed(74)
+    model = keras.Sequential([keras.Input((12,)), Unique(), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.02), "mse")
     return fit(model, *data())

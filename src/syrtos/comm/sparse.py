@@ -55,6 +55,19 @@ def weighted_rows(
     return summed[0].reshape(table.shape), np.arange(table_rows, dtype=indices.dtype)
 
 
+def sum_repeated_rows(values: Array, indices: Array) -> tuple[Array, Array]:
+    """Returns each row of a table once, in ascending order, with the sum of its values.
+
+    Args:
+        values: (rows, ...) floats.
+        indices: (rows,) integers, which may repeat.
+    """
+    found, places = np.unique(indices, return_inverse=True)
+    summed = np.zeros((len(found), *values.shape[1:]), values.dtype)
+    np.add.at(summed, places.reshape(-1), values)
+    return summed, found
+
+
 def moves_fewer_as_rows(rows: int, table_rows: int, row_bytes: int, index_bytes: int) -> bool:
     """Returns whether gathering ``rows`` rows moves fewer bytes than reducing the table.
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syrtos.comm.inprocess import InProcessCommunicator
-from syrtos.comm.sparse import moves_fewer_as_rows, weighted_rows
+from syrtos.comm.sparse import moves_fewer_as_rows, sum_repeated_rows, weighted_rows
 from syrtos.errors import OutOfStepError
 
 INDICES = [np.array([0, 2, 2]), np.array([1])]
@@ -93,3 +93,13 @@ def test_the_choice_moves_fewer_bytes(
     gathered, reduced = rows * (row_bytes + index_bytes), 2 * table_rows * row_bytes
     if gathered != reduced:
         assert moves_fewer_as_rows(rows, table_rows, row_bytes, index_bytes) == (gathered < reduced)
+
+
+def test_each_row_of_the_table_stands_once() -> None:
+    values = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32)
+    summed, indices = sum_repeated_rows(values, np.array([7, 2, 7]))
+    assert indices.tolist() == [2, 7]
+    assert summed.tolist() == [[3.0, 4.0], [6.0, 8.0]]
+    nothing, none = sum_repeated_rows(values[:0], np.array([], np.int64))
+    assert nothing.shape == (0, 2)
+    assert not len(none)

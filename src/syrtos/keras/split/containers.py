@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
+# Values that hold no others.
+PLAIN = (int, float, str, bytes, type(None), np.generic)
 # What is put back element by element, so that all who hold such a container see the elements of
 # before.
 KINDS = (list, dict, set, collections.deque, bytearray, np.ndarray)
@@ -57,7 +59,12 @@ def holds_layers(container: object) -> bool:
     if not isinstance(container, dict | list | tuple | set | collections.deque):
         return False
     values: Iterable[object] = container.values() if isinstance(container, dict) else container
-    return any(hasattr(value, "variables") or hasattr(value, "assign") for value in values)
+    return any(map(is_layer, values))
+
+
+def is_layer(value: object) -> bool:
+    """Returns whether a value is a layer, a metric, an optimizer or a variable."""
+    return hasattr(value, "variables") or hasattr(value, "assign")
 
 
 def _kind_of(container: Container) -> type:

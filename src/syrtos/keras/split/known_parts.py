@@ -36,9 +36,12 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
         name: ``train_step``, ``test_step`` or ``predict_step``.
     """
     parts = [] if stock else [f"{type(model).__name__}.{name}"]
-    own = (
-        method for method in _METHODS if not whole_batch.is_of_keras(owner_of(type(model), method))
-    )
+    own = [
+        method
+        for method in (*_METHODS, "__call__")
+        if not whole_batch.is_of_keras(owner_of(type(model), method))
+    ]
+    own += whole_batch.own_methods(model, _METHODS)
     parts += [f"{type(model).__name__}.{method}" for method in own]
     # A model of a fixed number of rows may use that number, e.g. to reshape.
     is_from_data = read_record(model, _BuildRecord).is_from_data
@@ -51,12 +54,16 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
     parts += [f"the layer `{x.name}`" for x in layers if not is_known_layer(x)]
     # Those of a functional model of Keras 3, such as `keras.ops.sum`, among which its layers stand
     # too.
-    operations = getattr(model, "operations", None) or ()
-    known = {id(layer) for layer in layers}
+    operations = {
+        id(operation): operation
+        for part in [model, *layers]
+        for operation in getattr(part, "operations", None) or ()
+    }
+    known = {id(model), *map(id, layers)}
     parts += [
-        f"the operation `{x.name}`"
-        for x in operations
-        if id(x) not in known and not _is_known_operation(x)
+        f"the operation `{operation.name}`"
+        for key, operation in operations.items()
+        if key not in known and not _is_known_operation(operation)
     ]
     losses = keras_internals.compiled_parts(model) if name != "predict_step" else []
     parts += [
@@ -66,7 +73,7 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
     if (
         name == "train_step"
         and optimizer is not None
-        and not whole_batch.is_of_keras(type(optimizer))
+        and not whole_batch.is_known_optimizer(optimizer)
     ):
         parts.append(f"the optimizer {type(optimizer).__name__}")
     return parts
@@ -113,6 +120,10 @@ def is_known_layer(layer: object) -> bool:
     kind = type(layer)
     if not whole_batch.is_of_keras(kind) or kind.__name__ in _OTHERS:
         return False
+    if not whole_batch.is_of_keras(getattr(kind, "call", kind)):
+        return False  # the script has given Keras's class a method of its own
+    if getattr(layer, "time_major", False):
+        return False  # the first dimension of a recurrent layer of Keras 2 counts time then
     if (
         kind.__name__ == "TextVectorization"
         and getattr(layer, "_output_sequence_length", None) is None
@@ -163,7 +174,10 @@ def _is_known_value(value: object) -> bool:
 
 
 def _is_known_operation(operation: object) -> bool:
-    return hasattr(operation, "stateful") or type(operation).__name__ in _BY_ELEMENT
+    by_element = type(operation).__name__ in _BY_ELEMENT and whole_batch.is_of_keras(
+        type(operation)
+    )
+    return hasattr(operation, "stateful") or by_element
 
 
 # Operations of functional models that leave rows apart (seen in Keras 3.15.1).

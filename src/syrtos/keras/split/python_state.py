@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from syrtos.keras import keras_internals
-from syrtos.keras.split import containers, held_numbers, tensors
+from syrtos.keras.split import containers, held_numbers, made_attributes, tensors
 from syrtos.keras.split.script_modules import is_of_script, modules_of_script
 
 if TYPE_CHECKING:
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 ElementT = TypeVar("ElementT")
 NameT = TypeVar("NameT")
 
-_PLAIN = (int, float, str, bytes, type(None), np.generic)
 # What a step may give a name anew: `self.scores = self.scores + [score]` makes another list.
-_VALUES = (*_PLAIN, *containers.KINDS, tuple)
+_VALUES = (*containers.PLAIN, *containers.KINDS, tuple)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 # Containers with more elements are data of the script, which is not copied; see
 # `held_numbers.LARGEST` too.
@@ -101,12 +100,8 @@ def keeping_python_state(
     finally:
         changes += kept.changes()  # while the values are those that the step has left
         made = [name for name in vars(model) if name not in names_before]
-        if not was_built:
-            # A value of the class's own comes to light again; what else the first call has made,
-            # such as layers, stays.
-            made = [name for name in made if _is_default_of(type(model), name)]
-        # Keras keeps functions and caches of its own under private names.
-        for name in [name for name in made if not name.startswith("_")]:
+        removed = made_attributes.made_by_step(model, made, was_built)
+        for name in removed:
             if change := _change_of(
                 f"{model.name}.{name}", None, held_numbers.numbers_of(vars(model)[name])
             ):
@@ -117,17 +112,6 @@ def keeping_python_state(
             np.random.set_state(drawn[0])
         if "random" in generators:
             random.setstate(drawn[1])
-
-
-def _is_default_of(kind: type, name: str) -> bool:
-    """Returns whether a class of the script has a plain value under a name.
-
-    An object's own attribute of that name hides the value.
-    """
-    return any(
-        is_of_script(base) and isinstance(vars(base).get(name, base), _PLAIN)
-        for base in kind.__mro__
-    )
 
 
 class Change(NamedTuple):
@@ -160,6 +144,7 @@ class _KeptValues:
 
     def __init__(self, model: object) -> None:
         """``model``: its parameters and buffers are kept by themselves."""
+        self._model = model
         self._of_model = {id(tensor) for tensor in tensors.tensors_of(model)}
         self._numbers: list[tuple[str, held_numbers.Numbers, Callable[[], object]]] = []
         # The objects too: an identity is that of another object once its own is gone.
@@ -200,6 +185,8 @@ class _KeptValues:
             names = {
                 k: v for k, v in names.items() if k != "built" and k[:1] != "_" and v is not None
             }
+        if not unbuilt and part is not self._model and is_of_script(type(part)):
+            self._undo.append(functools.partial(made_attributes.remove_new, part, set(vars(part))))
         label = str(getattr(part, "name", "") or type(part).__name__)
         # What Keras itself notes under private names, such as a metric's last result, is put back
         # and not compared.
@@ -295,7 +282,7 @@ class _KeptValues:
 
     def _keep_object(self, value: object, depth: int) -> None:
         # The first kind that fits decides: generators, tensors and modules are put back as a whole.
-        if not depth or isinstance(value, _PLAIN) or id(value) in self._seen:
+        if not depth or isinstance(value, containers.PLAIN) or id(value) in self._seen:
             return
         if tensors.is_tensor(value) and not self._has_room(value):
             return
@@ -357,6 +344,10 @@ class _KeptValues:
             held_numbers.plain_numbers(value.state_dict()),
         )
         self._watch(name, numbers, lambda: held_numbers.plain_numbers(value.state_dict()))
+        # A schedule may be all that holds an optimizer.
+        held = getattr(value, "optimizer", None)
+        if id(held) not in self._seen and tensors.has_state_dict(held):
+            self._keep_state_dict(held)
 
     def _keep_function(self, function: types.FunctionType, depth: int) -> None:
         label = function.__name__

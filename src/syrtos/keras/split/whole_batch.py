@@ -13,7 +13,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Concatenate, Protocol, TypeVar
 
 from syrtos.comm import world
@@ -31,6 +32,8 @@ OwnerT = TypeVar("OwnerT")
 # row with all others (seen in 3.15.1).
 _MIXING = frozenset({"dice", "tversky", "circle", "Dice", "Tversky", "Circle"})
 _OF_KERAS = ("keras", "tf_keras")
+# Packages whose functions wrap those of Keras.
+_WRAPPING = ("syrtos", "tensorflow")
 
 
 # The metrics of the script that `_tell_where_workers_train_alone` has warned of.
@@ -56,7 +59,20 @@ class _MeanMetricWrapper(Protocol):
 
 def is_of_keras(kind: object) -> bool:
     """Returns whether a class or a function is Keras's own."""
-    return (getattr(kind, "__module__", None) or "").partition(".")[0] in _OF_KERAS
+    function = getattr(kind, "__func__", kind)
+    if not isinstance(function, types.FunctionType):
+        return (getattr(kind, "__module__", None) or "").partition(".")[0] in _OF_KERAS
+    # Not its `__module__`: with `functools.wraps` a script's function takes that of another.
+    package = str(function.__globals__.get("__name__")).partition(".")[0]
+    wrapped = vars(function).get("__wrapped__")
+    if package in _WRAPPING and wrapped is not None:
+        return is_of_keras(wrapped)
+    return package in _OF_KERAS
+
+
+def own_methods(owner: object, names: Iterable[str]) -> list[str]:
+    """Returns which of its methods an object of Keras has from the script, by an assignment."""
+    return [name for name in names if name in vars(owner) and not is_of_keras(vars(owner)[name])]
 
 
 def script_sees_gradients(model: object, stock: bool, name: str) -> bool:
@@ -74,13 +90,22 @@ def script_sees_gradients(model: object, stock: bool, name: str) -> bool:
     optimizer = getattr(model, "optimizer", None)
     # A `LossScaleOptimizer` of Keras's may hold one of the script's own.
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return not (is_of_keras(type(optimizer)) and is_of_keras(type(inner)))
+    return not (is_known_optimizer(optimizer) and is_known_optimizer(inner))
+
+
+def is_known_optimizer(optimizer: object) -> bool:
+    """Returns whether an optimizer is Keras's own, with none of its methods from the script."""
+    return is_of_keras(type(optimizer)) and not own_methods(
+        optimizer, ("apply", "apply_gradients", "update_step")
+    )
 
 
 def is_row_by_row(function: object) -> bool:
     """Returns whether a loss function is known to compute each row's value from that row alone."""
     if isinstance(function, functools.partial):
-        return is_row_by_row(function.func)
+        return is_row_by_row(function.func) and not may_be_rows(function.keywords.get("axis"))
+    if isinstance(function, types.MethodType):  # such as `keras.losses.Dice().call`
+        return is_of_keras(function) and is_row_by_row(function.__self__)
     if hasattr(function, "reduction"):  # a `Loss` given as a metric
         return loss_is_row_by_row(function)
     return is_of_keras(function) and getattr(function, "__name__", "") not in _MIXING
@@ -92,6 +117,8 @@ def loss_is_row_by_row(loss: object) -> bool:
     Such a loss is of Keras's own class, around a row-by-row function of Keras's.
     """
     if not is_of_keras(type(loss)) or type(loss).__name__ in _MIXING:
+        return False
+    if own_methods(loss, ("call", "__call__")):
         return False
     if _is_along_rows(loss):
         return False

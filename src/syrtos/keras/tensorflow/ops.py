@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from syrtos.comm import compression, fusion, world
 from syrtos.comm.communicator import Array, Bounds, Communicator, ReduceOp
-from syrtos.comm.sparse import weighted_rows
+from syrtos.comm.sparse import sum_repeated_rows, weighted_rows
 from syrtos.errors import ConfigurationError
 from syrtos.keras.tensorflow import op_errors, tf_internals, tf_internals_graphs
 from syrtos.keras.tensorflow.types import Gradient
@@ -217,8 +217,12 @@ def _exchange_parts(
 def _exchange_rows(
     comm: Communicator, gradient: tf.IndexedSlices, weight: tf.Tensor, may_merge: bool
 ) -> tf.IndexedSlices:
+    # Of such rows one process has none twice, and optimizers square what stands twice by itself.
+    is_unique = tf_internals_graphs.is_unique(gradient.indices)
+
     def run(share: Array, values: Array, indices: Array, rows: Array) -> list[Array]:
-        return list(weighted_rows(comm, values, indices, int(rows), float(share), may_merge))
+        found = weighted_rows(comm, values, indices, int(rows), float(share), may_merge)
+        return list(sum_repeated_rows(*found) if is_unique else found)
 
     assert gradient.dense_shape is not None
     rows = tf.cast(gradient.dense_shape[0], tf.int64)

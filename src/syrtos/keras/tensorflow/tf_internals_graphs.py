@@ -56,6 +56,22 @@ def always_runs_with(outer: tf.Graph | None) -> bool:
     return current is outer
 
 
+# Operations that pass on the numbers of their first input.
+_PASSING = ("Cast", "Identity", "PreventGradient", "Reshape", "Squeeze", "StopGradient")
+
+
+def is_unique(numbers: tf.Tensor) -> bool:
+    """Returns whether the graph shows that `tf.unique` has made some numbers, each of them once.
+
+    False eagerly, where there is no graph.
+    """
+    if tf.executing_eagerly():
+        return False
+    while numbers.op.type in _PASSING:
+        numbers = numbers.op.inputs[0]
+    return numbers.op.type in ("Unique", "UniqueV2") and numbers.value_index == 0
+
+
 def same_function() -> Callable[[], bool]:
     """Returns a function that tells later whether the same `tf.function` is being traced as now.
 

@@ -357,3 +357,43 @@ def test_what_keras_notes_under_private_names_is_not_compared(model: Counting) -
         object.__setattr__(dense, "seen", 1)
     assert dense._call_result == 1.5
     assert [change.name.rpartition(".")[2] for change in changes] == ["seen"]
+
+
+class Making(keras.Model):
+    """Makes what it needs in its first step, by a method of its own and under any name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.helper = Helper()
+
+    def call(self, x: object) -> object:
+        return self.dense(x)
+
+    def train_step(self, data: object) -> dict[str, float]:
+        del data
+        if not hasattr(self, "_warm"):
+            object.__setattr__(self, "_warm", [0])
+        self._warm[0] += 1
+        self.helper.count()
+        return {"steps": self._warm[0]}
+
+
+class Helper:
+    def count(self) -> None:
+        self._counted = getattr(self, "_counted", 0) + 1
+
+
+def test_what_a_step_has_made_is_removed_under_whatever_name() -> None:
+    model = Making()
+    model(np.zeros((2, 3), "float32"))
+    model.compile("sgd", "mse")
+    model._jit_compile = model._jit_compile  # a name of Keras's
+    before = set(vars(model))
+    with keeping_python_state(model):
+        assert model.train_step(None) == {"steps": 1}
+        model._losses_override = [1]  # which Keras's code has too
+    assert not hasattr(model, "_warm")
+    assert not hasattr(model.helper, "_counted")
+    assert set(vars(model)) >= before
+    assert model.train_step(None) == {"steps": 1}

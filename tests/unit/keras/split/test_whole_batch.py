@@ -54,6 +54,31 @@ def test_functions() -> None:
     assert whole_batch.is_row_by_row(functools.partial(keras.losses.huber, delta=2.0))
 
 
+def test_what_only_looks_like_a_function_of_keras() -> None:
+    @functools.wraps(keras.losses.mean_squared_error)
+    def wrapping(y_true: Any, y_pred: Any) -> Any:
+        return keras.ops.mean(y_true - y_pred)
+
+    assert not whole_batch.is_row_by_row(wrapping)
+    assert not whole_batch.is_row_by_row(keras.losses.Dice().call)
+    assert whole_batch.is_row_by_row(keras.losses.Huber().call)
+    along_rows = functools.partial(keras.losses.cosine_similarity, axis=0)
+    assert not whole_batch.is_row_by_row(along_rows)
+    # Syrtos wraps functions of Keras, and these are still Keras's.
+    assert whole_batch.is_of_keras(keras.losses.Loss.__call__)
+    assert whole_batch.is_of_keras(keras.Model.fit)
+
+
+def test_methods_that_the_script_has_given_objects_of_keras() -> None:
+    loss: Any = keras.losses.MeanSquaredError()
+    loss.call = own
+    assert not whole_batch.loss_is_row_by_row(loss)
+    optimizer: Any = keras.optimizers.SGD()
+    assert whole_batch.is_known_optimizer(optimizer)
+    optimizer.apply = types.MethodType(lambda self, *_: None, optimizer)
+    assert not whole_batch.is_known_optimizer(optimizer)
+
+
 @pytest.mark.needs("tensorflow")
 def test_methods_that_are_functions_of_tensorflow_get_all_rows_too() -> None:
     import tensorflow as tf

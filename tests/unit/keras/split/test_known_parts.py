@@ -1,0 +1,67 @@
+"""Which parts of a model are known to be right on a share of the rows."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import keras
+import pytest
+
+from syrtos.keras.split.known_parts import unknown_parts
+
+
+def functional(centred: bool) -> keras.Model:
+    """Returns a model of operations beside its layers."""
+    given = keras.Input((4,))
+    rows = keras.layers.Dense(3)(given)
+    if centred:
+        rows = rows - keras.ops.mean(rows, axis=0, keepdims=True)
+    return keras.Model(given, rows * 2.0)
+
+
+def parts_of(*layers: Any, model: Any = None) -> list[str]:
+    built: Any = model or keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
+    built.compile("sgd", "mse")
+    return unknown_parts(built, True, "train_step")
+
+
+def test_parts_of_keras_are_known() -> None:
+    assert parts_of(keras.layers.Dense(4, "relu"), functional(centred=False)) == []
+
+
+def test_operations_of_a_model_inside_of_another_are_looked_at() -> None:
+    found = parts_of(functional(centred=True))
+    assert len(found) == 1
+    assert found[0].startswith("the operation `mean")
+    timed = keras.layers.TimeDistributed(functional(centred=True))
+    model = keras.Sequential([keras.Input((5, 4)), timed])
+    assert parts_of(model=model)[0].startswith("the operation `mean")
+
+
+def test_an_operation_of_the_script_under_a_name_of_keras_is_not_known() -> None:
+    class Clip(keras.Operation):
+        def call(self, x: Any) -> Any:
+            return x - keras.ops.mean(x, axis=0)
+
+        def compute_output_spec(self, x: Any) -> Any:
+            return keras.KerasTensor(x.shape, x.dtype)
+
+    given = keras.Input((4,))
+    assert parts_of(model=keras.Model(given, Clip()(given))) == ["the operation `clip`"]
+
+
+def test_methods_that_the_script_gives_a_model_or_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = functional(centred=False)
+    model.compute_loss = types.MethodType(lambda self, *_: 0.0, model)
+    assert parts_of(model=model) == ["Functional.compute_loss"]
+
+    class Calling(keras.Sequential):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return super().__call__(*args, **kwargs)
+
+    calling = Calling([keras.Input((4,)), keras.layers.Dense(1)])
+    assert parts_of(model=calling) == ["Calling.__call__"]
+    monkeypatch.setattr(keras.layers.Dense, "call", lambda self, x: x)
+    dense = keras.layers.Dense(1, name="dense")
+    assert parts_of(model=keras.Sequential([keras.Input((1,)), dense])) == ["the layer `dense`"]
