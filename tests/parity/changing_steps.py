@@ -491,7 +491,7 @@ def operations_of_a_model_inside_of_another() -> tuple[Any, Logs]:
     """A functional model that centres its rows is a layer of another model."""
     keras.utils.set_random_seed(72)
     given = keras.Input((12,))
-    rows = keras.layers.Dense(6)(given)
+    rows = keras.layers.Dense(6, use_bias=False)(given)  # a bias would have no gradient
     inner = keras.Model(given, rows - ops.mean(rows, axis=0, keepdims=True))
     model = keras.Sequential([keras.Input((12,)), inner, keras.layers.Dense(1)])
     model.compile("sgd", "mse")

@@ -23,7 +23,8 @@ _SAME = (
     ("tensorflow.losses", "keras.losses"),
     ("tensorflow.metrics", "keras.metrics"),
 )
-_NEW_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+# The files among which local modules are looked for at most.
+_MOST_MODULES = 50
 
 
 class NotParsed(ConfigurationError):
@@ -274,14 +275,14 @@ def parse(path: Path, text: str) -> Script:
         ) from None
 
 
-def with_local_modules(first: Script, limit: int = 50) -> list[Script]:
+def with_local_modules(first: Script) -> list[Script]:
     """Returns a script and the local modules that it imports, directly or through others.
 
-    Modules that can't be parsed are left out. The search ends once ``limit`` files are found.
+    Modules that can't be parsed are left out. The search ends once 50 files are found.
     """
     found = {first.path.resolve(): first}
     waiting = [first]
-    while waiting and len(found) < limit:
+    while waiting and len(found) < _MOST_MODULES:
         script = waiting.pop()
         for path in _local_imports(script, first.path.parent):
             if path.resolve() not in found:

@@ -42,7 +42,7 @@ def of_run(run: RunRecord) -> Facts:
         "recommended": findings[0].facts() if findings else None,
         "findings": [finding.facts() for finding in findings],
         "nothing_found": (
-            "" if findings else _reason_for_nothing(run, seconds, trains=found is not None)
+            "" if findings else _reason_for_nothing(seconds, trains=found is not None)
         ),
         "before": promises.read_kept(run.folder).get("before"),
         "split": _split(run),
@@ -123,7 +123,7 @@ def changed_options(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _reason_for_nothing(run: RunRecord, seconds: waterfall.Seconds, trains: bool) -> str:
+def _reason_for_nothing(seconds: waterfall.Seconds, trains: bool) -> str:
     """Returns the reason why nothing is recommended."""
     if not trains:
         return "The run has not made enough training steps to say what to change."

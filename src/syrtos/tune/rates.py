@@ -63,14 +63,14 @@ class Rates:
         return self.least and self.least / 10
 
 
-def smooth(losses: Sequence[float], weight: float = _WEIGHT) -> list[float]:
+def smooth(losses: Sequence[float]) -> list[float]:
     """Returns the exponential mean, without the bias from its beginning at 0.
 
     Source: Kingma & Ba 2014, arXiv:1412.6980, section 3.
     """
     mean, norm, found = 0.0, 0.0, []
     for loss in losses:
-        mean, norm = weight * mean + (1 - weight) * loss, weight * norm + (1 - weight)
+        mean, norm = _WEIGHT * mean + (1 - _WEIGHT) * loss, _WEIGHT * norm + (1 - _WEIGHT)
         found.append(mean / norm)
     return found
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
+_WIDTH = 60
 
 
 def columns(values: Sequence[float], width: int) -> list[float]:
@@ -16,15 +17,13 @@ def columns(values: Sequence[float], width: int) -> list[float]:
     return [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(bounds)]
 
 
-def chart(
-    values: Sequence[float], width: int = 60, height: int = 6, marked: int | None = None
-) -> list[str]:
+def chart(values: Sequence[float], height: int = 6, marked: int | None = None) -> list[str]:
     """Returns lines that show finite ``values`` as columns, scaled from the least to the largest.
 
     Args:
         marked: the index of a value to which an additional line below points.
     """
-    shown = columns(values, width)
+    shown = columns(values, _WIDTH)
     low, high = min(shown), max(shown)
     levels = [
         round((value - low) / ((high - low) or 1.0) * (8 * height - 1)) + 1 for value in shown

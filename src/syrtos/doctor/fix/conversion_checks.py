@@ -256,7 +256,7 @@ def _is_harmless(script: Script, node: ast.AST) -> bool:
             outer,
             ast.Assign | ast.JoinedStr | ast.Expr | ast.If | ast.IfExp | ast.Compare | ast.BoolOp,
         ):
-            return _is_decided(script, outer, inner, node)
+            return _is_decided(outer, inner, node)
         if isinstance(outer, ast.Call) and method(outer) in _SEEDS | _DEVICES:
             return True
         if (
@@ -282,7 +282,7 @@ def _is_harmless(script: Script, node: ast.AST) -> bool:
     return False
 
 
-def _is_decided(script: Script, outer: ast.AST, inner: ast.AST, node: ast.AST) -> bool:
+def _is_decided(outer: ast.AST, inner: ast.AST, node: ast.AST) -> bool:
     if isinstance(outer, ast.Compare):
         other = [outer.left, *outer.comparators]
         return (
@@ -351,10 +351,10 @@ def _batches(script: Script) -> Iterator[Problem]:
         ):
             yield call.lineno, f"`{name}` has its default of 32 for a batch: write `batch_size=32`"
         elif name == "fit" and trains(call):
-            yield from _fit(script, call, batched)
+            yield from _fit(call, batched)
 
 
-def _fit(script: Script, call: ast.Call, batched: bool) -> Iterator[Problem]:
+def _fit(call: ast.Call, batched: bool) -> Iterator[Problem]:
     if any(isinstance(each, ast.Starred) for each in call.args) or any(
         keyword.arg is None for keyword in call.keywords
     ):

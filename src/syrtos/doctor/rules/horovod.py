@@ -149,11 +149,11 @@ def _same_branch(script: Script, first: ast.AST, second: ast.AST) -> bool:
     outer = [node for node in script.around(first) if isinstance(node, ast.If)]
     for node in script.around(second):
         if isinstance(node, ast.If) and node in outer:
-            return _branch(script, node, first) == _branch(script, node, second)
+            return _branch(node, first) == _branch(node, second)
     return True
 
 
-def _branch(script: Script, condition: ast.If, node: ast.AST) -> bool:
+def _branch(condition: ast.If, node: ast.AST) -> bool:
     inside = {id(inner) for statement in condition.body for inner in ast.walk(statement)}
     return id(node) in inside
 

@@ -100,7 +100,7 @@ class KubernetesNamespace:
             with contextlib.suppress(ApiException, urllib3.exceptions.HTTPError):
                 patch(meta["name"], self.namespace, body, _request_timeout=_SECONDS)
 
-    def delete(self, kind: str, name: str, grace: int | None = None) -> None:
+    def delete(self, kind: str, name: str) -> None:
         """Deletes an object, which goes once all it owns has gone; does nothing if there is none.
 
         Raises:

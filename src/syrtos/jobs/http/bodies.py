@@ -32,7 +32,7 @@ async def pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
     """Yields a body piece by piece.
 
     Raises:
-        TooLarge: it is longer than ``limit`` bytes, or its header says so.
+        BodyTooLargeError: it is longer than ``limit`` bytes, or its header says so.
         UnsignedRequest: the next piece did not come in time.
     """
     # refused before the first byte is read; a client may also lie, or not say
@@ -56,17 +56,17 @@ async def pieces(request: Request, limit: int) -> AsyncIterator[bytes]:
         yield piece
 
 
-async def read_short(request: Request, limit: int = _LARGEST_JSON) -> bytes:
+async def read_short(request: Request) -> bytes:
     """Returns a short body.
 
     Raises:
-        TooLarge: it is longer than ``limit`` bytes.
+        BodyTooLargeError: it is longer than a document may be.
         UnsignedRequest: it did not come in time.
     """
     try:
         # in all: a body that comes byte by byte would never end
         async with asyncio.timeout(PATIENCE):
-            return b"".join([piece async for piece in pieces(request, limit)])
+            return b"".join([piece async for piece in pieces(request, _LARGEST_JSON)])
     except TimeoutError as error:
         raise UnsignedRequest("RequestTimeout", "The body did not come in 30 seconds.") from error
 
@@ -119,7 +119,7 @@ async def save(request: Request, signed: Signed, path: Path) -> tuple[str, dict[
 
     Raises:
         UnsignedRequest: they don't match the signature, a checksum or ``Content-MD5``.
-        TooLarge: there are too many.
+        BodyTooLargeError: there are too many.
     """
     headers = dict(request.headers)
     trailers: dict[str, str] = {}

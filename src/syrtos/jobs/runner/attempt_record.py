@@ -75,7 +75,7 @@ class AttemptRecord:
 
         Raises:
             Ended: a stop was requested, so only the upload is left.
-            Superseded: another attempt at the job was asked for.
+            AttemptSupersededError: another attempt at the job was asked for.
         """
 
         def move_on(record: Record) -> Record | None:

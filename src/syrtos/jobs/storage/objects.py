@@ -118,7 +118,7 @@ class ObjectStore(abc.ABC):
                 None: no condition.
 
         Raises:
-            Changed: the condition is not met.
+            ObjectChangedError: the condition is not met.
         """
 
     @abc.abstractmethod
