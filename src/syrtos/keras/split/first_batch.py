@@ -204,7 +204,7 @@ def _note_shown(
 ) -> None:
     """Notes what the comparison has shown, for later ones. All workers call this together."""
     plan.was_compared = True
-    plan.batch_draws = _find_batch_draws(comm, whole, split)
+    _note_draws(plan, comm, whole, split)
     plan.compared_variables |= {key for key, one in split.assigned.items() if not _is_same(one)}
     if not plan.scale:
         plan.scale = norm_of(whole.gradients)
@@ -216,18 +216,24 @@ def _note_shown(
             plan.logs[index] = "max" if kind == "b" else "sum"
 
 
-def _find_batch_draws(
-    comm: Communicator, whole: StepOutcome, split: StepOutcome
-) -> frozenset[tuple[int, ...]]:
-    """Returns the shapes of draws that are the same for all rows and for a part of them."""
-    # A loop over rows makes draws for each of them: then their numbers differ.
-    mine: list[list[int]] = []
-    if len(whole.draws) == len(split.draws):
-        pairs = zip(whole.draws, split.draws, strict=True)
-        mine = [[*one] for one, other in pairs if one is not None and one == other]
-    of_all = comm.allgather_object(mine)
-    first, *others = [frozenset(map(tuple, shapes)) for shapes in of_all]
-    return first.intersection(*others)
+def _note_draws(
+    plan: SplitPlan, comm: Communicator, whole: StepOutcome, split: StepOutcome
+) -> None:
+    """Notes which random draws have the same shape for all rows and for a part of them."""
+    once: list[list[int]] = []
+    for_rows: list[list[int]] = []
+    # A loop over rows makes draws for each of them: then their numbers differ. A draw without a
+    # shape was made in a graph, which may be such a loop.
+    if len(whole.draws) == len(split.draws) and None not in split.draws:
+        for one, other in zip(whole.draws, split.draws, strict=True):
+            shape = [*(other or ())]
+            if one == other:
+                once.append(shape)
+            else:
+                for_rows.append(shape[1:])
+    of_all = comm.allgather_object([once, for_rows])
+    plan.batch_draws = frozenset.intersection(*(frozenset(map(tuple, own)) for own, _ in of_all))
+    plan.row_draws = frozenset.union(*(frozenset(map(tuple, own)) for _, own in of_all))
 
 
 def _describe_unchanged(

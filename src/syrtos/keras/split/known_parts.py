@@ -69,6 +69,11 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
     parts += [
         f"the loss {type(x).__name__} without a reduction" for x in losses if _has_no_reduction(x)
     ]
+    parts += [
+        f"the metric {type(x).__name__} with an `update_state` of its own"
+        for x in losses
+        if whole_batch.own_methods(x, ["update_state"])
+    ]
     optimizer = getattr(model, "optimizer", None)
     if (
         name == "train_step"

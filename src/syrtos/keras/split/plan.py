@@ -61,6 +61,7 @@ class SplitPlan:
         batch_draws: the shapes of random draws that one process makes once for a batch, and not for
             its rows, such as noise for gradients: they have the same shape for all rows and for a
             part of them.
+        row_draws: the shapes of random draws for rows, without the number of rows.
         scale: the norm of all gradients in the first comparison, and the size of each log: later
             ones may be near zero, where rounding is all that differs.
     """
@@ -79,6 +80,7 @@ class SplitPlan:
     known_variables: set[int] = dataclasses.field(default_factory=set)
     compared_variables: set[int] = dataclasses.field(default_factory=set)
     batch_draws: frozenset[tuple[int, ...]] = frozenset()
+    row_draws: frozenset[tuple[int, ...]] = frozenset()
     scale: float = 0.0
     log_scales: list[float] = dataclasses.field(default_factory=list)
 
@@ -119,12 +121,10 @@ class SplitPlan:
             shape: of the draw; None where it is not known yet, as only a number of rows may be.
             counts: the numbers of rows of this worker's share.
         """
+        if shape is None or tuple(shape) not in self.batch_draws:
+            return False
         # A draw whose shape may be either is made for rows.
-        return (
-            shape is not None
-            and tuple(shape) in self.batch_draws
-            and (not shape or shape[0] not in counts)
-        )
+        return not (shape and shape[0] in counts and tuple(shape[1:]) in self.row_draws)
 
     def for_next_comparison(self) -> SplitPlan:
         """Returns an empty plan for a later comparison.
@@ -147,7 +147,7 @@ class SplitPlan:
         # What was shown before stays shown: a variable may be assigned in some steps alone.
         self.reason_not_split, self.gradients = other.reason_not_split, other.gradients
         self.variables, self.logs, self.rows = other.variables, other.logs, other.rows
-        self.batch_draws = other.batch_draws
+        self.batch_draws, self.row_draws = other.batch_draws, other.row_draws
         self.compared_variables |= other.compared_variables
         self.compared_all_rows |= other.compared_all_rows
 

@@ -72,7 +72,8 @@ def is_of_keras(kind: object) -> bool:
 
 def own_methods(owner: object, names: Iterable[str]) -> list[str]:
     """Returns which of its methods an object of Keras has from the script, by an assignment."""
-    return [name for name in names if name in vars(owner) and not is_of_keras(vars(owner)[name])]
+    own = getattr(owner, "__dict__", {})
+    return [name for name in names if name in own and not is_of_keras(own[name])]
 
 
 def script_sees_gradients(model: object, stock: bool, name: str) -> bool:

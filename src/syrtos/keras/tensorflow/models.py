@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import tensorflow as tf
@@ -42,12 +43,21 @@ def check_strategy(strategy: tf.distribute.Strategy) -> None:
             " batches over the workers. Call init() before the model is made."
         )
     size = world.sharing().world.size
-    if size > 1 and not isinstance(strategy, Strategy):
+    if size == 1 or isinstance(strategy, Strategy):
+        return
+    # TensorFlow's threads have default strategies of their own.
+    if threading.current_thread() is not threading.main_thread():
         raise ConfigurationError(
-            f"The model is trained under {type(strategy).__name__}, which knows nothing of the"
-            f" {size} workers: each would train alone. Remove the strategy's scope from the script,"
-            " or use `syrtos.keras.Strategy()` in its place."
+            "A model was made in a thread that the script has started, and is trained on several"
+            " workers: these exchange in each step, and their threads have no common order. Make and"
+            " train models in the main thread, one after another; `syrtos tune` runs trials of a"
+            " script beside each other."
         )
+    raise ConfigurationError(
+        f"The model is trained under {type(strategy).__name__}, which knows nothing of the"
+        f" {size} workers: each would train alone. Remove the strategy's scope from the script,"
+        " or use `syrtos.keras.Strategy()` in its place."
+    )
 
 
 def check_class_weight(dataset: object, class_weight: object) -> None:

@@ -65,3 +65,12 @@ def test_methods_that_the_script_gives_a_model_or_a_class(monkeypatch: pytest.Mo
     monkeypatch.setattr(keras.layers.Dense, "call", lambda self, x: x)
     dense = keras.layers.Dense(1, name="dense")
     assert parts_of(model=keras.Sequential([keras.Input((1,)), dense])) == ["the layer `dense`"]
+
+
+def test_a_metric_with_a_method_from_the_script() -> None:
+    metric: Any = keras.metrics.MeanAbsoluteError()
+    metric.update_state = lambda *_: None
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=[metric])
+    found = unknown_parts(model, True, "train_step")
+    assert found == ["the metric MeanAbsoluteError with an `update_state` of its own"]
