@@ -353,15 +353,18 @@ def draws_for_a_batch() -> None:
             x, y = batch
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            factor = keras.random.beta((1,), 2.0, 2.0, seed=seeds)
             sign = tf.cond(tf.random.uniform(()) < 0.5, lambda: 1.0, lambda: -1.0)
             gradients = [
-                gradient + sign * tf.random.normal(tf.shape(gradient)) + generator.normal([1])
+                factor * gradient
+                + sign * tf.random.normal(tf.shape(gradient))
+                + generator.normal([1])
                 for gradient in tape.gradient(loss, self.trainable_variables)
             ]
             self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
             return {"loss": loss, "sign": sign}
 
-    generator = tf.random.Generator.from_seed(3)
+    seeds, generator = keras.random.SeedGenerator(4), tf.random.Generator.from_seed(3)
     noisy = Noisy([keras.layers.Input((6,)), keras.layers.Dense(5), keras.layers.Dense(1)])
     noisy.compile(keras.optimizers.SGD(0.01))
     signs: list[float] = []

@@ -72,6 +72,9 @@ def _drawing(shape: object) -> contextlib.AbstractContextManager[None]:
     return step.drawing_once() if step and is_for_batch else contextlib.nullcontext()
 
 
+_OF_SHAPE = ("beta", "binomial", "gamma", "normal", "randint", "truncated_normal", "uniform")
+
+
 def patches(framework: str) -> list[Patch]:
     """Returns the patches for Keras 3 on a framework, named as KERAS_BACKEND does."""
     draws, once = (
@@ -80,6 +83,6 @@ def patches(framework: str) -> list[Patch]:
     )
     return [
         Patch("keras.src.random.seed_generator:SeedGenerator", "next", _seed_by_rank, "Seeds are equal on all workers; what a step draws for its rows is not."),
-        *(Patch(draws, name, _of_shape, once) for name in ("normal", "randint", "truncated_normal", "uniform")),
+        *(Patch(draws, name, _of_shape, once) for name in _OF_SHAPE),
         Patch(draws, "dropout", _of_mask, once),
     ]  # fmt: skip

@@ -153,6 +153,10 @@ def without_draws(note: Callable[[object], None]) -> Iterator[None]:
         for name in _OF_SHAPE:
             _replace(stack, gen_random_ops, name, _from_seed(_OPERATIONS[name], seed))
             _replace(stack, gen_random_ops, name, functools.partial(_noting_shape, note))
+        # They draw by operations that take the shape of each parameter.
+        if of_keras := sys.modules.get("keras.src.backend.tensorflow.random"):
+            for name in ("beta", "binomial", "gamma"):
+                _replace(stack, of_keras, name, functools.partial(_noting_shape, note))
         _replace(stack, gen_random_ops, "random_shuffle", lambda _: lambda value, **kwargs: value)
         for owner, name in (
             (gen_random_ops, "multinomial"),
