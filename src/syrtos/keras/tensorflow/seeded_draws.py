@@ -16,7 +16,10 @@ from syrtos.keras.tensorflow import tf_internals_graphs
 
 _DRAWS = ("StatelessMultinomial", "StatelessParameterized", "StatelessRandom", "StatelessTruncated")
 # These keep a state of their own, or take that of a `tf.random.Generator`.
-_STATEFUL_DRAWS = ("Multinomial", "Random", "Stateful", "TruncatedNormal")
+_STATEFUL_DRAWS = (
+    "Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoisson", "RandomShuffle", "RandomStandardNormal", "RandomUniform",
+    "StatefulRandomBinomial", "StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulUniform", "TruncatedNormal",
+)  # fmt: skip
 # These make the inputs of draws.
 _KEYS = "StatelessRandomGet"
 
