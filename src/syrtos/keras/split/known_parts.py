@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 from syrtos.keras import keras_internals
@@ -55,9 +55,7 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
     # Those of a functional model of Keras 3, such as `keras.ops.sum`, among which its layers stand
     # too.
     operations = {
-        id(operation): operation
-        for part in [model, *layers]
-        for operation in getattr(part, "operations", None) or ()
+        id(operation): operation for part in [model, *layers] for operation in _operations_of(part)
     }
     known = {id(model), *map(id, layers)}
     parts += [
@@ -82,6 +80,19 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
     ):
         parts.append(f"the optimizer {type(optimizer).__name__}")
     return parts
+
+
+def _operations_of(part: object) -> Iterable[Operation]:
+    """Returns the operations of a functional model of Keras 3; none of another part."""
+    # A layer of the script may have an attribute of that name.
+    is_of_keras = isinstance(getattr(type(part), "operations", None), property)
+    return getattr(part, "operations", None) or () if is_of_keras else ()
+
+
+class Operation(Protocol):
+    """An operation or a layer of Keras 3."""
+
+    name: str
 
 
 @dataclasses.dataclass

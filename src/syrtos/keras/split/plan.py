@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 Rule = Literal["equal", "sum", "mean", "max", "min"]
@@ -114,17 +114,15 @@ class SplitPlan:
             key in self.known_variables or key in self.compared_variables or key in self.variables
         )
 
-    def draws_once(self, shape: Sequence[int] | None, counts: Container[int]) -> bool:
+    def draws_once(self, shape: Sequence[int] | None) -> bool:
         """Returns whether a random draw is made for a batch: then it is the same on all workers.
 
-        Args:
-            shape: of the draw; None where it is not known yet, as only a number of rows may be.
-            counts: the numbers of rows of this worker's share.
+        ``shape``: of the draw; None where it is not known yet, as only a number of rows may be.
         """
-        if shape is None or tuple(shape) not in self.batch_draws:
-            return False
-        # A draw whose shape may be either is made for rows.
-        return not (shape and shape[0] in counts and tuple(shape[1:]) in self.row_draws)
+        # A draw whose shape may be either is made for rows. All workers decide alike: the numbers of
+        # their rows have no part in it.
+        is_for_batch = shape is not None and tuple(shape) in self.batch_draws
+        return is_for_batch and not (shape and tuple(shape[1:]) in self.row_draws)
 
     def for_next_comparison(self) -> SplitPlan:
         """Returns an empty plan for a later comparison.

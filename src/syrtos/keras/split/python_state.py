@@ -81,13 +81,17 @@ def keeping_python_state(
     changes: list[Change] = []
     names_before, was_built = set(vars(model)), bool(getattr(model, "built", False))
     kept = _KeptValues(model)
+    layers = keras_internals.layers_of(model)
+    kept.removes_new = was_built and all(getattr(layer, "built", True) for layer in layers)
     for part in [
         model,
-        *keras_internals.layers_of(model),
+        *layers,
         *model.metrics,
         *keras_internals.compiled_parts(model),
     ]:
         kept.keep_attributes(part)
+    # Threads that read data may change what modules hold.
+    kept.removes_new = False
     for module in modules_of_script():
         names = vars(module)
         kept.keep_values(dict(names), names.__setitem__, now=names)
@@ -145,6 +149,8 @@ class _KeptValues:
     def __init__(self, model: object) -> None:
         """``model``: its parameters and buffers are kept by themselves."""
         self._model = model
+        # Whether attributes that parts get are removed: what they get while they are built stays.
+        self.removes_new = False
         self._of_model = {id(tensor) for tensor in tensors.tensors_of(model)}
         self._numbers: list[tuple[str, held_numbers.Numbers, Callable[[], object]]] = []
         # The objects too: an identity is that of another object once its own is gone.
@@ -185,7 +191,7 @@ class _KeptValues:
             names = {
                 k: v for k, v in names.items() if k != "built" and k[:1] != "_" and v is not None
             }
-        if not unbuilt and part is not self._model and is_of_script(type(part)):
+        if self.removes_new and part is not self._model and is_of_script(type(part)):
             self._undo.append(functools.partial(made_attributes.remove_new, part, set(vars(part))))
         label = str(getattr(part, "name", "") or type(part).__name__)
         # What Keras itself notes under private names, such as a metric's last result, is put back

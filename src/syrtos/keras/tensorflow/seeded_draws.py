@@ -20,6 +20,8 @@ _STATEFUL_DRAWS = (
     "Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoisson", "RandomShuffle", "RandomStandardNormal", "RandomUniform",
     "StatefulRandomBinomial", "StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulUniform", "TruncatedNormal",
 )  # fmt: skip
+# These draw numbers of a shape for each of their parameters.
+_OF_PARAMETERS = ("RandomGamma", "RandomPoisson", "StatelessRandomGamma", "StatelessRandomPoisson")
 # These make the inputs of draws.
 _KEYS = "StatelessRandomGet"
 
@@ -85,6 +87,9 @@ def _is_constant(tensor: tf.Tensor) -> bool:
 
 def _has_rows(operation: tf.Operation, counts: set[int]) -> bool:
     """Returns whether a draw has, or may have, as many rows as this worker's share."""
+    if operation.type.startswith(_OF_PARAMETERS):  # its parameters may have the rows
+        shape = operation.outputs[0].shape
+        return shape.rank is None or (shape.rank > 0 and shape[0] in {None, *counts})
     first = operation.inputs[0]
     if operation.type.startswith("StatelessMultinomial"):
         return first.shape[0] is None or first.shape[0] in counts

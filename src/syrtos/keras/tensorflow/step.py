@@ -118,8 +118,7 @@ class TensorFlowStep(Watcher):
         # In a graph inside of the step's, such as a loop, it may be made for each row.
         if not self.plan.batch_draws or tf_internals_graphs.graph() is not self._graph:
             return False
-        counts = [leaf.shape[0] for leaf in tf.nest.flatten(self.data) if has_rows(leaf)]
-        return self.plan.draws_once(static_shape(shape), counts)
+        return self.plan.draws_once(static_shape(shape))
 
     @property
     def active(self) -> tf.Tensor:

@@ -65,7 +65,7 @@ def is_unique(numbers: tf.Tensor) -> bool:
 
     False eagerly, where there is no graph.
     """
-    if tf.executing_eagerly():
+    if tf.executing_eagerly() or not tf.is_symbolic_tensor(numbers):
         return False
     while numbers.op.type in _PASSING:
         numbers = numbers.op.inputs[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self, TypeGuard, cast
 
@@ -128,9 +129,11 @@ class TensorFlowTrial(TrialOfRows):
         return numbers_of(logs)
 
     def _outcome(self, run: Callable[[StepOutcome], object]) -> StepOutcome:
-        outcome = StepOutcome()
+        outcome, here = StepOutcome(), threading.get_ident()
 
         def note_draw(shape: object) -> None:
+            if threading.get_ident() != here:
+                return  # a thread that reads data
             # What is traced now may be computed for each row, as `tf.vectorized_map` does.
             outcome.draws.append(static_shape(shape) if tf.executing_eagerly() else None)
 

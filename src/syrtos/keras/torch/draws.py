@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
@@ -66,10 +67,12 @@ class Recorder:
     def __init__(self) -> None:
         self.draws: list[Draw] = []
         self._is_paused = False
+        self._thread = 0
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Context manager: notes the draws that are made in it."""
+        """Context manager: notes the draws that this thread makes in it."""
+        self._thread = threading.get_ident()
         of_keras = torch_internals.random_functions_of_keras()
         functions = [
             *((of_keras, name, self._of_keras) for name in _OF_KERAS),
@@ -124,7 +127,9 @@ class Recorder:
             self._is_paused = outer
 
     def _note(self, name: str, drawn: object, has_shared_seed: bool, is_of_keras: bool) -> None:
-        if isinstance(drawn, torch.Tensor) and not self._is_paused:
+        # Threads that read data draw too.
+        is_own = threading.get_ident() == self._thread
+        if isinstance(drawn, torch.Tensor) and is_own and not self._is_paused:
             self.draws.append(Draw(name, tuple(drawn.shape), has_shared_seed, is_of_keras))
 
 
@@ -133,9 +138,9 @@ class Recorder:
 
 def install() -> None:
     """Makes torch's functions draw the same on all workers what a step draws once for a batch."""
-    for name in ("normal", "rand", "rand_like", "randint", "randn", "randn_like"):
+    for name in _OF_TORCH:
         replace(torch, name, _drawing_once)
-    for name in ("bernoulli_", "exponential_", "normal_", "uniform_"):
+    for name in _OF_TENSORS:
         replace(torch.Tensor, name, _drawing_once)
 
 

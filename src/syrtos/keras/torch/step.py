@@ -169,7 +169,7 @@ class TorchStep(Assignments):
     def draws_once(self, shape: object) -> bool:
         """Returns whether a random draw is made once for the batch: see `Step.draws_once`."""
         sizes = tuple(cast("Sequence[int]", shape)) if self.plan.batch_draws else ()
-        return self._paused or self.plan.draws_once(sizes, [self.samples])
+        return self._paused or self.plan.draws_once(sizes)
 
     @contextlib.contextmanager
     def common_random_numbers(self) -> Iterator[None]:

@@ -74,3 +74,15 @@ def test_a_metric_with_a_method_from_the_script() -> None:
     model.compile("sgd", "mse", metrics=[metric])
     found = unknown_parts(model, True, "train_step")
     assert found == ["the metric MeanAbsoluteError with an `update_state` of its own"]
+
+
+def test_a_layer_with_an_attribute_of_its_own_named_operations() -> None:
+    class Own(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__(name="own")
+            self.operations = [abs, 3]
+
+        def call(self, x: Any) -> Any:
+            return x
+
+    assert parts_of(Own()) == ["the layer `own`"]

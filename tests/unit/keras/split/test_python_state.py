@@ -397,3 +397,21 @@ def test_what_a_step_has_made_is_removed_under_whatever_name() -> None:
     assert not hasattr(model.helper, "_counted")
     assert set(vars(model)) >= before
     assert model.train_step(None) == {"steps": 1}
+
+
+def test_what_an_object_gets_while_its_layer_is_built_stays() -> None:
+    class Sized(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.helper = Helper()
+
+        def build(self, input_shape: Any) -> None:
+            self.helper.width = input_shape[-1]  # type: ignore[attr-defined]
+
+        def call(self, x: Any) -> Any:
+            return x[:, : self.helper.width]  # type: ignore[attr-defined]
+
+    model = keras.Sequential([layer := Sized()])
+    with keeping_python_state(model):
+        model(np.zeros((2, 3), "float32"))
+    assert layer.helper.width == 3  # type: ignore[attr-defined]
