@@ -78,7 +78,7 @@ def test_in_predictions_draws_by_any_seed_are_found(step: Step) -> None:
 def test_in_predictions_what_is_drawn_for_all_rows_is_none() -> None:
     assert found_in(lambda x: x * tf.random.uniform([3]), 8, by_any_seed=True) == ""
     assert found_in(lambda x: DROPOUT(x, training=False), 8, by_any_seed=True) == ""
-    counter = tf.Variable(0.0)
+    counter = tf.Variable(tf.zeros(()))
 
     @tf.function
     def counting(x: Any) -> Any:
