@@ -82,14 +82,14 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
     return parts
 
 
-def _operations_of(part: object) -> Iterable[Operation]:
+def _operations_of(part: object) -> Iterable[_Operation]:
     """Returns the operations of a functional model of Keras 3; none of another part."""
     # A layer of the script may have an attribute of that name.
     is_of_keras = isinstance(getattr(type(part), "operations", None), property)
     return getattr(part, "operations", None) or () if is_of_keras else ()
 
 
-class Operation(Protocol):
+class _Operation(Protocol):
     """An operation or a layer of Keras 3."""
 
     name: str

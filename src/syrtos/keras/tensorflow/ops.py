@@ -217,8 +217,9 @@ def _exchange_parts(
 def _exchange_rows(
     comm: Communicator, gradient: tf.IndexedSlices, weight: tf.Tensor, may_merge: bool
 ) -> tf.IndexedSlices:
-    # Of such rows one process has none twice, and optimizers square what stands twice by itself.
-    is_unique = tf_internals_graphs.is_unique(gradient.indices)
+    # Of such rows one process has none twice, and optimizers square what stands twice by itself;
+    # those whose rows may be merged add them up.
+    is_unique = not may_merge and tf_internals_graphs.is_unique(gradient.indices)
 
     def run(share: Array, values: Array, indices: Array, rows: Array) -> list[Array]:
         found = weighted_rows(comm, values, indices, int(rows), float(share), may_merge)
