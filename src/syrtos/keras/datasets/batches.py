@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
+import numpy.typing as npt
 
 from syrtos.comm import world
-
-# Global batches between two comparisons of what the workers read.
-_COMPARE_EVERY = 64
+from syrtos.keras.datasets import checksums
 
 Batch = TypeVar("Batch")
 Check = Callable[[list[float], int], None]
@@ -36,9 +34,8 @@ def compared_batches(batches: Iterator[Batch], check: Check) -> Iterator[Batch]:
     """
     comm = world.sharing().comm
     for number, batch in enumerate(batches):
-        # Also batches 1, 2, 4, 8 and so on, so that data which differs is found soon.
-        if number % _COMPARE_EVERY == 0 or number.bit_count() == 1:
-            check(comm.agree("compare input", float(_sum_of(batch))), number)
+        if checksums.is_compared(number):
+            check(comm.agree("compare input", _sum_of(batch)), number)
         yield batch
 
 
@@ -46,23 +43,22 @@ def check_equal(batch: object, check: Check) -> None:
     """Compares a batch given by hand between workers: calls ``check`` like `compared_batches`."""
     comm = world.sharing().comm
     if comm.size > 1:
-        check(comm.agree("compare input", float(_sum_of(batch))), 0)
+        check(comm.agree("compare input", _sum_of(batch)), 0)
 
 
-def _sum_of(batch: object) -> int:
-    """Returns a checksum of the first, the middle and the last row of each array."""
-    checksum = 0
-    for leaf in keras.tree.flatten(batch):
-        if (
-            not getattr(leaf, "shape", None)
-            or getattr(leaf, "is_sparse", False)
-            or hasattr(leaf, "todense")
-        ):
-            continue
-        # A tensor of torch may be on another device, where `np.asarray` can't read it.
-        rows = leaf if hasattr(leaf, "detach") else np.asarray(leaf)
-        array = keras.ops.convert_to_numpy(
-            rows[np.array([0, len(rows) // 2, -1])] if len(rows) else rows
-        )
-        checksum = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, checksum)
-    return checksum
+def _sum_of(batch: object) -> float:
+    leaves = keras.tree.flatten(batch)
+    return checksums.checksum_of(_array_of(leaf) for leaf in leaves if _has_dense_rows(leaf))
+
+
+def _has_dense_rows(leaf: object) -> bool:
+    is_sparse = getattr(leaf, "is_sparse", False) or hasattr(leaf, "todense")
+    return bool(getattr(leaf, "shape", None)) and not is_sparse
+
+
+# An array or tensor of any library.
+def _array_of(leaf: Any) -> npt.NDArray[np.generic]:
+    # A tensor of torch may be on another device, where `np.asarray` can't read it, and need not
+    # come from there whole.
+    rows = leaf if hasattr(leaf, "detach") else np.asarray(leaf)
+    return np.asarray(keras.ops.convert_to_numpy(checksums.compared_rows(rows)))

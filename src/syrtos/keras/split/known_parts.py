@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 from syrtos.keras import keras_internals
+from syrtos.keras.replica import state
 from syrtos.keras.split import whole_batch
 from syrtos.records import read_record, record_of
 
@@ -129,6 +130,24 @@ def copies_of_weights(model: Model) -> list[Variable]:
     # zeros is zero.
     shapes = {tuple(variable.shape) for variable in model.trainable_variables}
     return [v for v in model.non_trainable_variables if len(v.shape) and tuple(v.shape) in shapes]
+
+
+def known_variables(model: Model) -> list[Variable]:
+    """Returns the variables of a model whose values on the workers are combined by a known rule.
+
+    They are those of metrics, of Keras's own layers, those that have an aggregation, and copies of
+    weights.
+    """
+    layers = [layer for layer in keras_internals.layers_of(model) if is_known_layer(layer)]
+    found = [variable for part in [*layers, *model.metrics] for variable in part.variables]
+    found += [variable for variable in state.of_model(model) if _has_aggregation(variable)]
+    return found + copies_of_weights(model)
+
+
+def _has_aggregation(variable: object) -> bool:
+    # A word in Keras 3, an enumeration in TensorFlow.
+    found = getattr(variable, "aggregation", None)
+    return str(getattr(found, "name", found) or "none").lower() != "none"
 
 
 def is_known_layer(layer: object) -> bool:

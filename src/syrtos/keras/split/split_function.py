@@ -107,12 +107,12 @@ class SplitFunction(abc.ABC, Generic[BatchT]):
         """
 
     @abc.abstractmethod
-    def _known_variables(self) -> set[int]:
-        """Returns the ids of the variables whose values are combined by a known rule."""
-
-    @abc.abstractmethod
     def _precision(self) -> int:
         """Returns the bytes of the least precise dtype of the model's layers."""
+
+    def _identity(self, variable: object) -> int:
+        """Returns the id by which a step notes that it assigns a variable of Keras."""
+        return id(variable)
 
     def _unknown_parts(self) -> Sequence[object]:
         """Returns the parts of the step of which it is not known that they are right on a share."""
@@ -143,7 +143,8 @@ class SplitFunction(abc.ABC, Generic[BatchT]):
         if trial is not None and needs_build:
             trial.build()
         if trial is not None and is_compared:
-            began, self.plan.known_variables = time.monotonic(), self._known_variables()
+            began, known = time.monotonic(), known_parts.known_variables(self.model)
+            self.plan.known_variables = set(map(self._identity, known))
             few = trial.has_few_rows()
             if not few:
                 self._decide_by(trial, self.plan)

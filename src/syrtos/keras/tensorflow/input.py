@@ -110,8 +110,8 @@ def cut(batch: object, comm: Communicator) -> Any:
 
 def numbered_by_hand(batch: object) -> Numbered:
     """Returns a batch given to `train_on_batch` and its like, for a step that cuts its share."""
-    # Of this number nothing is compared: the workers' weights are.
-    return Numbered(tf.constant(1, tf.int32), tf.nest.map_structure(_as_tensor, batch))
+    # Each such batch counts as the first one of an epoch, which is compared.
+    return Numbered(tf.constant(0, tf.int32), tf.nest.map_structure(_as_tensor, batch))
 
 
 # A script may give any object by hand.

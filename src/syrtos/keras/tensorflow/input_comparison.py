@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -11,12 +10,8 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.keras import fitting
+from syrtos.keras.datasets.checksums import COMPARE_EVERY, checksum_of
 from syrtos.keras.tensorflow.rows import count_rows, has_rows
-
-# Global batches between two comparisons of what the workers read.
-_COMPARE_EVERY = 64
-# Bytes of each tensor that are compared.
-_COMPARED_BYTES = 1 << 16
 
 # The number of the first batch where threads decide which numbers records get, so that only rows
 # are compared.
@@ -24,10 +19,13 @@ LEFT_TO_THREADS = -(1 << 30)
 
 
 def compare_batches(index: tf.Tensor, data: object, comm: Communicator) -> tf.Tensor:
-    """Compares a checksum of every `_COMPARE_EVERY`-th batch over the workers. Returns True."""
+    """Compares a checksum of some batches (`checksums.is_compared`) over the workers.
+
+    Returns True.
+    """
 
     def compare(number: Array, *arrays: Array) -> Array:
-        return _agree(number, _checksum(*arrays), comm)
+        return _agree(number, checksum_of(arrays), comm)
 
     return _for_some(index, compare, [index, *_tensors(data)], True)
 
@@ -52,15 +50,19 @@ def compare_numbered(index: tf.Tensor, data: object, comm: Communicator) -> tf.T
         dense, counts = arrays[: len(tensors)], arrays[len(tensors) :]
         if number < 0:
             rows = [np.asarray(len(array)) for array in dense if array.ndim]
-            return _agree(number - LEFT_TO_THREADS, _checksum(*rows, *counts), comm)
-        return _agree(number, _checksum(*dense), comm)
+            return _agree(number - LEFT_TO_THREADS, checksum_of([*rows, *counts]), comm)
+        return _agree(number, checksum_of(dense), comm)
 
     return _for_some(index, compare, [index, *tensors, *map(count_rows, leaves)], True)
 
 
 def sum_of(index: tf.Tensor, data: object) -> tf.Tensor:
-    """Returns a checksum of every `_COMPARE_EVERY`-th batch, float64; 0 for the others."""
-    return _for_some(index, _checksum, _tensors(data), np.float64(0.0))
+    """Returns a checksum of each batch that is compared, float64; 0 for the others."""
+
+    def sum_up(*arrays: Array) -> Array:
+        return np.asarray(checksum_of(arrays))
+
+    return _for_some(index, sum_up, _tensors(data), np.float64(0.0))
 
 
 def compare_sums(index: tf.Tensor, checksum: tf.Tensor, comm: Communicator) -> tf.Tensor:
@@ -76,7 +78,7 @@ def _for_some(
     inputs: list[tf.Tensor],
     otherwise: bool | np.float64,
 ) -> tf.Tensor:
-    """Returns the scalar that ``call`` gives, in Python, for every `_COMPARE_EVERY`-th batch.
+    """Returns the scalar that ``call`` gives, in Python, for each batch that is compared.
 
     For the others it is ``otherwise``, which has the same dtype.
     """
@@ -90,27 +92,21 @@ def _for_some(
             tf.numpy_function(call, inputs, tf.as_dtype(np.asarray(otherwise).dtype)), []
         )
 
-    return tf.cond(tf.equal(tf.math.floormod(index, _COMPARE_EVERY), 0), some, rest)
+    return tf.cond(_is_compared(index), some, rest)
+
+
+def _is_compared(index: tf.Tensor) -> tf.Tensor:
+    """Returns what `checksums.is_compared` does, as a tensor."""
+    number = tf.bitwise.bitwise_and(index, tf.constant(-LEFT_TO_THREADS - 1, index.dtype))
+    ones = tf.bitwise.bitwise_and(number, number - 1)
+    return tf.logical_or(tf.equal(tf.math.floormod(number, COMPARE_EVERY), 0), tf.equal(ones, 0))
 
 
 def _tensors(data: object) -> list[tf.Tensor]:
     return [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor)]
 
 
-def _checksum(*arrays: Array) -> Array:
-    checksum = 0
-    for array in arrays:
-        checksum = zlib.crc32(_head_of(array), checksum)
-    return np.asarray(float(checksum))
-
-
-def _head_of(array: Array) -> bytes:
-    if array.dtype == object:
-        return b"".join(array.reshape(-1)[:_COMPARED_BYTES].tolist())[:_COMPARED_BYTES]
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)[:_COMPARED_BYTES].tobytes()
-
-
-def _agree(number: Array, mine: Array, comm: Communicator) -> Array:
+def _agree(number: Array, mine: Array | float, comm: Communicator) -> Array:
     # TensorFlow would show an error of its own about this one.
     with world.remembering_errors():
         fitting.check_same_data(comm.agree("compare input", float(mine)), int(number))

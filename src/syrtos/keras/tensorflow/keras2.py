@@ -21,9 +21,7 @@ from syrtos.keras.files import write_once
 from syrtos.keras.patching import Method, Patch, install
 from syrtos.keras.replica import updates
 from syrtos.keras.split import shares, whole_batch
-from syrtos.keras.split.verdicts import naming_split
 from syrtos.keras.tensorflow import (
-    first_batch,
     gradients,
     keras2_callbacks,
     keras2_data,
@@ -32,9 +30,7 @@ from syrtos.keras.tensorflow import (
 )
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.assignments import current_step
-from syrtos.keras.tensorflow.assignments import whole_batch as computing_whole_batch
-from syrtos.keras.tensorflow.input_policy import gives_whole_batches
-from syrtos.keras.tensorflow.step import TensorFlowStep
+from syrtos.keras.tensorflow.split_function import TensorFlowFunction, functions_of
 from syrtos.keras.tensorflow.strategy import Strategy
 from syrtos.keras.trainer import interrupts, timing
 
@@ -153,27 +149,26 @@ def _make_function(step_name: str, original: Method) -> Method:
     def make_function(self: _Keras2Model, force: bool = False) -> object:
         session = world.sharing()
         models.adapt(self)
-        if "_syrtos_" + step_name not in self.__dict__ and models.wraps_steps(self, session):
-            step = getattr(self, step_name)
-            object.__setattr__(self, "_syrtos_" + step_name, step)
-            object.__setattr__(self, step_name, _shared_step(session, self, step, step_name))
-        name, step = (
-            step_name.replace("step", "function"),
-            self.__dict__.get("_syrtos_" + step_name),
-        )
-        is_made = getattr(self, name, None)
-        # Anew for what `compile` was given since.
-        if step is not None and (is_made is None or force):
-            stock = getattr(step, "__func__", None) is getattr(training.Model, step_name)
+        functions, name = functions_of(self), step_name.replace("step", "function")
+        of_first, is_made = functions.get(step_name), getattr(self, name, None)
+        if of_first is None:
+            if not models.wraps_steps(self, session):
+                return original(self, force)
+            step: BatchStep = getattr(self, step_name)
             object.__setattr__(
-                self,
-                _FIRST + step_name,
-                first_batch.TensorFlowFunction(self, session, step, stock, step_name),
+                self, step_name, lambda data: functions[step_name].compute_step(data)
+            )
+        else:
+            step = of_first.step
+        # Anew for what `compile` was given since.
+        if of_first is None or is_made is None or force:
+            stock = getattr(step, "__func__", None) is getattr(training.Model, step_name)
+            of_first = functions[step_name] = TensorFlowFunction(
+                self, session, step, stock, step_name
             )
         function = original(self, force)
-        if step is None or function is is_made:
+        if function is is_made:
             return function
-        of_first: first_batch.TensorFlowFunction = self.__dict__[_FIRST + step_name]
         with_shares = functools.partial(_call_with_shares, self, of_first)
         made = [function]
 
@@ -182,7 +177,7 @@ def _make_function(step_name: str, original: Method) -> Method:
             # again.
             newest = made.pop() if made else original(self, True)
             setattr(self, name, with_shares)
-            return naming_split(of_first.plan, world.sharing(), newest)
+            return newest
 
         of_first.bind(make)
         return with_shares
@@ -190,45 +185,11 @@ def _make_function(step_name: str, original: Method) -> Method:
     return make_function
 
 
-_FIRST = "_syrtos_first_"
-
-
 def _call_with_shares(
-    model: _Keras2Model, of_first: first_batch.TensorFlowFunction, iterator: tf.data.Iterator
+    model: _Keras2Model, of_first: TensorFlowFunction, iterator: tf.data.Iterator
 ) -> object:
-    if gives_whole_batches():
-        return of_first.function(iterator)
-    of_first.verifying.count_call()
     steps = model._steps_per_execution
-    return of_first.call(iterator, iterator.element_spec, 1 if steps is None else int(steps))
-
-
-def _shared_step(
-    session: world.Session, model: _Keras2Model, step: BatchStep, name: str
-) -> BatchStep:
-    stock, training_now = (
-        getattr(step, "__func__", None) is getattr(training.Model, name),
-        name == "train_step",
-    )
-
-    def run_shared(data: object) -> object:
-        if gives_whole_batches():
-            with computing_whole_batch():
-                return step(data)
-        of_first = model.__dict__[_FIRST + name]
-        if name == "predict_step":
-            return common.gathered_predict_step(session, step, of_first.plan, data)
-        with TensorFlowStep(
-            session,
-            data,
-            training_now,
-            of_first.reduces_early,
-            of_first.plan,
-            draws_by_rank=model.built,
-        ).as_current_step() as scope:
-            return scope.finish(scope.run(step), logs_are_global=stock)
-
-    return run_shared
+    return of_first.call(iterator, 1 if steps is None else int(steps))
 
 
 def _stateful_too(original: Callable[P, R]) -> Callable[P, R]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import tensorflow as tf
@@ -22,29 +21,19 @@ from syrtos.keras.features import asynchronous, registry
 from syrtos.keras.patching import Method, Patch
 from syrtos.keras.replica import updates
 from syrtos.keras.split import draw_patches, known_parts, share_patches
-from syrtos.keras.split.verdicts import is_split, naming_split
+from syrtos.keras.split.verdicts import is_split
 from syrtos.keras.tensorflow import (
     compiled_update,
-    first_batch,
     gradients,
     keras3_data,
     models,
     sharded_update,
-    tf_internals,
 )
 from syrtos.keras.tensorflow import patching as common
-from syrtos.keras.tensorflow.assignments import whole_batch as computing_whole_batch
 from syrtos.keras.tensorflow.counted_steps import count_in_graph, report_after
-from syrtos.keras.tensorflow.input import (
-    Numbered,
-    TensorShare,
-    cut,
-    numbered_by_hand,
-    spec_of_share,
-)
-from syrtos.keras.tensorflow.input_policy import gives_whole_batches
+from syrtos.keras.tensorflow.input import spec_of_share
 from syrtos.keras.tensorflow.parameter_server import remote_optimizer
-from syrtos.keras.tensorflow.step import TensorFlowStep
+from syrtos.keras.tensorflow.split_function import TensorFlowFunction, functions_of
 from syrtos.keras.tensorflow.strategy import Strategy
 from syrtos.keras.trainer import interrupts, replicas, timing
 
@@ -149,69 +138,14 @@ def _make_function(original: Method) -> Method:
             return original(self, step_function)
         if models.needs_only_counting(session):
             return report_after(session, original(self, count_in_graph(step_function)))
-        stock = _is_stock(step_function, step_function.__name__)
-        training = step_function.__name__ == "train_step"
-        of_first = first_batch.TensorFlowFunction(
-            self, session, step_function, stock, step_function.__name__
+        name = step_function.__name__
+        of_first = TensorFlowFunction(
+            self, session, step_function, _is_stock(step_function, name), name
         )
-
-        def step(data: object) -> object:
-            if gives_whole_batches():
-                with computing_whole_batch():
-                    return step_function(data)
-            own = registry.session_of_step(session, training)
-            share = cut(data, session.input_comm)
-            with TensorFlowStep(
-                own,
-                share,
-                training,
-                of_first.reduces_early,
-                of_first.plan,
-                draws_by_rank=self.built,
-            ).as_current_step() as scope:
-
-                def compute() -> object:
-                    return scope.finish(scope.run(step_function, data), logs_are_global=stock)
-
-                return registry.around_step(self, own, compute)() if training else compute()
-
-        of_first.bind(lambda: naming_split(of_first.plan, session, original(self, step)))
-
-        def call_with_shares(iterator: tf.data.Iterator | Iterable[object]) -> object:
-            batches = iterator
-            if isinstance(iterator, tf.data.Iterator):
-                # Such is the validation of a `fit` whose function is the script's own.
-                if gives_whole_batches():
-                    return of_first.function(iterator)
-                if not _is_of_script(iterator, session):
-                    of_first.verifying.count_call()
-                    return of_first.call(iterator, iterator.element_spec, self.steps_per_execution)
-                batches = _batches_of_call(iterator, self.steps_per_execution)
-            return of_first.call(
-                (_sharing(session, batch) for batch in batches), None, self.steps_per_execution
-            )
-
-        return call_with_shares
+        of_first.bind(lambda: original(self, of_first.compute_step))
+        return lambda iterator: of_first.call(iterator, self.steps_per_execution)
 
     return make_function
-
-
-def _is_of_script(iterator: tf.data.Iterator, session: world.Session) -> bool:
-    """Returns whether an iterator is the script's own, over whole batches, which steps are to cut."""
-    is_prepared = isinstance(iterator.element_spec, Numbered | TensorShare)
-    return is_split(session) and not (is_prepared or tf_internals.iterates_over_shares(iterator))
-
-
-def _batches_of_call(iterator: tf.data.Iterator, steps: int) -> list[object]:
-    """Returns the next batches of an iterator of the script's own, for one call of a function.
-
-    Raises:
-        StopIteration: it has no batch left, as in plain Keras.
-    """
-    found: list[object] = list(itertools.islice(iterator, steps))
-    if not found:
-        raise StopIteration
-    return found
 
 
 def _is_stock(step: BatchStep, name: str) -> bool:
@@ -225,37 +159,36 @@ def _make_predict_function(original: Method) -> Method:
     def make_predict_function(self: _TrainedModel, force: bool = False) -> object:
         session = world.sharing()
         models.adapt(self)
-        if session.world.size > 1 and (self.predict_function is None or force):
-            step = getattr(self, "_syrtos_predict_step", self.predict_step)
-            of_first = first_batch.TensorFlowFunction(
-                self, session, step, _is_stock(step, "predict_step"), "predict_step"
-            )
-            object.__setattr__(self, "_syrtos_predict_step", step)
-            object.__setattr__(
-                self,
-                "predict_step",
-                functools.partial(common.gathered_predict_step, session, step, of_first.plan),
-            )
+        if session.world.size == 1 or not (self.predict_function is None or force):
+            return original(self, force)
+        step = _predict_step_of(self)
+        of_first = TensorFlowFunction(
+            self, session, step, _is_stock(step, "predict_step"), "predict_step"
+        )
+        functions_of(self)["predict_step"] = of_first
+        object.__setattr__(self, "predict_step", of_first.compute_step)
 
-            def make() -> Method:
-                original(self, True)
-                predicts = self.predict_function
-                assert predicts is not None
-                # Keras calls what it finds here, where the original has put its own.
-                self.predict_function = call_with_shares
-                return naming_split(of_first.plan, session, predicts)
+        def call(batches: Sequence[object]) -> object:
+            return of_first.call(batches, len(batches))
 
-            def call_with_shares(batches: Sequence[object]) -> object:
-                of_first.verifying.count_call()
-                return of_first.call(
-                    (_sharing(session, batch) for batch in batches), None, len(batches)
-                )
+        def make() -> Method:
+            original(self, True)
+            predicts = self.predict_function
+            assert predicts is not None
+            # Keras calls what it finds here, where the original has put its own.
+            self.predict_function = call
+            return predicts
 
-            of_first.bind(make)
-            return call_with_shares
-        return original(self, force)
+        of_first.bind(make)
+        return call
 
     return make_predict_function
+
+
+def _predict_step_of(model: _TrainedModel) -> BatchStep:
+    """Returns a model's `predict_step` as the script has it."""
+    replaced = functions_of(model).get("predict_step")
+    return replaced.step if replaced else model.predict_step
 
 
 def _build_from_spec(original: Method) -> Method:
@@ -264,11 +197,10 @@ def _build_from_spec(original: Method) -> Method:
     ) -> None:
         if Strategy.chosen and iterator is not None:
             _draw_an_order(iterator)
-        predict_step = getattr(self, "_syrtos_predict_step", self.predict_step)
         steps = [
             (self.train_step, "train_step"),
             (self.test_step, "test_step"),
-            (predict_step, "predict_step"),
+            (_predict_step_of(self), "predict_step"),
         ]
         session = world.current()
         options = session.options
@@ -324,12 +256,6 @@ def _on_batch(original: Method) -> Method:
         return result
 
     return on_batch
-
-
-def _sharing(session: world.Session, batch: object) -> object:
-    """Prepares a batch given by hand for steps that cut it; a pipeline's is prepared already."""
-    is_of_pipeline = isinstance(batch, TensorShare | Numbered) or not is_split(session)
-    return batch if is_of_pipeline else numbered_by_hand(batch)
 
 
 # -- variables ---------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from syrtos.keras import fitting
 from syrtos.keras.features import asynchronous
 from syrtos.keras.files import temporary, write_once
 from syrtos.keras.patching import replace, replace_everywhere
-from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import (
     assignments,
     gradients,
@@ -27,15 +26,13 @@ from syrtos.keras.tensorflow import (
     tf_internals_random,
 )
 from syrtos.keras.tensorflow import files as tf_files
-from syrtos.keras.tensorflow.input import cut, iterating
+from syrtos.keras.tensorflow.input import iterating
 from syrtos.keras.tensorflow.input_policy import giving_whole_batches, policy_ignored
-from syrtos.keras.tensorflow.step import TensorFlowStep, rows_of
 from syrtos.keras.tensorflow.variables import TensorFlow
 from syrtos.keras.trainer import timing
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, R
-    from syrtos.keras.tensorflow.types import BatchStep
 
 Loss = TypeVar("Loss")
 
@@ -139,24 +136,3 @@ def agreeing(original: Callable[..., R]) -> Callable[..., R]:
             return original(self, *args, **kwargs)
 
     return method
-
-
-def gathered_predict_step(
-    session: world.Session, step: BatchStep, plan: SplitPlan, data: object
-) -> object:
-    """Predicts this worker's share and gathers the rows of all, in order.
-
-    With batches per worker each keeps its own.
-    """
-    share = cut(data, session.input_comm)
-    with TensorFlowStep(session, share, training=False, plan=plan).as_current_step() as scope:
-        outputs = scope.run(step, data)
-        if plan.reason_not_split:
-            return outputs
-        if checks := scope.graph_checks():
-            checks.check_draws_of_prediction()
-        if scope.splits_batch:
-            return scope.rows_of_all(outputs)
-        return tf.nest.map_structure(
-            lambda out: rows_of(scope.active, out) if out.shape.rank != 0 else out, outputs
-        )

@@ -266,6 +266,21 @@ class TensorFlowStep(Watcher):
             tf.nest.map_structure(lambda t: replace.get(id(t), t), outputs) if replace else outputs
         )
 
+    def gather(self, outputs: Tree) -> Tree:
+        """Returns the outputs of a `predict_step` with the rows of all workers, in order.
+
+        With batches per worker each keeps its own.
+        """
+        if self.plan.reason_not_split:
+            return outputs
+        if checks := self.graph_checks():
+            checks.check_draws_of_prediction()
+        if self.splits_batch:
+            return self.rows_of_all(outputs)
+        return tf.nest.map_structure(
+            lambda out: _rows_of(self.active, out) if out.shape.rank != 0 else out, outputs
+        )
+
     def _combine(self, number: Number, rule: Rule) -> tf.Tensor:
         """Returns the sum, maximum or minimum over the workers that have samples."""
         value = tf.convert_to_tensor(number)
@@ -477,7 +492,7 @@ def _check_even(data: object) -> None:
     tf.raw_ops.Assert(condition=are_equal, data=[tf.constant(_UNEVEN)])
 
 
-def rows_of(active: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
+def _rows_of(active: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
     """Drops the rows that a worker without samples has computed from a row that does not count.
 
     Outputs may have any number of rows.

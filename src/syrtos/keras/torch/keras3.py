@@ -23,7 +23,6 @@ from syrtos.keras.split.verdicts import naming_split
 from syrtos.keras.torch import (
     batchnorm,
     draws,
-    first_batch,
     gathering,
     generators,
     gradients,
@@ -31,6 +30,7 @@ from syrtos.keras.torch import (
     sharded_update,
     step,
 )
+from syrtos.keras.torch.split_function import TorchFunction
 from syrtos.keras.torch.variables import Torch
 from syrtos.keras.trainer import methods
 from syrtos.records import read_record, record_of
@@ -203,7 +203,7 @@ def _with_logs(model: keras.Model, function: _Step, stock: Method, training: boo
             logs, logs_are_global, step.floating_buffers_of(model) if training else ()
         )
 
-    of_first = first_batch.TorchFunction(model, world.sharing(), stock.__name__, logs_are_global)
+    of_first = TorchFunction(model, world.sharing(), stock.__name__, logs_are_global)
     if not training or of_first.reduces_early:
         return _on_shares(function, training, finish, of_first)
 
@@ -216,7 +216,7 @@ def _with_logs(model: keras.Model, function: _Step, stock: Method, training: boo
 
 def _predicting(model: keras.Model, function: _Step) -> _Step:
     stock = getattr(model.predict_step, "__func__", None) is torch_trainer.TorchTrainer.predict_step
-    of_first = first_batch.TorchFunction(model, world.sharing(), "predict_step", stock)
+    of_first = TorchFunction(model, world.sharing(), "predict_step", stock)
 
     def finish(scope: step.TorchStep, outputs: object) -> object:
         scope.flush()
@@ -233,7 +233,7 @@ def _on_shares(
     function: _Step,
     training: bool,
     finish: Callable[[step.TorchStep, object], object],
-    of_first: first_batch.TorchFunction,
+    of_first: TorchFunction,
 ) -> _Step:
     """Returns a step of Keras that computes this worker's share of a batch, or all of it.
 

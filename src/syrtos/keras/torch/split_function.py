@@ -7,10 +7,7 @@ from collections.abc import Sequence
 import keras
 
 from syrtos.comm.world import Session
-from syrtos.keras import keras_internals
 from syrtos.keras.patching import Method
-from syrtos.keras.replica import state
-from syrtos.keras.split import known_parts
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.split_function import SplitFunction
 from syrtos.keras.split.trial_step import Amount
@@ -56,9 +53,6 @@ class TorchFunction(SplitFunction[TorchShare]):
         # Hooks may differ between workers, and a trial needs all of them.
         return any(self._session.comm.agree("compare the first batch?", float(mine)))
 
-    def _known_variables(self) -> set[int]:
-        return _known_variables(self._keras_model)
-
     def _precision(self) -> int:
         return precision_of(self._keras_model)
 
@@ -80,20 +74,3 @@ class TorchFunction(SplitFunction[TorchShare]):
         """
         found = self._session.comm.allgather_object(trial.reasons)
         return next((reasons[0] for reasons in found if reasons), "")
-
-
-def _known_variables(model: keras.Model) -> set[int]:
-    """Returns the ids of the variables whose values are combined by a known rule.
-
-    They are those of metrics, of Keras's own layers, and those that have an aggregation.
-    """
-    layers = [
-        layer for layer in keras_internals.layers_of(model) if known_parts.is_known_layer(layer)
-    ]
-    found = [variable for part in [*layers, *model.metrics] for variable in part.variables]
-    said = [
-        variable
-        for variable in state.variables_in(model)
-        if getattr(variable, "aggregation", None) not in (None, "none")
-    ]
-    return {id(variable) for variable in [*found, *said, *known_parts.copies_of_weights(model)]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,20 +12,18 @@ import tensorflow as tf
 
 from syrtos.comm.world import Session
 from syrtos.errors import SyrtosError
-from syrtos.keras import keras_internals
+from syrtos.keras.features import registry
 from syrtos.keras.patching import Method
-from syrtos.keras.replica import state
-from syrtos.keras.split import (
-    known_parts,
-    trial_step,
-    verdicts,
-    whole_batch,
-)
+from syrtos.keras.split import trial_step, verdicts, whole_batch
 from syrtos.keras.split.split_function import SplitFunction
 from syrtos.keras.split.trial_step import Amount
-from syrtos.keras.tensorflow.input import Numbered, TensorShare, cut
+from syrtos.keras.tensorflow import tf_internals
+from syrtos.keras.tensorflow.assignments import whole_batch as computing_whole_batch
+from syrtos.keras.tensorflow.input import Numbered, TensorShare, cut, numbered_by_hand
+from syrtos.keras.tensorflow.input_policy import gives_whole_batches
 from syrtos.keras.tensorflow.models import synchronize_batchnorm
 from syrtos.keras.tensorflow.rows import count_rows, has_rows
+from syrtos.keras.tensorflow.step import TensorFlowStep
 from syrtos.keras.tensorflow.trial import PredictingTensorFlowTrial, TensorFlowTrial, precision_of
 
 if TYPE_CHECKING:
@@ -38,7 +37,11 @@ Batch = TensorShare | Numbered
 class TensorFlowFunction(SplitFunction[Batch]):
     """A function of a model on TensorFlow, which is traced by its plan.
 
+    What a batch is decides what becomes of it: a `Numbered` one is cut into shares, a `TensorShare`
+    is this worker's already, and any other is computed whole.
+
     Attributes:
+        step: `train_step`, `test_step` or `predict_step`, as the model has it.
         function: makes steps by the plan as it is now.
     """
 
@@ -49,45 +52,54 @@ class TensorFlowFunction(SplitFunction[Batch]):
         Args:
             model: the model whose function it is.
             session: the workers.
-            step: `train_step`, `test_step` or `predict_step`.
+            step: see above.
             stock: whether the step is Keras's own.
             name: the name of the step.
         """
         early = whole_batch.script_sees_gradients(model, stock, name)
         super().__init__(model, session, name, stock, early)
-        self._step = step
+        self.step = step
         self._make: Callable[[], Method] | None = None
         self.function: Method = step
         self._was_called = False
 
     def bind(self, make: Callable[[], Method]) -> None:
         """Keeps ``make``, which builds the function for the plan as it is, and calls it."""
-        self._make = make
-        self.function = make()
 
-    def call(self, iterator: Iterator[Any], spec: object, steps: int) -> object:
+        def make_naming() -> Method:
+            return verdicts.naming_split(self.plan, self._session, make())
+
+        self._make = make_naming
+        self.function = make_naming()
+
+    def call(self, batches: Iterable[object], steps: int) -> object:
         """Calls the function; before due steps, one of their batches is computed both ways.
 
         Args:
-            iterator: has the batches.
-            spec: of its elements; None where it is no iterator of `tf.data`, and the function takes
-                a list of batches.
+            batches: an iterator of `tf.data` for a function that takes one, or else the batches
+                themselves, which may have been given by hand.
             steps: that one call of the function makes.
 
         Raises:
             StopIteration: there is no batch.
         """
-        batches: Iterable[Batch] = iterator
+        # Such is the validation of a `fit` whose function is the script's own.
+        if gives_whole_batches():
+            return self.function(batches)
+        self.verifying.count_call()
+        spec = getattr(batches, "element_spec", None)
+        is_prepared = spec is not None and not self._is_of_script(batches, spec)
+        found: list[Any] = []
+        if not is_prepared:
+            found = [self._prepare(batch) for batch in itertools.islice(batches, steps)]
+            if not found:
+                raise StopIteration
         if self.is_due(steps):
-            found = [next(iterator)]
-            # The last call of an epoch may have fewer batches than the others.
-            with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
-                while len(found) < steps:
-                    found.append(next(iterator))
+            found = found or _next_batches(iter(batches), steps)
             self.decide(found[-1 if self.checks.ends_epoch else 0])
-            batches = found if spec is None else _iterator_over(found, spec)
-        elif spec is None:
-            batches = list(iterator)
+            batches = _iterator_over(found, spec) if is_prepared else found
+        elif not is_prepared:
+            batches = found
         self.checks.count(steps)
         self.note_accumulation()
         try:
@@ -102,7 +114,37 @@ class TensorFlowFunction(SplitFunction[Batch]):
         self._was_called = True
         return outputs
 
-    def _call_without_split(self, batches: Iterable[Batch], why: str, error: Exception) -> object:
+    def _is_of_script(self, iterator: Any, spec: object) -> bool:
+        """Returns whether an iterator is the script's own, over batches that steps are to cut."""
+        is_cut = isinstance(spec, Batch) or tf_internals.iterates_over_shares(iterator)
+        return verdicts.is_split(self._session) and not is_cut
+
+    def _prepare(self, batch: object) -> object:
+        """Prepares a batch given by hand for steps that cut it; a pipeline's is prepared already."""
+        is_prepared = isinstance(batch, Batch) or not verdicts.is_split(self._session)
+        return batch if is_prepared else numbered_by_hand(batch)
+
+    def compute_step(self, batch: object) -> object:
+        """Computes one step of the function, on this worker's share of the batch."""
+        if not isinstance(batch, Batch) and verdicts.is_split(self._session):
+            with computing_whole_batch():
+                return self.step(batch)
+        training = self._name == "train_step"
+        session = registry.session_of_step(self._session, training)
+        share = cut(batch, self._session.input_comm)
+        draws_by_rank = bool(getattr(self.model, "built", True))
+        with TensorFlowStep(
+            session, share, training, self.reduces_early, self.plan, draws_by_rank=draws_by_rank
+        ).as_current_step() as scope:
+            if self._name == "predict_step":
+                return scope.gather(scope.run(self.step, batch))
+
+            def compute() -> object:
+                return scope.finish(scope.run(self.step, batch), logs_are_global=self._stock)
+
+            return registry.around_step(self.model, session, compute)() if training else compute()
+
+    def _call_without_split(self, batches: Iterable[object], why: str, error: Exception) -> object:
         """Calls the function, made anew for whole batches on each worker.
 
         ``error`` is what tracing the function for a share has raised.
@@ -148,7 +190,7 @@ class TensorFlowFunction(SplitFunction[Batch]):
             PredictingTensorFlowTrial if self._name == "predict_step" else TensorFlowTrial
         )
         share = cut(batch, self._session.input_comm)
-        return kind(self.model, self._session, self._step, share, amount)
+        return kind(self.model, self._session, self.step, share, amount)
 
     def _has_unequal_rows(self, batch: Batch) -> bool:
         leaves = tf.nest.flatten(batch.data)
@@ -156,8 +198,8 @@ class TensorFlowFunction(SplitFunction[Batch]):
         mine = float(len(counts) > 1)
         return any(self._session.comm.agree("tensors of the batch have unequal rows?", mine))
 
-    def _known_variables(self) -> set[int]:
-        return _known_variables(self.model)
+    def _identity(self, variable: object) -> int:
+        return id(getattr(variable, "value", variable))
 
     def _precision(self) -> int:
         return precision_of(self.model)
@@ -178,23 +220,27 @@ class TensorFlowFunction(SplitFunction[Batch]):
             self.function = self._make()
 
 
-def _known_variables(model: Model) -> set[int]:
-    """Returns the ids of the variables whose values are combined by a known rule.
-
-    They are those of metrics, of Keras's own layers, and those that have an aggregation.
-    """
-    layers = [
-        layer for layer in keras_internals.layers_of(model) if known_parts.is_known_layer(layer)
-    ]
-    found = [variable for part in [*layers, *model.metrics] for variable in part.variables]
-    found += [variable for variable in state.of_model(model) if _says_aggregation(variable)]
-    found += known_parts.copies_of_weights(model)
-    return {id(getattr(variable, "value", variable)) for variable in found}
+_FUNCTIONS = "_syrtos_functions"
 
 
-def _says_aggregation(variable: object) -> bool:
-    found = getattr(getattr(variable, "value", variable), "aggregation", None)
-    return found not in (None, tf.VariableAggregation.NONE)
+def functions_of(model: Model) -> dict[str, TensorFlowFunction]:
+    """Returns the functions of a model whose steps are replaced, by the names of these."""
+    # On the model itself: a record that refers to its object would keep it alive for ever.
+    found: dict[str, TensorFlowFunction] | None = model.__dict__.get(_FUNCTIONS)
+    if found is None:
+        found = {}
+        # Keras tracks, and saves, what is set in the usual way.
+        object.__setattr__(model, _FUNCTIONS, found)
+    return found
+
+
+def _next_batches(iterator: Iterator[object], steps: int) -> list[object]:
+    found = [next(iterator)]
+    # The last call of an epoch may have fewer batches than the others.
+    with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
+        while len(found) < steps:
+            found.append(next(iterator))
+    return found
 
 
 def _iterator_over(batches: Sequence[Batch], spec: object) -> Iterator[Batch]:
