@@ -33,6 +33,7 @@ ROOMS = {
     "topology": "World and its detection",
     "entry_points": "what other packages add",
     "records": "facts noted of others' objects",
+    "scopes": "values of a thread inside of a context",
     "errors": "one tree of exceptions",
 }
 GRADIENT = [

@@ -187,6 +187,15 @@ def current() -> Session:
     return _joined.session
 
 
+def part(kind: Callable[[Session], PartT]) -> PartT:
+    """Returns the one object of a class that belongs to this process's session: see `Session.part`.
+
+    Raises:
+        WorldError: `init` has not been called.
+    """
+    return current().part(kind)
+
+
 def sharing() -> Session:
     """Returns the session over which data sets, steps and callbacks are split.
 

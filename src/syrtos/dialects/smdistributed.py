@@ -50,7 +50,12 @@ class ReduceOp(enum.Enum):
 class _Initialization:
     """The changes that `init` has made in this process."""
 
-    initialized = False
+    def __init__(self, _session: world.Session) -> None:
+        self.done = False
+
+
+def _is_initialized() -> bool:
+    return world.is_initialized() and world.part(_Initialization).done
 
 
 def init() -> None:
@@ -59,17 +64,18 @@ def init() -> None:
     Raises:
         RuntimeError: it has been called before.
     """
-    if _Initialization.initialized:
+    if _is_initialized():
         raise RuntimeError(
             "init() called more than once. smdistributed.dataparallel is already initialized."
         )
     manual.begin("smdistributed.dataparallel")
-    _Initialization.initialized = True
+    world.part(_Initialization).done = True
 
 
 def shutdown() -> None:
     """Ends the use of the library."""
-    _Initialization.initialized = False
+    if _is_initialized():
+        world.part(_Initialization).done = False
 
 
 @unconverted
@@ -249,7 +255,7 @@ def _reduction(
 
 
 def _session() -> world.Session:
-    if not _Initialization.initialized:
+    if not _is_initialized():
         raise RuntimeError(
             "smdistributed.dataparallel has not been initialized; call init() first."
         )

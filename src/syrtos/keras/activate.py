@@ -156,11 +156,10 @@ def leave_exchange_to_script(name: str) -> None:
     Raises:
         ConfigurationError: the script trains under a strategy as well.
     """
-    from syrtos.keras.tensorflow import tf_internals
-    from syrtos.keras.tensorflow.strategy import Strategy
+    from syrtos.keras.tensorflow import strategy, tf_internals
 
     check_tensorflow(name)
-    if Strategy.chosen and world.current().world.size > 1:
+    if strategy.is_chosen() and world.current().world.size > 1:
         raise ConfigurationError(
             f"This script initializes {name} and trains under a `tf.distribute` strategy: both"
             " would reduce the gradients. Keep one of them."

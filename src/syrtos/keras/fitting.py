@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from syrtos.comm import world
+from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError, DataError
 from syrtos.keras import backend, keras_internals
 from syrtos.keras.features import registry
@@ -24,10 +25,11 @@ class _Fits:
     ``is_data_known``: whether the record says what kind of data the outermost call trains on.
     """
 
-    running = 0
-    is_data_known = False
-    thread: int | None = None
-    iterator: weakref.ref[object] | None = None
+    def __init__(self, _session: Session) -> None:
+        self.running = 0
+        self.is_data_known = False
+        self.thread: int | None = None
+        self.iterator: weakref.ref[object] | None = None
 
 
 def inside_fit(original: Callable[P, R]) -> Callable[P, R]:
@@ -35,27 +37,28 @@ def inside_fit(original: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(original)
     def fit(*args: P.args, **kwargs: P.kwargs) -> R:
-        _Fits.running += 1
-        _Fits.is_data_known = _Fits.running > 1
+        fits = world.part(_Fits)
+        fits.running += 1
+        fits.is_data_known = fits.running > 1
         # Exchanges of another thread would meet those of this one: see `refuse_other_threads`.
-        _Fits.thread = threading.get_ident()
+        fits.thread = threading.get_ident()
         try:
             with registry.around_fit():
                 return original(*args, **kwargs)
         finally:
-            _Fits.running -= 1
+            fits.running -= 1
 
     return fit
 
 
 def depth() -> int:
     """Returns how many calls of `fit`, or another method that trains, run inside of each other."""
-    return _Fits.running
+    return world.part(_Fits).running
 
 
 def fit_is_running() -> bool:
     """Returns whether this process is inside a `fit` of Keras, or another method that trains."""
-    return _Fits.running > 0
+    return depth() > 0
 
 
 def refuse_other_threads(name: str) -> None:
@@ -64,7 +67,8 @@ def refuse_other_threads(name: str) -> None:
     Raises:
         ConfigurationError: exchanges of two threads would meet each other's.
     """
-    if fit_is_running() and world.sharing().comm.size > 1 and threading.get_ident() != _Fits.thread:
+    other = threading.get_ident() != world.part(_Fits).thread
+    if fit_is_running() and world.sharing().comm.size > 1 and other:
         raise ConfigurationError(
             f"`{name}` was called by another thread than the one in which `fit` runs, as by a"
             " generator or a `PyDataset` of batches. The workers exchange in both, in no common"
@@ -94,16 +98,18 @@ def optimizer_built_by_training(model: Model) -> Iterator[None]:
 
 def about_to_use(iterator: object) -> None:
     """Notes an iterator over batches made by Keras: the `fit` that begins next goes through it."""
-    _Fits.iterator = weakref.ref(iterator)
+    fits = world.part(_Fits)
+    fits.iterator = weakref.ref(iterator)
     # Iterators over validation data are made after that over the data of training.
-    if _Fits.running and not _Fits.is_data_known:
-        _Fits.is_data_known = True
+    if fits.running and not fits.is_data_known:
+        fits.is_data_known = True
         world.current().ledger.say(input_of=keras_internals.data_kind(iterator))
 
 
 def iterator_in_use() -> object | None:
     """Returns the iterator over batches that was made last, if it is still there; else None."""
-    return _Fits.iterator() if _Fits.iterator else None
+    latest = world.part(_Fits).iterator
+    return latest() if latest else None
 
 
 def check_had_batch(has_part: bool) -> None:

@@ -43,6 +43,14 @@ class _Drawn:
         self.names = itertools.count()
         self._children = 0
 
+    def draw_apart(self, rank: int) -> None:
+        """Makes this worker draw other numbers than the others from now on."""
+        self.rank = rank
+
+    def note_seed(self, generator: str) -> None:
+        """Notes that the script has given a generator a seed of its own."""
+        self.by_script.add(generator)
+
     def about_to_fork(self) -> None:
         """Counts the children of this process."""
         # By its number a child draws other numbers than its parent and its siblings, and the same
@@ -92,7 +100,7 @@ def part(rank: int) -> int:
     import numpy as np
 
     seed = (settings.common_seed() + rank) % 2**31
-    _drawn.rank = rank
+    _drawn.draw_apart(rank)
     if "random" not in _drawn.by_script:
         random.seed(seed)
     if "numpy" not in _drawn.by_script:
@@ -110,7 +118,7 @@ def _common_unless_given(name: str, original: Callable[..., Any]) -> Callable[..
     def seed(*args: Any, **kwargs: Any) -> Any:
         if all(value is None for value in (*args, *kwargs.values())):
             return original(_next_seed())
-        _drawn.by_script.add(name)
+        _drawn.note_seed(name)
         return original(*args, **kwargs)
 
     return seed

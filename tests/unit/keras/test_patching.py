@@ -35,7 +35,9 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> threading.local:
 
 def test_workers_that_call_the_same_go_on(together: Any, sessions: threading.local) -> None:
     def play(comm: InProcessCommunicator) -> str:
-        sessions.session = SimpleNamespace(comm=comm, world=SimpleNamespace(size=1))
+        sessions.session = SimpleNamespace(
+            part=lambda kind: kind(None), comm=comm, world=SimpleNamespace(size=1)
+        )
         return fit("m", epochs=3)
 
     assert together(2, play) == ["fit m for 3"] * 2
@@ -45,7 +47,7 @@ def test_workers_that_call_different_methods_are_all_told(
     together: Any, sessions: threading.local
 ) -> None:
     def play(comm: InProcessCommunicator) -> str:
-        sessions.session = SimpleNamespace(comm=comm)
+        sessions.session = SimpleNamespace(part=lambda kind: kind(None), comm=comm)
         with pytest.raises(OutOfStepError) as caught:
             (evaluate if comm.rank else fit)("m")
         return str(caught.value)

@@ -190,10 +190,12 @@ class Estimator:
                 if seed is not None:
                     v1.set_random_seed(seed + shares.SEED_STRIDE * self._workers.world.rank)
                 features, labels = scope.data
-                before = reduction.count_reductions()
-                with tf_internals.assignments_of_keras() as assigned:
+                with (
+                    reduction.counting_reductions() as reductions,
+                    tf_internals.assignments_of_keras() as assigned,
+                ):
                     spec = self._call_model_fn(features, labels, ModeKeys.TRAIN)
-                graphs.check_reduced(reduction.count_reductions() - before)
+                graphs.check_reduced(len(reductions))
                 loss = graphs.loss_of_all(scope, spec.loss)
                 train_op = tf.group(graphs.operation(spec.train_op), *assigned)
             # Not over a checkpoint of an earlier call, from which training goes on.

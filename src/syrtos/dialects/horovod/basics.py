@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,15 +15,18 @@ from syrtos.keras.tensorflow import op_errors
 from syrtos.topology import World
 
 
-@dataclasses.dataclass
 class _HorovodState:
-    """The changes that `init` and `add_process_set` have made in this process."""
+    """The process sets that `init` and `add_process_set` have registered, by their ids.
 
-    initialized: bool = False
-    sets: dict[int, ProcessSet] = dataclasses.field(default_factory=dict)
+    The first one is of all workers; there is none before `init`, and after `shutdown`.
+    """
+
+    def __init__(self, _session: world.Session) -> None:
+        self.sets: dict[int, ProcessSet] = {}
 
 
-_state = _HorovodState()
+def _sets() -> dict[int, ProcessSet]:
+    return world.part(_HorovodState).sets if world.is_initialized() else {}
 
 
 def _place() -> World:
@@ -49,6 +51,9 @@ class ProcessSet:
         self.ranks: list[int] | None = None if ranks is None else sorted(ranks)
         self.process_set_id: int | None = None
         self._members: api.ProcessSet | None = None
+
+    def _register(self, process_set_id: int, ranks: Iterable[int]) -> None:
+        self.process_set_id, self.ranks = process_set_id, list(ranks)
 
     def size(self) -> int | None:
         """Returns the number of members; None if the set is not registered."""
@@ -92,10 +97,10 @@ def init(comm: object = None, process_sets: Sequence[ProcessSet] | str | None = 
         ConfigurationError: ``comm`` is not the whole world.
         ValueError: two sets have the same ranks, or a rank is unknown or named twice.
     """
-    if not _state.initialized:
+    if not is_initialized():
         _begin(comm)
     before = {
-        tuple(known._registered_ranks()): known for number, known in _state.sets.items() if number
+        tuple(known._registered_ranks()): known for number, known in _sets().items() if number
     }
     for process_set in process_sets if process_sets and not isinstance(process_sets, str) else []:
         known = before.get(tuple(process_set._registered_ranks()))
@@ -108,10 +113,8 @@ def init(comm: object = None, process_sets: Sequence[ProcessSet] | str | None = 
 def _begin(comm: object) -> None:
     manual.begin("Horovod")
     _check_comm(comm)
-    _state.initialized = True
-    global_process_set.process_set_id = 0
-    global_process_set.ranks = list(range(size()))
-    _state.sets[0] = global_process_set
+    world.part(_HorovodState).sets[0] = global_process_set
+    global_process_set._register(0, range(_place().size))
     asked = settings.environment().get("HOROVOD_TIMELINE", "DYNAMIC")
     # Horovod's word for a timeline that the script begins itself.
     if asked != "DYNAMIC":
@@ -130,18 +133,17 @@ def _check_comm(comm: object) -> None:
 
 def shutdown() -> None:
     """Ends the use of the library and of all process sets; `init` may be called again."""
-    if not _state.initialized:
+    if not is_initialized():
         return
-    for process_set in _state.sets.values():
+    for process_set in _sets().values():
         process_set.process_set_id = None
-    _state.sets.clear()
-    _state.initialized = False
+    _sets().clear()
     api.shutdown()
 
 
 def is_initialized() -> bool:
     """Returns whether `init` has been called, and not `shutdown` after it."""
-    return _state.initialized
+    return bool(_sets())
 
 
 def session() -> world.Session:
@@ -150,7 +152,7 @@ def session() -> world.Session:
     Raises:
         ValueError: `init` has not been called.
     """
-    if not _state.initialized:
+    if not is_initialized():
         raise ValueError("Horovod has not been initialized; use hvd.init().")
     return world.current()
 
@@ -224,9 +226,7 @@ def comm_of(process_set: ProcessSet) -> Communicator:
 
 def _registered_set(process_set: ProcessSet) -> ProcessSet | None:
     """Returns the set registered under this one's id if it has the same ranks; else None."""
-    known = (
-        None if process_set.process_set_id is None else _state.sets.get(process_set.process_set_id)
-    )
+    known = None if process_set.process_set_id is None else _sets().get(process_set.process_set_id)
     return known if known and known._registered_ranks() == process_set._registered_ranks() else None
 
 
@@ -238,17 +238,15 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """
     session()
     chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    same = [other for other in _state.sets.values() if other.ranks == chosen._registered_ranks()]
+    same = [other for other in _sets().values() if other.ranks == chosen._registered_ranks()]
     if chosen.process_set_id is not None or same:
         raise ValueError(f"{(same or [chosen])[0]} is registered already.")
     try:
         chosen._members = api.process_set(chosen._registered_ranks())
     except errors.ConfigurationError as error:
         raise ValueError(str(error)) from error
-    chosen.process_set_id = next(
-        number for number in itertools.count(1) if number not in _state.sets
-    )
-    _state.sets[chosen.process_set_id] = chosen
+    chosen.process_set_id = next(number for number in itertools.count(1) if number not in _sets())
+    _sets()[chosen.process_set_id] = chosen
     return chosen
 
 
@@ -266,7 +264,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     session().comm.agree(f"remove process set {process_set.ranks}")
     if known._members is not None:
         known._members.close()
-    _state.sets = {number: other for number, other in _state.sets.items() if other is not known}
+    if known.process_set_id is not None:
+        del _sets()[known.process_set_id]
     known.process_set_id = known._members = process_set.process_set_id = None
     return True
 
@@ -278,16 +277,16 @@ def process_set_of(process_set_id: int) -> ProcessSet:
         ValueError: there is none.
     """
     session()
-    if process_set_id not in _state.sets:
+    if process_set_id not in _sets():
         raise ValueError(
-            f"No process set has the id {process_set_id}. Registered: {sorted(_state.sets)}."
+            f"No process set has the id {process_set_id}. Registered: {sorted(_sets())}."
         )
-    return _state.sets[process_set_id]
+    return _sets()[process_set_id]
 
 
 def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
     """Returns the registered sets, as Horovod's own tests ask for them."""
-    return {number: process_set._registered_ranks() for number, process_set in _state.sets.items()}
+    return {number: process_set._registered_ranks() for number, process_set in _sets().items()}
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from syrtos.checkpoint import durable, encoding
 from syrtos.checkpoint.encoding import Arrays
+from syrtos.comm import world
 from syrtos.comm.objects import dtype_of, from_bytes, to_bytes
 from syrtos.dialects import keras2
 from syrtos.dialects.horovod import basics
@@ -35,13 +37,20 @@ Result = TypeVar("Result")
 _FILE = "elastic-state.safetensors"
 
 
+class _StateNumbers:
+    """The numbers of the states that the script begins to train, from 1 on."""
+
+    def __init__(self, _session: world.Session) -> None:
+        self.numbers = itertools.count(1)
+
+
 class State:
     """A training function's progress. Attributes are given as keywords; they hold plain data."""
 
-    # The number of this state among those that the script has begun to train, and how many these
-    # are. A commit has its state's number: a script may train one state after the other, in the
-    # same order in each run.
-    number = begun = 0
+    # The number of this state among those that the script has begun to train; 0 before that. A
+    # commit has its state's number: a script may train one state after the other, in the same
+    # order in each run.
+    number = 0
 
     def __init__(self, **values: object) -> None:
         self._known = list(values)
@@ -154,8 +163,7 @@ class State:
             Whether there is a commit, on all workers.
         """
         if not self.number:
-            State.begun += 1
-            self.number = State.begun
+            self.number = next(world.part(_StateNumbers).numbers)
         found = self._committed_state() if basics.rank() == 0 else None
         # The commit of another state of the script, which has one for each fold of its data, e.g.
         if found is not None and from_bytes(found["number"]) != self.number:

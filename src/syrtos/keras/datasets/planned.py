@@ -44,7 +44,7 @@ class PlannedDataset(keras.utils.PyDataset):
         self.loader = loader
         self.position = Position()
         self.trainings = 0
-        kind, names = loader.name, world.current().part(_Training).names
+        kind, names = loader.name, world.part(_Training).names
         self.name = f"{kind}-{names[kind]}"
         names[kind] += 1
         # A framework that computes global batches puts the workers' shares together by rank.

@@ -132,7 +132,7 @@ class _Holdings:
 
 
 def _holdings() -> _Holdings:
-    return world.current().part(_Holdings)
+    return world.part(_Holdings)
 
 
 def servers() -> Servers | None:

@@ -55,7 +55,7 @@ class _LeftOut:
 
 
 def _left_out() -> _LeftOut:
-    return world.current().part(_LeftOut)
+    return world.part(_LeftOut)
 
 
 def is_asked() -> bool:

@@ -78,7 +78,7 @@ class _ActiveFeatures:
 
 
 def _of_run() -> _ActiveFeatures:
-    return world.current().part(_ActiveFeatures)
+    return world.part(_ActiveFeatures)
 
 
 def active() -> Sequence[Feature]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -61,7 +62,7 @@ class _ShardingState:
 
 
 def _sharding_state() -> _ShardingState:
-    return world.current().part(_ShardingState)
+    return world.part(_ShardingState)
 
 
 def is_asked() -> bool:
@@ -352,15 +353,14 @@ def gathering_variables(model: Model) -> Iterator[None]:
             del gathered[each]
 
 
-_classes: dict[type, type] = {}
+@functools.cache
+def _cut_class(kind: type) -> type:
+    return type(kind.__name__, (_Cut, kind), {})
 
 
 def _make_cut(slot: object, sharding: Sharding, owner: Variable) -> _Cut:
-    kind = type(slot)
-    if kind not in _classes:
-        _classes[kind] = type(kind.__name__, (_Cut, kind), {})
     # Keras has made and tracked the variable: it gets the new class in its place in the optimizer.
-    slot.__class__ = _classes[kind]
+    slot.__class__ = _cut_class(type(slot))
     cut = cast("_Cut", slot)
     cut.sharding, cut.owner, cut.part = sharding, owner, sharding.part_of(owner)
     cut.whole_shape = tuple(owner.shape)

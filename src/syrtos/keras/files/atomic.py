@@ -18,14 +18,15 @@ import functools
 import os
 import re
 import shutil
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
 from syrtos.checkpoint.durable import force
+from syrtos.scopes import set_within
 
 Result = TypeVar("Result")
 
@@ -37,7 +38,8 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 # written.
 _OLD = 24 * 3600.0
 
-_writing = threading.local()
+# Whether this thread is inside of `write`.
+_writing: ContextVar[bool] = ContextVar("writing", default=False)
 
 
 def local(path: object) -> str | None:
@@ -57,9 +59,7 @@ def write(path: str, function: Callable[[str], Result]) -> Result:
     # The function makes folders that are missing, or says that there is none.
     while not top.parent.exists():
         top = top.parent
-    with (
-        contextlib.nullcontext() if getattr(_writing, "now", False) else _folder_beside(top)
-    ) as folder:
+    with contextlib.nullcontext() if _writing.get() else _folder_beside(top) as folder:
         return function(path) if folder is None else _write_in(folder, path, place, top, function)
 
 
@@ -67,16 +67,14 @@ def _write_in(
     folder: Path, path: str, place: Path, top: Path, function: Callable[[str], Result]
 ) -> Result:
     beside = str(folder / place.relative_to(top.parent))
-    _writing.now = True
     try:
-        result = function(beside)
-        settle(path)
-        _publish(folder, top)
+        with set_within(_writing, True):
+            result = function(beside)
+            settle(path)
+            _publish(folder, top)
     except Exception as error:
         _name_place(error, {beside: path, str(top): path, str(folder): str(top.parent)})
         raise
-    finally:
-        _writing.now = False
     return result
 
 

@@ -6,7 +6,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-_made: set[Path] = set()
+from syrtos.comm import world
+from syrtos.comm.world import Session
+
+
+class _OwnFolders:
+    """The folders that this worker has made."""
+
+    def __init__(self, _session: Session) -> None:
+        self.folders: set[Path] = set()
 
 
 def remembering(mkdtemp: Callable[..., str]) -> Callable[..., str]:
@@ -17,7 +25,7 @@ def remembering(mkdtemp: Callable[..., str]) -> Callable[..., str]:
 
     def make(*args: object, **kwargs: object) -> str:
         folder = mkdtemp(*args, **kwargs)
-        _made.add(Path(os.fsdecode(folder)))
+        world.part(_OwnFolders).folders.add(Path(os.fsdecode(folder)))
         return folder
 
     return make
@@ -28,4 +36,5 @@ def is_own(path: object) -> bool:
     if not isinstance(path, str | os.PathLike):
         return False
     place = Path(os.path.abspath(os.fsdecode(path)))
-    return any(folder in _made for folder in (place, *place.parents))
+    made = world.part(_OwnFolders).folders
+    return any(folder in made for folder in (place, *place.parents))

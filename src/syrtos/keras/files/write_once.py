@@ -18,6 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, Concatenate
@@ -27,6 +28,7 @@ from syrtos.comm import world
 from syrtos.keras import backend
 from syrtos.keras.files import atomic, claims, temporary
 from syrtos.keras.protocols import P, R
+from syrtos.scopes import set_within
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model
@@ -45,15 +47,12 @@ _OF_A_FETCH = ("origin", "fname", "cache_dir", "cache_subdir")
 _PATIENCE = 10.0
 
 
-class _Thread(threading.local):
-    """The state of a thread, by which calls inside a writing function are part of that function.
+# Whether this thread writes a file for all: calls inside a writing function are part of it.
+_busy: ContextVar[bool] = ContextVar("busy", default=False)
 
-    Attributes:
-        busy: whether the thread writes a file for all.
-        calls: by key, after which exchange it was last written, and how often since.
-    """
 
-    busy = False
+class _Calls(threading.local):
+    """The calls of a thread: by key, after which exchange it was last written, and how often since."""
 
     def __init__(self) -> None:
         self.calls: dict[str, tuple[int, int]] = {}
@@ -65,7 +64,7 @@ class _Thread(threading.local):
         return self.calls[key][1]
 
 
-_thread = _Thread()
+_calls = _Calls()
 
 
 # -- wrappers of functions that write, or read ------------------------------------------------------------
@@ -279,7 +278,7 @@ def once(name: str, work: Callable[[], R], fetched: bool = False) -> R | None:
         Exception: what the work raised, on all workers; SyrtosError where its type can't be made
             anew.
     """
-    if _thread.busy or not world.is_initialized():
+    if _busy.get() or not world.is_initialized():
         return work()
     session = world.current() if fetched else world.sharing()
     alone = session.world.size == 1 and not session.options.asynchronous
@@ -300,10 +299,10 @@ def _holding_claim(key: str, session: world.Session, fetched: bool) -> Iterator[
     meetings, meets = _meetings(session), _meets(session)
     first = (session.world.local_rank if fetched else session.world.rank) == 0
     turn = claims.Turn(f"fetches {session.world.node_rank}" if fetched else "writes")
-    mine = meetings, _thread.number(turn.name, meetings)
+    mine = meetings, _calls.number(turn.name, meetings)
     claim = claims.Claim(
         f"{key} {session.world.node_rank}" if fetched else key,
-        f"{meetings} {_thread.number(key, meetings)}",
+        f"{meetings} {_calls.number(key, meetings)}",
         fetched,
     )
     if meets and not session.rank_aware:
@@ -315,11 +314,8 @@ def _holding_claim(key: str, session: world.Session, fetched: bool) -> Iterator[
     with claim.holding():
         if meets and first:
             turn.tell(mine)
-        try:
-            _thread.busy = True
+        with set_within(_busy, True):
             yield claim
-        finally:
-            _thread.busy = False
 
 
 def _let_the_first_begin(
@@ -384,7 +380,7 @@ def _meetings(session: world.Session) -> int:
 
 def await_complete(path: str) -> None:
     """Waits until a file is complete that another worker is writing, or is about to write."""
-    if not _thread.busy:
+    if not _busy.get():
         _await_writer(path)
         for _ in _while_others_may_write(
             lambda: os.path.exists(claims.landmark(path)), f"read {path}"
@@ -405,7 +401,7 @@ def _while_others_may_write(exists: Callable[[], bool], call: str) -> Iterator[N
     or waits likewise.
     """
     yield
-    moving, again = world.is_initialized() and not _thread.busy and _meets(world.sharing()), False
+    moving, again = world.is_initialized() and not _busy.get() and _meets(world.sharing()), False
     while moving and not exists():
         moving = world.sharing().comm.pass_by(call, again, exists)
         again = True

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import jax
 import keras
 from jax import numpy as jnp
 
+from syrtos.comm import world
+from syrtos.comm.world import Session
 from syrtos.errors import NonFiniteError
 from syrtos.keras import keras_internals
 from syrtos.keras.features import finite
 from syrtos.keras.patching import Method, Patch
+from syrtos.scopes import set_within
 
 if TYPE_CHECKING:
     from syrtos.keras.jax.types import State, Step
@@ -40,11 +44,15 @@ class _Finding(NamedTuple):
     updates: jax.Array
 
 
-class _Tracing:
-    """The findings about gradients of the training step traced or run; None outside of one."""
+# The findings about gradients of the training step traced or run; None outside of one.
+_findings: ContextVar[list[_Finding] | None] = ContextVar("findings", default=None)
 
-    found: list[_Finding] | None = None
-    variables: Sequence[Variable] = ()
+
+class _CheckedVariables:
+    """The variables of the gradients that were looked at last."""
+
+    def __init__(self, _session: Session) -> None:
+        self.variables: Sequence[Variable] = ()
 
 
 class _CheckedLogs(NamedTuple):
@@ -61,21 +69,20 @@ def _noting(original: Method) -> Method:
         grads: Sequence[jax.Array | None],
         trainable_variables: Sequence[jax.Array],
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        if _Tracing.found is not None:
+        findings = _findings.get()
+        if findings is not None:
             pairs = [
                 (g, v)
                 for g, v in zip(grads, keras_internals.trained_by(self), strict=True)
                 if g is not None
             ]
-            _Tracing.variables = [variable for _, variable in pairs]
+            world.part(_CheckedVariables).variables = [variable for _, variable in pairs]
             flags = jnp.stack([jnp.all(jnp.isfinite(gradient)) for gradient, _ in pairs])
             updates = dict(zip(map(id, self.variables), optimizer_variables, strict=True))[
                 id(keras_internals.updates_of(self))
             ]
             # Where gradients are accumulated, the variable counts the steps.
-            _Tracing.found.append(
-                _Finding(flags, updates // (self.gradient_accumulation_steps or 1))
-            )
+            findings.append(_Finding(flags, updates // (self.gradient_accumulation_steps or 1)))
         return original(self, optimizer_variables, grads, trainable_variables)
 
     return stateless_apply
@@ -86,11 +93,8 @@ def _without_notes(original: Method) -> Method:
         self: keras.Optimizer, *args: object, **kwargs: object
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         # It calls the same method of its inner optimizer, which must not note anything then.
-        outer, _Tracing.found = _Tracing.found, None
-        try:
+        with set_within(_findings, None):
             return original(self, *args, **kwargs)
-        finally:
-            _Tracing.found = outer
 
     return stateless_apply
 
@@ -118,12 +122,9 @@ def _make_or_undo(
 
     Beside its logs it returns what was found of the gradients.
     """
-    outer, _Tracing.found = _Tracing.found, []
-    try:
+    found: list[_Finding] = []
+    with set_within(_findings, found):
         logs, changed = step(state, data)
-        found = _Tracing.found
-    finally:
-        _Tracing.found = outer
     good = functools.reduce(
         jnp.logical_and, [jnp.all(flags) for flags, _ in found], jnp.asarray(True)
     )
@@ -175,7 +176,13 @@ def _step_and_tell(
     try:
         for flags, updates in found:
             # Gradients are of the global batch here: which worker's rows made them so is not known.
-            finite.look(None, _Tracing.variables, flags.tolist(), flags.tolist(), int(updates) + 1)
+            finite.look(
+                None,
+                world.part(_CheckedVariables).variables,
+                flags.tolist(),
+                flags.tolist(),
+                int(updates) + 1,
+            )
     except NonFiniteError:
         keras_internals.set_state(model, state)
         raise

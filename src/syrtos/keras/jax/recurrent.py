@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,6 +21,7 @@ from keras.src.backend.common.stateless_scope import StatelessScope, get_statele
 from keras.src.layers.rnn import conv_lstm, gru, lstm, simple_rnn, stacked_rnn_cells
 
 from syrtos.keras.jax import distribution
+from syrtos.scopes import set_within
 
 if TYPE_CHECKING:
     import keras
@@ -32,10 +34,8 @@ _CELLS = (conv_lstm.ConvLSTMCell, gru.GRUCell, lstm.LSTMCell, simple_rnn.SimpleR
 _MASKS = ("_dropout_mask", "_recurrent_dropout_mask")
 
 
-class _DistributedStep:
-    """The state of this process: ``is_traced`` while a step over all workers' devices is traced."""
-
-    is_traced = False
+# Whether this thread traces a step over all workers' devices.
+_traces_step: ContextVar[bool] = ContextVar("traces_step", default=False)
 
 
 @contextlib.contextmanager
@@ -45,11 +45,8 @@ def tracing_step() -> Iterator[None]:
     A function that the script compiles itself may be this worker's alone: outside of it no layer is
     split.
     """
-    before, _DistributedStep.is_traced = _DistributedStep.is_traced, True
-    try:
+    with set_within(_traces_step, True):
         yield
-    finally:
-        _DistributedStep.is_traced = before
 
 
 def inner_loop(original: Method) -> Method:
@@ -60,7 +57,7 @@ def inner_loop(original: Method) -> Method:
     ) -> Any:
         rows = (
             distribution.rows_sharding()
-            if _DistributedStep.is_traced and isinstance(sequences, Tracer)
+            if _traces_step.get() and isinstance(sequences, Tracer)
             else None
         )
         batched = (sequences, initial_state, mask)

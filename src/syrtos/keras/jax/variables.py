@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard, cast
 
@@ -21,6 +22,7 @@ from syrtos.keras.jax import profiler
 from syrtos.keras.jax.distribution import sharding_replicated_on
 from syrtos.keras.replica import snapshot, state
 from syrtos.observe.trace import ProfiledEvent
+from syrtos.scopes import set_within
 
 if TYPE_CHECKING:
     import keras
@@ -99,7 +101,9 @@ def await_arrays(tree: object) -> None:
 
 
 # The arrays that `gathering_variables` has gathered, by the identity of the split array.
-_gathered: dict[int, npt.NDArray[np.generic]] = {}
+_gathered: ContextVar[dict[int, npt.NDArray[np.generic]] | None] = ContextVar(
+    "gathered", default=None
+)
 
 
 @contextlib.contextmanager
@@ -112,11 +116,8 @@ def gathering_variables(model: Model) -> Iterator[None]:
         "list[keras.Variable]", state.unique([*state.of_model(model), *snapshot.slots_of(model)])
     )
     split = [v.value for v in found if is_split(v.value)]
-    _gathered.update({id(value): gather_array(value) for value in split})
-    try:
+    with set_within(_gathered, {id(value): gather_array(value) for value in split}):
         yield
-    finally:
-        _gathered.clear()
 
 
 def is_split(value: object) -> TypeGuard[jax.Array]:
@@ -133,8 +134,9 @@ def gather_array(value: npt.ArrayLike) -> npt.NDArray[np.generic]:
     """
     if not is_split(value):
         return np.asarray(value)
-    if id(value) in _gathered:
-        return _gathered[id(value)]
+    gathered = _gathered.get()
+    if gathered and id(value) in gathered:
+        return gathered[id(value)]
     # A worker that reads alone is named here: XLA's own exchange would wait for ever.
     world.current().comm.agree("read a variable that is split over the workers")
     # Keras makes no other kind of layout.

@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, Self, SupportsFloat, SupportsInt, TypeVar
 
@@ -26,6 +27,7 @@ from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import Change
 from syrtos.keras.split.tensors import bytes_of, has_dtype
 from syrtos.observe import memory
+from syrtos.scopes import set_within
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model
@@ -344,10 +346,8 @@ def in_own_row(value: Array, rank: int, size: int) -> Array:
     return rows
 
 
-class _Noting:
-    """The function that notes gradients in place of optimizers' updates; None: updates are made."""
-
-    note: Note | None = None
+# The function that notes gradients in place of optimizers' updates; None: updates are made.
+_note: ContextVar[Note | None] = ContextVar("note", default=None)
 
 
 @contextlib.contextmanager
@@ -357,16 +357,13 @@ def noting_gradients(note: Note) -> Iterator[None]:
     ``note`` takes the optimizer, its gradients (None for a variable without one), and the
     variables.
     """
-    _Noting.note = note
-    try:
+    with set_within(_note, note):
         yield
-    finally:
-        _Noting.note = None
 
 
 def noting() -> Note | None:
     """Returns the function that notes the gradients of optimizers; None if they make updates."""
-    return _Noting.note
+    return _note.get()
 
 
 def names_of(logs: object, numbers: Sequence[object]) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import functools
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -14,13 +15,17 @@ from syrtos.keras.split.shares import Assignments
 from syrtos.keras.tensorflow import ops, tf_internals, tf_internals_graphs
 from syrtos.keras.trainer.timing import computing
 from syrtos.records import record_of
+from syrtos.scopes import set_within
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import R
     from syrtos.keras.tensorflow.step import TensorFlowStep
     from syrtos.keras.tensorflow.tf_internals import TracedFunctions
 
-_local = threading.local()
+_step: ContextVar[TensorFlowStep | None] = ContextVar("step", default=None)
+_training: ContextVar[bool] = ContextVar("training", default=False)
+_run: ContextVar[RunScope | None] = ContextVar("run", default=None)
+_whole: ContextVar[bool] = ContextVar("whole", default=False)
 
 
 class _FunctionAssignments:
@@ -32,12 +37,12 @@ class _FunctionAssignments:
 
 def current_step() -> TensorFlowStep | None:
     """Returns the step that is being traced or run on this thread."""
-    return getattr(_local, "step", None)
+    return _step.get()
 
 
 def computes_whole_batch() -> bool:
     """Returns whether this thread and all workers compute the whole batch: see `whole_batch`."""
-    return getattr(_local, "whole", False)
+    return _whole.get()
 
 
 @contextlib.contextmanager
@@ -46,33 +51,25 @@ def whole_batch() -> Iterator[None]:
 
     There is no step on a share, nothing is noted, and tf.distribute sees one replica.
     """
-    before = {name: getattr(_local, name, None) for name in ("step", "run", "whole")}
-    _local.step, _local.run, _local.whole = None, None, True
-    try:
+    with set_within(_step, None), set_within(_run, None), set_within(_whole, True):
         yield
-    finally:
-        _local.step, _local.run, _local.whole = before["step"], before["run"], bool(before["whole"])
 
 
 @contextlib.contextmanager
 def within_step(step: TensorFlowStep | None, training: bool) -> Iterator[None]:
     """Makes ``step`` the current one of this thread, within the context; None: there is none."""
-    outer = current_step(), training_now()
-    _local.step, _local.training = step, training
-    try:
+    with set_within(_step, step), set_within(_training, training):
         yield
-    finally:
-        _local.step, _local.training = outer
 
 
 def training_now() -> bool:
     """Returns whether this thread traces or runs a step of `fit`, shared with others or not."""
-    return getattr(_local, "training", False)
+    return _training.get()
 
 
 def _watching() -> TensorFlowStep | RunScope | None:
     """Returns the record of assignments of `fit`'s step, or of the innermost `strategy.run`."""
-    return current_step() or getattr(_local, "run", None)
+    return current_step() or _run.get()
 
 
 def pausing_notes() -> contextlib.AbstractContextManager[None]:
@@ -93,7 +90,7 @@ def functions_of_step() -> TracedFunctions | None:
 @contextlib.contextmanager
 def calling(function: Callable[..., object]) -> Iterator[None]:
     """Context manager: counts time and assignments of a call of a script's `tf.function`."""
-    run = None if current_step() else getattr(_local, "run", None)
+    run = None if current_step() else _run.get()
     with computing(function), run.calling(function) if run else contextlib.nullcontext():
         yield
 
@@ -134,11 +131,8 @@ class RunScope(Watcher):
     @contextlib.contextmanager
     def noting_assignments(self) -> Iterator[RunScope]:
         """Notes the assignments within the context, and makes the variables equal at its end."""
-        outer, _local.run = getattr(_local, "run", None), self
-        try:
+        with set_within(_run, self):
             yield self
-        finally:
-            _local.run = outer
         self._make_equal()
 
     @contextlib.contextmanager
@@ -195,21 +189,17 @@ def track_variable(variable: tf.Variable) -> tf.Variable:
     return variable
 
 
-_tracked_classes: dict[type, type] = {}
-
-
+@functools.cache
 def _tracked_class(base: type) -> type:
-    if base not in _tracked_classes:
-        changing = [
-            "assign",
-            "assign_add",
-            "assign_sub",
-            *(name for name in dir(base) if name.startswith("scatter_")),
-        ]
-        members = {name: _noting_assign(getattr(base, name)) for name in changing}
-        members |= {name: _noting_read(getattr(base, name)) for name in ("value", "read_value")}
-        _tracked_classes[base] = type(base.__name__, (base,), {**members, "_syrtos_base": base})
-    return _tracked_classes[base]
+    changing = [
+        "assign",
+        "assign_add",
+        "assign_sub",
+        *(name for name in dir(base) if name.startswith("scatter_")),
+    ]
+    members = {name: _noting_assign(getattr(base, name)) for name in changing}
+    members |= {name: _noting_read(getattr(base, name)) for name in ("value", "read_value")}
+    return type(base.__name__, (base,), {**members, "_syrtos_base": base})
 
 
 def _noting_assign(method: Callable[..., R]) -> Callable[..., R]:

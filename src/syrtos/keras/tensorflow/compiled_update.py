@@ -17,7 +17,7 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.keras.features import asynchronous, sharding
 from syrtos.keras.patching import Method, Patch
-from syrtos.records import record_of
+from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Optimizer, Variable
@@ -43,6 +43,10 @@ _PARAMETERS = 1_000_000
 _PER_VARIABLE = 20_000
 
 
+def _decay_nothing(optimizer: object, variables: object) -> None:
+    """Stands for a method that no update has asked for yet."""
+
+
 class _UpdateRecord:
     """The record of an optimizer about its compiled updates.
 
@@ -50,11 +54,13 @@ class _UpdateRecord:
         programs: by the variables that they update, by those of them whose weights decay, and by
             the optimizer's numbers.
         decaying: the variables whose weights the update that follows lets decay.
+        decay: Keras's own method for that, which takes the optimizer and variables.
     """
 
     def __init__(self) -> None:
         self.programs: dict[object, Program[Any]] = {}
         self.decaying: Sequence[Variable] = ()
+        self.decay: Method = _decay_nothing
 
 
 def is_compiled(optimizer: Keras3Optimizer, variables: Sequence[Variable]) -> bool:
@@ -81,19 +87,12 @@ def is_compiled(optimizer: Keras3Optimizer, variables: Sequence[Variable]) -> bo
     return is_large and session.same_processors and not tf.config.list_logical_devices("GPU")
 
 
-class _Keras:
-    """The place of Keras's own method, once it is replaced."""
-
-    apply_weight_decay: Method
-
-
 def _deferring_decay(original: Method) -> Method:
-    _Keras.apply_weight_decay = staticmethod(original)
-
     def apply_weight_decay(self: Keras3Optimizer, variables: Iterable[Variable]) -> None:
         decaying = list(variables) if self.weight_decay is not None else []
         if decaying and (sharding.of(self) or is_compiled(self, decaying)):
-            record_of(self, _UpdateRecord).decaying = decaying
+            record = record_of(self, _UpdateRecord)
+            record.decaying, record.decay = decaying, original
         else:
             original(self, variables)
 
@@ -180,7 +179,7 @@ def _update(
 ) -> None:
     """Applies weight decay and then the update, as Keras does."""
     if ours := [variable for variable in variables if id(variable) in decaying]:
-        _Keras.apply_weight_decay(optimizer, ours)
+        read_record(optimizer, _UpdateRecord).decay(optimizer, ours)
     if variables:
         update(optimizer, grads, variables, rate)
 

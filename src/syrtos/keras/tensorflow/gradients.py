@@ -86,12 +86,12 @@ def reduce_by_tape() -> None:
     """Notes that the script's own loops reduce with a `DistributedGradientTape`."""
     # In such loops only optimizers that were asked to reduce do so: others would reduce a second
     # time.
-    world.current().part(AskedReductions).by_tape = True
+    world.part(AskedReductions).by_tape = True
 
 
 def reduce_all_optimizers() -> None:
     """Makes every Keras optimizer of this process reduce from now on, as `syrtos run` wants it."""
-    world.current().part(AskedReductions).all_optimizers = True
+    world.part(AskedReductions).all_optimizers = True
 
 
 def are_reduced() -> bool:

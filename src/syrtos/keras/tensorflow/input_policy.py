@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
-from collections.abc import Iterator
+from contextvars import ContextVar
 
 import tensorflow as tf
 
-_steps_cut = contextvars.ContextVar("_steps_cut", default=False)
+from syrtos.comm import world
+from syrtos.comm.world import Session
+from syrtos.scopes import set_within
+
+_steps_cut: ContextVar[bool] = ContextVar("steps_cut", default=False)
+_policy_ignored: ContextVar[bool] = ContextVar("policy_ignored", default=False)
+_gives_whole_batches: ContextVar[bool] = ContextVar("gives_whole_batches", default=False)
+
+
+class _Policy:
+    """Whether `AutoShardPolicy.OFF` means what it does under `MultiWorkerMirroredStrategy`."""
+
+    def __init__(self, _session: Session) -> None:
+        self.counts = False
 
 
 def are_cut_by_steps() -> bool:
@@ -16,26 +28,9 @@ def are_cut_by_steps() -> bool:
     return _steps_cut.get()
 
 
-@contextlib.contextmanager
-def cut_by_steps() -> Iterator[None]:
+def cut_by_steps() -> contextlib.AbstractContextManager[object]:
     """Context manager: data sets are distributed as `numbered_batches` where that is possible."""
-    before = _steps_cut.set(True)
-    try:
-        yield
-    finally:
-        _steps_cut.reset(before)
-
-
-class _Now:
-    """The state of this process.
-
-    Attributes:
-        policy_counts: whether `AutoShardPolicy.OFF` means what it means under
-            `MultiWorkerMirroredStrategy`.
-        gives_whole_batches: whether batches are given whole to each worker.
-    """
-
-    policy_counts = gives_whole_batches = False
+    return set_within(_steps_cut, True)
 
 
 def heed_policy() -> None:
@@ -43,45 +38,36 @@ def heed_policy() -> None:
 
     Without this call the policy means nothing.
     """
-    _Now.policy_counts = True
+    world.part(_Policy).counts = True
 
 
-@contextlib.contextmanager
-def policy_ignored() -> Iterator[None]:
+def policy_ignored() -> contextlib.AbstractContextManager[object]:
     """Ignores `AutoShardPolicy.OFF` within the context.
 
     The batches that one process would see are split.
     """
     # Predictions are to be the same rows on all workers.
-    before, _Now.policy_counts = _Now.policy_counts, False
-    try:
-        yield
-    finally:
-        _Now.policy_counts = before
+    return set_within(_policy_ignored, True)
 
 
 def gives_whole_batches() -> bool:
     """Returns whether batches are given whole to each worker now: see `giving_whole_batches`."""
-    return _Now.gives_whole_batches
+    return _gives_whole_batches.get()
 
 
-@contextlib.contextmanager
-def giving_whole_batches(whole: bool) -> Iterator[None]:
+def giving_whole_batches(whole: bool) -> contextlib.AbstractContextManager[object]:
     """Context manager: with ``whole``, batches of data sets are not split into shares.
 
     It is for functions that know nothing of shares, and holds for all that is called inside.
     """
     # Also without `whole` where it holds outside: `fit` makes the batches of its validation itself.
-    before, _Now.gives_whole_batches = _Now.gives_whole_batches, whole or _Now.gives_whole_batches
-    try:
-        yield
-    finally:
-        _Now.gives_whole_batches = before
+    return set_within(_gives_whole_batches, whole or gives_whole_batches())
 
 
 def is_own_shard(dataset: object) -> bool:
     """Returns whether the script says that it shards the data itself, by `AutoShardPolicy.OFF`."""
-    if not _Now.policy_counts or not isinstance(dataset, tf.data.Dataset):
+    heeds = world.part(_Policy).counts and not _policy_ignored.get()
+    if not heeds or not isinstance(dataset, tf.data.Dataset):
         return False
     return (
         dataset.options().experimental_distribute.auto_shard_policy

@@ -27,11 +27,11 @@ from syrtos.keras.tensorflow import (
     keras2_data,
     keras2_on_servers,
     models,
+    strategy,
 )
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.assignments import current_step
 from syrtos.keras.tensorflow.split_function import TensorFlowFunction, functions_of
-from syrtos.keras.tensorflow.strategy import Strategy
 from syrtos.keras.trainer import interrupts, timing
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _reduction_of_one_process(original: Method) -> Method:
     # one.
 
     def get_reduction(self: _Loss) -> str:
-        if Strategy.chosen or gradients.in_strategy_run():
+        if strategy.is_chosen() or gradients.in_strategy_run():
             return original(self)
         automatic = self.reduction == losses_utils.ReductionV2.AUTO
         return losses_utils.ReductionV2.SUM_OVER_BATCH_SIZE if automatic else self.reduction

@@ -28,13 +28,13 @@ from syrtos.keras.tensorflow import (
     keras3_data,
     models,
     sharded_update,
+    strategy,
 )
 from syrtos.keras.tensorflow import patching as common
 from syrtos.keras.tensorflow.counted_steps import count_in_graph, report_after
 from syrtos.keras.tensorflow.input import spec_of_share
 from syrtos.keras.tensorflow.parameter_server import remote_optimizer
 from syrtos.keras.tensorflow.split_function import TensorFlowFunction, functions_of
-from syrtos.keras.tensorflow.strategy import Strategy
 from syrtos.keras.trainer import interrupts, replicas, timing
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _build_from_spec(original: Method) -> Method:
     def maybe_symbolic_build(
         self: _TrainedModel, iterator: _EpochIterator | None = None, data_batch: object = None
     ) -> None:
-        if Strategy.chosen and iterator is not None:
+        if strategy.is_chosen() and iterator is not None:
             _draw_an_order(iterator)
         steps = [
             (self.train_step, "train_step"),

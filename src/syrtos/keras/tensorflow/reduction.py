@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, cast, overload
 
 import tensorflow as tf
@@ -14,21 +16,23 @@ from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import ops
 from syrtos.keras.tensorflow.types import Gradient
 from syrtos.keras.trainer import exchange_plan
+from syrtos.scopes import set_within
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import FrameworkVariable, NamedVariable
     from syrtos.keras.tensorflow.types import GradientLike, Number
 
 
-class _Count:
-    """The number of reductions of this process so far."""
-
-    reductions = 0
+# A list that takes an entry for each reduction, where somebody counts them.
+_counted: ContextVar[list[None] | None] = ContextVar("counted", default=None)
 
 
-def count_reductions() -> int:
-    """Returns this process's number of reductions so far: a change shows that there was one."""
-    return _Count.reductions
+@contextlib.contextmanager
+def counting_reductions() -> Iterator[list[None]]:
+    """Context manager: gives a list with an entry for each reduction that is made inside."""
+    made: list[None] = []
+    with set_within(_counted, made):
+        yield made
 
 
 class GradientCompression(Protocol):
@@ -83,7 +87,8 @@ class Reduction:
 
         With MEAN a worker's gradients count by its ``weight``, float32.
         """
-        _Count.reductions += 1
+        if (counted := _counted.get()) is not None:
+            counted.append(None)
         results = [
             self._as_tensor(g, v) for g, v in itertools.zip_longest(grads, variables[: len(grads)])
         ]

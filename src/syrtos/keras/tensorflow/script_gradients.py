@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -14,6 +14,7 @@ from syrtos.keras.replica import state
 from syrtos.keras.tensorflow import ops, tf_internals
 from syrtos.keras.tensorflow.assignments import current_step
 from syrtos.keras.tensorflow.reduction import Reduction, times
+from syrtos.scopes import set_within
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import FrameworkVariable, P, R
@@ -54,24 +55,21 @@ def reduced_where_made(original: Callable[..., object]) -> Callable[..., object]
     return gradient
 
 
-_local = threading.local()
+_of_rows: ContextVar[bool] = ContextVar("of_rows", default=False)
 
 
 def of_own_rows(original: Callable[P, R]) -> Callable[P, R]:
     """Wraps `GradientTape.jacobian` and its like: their row-by-row gradients stay this worker's."""
 
     def jacobian(*args: P.args, **kwargs: P.kwargs) -> R:
-        outer, _local.of_rows = getattr(_local, "of_rows", False), True
-        try:
+        with set_within(_of_rows, True):
             return original(*args, **kwargs)
-        finally:
-            _local.of_rows = outer
 
     return jacobian
 
 
 def _reduces_here() -> bool:
-    return not getattr(_local, "of_rows", False)
+    return not _of_rows.get()
 
 
 def _sources_of(

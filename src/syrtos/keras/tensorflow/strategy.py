@@ -34,6 +34,19 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
+class _StrategyState:
+    """The one strategy of a session, and whether the script has asked for it itself."""
+
+    def __init__(self, _session: Session) -> None:
+        self.strategy: Strategy | None = None
+        self.is_chosen = False
+
+
+def is_chosen() -> bool:
+    """Returns whether the script has asked for a strategy itself."""
+    return world.part(_StrategyState).is_chosen
+
+
 class Strategy(tf.distribute.Strategy):
     """Synchronous training over all workers of the world.
 
@@ -44,32 +57,25 @@ class Strategy(tf.distribute.Strategy):
             model = keras.Sequential([...])
         for batch in strategy.experimental_distribute_dataset(dataset):  # global batches
             strategy.run(train_step, args=(batch,))
-
-    Attributes:
-        chosen: whether the script has asked for a strategy itself.
     """
-
-    _only: Strategy | None = None
-    chosen = False
 
     # Adapts Keras to models under the strategy. What a script gets the strategy from sets it, and
     # may import what stands above this file.
     adapt_keras: ClassVar[Callable[..., None] | None] = None
 
     def __new__(cls) -> Strategy:
-        """Returns the one strategy of this process."""
+        """Returns the one strategy of this process, which joins the world for it."""
         # TensorFlow refuses to mix two, and `syrtos run` has made one already.
-        only = Strategy._only or super().__new__(cls)
-        Strategy._only = only
+        of_run = world.init().part(_StrategyState)
+        of_run.strategy = only = of_run.strategy or super().__new__(cls)
         return only
 
     def __init__(self) -> None:
-        Strategy.chosen = True
+        world.part(_StrategyState).is_chosen = True
         self._prepare()
 
     def _prepare(self) -> None:
         if "_extended" not in self.__dict__:
-            world.init()
             # Where workers train at their own pace, each is alone to the strategy.
             session = world.current()
             workers = world.sharing() if session.options.asynchronous else session
@@ -294,7 +300,7 @@ class _Extended(tf_internals.OneDeviceExtended):
         """The number of workers inside `run` or for a script that asked for a strategy; else 1."""
         # In a step of `fit` losses are weighted by samples, and in a loop without `run` each worker
         # sees whole batches: there nothing is to be divided by replicas.
-        asked = Strategy.chosen or not tf.distribute.in_cross_replica_context()
+        asked = is_chosen() or not tf.distribute.in_cross_replica_context()
         return self._session.world.size if asked and not current_step() else 1
 
     def _get_local_replica_id(self, replica_id_in_sync_group: object) -> int:

@@ -14,9 +14,9 @@ import dataclasses
 import functools
 import importlib
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -33,6 +33,9 @@ from tensorflow.python.ops import summary_ops_v2 as summary_ops
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 from tensorflow.python.saved_model import load as saved_model_load
 from tensorflow.python.saved_model import save as saved_model_save
+
+from syrtos.records import read_record, record_of
+from syrtos.scopes import set_within
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Variable
@@ -95,16 +98,8 @@ def may_be_recorded() -> bool:
     return bool(record.could_possibly_record())
 
 
-class _Settings:
-    """The settings of this process.
-
-    Attributes:
-        watcher: is called with each variable that is about to be assigned.
-        default_strategy: what `keep_default_strategy` was given last.
-    """
-
-    watcher: Callable[[tf.Variable], None] | None = None
-    default_strategy: tf.distribute.Strategy | None = None
+# Is called with each variable that is about to be assigned.
+_watcher: ContextVar[Callable[[tf.Variable], None] | None] = ContextVar("watcher", default=None)
 
 
 _ASSIGNING = (
@@ -117,8 +112,9 @@ _ASSIGNING = (
 
 def assigning(variable: tf.Variable) -> None:
     """Tells the watcher, if there is one, that a variable is about to be assigned."""
-    if _Settings.watcher is not None:
-        _Settings.watcher(variable)
+    watcher = _watcher.get()
+    if watcher is not None:
+        watcher(variable)
 
 
 @contextmanager
@@ -167,14 +163,13 @@ def watching_assignments(watcher: Callable[[tf.Variable], None]) -> Iterator[Non
         watcher(self.state)
         return counter(self, shape)
 
-    before, _Settings.watcher = _Settings.watcher, watcher
     try:
         for kind, name, original in originals:
             setattr(kind, name, _telling(watcher, original))
         generator._prepare_key_counter = prepare
-        yield
+        with set_within(_watcher, watcher):
+            yield
     finally:
-        _Settings.watcher = before
         generator._prepare_key_counter = counter
         for kind, name, original in originals:
             setattr(kind, name, original)
@@ -275,7 +270,7 @@ def watch_functions(
 
     def call(self: Function, *args: object, **kwargs: object) -> object:
         copies = copies_for_now()
-        with _compiling(bool(getattr(self, "_jit_compile", False))):
+        with set_within(_by_xla, is_compiled() or bool(getattr(self, "_jit_compile", False))):
             if copies is None or type(self) is not Function:
                 with calling(self):
                     return original(self, *args, **kwargs)
@@ -286,22 +281,12 @@ def watch_functions(
     setattr(Function, "__call__", call)  # noqa: B010 - pyright knows better than to assign to a method
 
 
-_thread = threading.local()
-
-
-@contextmanager
-def _compiling(by_xla: bool) -> Iterator[None]:
-    before = is_compiled()
-    _thread.by_xla = before or by_xla
-    try:
-        yield
-    finally:
-        _thread.by_xla = before
+_by_xla: ContextVar[bool] = ContextVar("by_xla", default=False)
 
 
 def is_compiled() -> bool:
     """Returns whether a `tf.function` that this thread traces or runs has ``jit_compile=True``."""
-    return getattr(_thread, "by_xla", False)
+    return _by_xla.get()
 
 
 def watch_tracing(tracing: Callable[[str, object], AbstractContextManager[None]]) -> None:
@@ -447,12 +432,19 @@ def counted_pipeline(dataset: Pipeline) -> Pipeline:
     return dataset if found is None else found
 
 
+@dataclasses.dataclass
+class _DefaultStrategy:
+    """The record of the stack of default graphs: what `keep_default_strategy` was given last."""
+
+    strategy: tf.distribute.Strategy | None = None
+
+
 def keep_default_strategy(strategy: tf.distribute.Strategy | None) -> None:
     """Makes ``strategy`` the process's default, also after `clear_session`.
 
     With None TensorFlow's own default is in force again.
     """
-    _Settings.default_strategy = strategy
+    record_of(ops._default_graph_stack, _DefaultStrategy).strategy = strategy
     # `clear_session` throws the default away with the graph.
     _survive_reset()
     tf.distribute.experimental_set_strategy(strategy)
@@ -460,7 +452,7 @@ def keep_default_strategy(strategy: tf.distribute.Strategy | None) -> None:
 
 def keeps_default_strategy() -> bool:
     """Returns whether `keep_default_strategy` was given a strategy."""
-    return _Settings.default_strategy is not None
+    return read_record(ops._default_graph_stack, _DefaultStrategy).strategy is not None
 
 
 @functools.cache
@@ -472,7 +464,8 @@ def _survive_reset() -> None:
 
     def reset() -> None:
         original()
-        tf.distribute.experimental_set_strategy(_Settings.default_strategy)
+        kept = read_record(stack, _DefaultStrategy)
+        tf.distribute.experimental_set_strategy(kept.strategy)
 
     stack.reset = reset
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 
 import tensorflow as tf
 from tensorflow.python.data.ops import iterator_ops
@@ -13,6 +13,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from syrtos.errors import DataError
 from syrtos.keras.tensorflow import tf_internals_graphs
+from syrtos.scopes import set_within
 
 
 @functools.cache
@@ -35,7 +36,8 @@ def _asked_handle() -> tf.Tensor:
 
 # The iterators that this thread has drawn from within `restoring_iterators`, each with its state
 # before.
-_draws = threading.local()
+_States = dict[int, tuple[iterator_ops.OwnedIterator, tf.Tensor]]
+_draws: ContextVar[_States | None] = ContextVar("draws", default=None)
 
 
 @contextmanager
@@ -44,11 +46,11 @@ def restoring_iterators() -> Iterator[None]:
 
     Drawing from one whose state can't be saved, e.g. of a Python generator, is a `DataError`.
     """
-    outer, _draws.states = getattr(_draws, "states", None), {}
+    states: _States = {}
     try:
-        yield
+        with set_within(_draws, states):
+            yield
     finally:
-        states, _draws.states = _draws.states, outer
         for iterator, serialized in states.values():
             tf.raw_ops.DeserializeIterator(
                 resource_handle=iterator._iterator_resource, serialized=serialized
@@ -59,7 +61,7 @@ def _note_draw(iterator: iterator_ops.OwnedIterator) -> None:
     """Saves the state of an iterator before the first draw."""
     # Iterators that this thread does not draw from are left alone: other threads may be drawing
     # from them.
-    states = getattr(_draws, "states", None)
+    states = _draws.get()
     if states is None or id(iterator) in states:
         return
     # Of state outside of the pipeline, e.g. of random generators: draws of a trial are put back

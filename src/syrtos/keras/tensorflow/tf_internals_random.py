@@ -8,6 +8,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
@@ -24,6 +25,7 @@ from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 from syrtos.keras.patching import replace
 from syrtos.keras.split.shares import SEED_STRIDE
 from syrtos.keras.tensorflow import tf_internals_graphs
+from syrtos.scopes import set_within
 
 Original = Callable[..., Any]
 # Gives the seed of a draw, int64 of shape (2,), or None: then TensorFlow draws as it would. It is
@@ -169,12 +171,12 @@ def without_draws(note: Callable[[object], None]) -> Iterator[None]:
         yield
 
 
-_drawn_for_weights = threading.local()
+_drawn_for_weights: ContextVar[bool] = ContextVar("drawn_for_weights", default=False)
 
 
 def is_drawing_weights() -> bool:
     """Returns whether this thread makes a Keras variable in `without_draws` or `noting_weights`."""
-    return getattr(_drawn_for_weights, "now", False)
+    return _drawn_for_weights.get()
 
 
 @contextlib.contextmanager
@@ -188,11 +190,8 @@ def noting_weights() -> Iterator[None]:
 
 def _drawing(original: Callable[P, R]) -> Callable[P, R]:
     def init(*args: P.args, **kwargs: P.kwargs) -> R:
-        outer, _drawn_for_weights.now = getattr(_drawn_for_weights, "now", False), True
-        try:
+        with set_within(_drawn_for_weights, True):
             return original(*args, **kwargs)
-        finally:
-            _drawn_for_weights.now = outer
 
     return init
 

@@ -8,16 +8,19 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from syrtos.comm import world
+from syrtos.comm.world import Session
 from syrtos.keras.split.shares import SEED_STRIDE
 
 # Far from the seeds of all ranks.
 _FOR_BATCHES = 1 << 56
 
 
-class Drawn:
-    """The number of steps of this process that have drawn random numbers of their own."""
+class DrawingSteps:
+    """The number of steps of a session that have drawn random numbers of their own."""
 
-    steps = 0
+    def __init__(self, _session: Session) -> None:
+        self.steps = 0
 
 
 @contextlib.contextmanager
@@ -32,8 +35,9 @@ def own_random_numbers(rank: int) -> Iterator[int]:
     with _generators_forked() as seed_generators:
         # The state is the same in all steps as long as nothing is drawn outside of them: their
         # number tells them apart.
-        common = zlib.crc32(torch.get_rng_state().numpy().data, Drawn.steps)
-        Drawn.steps += 1
+        count = world.part(DrawingSteps)
+        common = zlib.crc32(torch.get_rng_state().numpy().data, count.steps)
+        count.steps += 1
         seed_generators(common + rank * SEED_STRIDE)
         yield common
 

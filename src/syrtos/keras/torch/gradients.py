@@ -39,7 +39,7 @@ _READS_GRADIENTS = r"(?<!autograd)\.grad\b|[\"']grad[\"']|\bclip_grad_|\bget_tot
 
 def reduce_all_optimizers() -> None:
     """Makes every Keras optimizer of this process reduce from now on."""
-    world.current().part(AskedReductions).all_optimizers = True
+    world.part(AskedReductions).all_optimizers = True
 
 
 def are_reduced() -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
 from syrtos.comm.communicator import share_of as bounds_of
 from syrtos.comm.world import Session
@@ -47,7 +48,8 @@ class TorchShare(NamedTuple):
 class _Idle:
     """The row that stands in place of a batch where this worker has no more, and others have."""
 
-    row: object = None
+    def __init__(self, _session: Session) -> None:
+        self.row: object = None
 
 
 def share_of(batch: object, session: Session) -> TorchShare:
@@ -61,7 +63,7 @@ def share_of(batch: object, session: Session) -> TorchShare:
     """
     if isinstance(batch, TorchShare):
         return batch
-    if batch is _Idle.row and batch is not None:
+    if batch is world.part(_Idle).row and batch is not None:
         return TorchShare(0, batch)
     leaves = [leaf for leaf in keras.tree.flatten(batch) if has_rows(leaf)]
     total = len(leaves[0]) if leaves else 1
@@ -145,7 +147,7 @@ def until_all_have_ended(own: Iterator[object], comm: Communicator) -> Iterator[
         if batch is not None:
             row = keras.tree.map_structure(keras.ops.copy, _rows(batch, 0, 1))
         # `share_of` knows by this identity that the row does not count.
-        _Idle.row = row if batch is None else None
+        world.part(_Idle).row = row if batch is None else None
         yield row if batch is None else batch
 
 

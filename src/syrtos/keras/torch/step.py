@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar, cast, overload
 
 import keras
@@ -27,13 +27,16 @@ from syrtos.keras.split.shares import Assignments
 from syrtos.keras.split.trial_step import StepOutcome
 from syrtos.keras.torch import gathering, generators, torch_internals
 from syrtos.keras.torch.overlap import Overlap
+from syrtos.scopes import set_within
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Optimizer
 
 # Leaves in tuples, lists and dictionaries, which come back in the same form.
 _Tree = TypeVar("_Tree")
-_local = threading.local()
+_step: ContextVar[TorchStep | None] = ContextVar("step", default=None)
+_whole: ContextVar[bool] = ContextVar("whole", default=False)
+_note: ContextVar[Callable[[keras.Variable], None] | None] = ContextVar("note", default=None)
 # A number, or a tensor of numbers, that a step returns.
 Number = torch.Tensor | npt.NDArray[np.generic] | np.generic | float | int
 _Floats = npt.NDArray[np.float64] | np.float64
@@ -50,7 +53,7 @@ _COMPARED_AS: Mapping[str, type[np.generic]] = {
 
 def current_step() -> TorchStep | None:
     """Returns the step that this thread is in, shared with others."""
-    return getattr(_local, "step", None)
+    return _step.get()
 
 
 def is_whole() -> bool:
@@ -58,7 +61,7 @@ def is_whole() -> bool:
 
     See `whole_batch`.
     """
-    return getattr(_local, "whole", False)
+    return _whole.get()
 
 
 @contextlib.contextmanager
@@ -67,26 +70,20 @@ def whole_batch() -> Iterator[None]:
 
     There is no step on a share, and nothing is noted.
     """
-    before, _local.step, whole, _local.whole = current_step(), None, is_whole(), True
-    try:
+    with set_within(_step, None), set_within(_whole, True):
         yield
-    finally:
-        _local.step, _local.whole = before, whole
 
 
 @contextlib.contextmanager
 def noting_assignments(note: Callable[[keras.Variable], None]) -> Iterator[None]:
     """Calls ``note``, within the context, with each Keras variable that is about to be assigned."""
-    _local.note = note
-    try:
+    with set_within(_note, note):
         yield
-    finally:
-        _local.note = None
 
 
 def assigning(variable: keras.Variable) -> None:
     """Tells `noting_assignments` that a Keras variable is about to be assigned."""
-    note = getattr(_local, "note", None)
+    note = _note.get()
     if note:
         note(variable)
 
@@ -148,13 +145,10 @@ class TorchStep(Assignments):
     @contextlib.contextmanager
     def as_current_step(self) -> Iterator[Self]:
         """Makes this the current step."""
-        outer, _local.step = current_step(), self
-        try:
+        with set_within(_step, self):
             rank = 0 if self.plan.reason_not_split else self.rank_to_seed()
             with generators.own_random_numbers(rank) as self._common_seed:
                 yield self
-        finally:
-            _local.step = outer
 
     def rank_to_seed(self) -> int:
         """Returns a number by which the workers' random numbers differ, as their rows do.

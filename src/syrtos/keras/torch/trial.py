@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.keras import keras_internals
 from syrtos.keras.patching import Method
@@ -22,7 +23,7 @@ from syrtos.keras.split.python_state import keeping_python_state
 from syrtos.keras.split.trial_step import Amount, Assigned, StepOutcome, TrialOfRows
 from syrtos.keras.torch import decisions, gathering, ops, torch_internals
 from syrtos.keras.torch.draws import Draw, Recorder
-from syrtos.keras.torch.generators import Drawn
+from syrtos.keras.torch.generators import DrawingSteps
 from syrtos.keras.torch.rows import TorchShare, has_rows
 from syrtos.keras.torch.step import (
     Number,
@@ -227,7 +228,7 @@ class _StateBefore:
         self._grads = [
             (p, None if p.grad is None else (p.grad, p.grad.detach().clone())) for p in parameters
         ]
-        self._steps = Drawn.steps
+        self._steps = world.part(DrawingSteps).steps
 
     def about_to_assign(self, variable: keras.Variable) -> None:
         """Keeps the value of a Keras variable from before its first assignment."""
@@ -272,7 +273,7 @@ class _StateBefore:
                 parameter.grad = held and held[0]
                 if held:
                     held[0].copy_(held[1])
-        Drawn.steps = self._steps
+        world.part(DrawingSteps).steps = self._steps
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from syrtos.comm import world
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.keras.backend import Backend, Step
 from syrtos.keras.features import sharding
@@ -89,10 +90,10 @@ class Torch(Backend["AnyVariable", torch.Tensor]):
         return sharding.gathering_variables(model)
 
     def count_draws(self) -> int:
-        return generators.Drawn.steps
+        return world.part(generators.DrawingSteps).steps
 
     def set_drawn(self, count: int) -> None:
-        generators.Drawn.steps = count
+        world.part(generators.DrawingSteps).steps = count
 
     def skip_batches(self, batches: object, steps: int) -> None:
         """Does nothing: Keras calls a step on torch with a list of batches already drawn."""

@@ -12,6 +12,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from syrtos.comm import world
+from syrtos.comm.world import Session
+
 if TYPE_CHECKING:
     from syrtos.keras.protocols import P, R
 
@@ -19,12 +22,13 @@ if TYPE_CHECKING:
 class _Interrupt:
     """A SIGINT that this worker has got."""
 
-    is_pending = False
+    def __init__(self, _session: Session) -> None:
+        self.is_pending = False
 
 
 def is_interrupted() -> bool:
     """Returns whether this worker has got a SIGINT that was not acted on yet."""
-    return _Interrupt.is_pending
+    return world.part(_Interrupt).is_pending
 
 
 def hold_sigint(original: Callable[P, R]) -> Callable[P, R]:
@@ -39,7 +43,7 @@ def hold_sigint(original: Callable[P, R]) -> Callable[P, R]:
         main = threading.current_thread() is threading.main_thread()
         if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             return original(*args, **kwargs)
-        _Interrupt.is_pending = False
+        world.part(_Interrupt).is_pending = False
         signal.signal(signal.SIGINT, _remember)
         try:
             return original(*args, **kwargs)
@@ -50,6 +54,7 @@ def hold_sigint(original: Callable[P, R]) -> Callable[P, R]:
 
 
 def _remember(number: int, frame: FrameType | None) -> None:
-    if _Interrupt.is_pending:
+    interrupt = world.part(_Interrupt)
+    if interrupt.is_pending:
         signal.default_int_handler(number, frame)
-    _Interrupt.is_pending = True
+    interrupt.is_pending = True

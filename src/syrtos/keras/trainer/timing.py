@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Concatenate, TypeVar
 
 from syrtos.comm import world
@@ -14,6 +14,7 @@ from syrtos.comm.world import Session
 from syrtos.keras import backend
 from syrtos.observe.clock import Kind, Phase
 from syrtos.records import read_record, record_of
+from syrtos.scopes import set_within
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import P, R
@@ -23,10 +24,7 @@ _PARTS: dict[str, tuple[Phase, Kind]] = {
     "evaluate": ("test", "build"),
     "predict": ("predict", "build"),
 }
-_local = threading.local()
 TapeT = TypeVar("TapeT")
-# The number of each function among those of its name, by its identity.
-_numbers: dict[str, dict[int, int]] = {}
 
 
 def part_of_run(original: Callable[P, R]) -> Callable[P, R]:
@@ -40,14 +38,24 @@ def part_of_run(original: Callable[P, R]) -> Callable[P, R]:
     return method
 
 
+class _GraphNumbers:
+    """The number of each function among those of its name, by its identity."""
+
+    def __init__(self, _session: Session) -> None:
+        self._numbers: dict[str, dict[int, int]] = {}
+
+    def number_of(self, name: str, function: object) -> int:
+        known = self._numbers.setdefault(name, {})
+        return known.setdefault(id(function), len(known) + 1)
+
+
 def tracing(name: str, function: object) -> contextlib.AbstractContextManager[None]:
     """Context manager around the making of a graph of a function: counts the graph and its time.
 
     Functions of one name are told apart by a number.
     """
     if world.is_initialized():
-        known = _numbers.setdefault(name, {})
-        number = known.setdefault(id(function), len(known) + 1)
+        number = world.part(_GraphNumbers).number_of(name, function)
         world.current().ledger.add("graphs", name if number == 1 else f"{name} ({number})", 1)
     return _span("trace")
 
@@ -76,6 +84,9 @@ class _Call:
         self.updates = updates
 
 
+_call: ContextVar[_Call | None] = ContextVar("call", default=None)
+
+
 @dataclasses.dataclass
 class _CallRecord:
     """The record of a script's `tf.function`: whether an optimizer's update was seen in it."""
@@ -94,18 +105,15 @@ def computing(function: object = None) -> Iterator[None]:
     if ledger is None or not ledger.in_script or not backend.active().eager():
         yield
         return
-    outer = _call()
+    outer = _call.get()
     if outer is not None:
         with _nested_call(outer, function):
             yield
         return
     ledger.before_update()
-    call = _local.call = _Call(read_record(function, _CallRecord).updates)
-    try:
-        with ledger.span("compute"):
-            yield
-    finally:
-        _local.call = None
+    call = _Call(read_record(function, _CallRecord).updates)
+    with set_within(_call, call), ledger.span("compute"):
+        yield
     if call.updates:
         record_of(function, _CallRecord).updates = True
         ledger.note_update()
@@ -128,7 +136,7 @@ def _nested_call(outer: _Call, function: object) -> Iterator[None]:
 def updating() -> Iterator[None]:
     """Context manager around an optimizer's update, eager or traced: it makes the call a step."""
     with computing():
-        call = _call()
+        call = _call.get()
         if call is not None:
             call.updates = True
         yield
@@ -177,10 +185,6 @@ def as_computing(original: Callable[P, R]) -> Callable[P, R]:
             return original(*args, **kwargs)
 
     return method
-
-
-def _call() -> _Call | None:
-    return getattr(_local, "call", None)
 
 
 # -- data of a step --------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ Play = Callable[..., _Others]
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
     """Makes this process a worker of a world of two."""
     before = world.adopt(None)
-    monkeypatch.setattr(write_once, "_thread", write_once._Thread())
+    monkeypatch.setattr(write_once, "_calls", write_once._Calls())
 
     def as_rank(rank: int, do: Callable[[], None] = lambda: None, timeout: float = 60.0) -> _Others:
         comm = _Others(rank, do)
@@ -114,7 +114,7 @@ def test_a_first_worker_that_does_not_come_is_not_waited_for(
     play(1)
     write_once.once(str(tmp_path / "file"), lambda: (tmp_path / "file").write_text("whole"))
     play(0)
-    write_once._thread = write_once._Thread()
+    write_once._calls = write_once._Calls()
     write_once.once(str(tmp_path / "file"), lambda: pytest.fail("it has been written"))
 
 
@@ -169,13 +169,13 @@ def test_a_fetch_is_known_by_its_file_and_nothing_tells_its_address(
     )
     play(0)
     expected = get(object())
-    write_once._thread = write_once._Thread()
+    write_once._calls = write_once._Calls()
     play(1)
     assert get(object()) == expected
     assert fetched == ["file"]
     for left in (tmp_path / "run" / "claims").iterdir():
         assert "secret" not in left.read_text()
-    write_once._thread = write_once._Thread()
+    write_once._calls = write_once._Calls()
     others = play(1, lambda: claims.Turn("fetches 0").tell((0, 1)))
     (tmp_path / "run" / "claims").rename(tmp_path / "gone")
     (tmp_path / "run" / "claims").mkdir()
