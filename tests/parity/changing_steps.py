@@ -209,6 +209,24 @@ def first_batch_of_one_row() -> tuple[Any, Logs]:
     return model, dict(history.history)
 
 
+@case
+def data_of_unknown_length() -> tuple[Any, Logs]:
+    """Each epoch ends in a step that finds no data, which Adam counts as an update all the same."""
+
+    class Own(Stepping):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            loss, gradients = self.gradients(*data)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    keras.utils.set_random_seed(48)
+    model = Own()
+    model.compile(keras.optimizers.Adam(0.01))
+    rows = tf.data.Dataset.from_tensor_slices(data()).filter(lambda x, y: True).batch(32)
+    history = model.fit(rows, epochs=5, verbose=0)
+    return model, {**history.history, "updates": [float(model.optimizer.iterations.numpy())]}
+
+
 @keras3
 def states_and_numbers_of_rare_rows() -> tuple[Any, Logs]:
     """Counts and maxima of rows of which the first batch has none."""

@@ -76,7 +76,7 @@ _NEED_TENSORFLOW = {
     "term_that_begins_with_an_epoch", "term_of_each_third_step", "step_that_decides_by_its_loss", "first_batch_of_one_row", "step_with_a_state_in_python",
     "training_function_of_its_own",
     "stateful_layer_of_one_row", "loss_without_a_reduction", "step_that_returns_vectors", "step_that_draws_from_an_iterator_of_its_own",
-    "compiled_step_of_layers_that_train_themselves", "rows_of_a_table_that_stand_once",
+    "compiled_step_of_layers_that_train_themselves", "rows_of_a_table_that_stand_once", "data_of_unknown_length",
 }  # fmt: skip
 _WITHOUT_TENSORFLOW = [
     name for name in CASES if name not in _NEED_TENSORFLOW and not name.startswith("own_loop")

@@ -59,6 +59,30 @@ def predicts(folder: Path) -> None:
     assert made.get_variable_names() == ["dense/bias", "dense/kernel", "global_step"]
 
 
+def draws_by_given_seeds(folder: Path) -> None:
+    """What the script gives a seed is drawn as in one process, in each of several graphs."""
+    shuffled = lambda: reads(1, 1)().unbatch().shuffle(96, seed=5)  # noqa: E731
+    expected = np.concatenate([x["x"] for x, _ in shuffled()])
+    weights = np.asarray(v1.random_normal_initializer(seed=3)([4, 1]))
+
+    def of_seeds(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        w = v1.get_variable("w", [4, 1], initializer=v1.random_normal_initializer(seed=3))
+        if mode == E.ModeKeys.PREDICT:
+            return E.EstimatorSpec(mode, {"x": features["x"]})
+        loss = tf.reduce_mean((features["x"] @ w - labels) ** 2)
+        step = v1.train.get_global_step()
+        op = v1.train.GradientDescentOptimizer(0.0).minimize(loss, global_step=step)
+        return E.EstimatorSpec(mode, loss=loss, train_op=op)
+
+    made = E.Estimator(of_seeds, str(folder))
+    for _ in range(2):
+        made.train(lambda: shuffled().batch(16), steps=1)
+    np.testing.assert_allclose(made.get_variable_value("w"), weights, rtol=1e-6)
+    for _ in range(2):
+        found = [row["x"] for row in made.predict(lambda: shuffled().batch(16), "x")]
+        np.testing.assert_array_equal(np.stack(found), expected)
+
+
 def exports(folder: Path) -> None:
     made = estimator(folder, E.RunConfig(save_checkpoints_steps=10))
     exporters = [

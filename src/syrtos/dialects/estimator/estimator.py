@@ -32,10 +32,9 @@ from syrtos.dialects.estimator.first_batch import (
 )
 from syrtos.dialects.estimator.specs import EstimatorSpec, ModeKeys
 from syrtos.errors import ConfigurationError
-from syrtos.keras.split import shares
 from syrtos.keras.split.checks import Checks
 from syrtos.keras.split.plan import SplitPlan
-from syrtos.keras.tensorflow import patching, reduction, tf_internals
+from syrtos.keras.tensorflow import patching, reduction, reproducible, tf_internals
 from syrtos.keras.tensorflow.input import TensorShare
 
 if TYPE_CHECKING:
@@ -179,16 +178,12 @@ class Estimator:
     ) -> None:
         rank = self._workers.world.rank
         with graphs.new_graph("fit") as graph:
-            seed = self._seed(graph)
+            self._seed(graph)
             v1.train.get_or_create_global_step()
             batch = self._with_any_rows(
                 self._inputs(input_fn, ModeKeys.TRAIN), input_fn, ModeKeys.TRAIN
             )
             with graphs.GraphScope(self._workers, batch, training=True).as_current_step() as scope:
-                # After `input_fn`: the data is the same on all workers, and the noise that
-                # `model_fn` adds is not.
-                if seed is not None:
-                    v1.set_random_seed(seed + shares.SEED_STRIDE * self._workers.world.rank)
                 features, labels = scope.data
                 with (
                     reduction.counting_reductions() as reductions,
@@ -489,16 +484,16 @@ class Estimator:
         known = self._known.setdefault(step, (SplitPlan(), Checks()))
         return [Comparing(scope, known, step, loss, train_op, metrics, self._config.session_config)]
 
-    def _seed(self, graph: tf.Graph) -> int | None:
-        """Gives the graph its seed, and returns it."""
+    def _seed(self, graph: tf.Graph) -> None:
+        """Gives the graph its seed."""
         # Workers that shuffle alike read the same data. Each graph has another seed, as it has in
         # one process.
         seed = self._config.tf_random_seed
         if seed is None and self._workers.world.size > 1:
             self._graphs += 1
             seed = settings.common_seed() + self._graphs
+            reproducible.note_seed_of_graph(seed)
         graph.seed = seed  # pyright: ignore[reportAttributeAccessIssue]  # TensorFlow's stubs lack it
-        return seed
 
     def _checkpoint(self, given: str | None) -> str:
         found = given or self.latest_checkpoint()

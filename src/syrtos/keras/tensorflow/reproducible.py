@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from syrtos import settings
 from syrtos.comm import world
+from syrtos.comm.world import Session
 from syrtos.keras.tensorflow import tf_internals, tf_internals_random
 from syrtos.records import record_of
 
@@ -188,13 +189,25 @@ def _is_ours(parallel: bool, draws: _Draws) -> bool:
     return draws.unseeded and is_seed_of_run(tf_internals.global_seed())
 
 
+class _SeedsOfGraphs:
+    """The seeds that syrtos has given to graphs of a script that sets none."""
+
+    def __init__(self, _session: Session) -> None:
+        self.seeds: set[int] = set()
+
+
+def note_seed_of_graph(seed: int) -> None:
+    """Notes a seed that syrtos gives to a graph, for `is_seed_of_run`."""
+    world.part(_SeedsOfGraphs).seeds.add(seed)
+
+
 def is_seed_of_run(seed: int | None) -> bool:
     """Returns whether a global seed is the one that syrtos sets for a script that sets none."""
     # Outside of a run syrtos sets none.
     if settings.SEED_VARIABLE not in settings.environment():
         return False
     # Where the script says what is exchanged, that of each worker is the common one plus its rank.
-    return seed in (
-        settings.common_seed(),
-        (settings.common_seed() + world.current().world.rank) % 2**31,
-    )
+    session = world.current()
+    common = settings.common_seed()
+    of_worker = (common + session.world.rank) % 2**31
+    return seed in (common, of_worker) or seed in session.part(_SeedsOfGraphs).seeds

@@ -95,9 +95,12 @@ class TensorFlowFunction(SplitFunction[Batch]):
             if not found:
                 raise StopIteration
         if self.is_due(steps):
+            # Of data that has come to its end the function finds out itself. As in one process, it
+            # counts the step then: its counter of updates does not wait for the data.
             found = found or _next_batches(iter(batches), steps)
-            self.decide(found[-1 if self.checks.ends_epoch else 0])
-            batches = _iterator_over(found, spec) if is_prepared else found
+            if found:
+                self.decide(found[-1 if self.checks.ends_epoch else 0])
+                batches = _iterator_over(found, spec) if is_prepared else found
         elif not is_prepared:
             batches = found
         self.checks.count(steps)
@@ -235,8 +238,8 @@ def functions_of(model: Model) -> dict[str, TensorFlowFunction]:
 
 
 def _next_batches(iterator: Iterator[object], steps: int) -> list[object]:
-    found = [next(iterator)]
-    # The last call of an epoch may have fewer batches than the others.
+    """Returns the batches of a call, fewer where the data ends; none if it has ended."""
+    found: list[object] = []
     with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
         while len(found) < steps:
             found.append(next(iterator))
