@@ -222,7 +222,7 @@ def data_of_unknown_length() -> tuple[Any, Logs]:
     keras.utils.set_random_seed(48)
     model = Own()
     model.compile(keras.optimizers.Adam(0.01))
-    rows = tf.data.Dataset.from_tensor_slices(data()).filter(lambda x, y: True).batch(32)
+    rows = tf.data.Dataset.from_tensor_slices(data()).filter(lambda *row: True).batch(32)
     history = model.fit(rows, epochs=5, verbose=0)
     return model, {**history.history, "updates": [float(model.optimizer.iterations.numpy())]}
 

@@ -62,7 +62,7 @@ def predicts(folder: Path) -> None:
 def draws_by_given_seeds(folder: Path) -> None:
     """What the script gives a seed is drawn as in one process, in each of several graphs."""
     shuffled = lambda: reads(1, 1)().unbatch().shuffle(96, seed=5)  # noqa: E731
-    expected = np.concatenate([x["x"] for x, _ in shuffled()])
+    expected = np.stack([x["x"] for x, _ in shuffled()])
     weights = np.asarray(v1.random_normal_initializer(seed=3)([4, 1]))
 
     def of_seeds(features: Any, labels: Any, mode: str, params: Any) -> Any:
