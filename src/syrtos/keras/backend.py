@@ -82,7 +82,7 @@ class Step(Protocol[TensorT]):
         """
         ...
 
-    def whole_batch(self) -> contextlib.AbstractContextManager[None]:
+    def as_one_process(self) -> contextlib.AbstractContextManager[None]:
         """Context manager: each worker computes the whole batch inside.
 
         Nothing is exchanged or weighted there, and assignments are equal on all workers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from types import SimpleNamespace
 
@@ -17,6 +18,8 @@ def test_another_thread_than_that_of_fit_is_refused(
 ) -> None:
     session = SimpleNamespace(comm=SimpleNamespace(size=workers))
     monkeypatch.setattr(fitting.world, "sharing", lambda: session)
+    fits = functools.cache(lambda kind: kind(session))
+    monkeypatch.setattr(fitting.world, "part", fits)
     monkeypatch.setattr(fitting.registry, "active", list)
     refused: list[str] = []
 

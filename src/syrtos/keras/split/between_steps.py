@@ -16,7 +16,7 @@ import numpy as np
 
 from syrtos.comm.world import Session
 from syrtos.keras import keras_internals
-from syrtos.keras.split import whole_batch
+from syrtos.keras.split import keras_origin
 from syrtos.keras.split.held_numbers import numbers_of
 from syrtos.keras.split.tensors import EagerTensor
 
@@ -113,7 +113,7 @@ def _zeros(model: Model, reads_attributes: bool) -> Iterator[_Zero]:
     ]
     for part in [*parts, main := sys.modules["__main__"]]:
         # Keras's own classes keep rates and the like in such attributes.
-        has_own = reads_attributes and part is not main and not whole_batch.is_of_keras(type(part))
+        has_own = reads_attributes and part is not main and not keras_origin.is_of_keras(type(part))
         for name, value in list(vars(part).items()):
             numbers = _small_number(value, variables_only=True)
             if (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 from syrtos.keras import keras_internals
 from syrtos.keras.replica import state
-from syrtos.keras.split import whole_batch
+from syrtos.keras.split import keras_origin, mixed_rows
 from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
     own = [
         method
         for method in (*_METHODS, "__call__")
-        if not whole_batch.is_of_keras(owner_of(type(model), method))
+        if not keras_origin.is_of_keras(owner_of(type(model), method))
     ]
-    own += whole_batch.own_methods(model, _METHODS)
+    own += keras_origin.own_methods(model, _METHODS)
     parts += [f"{type(model).__name__}.{method}" for method in own]
     # A model of a fixed number of rows may use that number, e.g. to reshape.
     is_from_data = read_record(model, _BuildRecord).is_from_data
@@ -71,16 +71,37 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
     parts += [
         f"the metric {type(x).__name__} with an `update_state` of its own"
         for x in losses
-        if whole_batch.own_methods(x, ["update_state"])
+        if keras_origin.own_methods(x, ["update_state"])
     ]
     optimizer = getattr(model, "optimizer", None)
-    if (
-        name == "train_step"
-        and optimizer is not None
-        and not whole_batch.is_known_optimizer(optimizer)
-    ):
+    if name == "train_step" and optimizer is not None and not is_known_optimizer(optimizer):
         parts.append(f"the optimizer {type(optimizer).__name__}")
     return parts
+
+
+def script_sees_gradients(model: object, stock: bool, name: str) -> bool:
+    """Returns whether code of the script sees gradients from their making to the end of the update.
+
+    Args:
+        model: whose step it is.
+        stock: whether the step is Keras's own.
+        name: ``train_step``, ``test_step`` or ``predict_step``.
+    """
+    if not stock:
+        return name != "predict_step"
+    if name != "train_step":
+        return False
+    optimizer = getattr(model, "optimizer", None)
+    # A `LossScaleOptimizer` of Keras's may hold one of the script's own.
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return not (is_known_optimizer(optimizer) and is_known_optimizer(inner))
+
+
+def is_known_optimizer(optimizer: object) -> bool:
+    """Returns whether an optimizer is Keras's own, with none of its methods from the script."""
+    return keras_origin.is_of_keras(type(optimizer)) and not keras_origin.own_methods(
+        optimizer, ("apply", "apply_gradients", "update_step")
+    )
 
 
 def _operations_of(part: object) -> Iterable[_Operation]:
@@ -153,9 +174,9 @@ def _has_aggregation(variable: object) -> bool:
 def is_known_layer(layer: object) -> bool:
     """Returns whether a layer is Keras's own, with nothing of the script's in it."""
     kind = type(layer)
-    if not whole_batch.is_of_keras(kind) or kind.__name__ in _OTHERS:
+    if not keras_origin.is_of_keras(kind) or kind.__name__ in _OTHERS:
         return False
-    if not whole_batch.is_of_keras(getattr(kind, "call", kind)):
+    if not keras_origin.is_of_keras(getattr(kind, "call", kind)):
         return False  # the script has given Keras's class a method of its own
     if getattr(layer, "time_major", False):
         return False  # the first dimension of a recurrent layer of Keras 2 counts time then
@@ -165,7 +186,7 @@ def is_known_layer(layer: object) -> bool:
     ):
         return False  # it pads to the longest text of the rows that it gets
     # E.g. a softmax over the rows.
-    if whole_batch.may_be_rows(getattr(layer, "axis", None)):
+    if mixed_rows.may_be_rows(getattr(layer, "axis", None)):
         return False
     # Private attributes are Keras's own bookkeeping.
     return all(
@@ -205,11 +226,11 @@ def _is_known_value(value: object) -> bool:
     """
     if not callable(value) or isinstance(value, type):
         return True
-    return whole_batch.is_of_keras(value) or whole_batch.is_of_keras(type(value))
+    return keras_origin.is_of_keras(value) or keras_origin.is_of_keras(type(value))
 
 
 def _is_known_operation(operation: object) -> bool:
-    by_element = type(operation).__name__ in _BY_ELEMENT and whole_batch.is_of_keras(
+    by_element = type(operation).__name__ in _BY_ELEMENT and keras_origin.is_of_keras(
         type(operation)
     )
     return hasattr(operation, "stateful") or by_element

@@ -41,12 +41,12 @@ def current_step() -> TensorFlowStep | None:
 
 
 def computes_whole_batch() -> bool:
-    """Returns whether this thread and all workers compute the whole batch: see `whole_batch`."""
+    """Returns whether this thread and all workers compute the whole batch: see `as_one_process`."""
     return _whole.get()
 
 
 @contextlib.contextmanager
-def whole_batch() -> Iterator[None]:
+def as_one_process() -> Iterator[None]:
     """Makes code mean what it means in one process, within the context.
 
     There is no step on a share, nothing is noted, and tf.distribute sees one replica.

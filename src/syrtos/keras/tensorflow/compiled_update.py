@@ -110,20 +110,35 @@ def _compiling(original: Method) -> Method:
         if not is_compiled(self, variables):
             original(self, grads, variables, learning_rate)
             return
+        # Not found again inside of a program, which has no more than a proxy of the optimizer.
+        decay = read_record(self, _UpdateRecord).decay
         decaying = take_decaying(self)
+
+        def update_all(
+            optimizer: Keras3Optimizer,
+            variables: Sequence[Variable],
+            grads: Sequence[Gradient],
+            rate: Number,
+        ) -> None:
+            """Applies weight decay and then the update, as Keras does."""
+            if ours := [variable for variable in variables if id(variable) in decaying]:
+                decay(optimizer, ours)
+            if variables:
+                original(optimizer, grads, variables, rate)
+
         pairs = list(zip(grads, variables, strict=True))
         # XLA compiles for one number of rows; that of `tf.IndexedSlices` is another in each step.
         rows = [(g, v) for g, v in pairs if isinstance(g, tf.IndexedSlices)]
         dense = [
             (tf.convert_to_tensor(g), v) for g, v in pairs if not isinstance(g, tf.IndexedSlices)
         ]
-        _update(self, original, decaying, [v for _, v in rows], [g for g, _ in rows], learning_rate)
+        update_all(self, [v for _, v in rows], [g for g, _ in rows], learning_rate)
         if dense:
             world.current().ledger.say(update="compiled")
             changed = [v for _, v in dense]
 
             def update(optimizer: Keras3Optimizer, grads: list[tf.Tensor], rate: tf.Tensor) -> None:
-                _update(optimizer, original, decaying, changed, grads, rate)
+                update_all(optimizer, changed, grads, rate)
 
             program = compiled_program(self, changed, decaying, update)
             program([g for g, _ in dense], tf.convert_to_tensor(learning_rate))
@@ -167,21 +182,6 @@ def compiled_program(
 
         programs[key] = program
     return programs[key]
-
-
-def _update(
-    optimizer: Keras3Optimizer,
-    update: Method,
-    decaying: set[int],
-    variables: Sequence[Variable],
-    grads: Sequence[Gradient],
-    rate: Number,
-) -> None:
-    """Applies weight decay and then the update, as Keras does."""
-    if ours := [variable for variable in variables if id(variable) in decaying]:
-        read_record(optimizer, _UpdateRecord).decay(optimizer, ours)
-    if variables:
-        update(optimizer, grads, variables, rate)
 
 
 _Optimizer = "keras.src.backend.tensorflow.optimizer:TFOptimizer"

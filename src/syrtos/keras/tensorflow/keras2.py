@@ -20,7 +20,7 @@ from syrtos.keras.features import asynchronous, finite
 from syrtos.keras.files import write_once
 from syrtos.keras.patching import Method, Patch, install
 from syrtos.keras.replica import updates
-from syrtos.keras.split import shares, whole_batch
+from syrtos.keras.split import mixed_rows, shares
 from syrtos.keras.tensorflow import (
     gradients,
     keras2_callbacks,
@@ -263,13 +263,13 @@ LOSSES = [
     Patch("tf_keras.src.losses:Loss", "_get_reduction", _reduction_of_one_process, _REPLICAS),
     Patch(f"{_METRIC}:Mean", "update_state", shares.counting_share, _NUMBER),
     Patch(f"{_METRIC}:Sum", "update_state", shares.counting_share, _NUMBER),
-    Patch("tf_keras.src.losses:Loss", "__call__", whole_batch.of_all_rows, _MIXES),
-    Patch("tf_keras.src.losses:Loss", "__init__", whole_batch.adapting_loss, _MIXES),
-    Patch(f"{_METRIC}:MeanMetricWrapper", "update_state", whole_batch.mean_of_all_rows, _MIXES),
+    Patch("tf_keras.src.losses:Loss", "__call__", mixed_rows.of_all_rows, _MIXES),
+    Patch("tf_keras.src.losses:Loss", "__init__", mixed_rows.adapting_loss, _MIXES),
+    Patch(f"{_METRIC}:MeanMetricWrapper", "update_state", mixed_rows.mean_of_all_rows, _MIXES),
     Patch(
         f"{_METRIC}:Metric",
         "__new__",
-        whole_batch.adapting_new,
+        mixed_rows.adapting_new,
         f"{_MIXES} Keras 2 wraps the method when it makes a metric.",
     ),
 ]

@@ -13,7 +13,7 @@ from syrtos.comm.world import Session
 from syrtos.errors import ConfigurationError
 from syrtos.keras import keras_internals
 from syrtos.keras.features import finite, registry
-from syrtos.keras.split import known_parts, shares, verdicts, whole_batch
+from syrtos.keras.split import keras_origin, known_parts, shares, verdicts
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import tf_internals
 from syrtos.keras.tensorflow.input_policy import is_own_shard
@@ -149,7 +149,7 @@ def takes_whole_batches(model: Model, method: str, session: Session) -> bool:
         session: the workers.
     """
     making = _MAKING[method]
-    if whole_batch.is_of_keras(known_parts.owner_of(type(model), making)) or not verdicts.is_split(
+    if keras_origin.is_of_keras(known_parts.owner_of(type(model), making)) or not verdicts.is_split(
         session
     ):
         return False

@@ -14,11 +14,11 @@ from syrtos.comm.world import Session
 from syrtos.errors import SyrtosError
 from syrtos.keras.features import registry
 from syrtos.keras.patching import Method
-from syrtos.keras.split import trial_step, verdicts, whole_batch
+from syrtos.keras.split import known_parts, trial_step, verdicts
 from syrtos.keras.split.split_function import SplitFunction
 from syrtos.keras.split.trial_step import Amount
 from syrtos.keras.tensorflow import tf_internals
-from syrtos.keras.tensorflow.assignments import whole_batch as computing_whole_batch
+from syrtos.keras.tensorflow.assignments import as_one_process
 from syrtos.keras.tensorflow.input import Numbered, TensorShare, cut, numbered_by_hand
 from syrtos.keras.tensorflow.input_policy import gives_whole_batches
 from syrtos.keras.tensorflow.models import synchronize_batchnorm
@@ -56,7 +56,7 @@ class TensorFlowFunction(SplitFunction[Batch]):
             stock: whether the step is Keras's own.
             name: the name of the step.
         """
-        early = whole_batch.script_sees_gradients(model, stock, name)
+        early = known_parts.script_sees_gradients(model, stock, name)
         super().__init__(model, session, name, stock, early)
         self.step = step
         self._make: Callable[[], Method] | None = None
@@ -130,7 +130,7 @@ class TensorFlowFunction(SplitFunction[Batch]):
     def compute_step(self, batch: object) -> object:
         """Computes one step of the function, on this worker's share of the batch."""
         if not isinstance(batch, Batch) and verdicts.is_split(self._session):
-            with computing_whole_batch():
+            with as_one_process():
                 return self.step(batch)
         training = self._name == "train_step"
         session = registry.session_of_step(self._session, training)

@@ -37,9 +37,9 @@ from syrtos.keras.tensorflow import (
 )
 from syrtos.keras.tensorflow.assignments import (
     Watcher,
+    as_one_process,
     is_sum,
     private_read,
-    whole_batch,
     within_step,
 )
 from syrtos.keras.tensorflow.graph_checks import GraphChecks
@@ -193,9 +193,9 @@ class TensorFlowStep(Watcher):
         """Returns whether this worker has a part of a batch, and not one of its own."""
         return verdicts.is_split(self.session)
 
-    def whole_batch(self) -> contextlib.AbstractContextManager[None]:
-        """Context manager: computes the whole batch inside, as the function `whole_batch` says."""
-        return whole_batch()
+    def as_one_process(self) -> contextlib.AbstractContextManager[None]:
+        """Context manager: computes the whole batch inside, as the function `as_one_process` says."""
+        return as_one_process()
 
     def rows_of_all(self, tree: Tree) -> Tree:
         """Returns the structure with the rows of all workers: see `syrtos.keras.backend.Step`."""
@@ -229,7 +229,7 @@ class TensorFlowStep(Watcher):
             for leaf, like in zip(tf.nest.flatten(rows), tf.nest.flatten(batch.data), strict=True):
                 if isinstance(like, tf.Tensor):
                     leaf.set_shape(like.shape)
-        with whole_batch():
+        with as_one_process():
             return step(rows)
 
     def graph_checks(self) -> GraphChecks | None:

@@ -25,7 +25,7 @@ from syrtos.keras.tensorflow import (
     tf_internals_iterators,
     tf_internals_random,
 )
-from syrtos.keras.tensorflow.assignments import current_step, whole_batch
+from syrtos.keras.tensorflow.assignments import as_one_process, current_step
 from syrtos.keras.tensorflow.input import TensorShare
 from syrtos.keras.tensorflow.reduction import Reduction
 from syrtos.keras.tensorflow.rows import has_rows, static_shape
@@ -63,7 +63,7 @@ class TensorFlowTrial(TrialOfRows):
         rows = gathering.rows_of_all(scope, scope.data)
 
         def run(outcome: StepOutcome) -> object:
-            with whole_batch():
+            with as_one_process():
                 return self._run(self._step, rows)
 
         return self._outcome(run)
@@ -117,7 +117,7 @@ class TensorFlowTrial(TrialOfRows):
             # A `tf.function` that is traced here would leave what it makes without values.
             _eager_functions(),
             contextlib.suppress(Exception),
-            whole_batch(),
+            as_one_process(),
         ):
             self._run(self._step, rows)
 

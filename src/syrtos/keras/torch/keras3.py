@@ -271,7 +271,7 @@ def _on_shares(
             if not of_first.plan.reason_not_split:
                 return finish(scope, function([share.data]))
             batch = scope.rows_of_all(share.data)
-            with scope.whole_batch():
+            with scope.as_one_process():
                 outputs = function([batch])
             return finish(scope, outputs)
 

@@ -8,10 +8,10 @@ import keras
 
 from syrtos.comm.world import Session
 from syrtos.keras.patching import Method
+from syrtos.keras.split.known_parts import script_sees_gradients
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.split_function import SplitFunction
 from syrtos.keras.split.trial_step import Amount
-from syrtos.keras.split.whole_batch import script_sees_gradients
 from syrtos.keras.torch import gradients, torch_internals
 from syrtos.keras.torch.rows import TorchShare
 from syrtos.keras.torch.trial import PredictingTorchTrial, TorchTrial, precision_of

@@ -59,13 +59,13 @@ def current_step() -> TorchStep | None:
 def is_whole() -> bool:
     """Returns whether this thread computes the whole batch, as every other worker does.
 
-    See `whole_batch`.
+    See `as_one_process`.
     """
     return _whole.get()
 
 
 @contextlib.contextmanager
-def whole_batch() -> Iterator[None]:
+def as_one_process() -> Iterator[None]:
     """Makes code mean what it means in one process, within the context.
 
     There is no step on a share, and nothing is noted.
@@ -213,9 +213,9 @@ class TorchStep(Assignments):
         """Returns whether this worker has a part of a batch, and not one of its own."""
         return verdicts.is_split(self.session)
 
-    def whole_batch(self) -> contextlib.AbstractContextManager[None]:
-        """Context manager: code inside computes the whole batch; see the function `whole_batch`."""
-        return whole_batch()
+    def as_one_process(self) -> contextlib.AbstractContextManager[None]:
+        """Context manager: code inside computes the whole batch; see the function `as_one_process`."""
+        return as_one_process()
 
     def rows_of_all(self, tree: _Tree) -> _Tree:
         """Returns the structure with the rows of all workers: see `syrtos.keras.backend.Step`."""

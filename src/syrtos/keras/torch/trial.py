@@ -28,12 +28,12 @@ from syrtos.keras.torch.rows import TorchShare, has_rows
 from syrtos.keras.torch.step import (
     Number,
     TorchStep,
+    as_one_process,
     buffers_of,
     current_step,
     noting_assignments,
     number_as_array,
     numbers_of,
-    whole_batch,
 )
 
 
@@ -72,7 +72,7 @@ class TorchTrial(TrialOfRows):
         )
 
         def run(outcome: StepOutcome) -> object:
-            with whole_batch():
+            with as_one_process():
                 return self._step(rows)
 
         return self._run_without_trace(run)[1]

@@ -10,7 +10,7 @@ import keras
 import pytest
 
 from syrtos.comm import world
-from syrtos.keras.split import whole_batch
+from syrtos.keras.split import keras_origin, known_parts, mixed_rows
 
 
 def own(y_true: Any, y_pred: Any) -> Any:
@@ -34,24 +34,24 @@ class Own(keras.losses.Loss):
     ],
 )
 def test_losses_of_keras_that_look_at_each_row(name: str) -> None:
-    assert whole_batch.loss_is_row_by_row(getattr(keras.losses, name)())
+    assert mixed_rows.loss_is_row_by_row(getattr(keras.losses, name)())
 
 
 @pytest.mark.parametrize(
     "loss", [keras.losses.Dice(), keras.losses.Tversky(), keras.losses.Circle(), Own()]
 )
 def test_losses_that_may_mix_rows(loss: keras.losses.Loss) -> None:
-    assert not whole_batch.loss_is_row_by_row(loss)
+    assert not mixed_rows.loss_is_row_by_row(loss)
 
 
 def test_functions() -> None:
     wrapper: Any = type(keras.losses.MeanSquaredError()).__mro__[1]
-    assert not whole_batch.loss_is_row_by_row(wrapper(own))
-    assert not whole_batch.is_row_by_row(own)
-    assert not whole_batch.is_row_by_row(keras.losses.dice)
-    assert not whole_batch.is_row_by_row(keras.losses.Dice())
-    assert whole_batch.is_row_by_row(keras.losses.mean_squared_error)
-    assert whole_batch.is_row_by_row(functools.partial(keras.losses.huber, delta=2.0))
+    assert not mixed_rows.loss_is_row_by_row(wrapper(own))
+    assert not mixed_rows.is_row_by_row(own)
+    assert not mixed_rows.is_row_by_row(keras.losses.dice)
+    assert not mixed_rows.is_row_by_row(keras.losses.Dice())
+    assert mixed_rows.is_row_by_row(keras.losses.mean_squared_error)
+    assert mixed_rows.is_row_by_row(functools.partial(keras.losses.huber, delta=2.0))
 
 
 def test_what_only_looks_like_a_function_of_keras() -> None:
@@ -59,24 +59,24 @@ def test_what_only_looks_like_a_function_of_keras() -> None:
     def wrapping(y_true: Any, y_pred: Any) -> Any:
         return keras.ops.mean(y_true - y_pred)
 
-    assert not whole_batch.is_row_by_row(wrapping)
-    assert not whole_batch.is_row_by_row(keras.losses.Dice().call)
-    assert whole_batch.is_row_by_row(keras.losses.Huber().call)
+    assert not mixed_rows.is_row_by_row(wrapping)
+    assert not mixed_rows.is_row_by_row(keras.losses.Dice().call)
+    assert mixed_rows.is_row_by_row(keras.losses.Huber().call)
     along_rows = functools.partial(keras.losses.cosine_similarity, axis=0)
-    assert not whole_batch.is_row_by_row(along_rows)
+    assert not mixed_rows.is_row_by_row(along_rows)
     # Syrtos wraps functions of Keras, and these are still Keras's.
-    assert whole_batch.is_of_keras(keras.losses.Loss.__call__)
-    assert whole_batch.is_of_keras(keras.Model.fit)
+    assert keras_origin.is_of_keras(keras.losses.Loss.__call__)
+    assert keras_origin.is_of_keras(keras.Model.fit)
 
 
 def test_methods_that_the_script_has_given_objects_of_keras() -> None:
     loss: Any = keras.losses.MeanSquaredError()
     loss.call = own
-    assert not whole_batch.loss_is_row_by_row(loss)
+    assert not mixed_rows.loss_is_row_by_row(loss)
     optimizer: Any = keras.optimizers.SGD()
-    assert whole_batch.is_known_optimizer(optimizer)
+    assert known_parts.is_known_optimizer(optimizer)
     optimizer.apply = types.MethodType(lambda self, *_: None, optimizer)
-    assert not whole_batch.is_known_optimizer(optimizer)
+    assert not known_parts.is_known_optimizer(optimizer)
 
 
 @pytest.mark.needs("tensorflow")
@@ -94,7 +94,7 @@ def test_methods_that_are_functions_of_tensorflow_get_all_rows_too() -> None:
     def init(self: Any) -> None: ...
 
     world.init()
-    whole_batch.adapting_class(init)(Largest.__new__(Largest))
-    whole_batch.adapting_loss(init)(OfBatch.__new__(OfBatch))
+    mixed_rows.adapting_class(init)(Largest.__new__(Largest))
+    mixed_rows.adapting_loss(init)(OfBatch.__new__(OfBatch))
     for kind, name in ((Largest, "update_state"), (OfBatch, "__call__")):
         assert isinstance(vars(kind)[name], types.FunctionType), "it is not wrapped"

@@ -14,12 +14,13 @@ import dataclasses
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, Protocol, TypeVar
 
 from syrtos.comm import world
 from syrtos.comm.world import Session
 from syrtos.keras import backend
+from syrtos.keras.split.keras_origin import is_of_keras, own_methods
 from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
@@ -31,9 +32,6 @@ OwnerT = TypeVar("OwnerT")
 # Keras's own functions that mix rows: they sum over the batch before they divide, or compare each
 # row with all others (seen in 3.15.1).
 _MIXING = frozenset({"dice", "tversky", "circle", "Dice", "Tversky", "Circle"})
-_OF_KERAS = ("keras", "tf_keras")
-# Packages whose functions wrap those of Keras.
-_WRAPPING = ("syrtos", "tensorflow")
 
 
 # The metrics of the script that `_tell_where_workers_train_alone` has warned of.
@@ -55,50 +53,6 @@ class _MeanMetricWrapper(Protocol):
     """A metric of Keras around a function: `keras.metrics.MeanMetricWrapper`."""
 
     _fn: Callable[..., object]
-
-
-def is_of_keras(kind: object) -> bool:
-    """Returns whether a class or a function is Keras's own."""
-    function = getattr(kind, "__func__", kind)
-    if not isinstance(function, types.FunctionType):
-        return (getattr(kind, "__module__", None) or "").partition(".")[0] in _OF_KERAS
-    # Not its `__module__`: with `functools.wraps` a script's function takes that of another.
-    package = str(function.__globals__.get("__name__")).partition(".")[0]
-    wrapped = vars(function).get("__wrapped__")
-    if package in _WRAPPING and wrapped is not None:
-        return is_of_keras(wrapped)
-    return package in _OF_KERAS
-
-
-def own_methods(owner: object, names: Iterable[str]) -> list[str]:
-    """Returns which of its methods an object of Keras has from the script, by an assignment."""
-    own = getattr(owner, "__dict__", {})
-    return [name for name in names if name in own and not is_of_keras(own[name])]
-
-
-def script_sees_gradients(model: object, stock: bool, name: str) -> bool:
-    """Returns whether code of the script sees gradients from their making to the end of the update.
-
-    Args:
-        model: whose step it is.
-        stock: whether the step is Keras's own.
-        name: ``train_step``, ``test_step`` or ``predict_step``.
-    """
-    if not stock:
-        return name != "predict_step"
-    if name != "train_step":
-        return False
-    optimizer = getattr(model, "optimizer", None)
-    # A `LossScaleOptimizer` of Keras's may hold one of the script's own.
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return not (is_known_optimizer(optimizer) and is_known_optimizer(inner))
-
-
-def is_known_optimizer(optimizer: object) -> bool:
-    """Returns whether an optimizer is Keras's own, with none of its methods from the script."""
-    return is_of_keras(type(optimizer)) and not own_methods(
-        optimizer, ("apply", "apply_gradients", "update_step")
-    )
 
 
 def is_row_by_row(function: object) -> bool:
@@ -256,7 +210,7 @@ def _on_all_rows(
             return original(self, *args, **kwargs)
         args, kwargs = step.rows_of_all((args, kwargs))
         # Or what it computes would be weighted by this worker's part of the samples once more.
-        with step.whole_batch():
+        with step.as_one_process():
             return original(self, *args, **kwargs)
 
     return method

@@ -1,0 +1,29 @@
+"""Tells what is Keras's own from what a script has made or put in its place."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+
+_OF_KERAS = ("keras", "tf_keras")
+# Packages whose functions wrap those of Keras.
+_WRAPPING = ("syrtos", "tensorflow")
+
+
+def is_of_keras(kind: object) -> bool:
+    """Returns whether a class or a function is Keras's own."""
+    function = getattr(kind, "__func__", kind)
+    if not isinstance(function, types.FunctionType):
+        return (getattr(kind, "__module__", None) or "").partition(".")[0] in _OF_KERAS
+    # Not its `__module__`: with `functools.wraps` a script's function takes that of another.
+    package = str(function.__globals__.get("__name__")).partition(".")[0]
+    wrapped = vars(function).get("__wrapped__")
+    if package in _WRAPPING and wrapped is not None:
+        return is_of_keras(wrapped)
+    return package in _OF_KERAS
+
+
+def own_methods(owner: object, names: Iterable[str]) -> list[str]:
+    """Returns which of its methods an object of Keras has from the script, by an assignment."""
+    own = getattr(owner, "__dict__", {})
+    return [name for name in names if name in own and not is_of_keras(own[name])]
