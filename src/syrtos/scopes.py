@@ -1,4 +1,4 @@
-"""Values that hold for one thread inside of a context, such as the step that it computes."""
+"""Values that hold for a thread, or a task of asyncio, inside of a context, such as its step."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ ValueT = TypeVar("ValueT")
 
 @contextlib.contextmanager
 def set_within(variable: ContextVar[ValueT], value: ValueT) -> Iterator[ValueT]:
-    """Sets a context variable within the context, gives the value, and resets the variable."""
-    token = variable.set(value)
+    """Sets a context variable within the context, gives the value, and sets the one from before."""
+    before = variable.get()
+    variable.set(value)
     try:
         yield value
     finally:
-        variable.reset(token)
+        # Not by a token, which only the thread that has set the value could use: a tape, or a
+        # generator that holds the context, may be closed by another one.
+        variable.set(before)

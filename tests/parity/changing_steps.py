@@ -219,12 +219,20 @@ def data_of_unknown_length() -> tuple[Any, Logs]:
             self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
             return {"loss": loss}
 
+        def test_step(self, data: Any) -> dict[str, Any]:
+            return {"largest": tf.reduce_max(self(data[0])) - tf.reduce_mean(data[1])}
+
     keras.utils.set_random_seed(48)
     model = Own()
     model.compile(keras.optimizers.Adam(0.01))
-    rows = tf.data.Dataset.from_tensor_slices(data()).filter(lambda *row: True).batch(32)
-    history = model.fit(rows, epochs=5, verbose=0)
-    return model, {**history.history, "updates": [float(model.optimizer.iterations.numpy())]}
+    records = tf.data.Dataset.from_tensor_slices(data())
+    empty = records.filter(lambda *row: False).batch(32)
+    rows = records.filter(lambda *row: True).batch(32)
+    logs = {**model.fit(rows, epochs=5, verbose=0).history}
+    logs["updates"] = [float(model.optimizer.iterations.numpy())]
+    # A first call without data shows nothing of the step.
+    model.evaluate(empty, verbose=0)
+    return model, {**logs, "tested": [model.evaluate(rows, verbose=0, return_dict=True)["largest"]]}
 
 
 @keras3
@@ -506,11 +514,12 @@ def draws_that_are_made_once_for_a_batch() -> tuple[Any, Logs]:
 
 @keras3
 def operations_of_a_model_inside_of_another() -> tuple[Any, Logs]:
-    """A functional model that centres its rows is a layer of another model."""
+    """A functional model that compares its rows with their largest is a layer of another model."""
     keras.utils.set_random_seed(72)
     given = keras.Input((12,))
     rows = keras.layers.Dense(6, use_bias=False)(given)  # a bias would have no gradient
-    inner = keras.Model(given, rows - ops.mean(rows, axis=0, keepdims=True))
+    # Not with their mean, which Keras takes in float32 on JAX, whatever it computes in.
+    inner = keras.Model(given, rows - ops.max(rows, axis=0, keepdims=True))
     model = keras.Sequential([keras.Input((12,)), inner, keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     return fit(model, *data())

@@ -25,7 +25,8 @@ def remembering(mkdtemp: Callable[..., str]) -> Callable[..., str]:
 
     def make(*args: object, **kwargs: object) -> str:
         folder = mkdtemp(*args, **kwargs)
-        world.part(_OwnFolders).folders.add(Path(os.fsdecode(folder)))
+        if world.is_initialized():
+            world.part(_OwnFolders).folders.add(Path(os.fsdecode(folder)))
         return folder
 
     return make

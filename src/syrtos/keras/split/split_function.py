@@ -18,7 +18,7 @@ from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.trial_step import Amount, TrialOfRows
 
 if TYPE_CHECKING:
-    from syrtos.keras.protocols import Model
+    from syrtos.keras.protocols import Model, Variable
 
 # A batch as a backend gives it to a step.
 BatchT = TypeVar("BatchT")
@@ -110,7 +110,7 @@ class SplitFunction(abc.ABC, Generic[BatchT]):
     def _precision(self) -> int:
         """Returns the bytes of the least precise dtype of the model's layers."""
 
-    def _identity(self, variable: object) -> int:
+    def _identity(self, variable: Variable) -> int:
         """Returns the id by which a step notes that it assigns a variable of Keras."""
         return id(variable)
 

@@ -43,10 +43,6 @@ _PARAMETERS = 1_000_000
 _PER_VARIABLE = 20_000
 
 
-def _decay_nothing(optimizer: object, variables: object) -> None:
-    """Stands for a method that no update has asked for yet."""
-
-
 class _UpdateRecord:
     """The record of an optimizer about its compiled updates.
 
@@ -60,7 +56,7 @@ class _UpdateRecord:
     def __init__(self) -> None:
         self.programs: dict[object, Program[Any]] = {}
         self.decaying: Sequence[Variable] = ()
-        self.decay: Method = _decay_nothing
+        self.decay: Method | None = None
 
 
 def is_compiled(optimizer: Keras3Optimizer, variables: Sequence[Variable]) -> bool:
@@ -122,6 +118,7 @@ def _compiling(original: Method) -> Method:
         ) -> None:
             """Applies weight decay and then the update, as Keras does."""
             if ours := [variable for variable in variables if id(variable) in decaying]:
+                assert decay is not None  # it came with them
                 decay(optimizer, ours)
             if variables:
                 original(optimizer, grads, variables, rate)

@@ -92,10 +92,10 @@ def _for_some(
             tf.numpy_function(call, inputs, tf.as_dtype(np.asarray(otherwise).dtype)), []
         )
 
-    return tf.cond(_is_compared(index), some, rest)
+    return tf.cond(is_compared_in_graph(index), some, rest)
 
 
-def _is_compared(index: tf.Tensor) -> tf.Tensor:
+def is_compared_in_graph(index: tf.Tensor) -> tf.Tensor:
     """Returns what `checksums.is_compared` does, as a tensor."""
     number = tf.bitwise.bitwise_and(index, tf.constant(-LEFT_TO_THREADS - 1, index.dtype))
     ones = tf.bitwise.bitwise_and(number, number - 1)

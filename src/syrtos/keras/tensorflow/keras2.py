@@ -155,6 +155,7 @@ def _make_function(step_name: str, original: Method) -> Method:
             if not models.wraps_steps(self, session):
                 return original(self, force)
             step: BatchStep = getattr(self, step_name)
+            # A later `compile` puts another function in the place of this one.
             object.__setattr__(
                 self, step_name, lambda data: functions[step_name].compute_step(data)
             )

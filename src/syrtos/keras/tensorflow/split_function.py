@@ -14,6 +14,7 @@ from syrtos.comm.world import Session
 from syrtos.errors import SyrtosError
 from syrtos.keras.features import registry
 from syrtos.keras.patching import Method
+from syrtos.keras.replica import state
 from syrtos.keras.split import known_parts, trial_step, verdicts
 from syrtos.keras.split.split_function import SplitFunction
 from syrtos.keras.split.trial_step import Amount
@@ -27,7 +28,7 @@ from syrtos.keras.tensorflow.step import TensorFlowStep
 from syrtos.keras.tensorflow.trial import PredictingTensorFlowTrial, TensorFlowTrial, precision_of
 
 if TYPE_CHECKING:
-    from syrtos.keras.protocols import Model
+    from syrtos.keras.protocols import Model, Variable
     from syrtos.keras.tensorflow.types import BatchStep
 
 # A batch as Keras's data sets give it to a step.
@@ -38,7 +39,7 @@ class TensorFlowFunction(SplitFunction[Batch]):
     """A function of a model on TensorFlow, which is traced by its plan.
 
     What a batch is decides what becomes of it: a `Numbered` one is cut into shares, a `TensorShare`
-    is this worker's already, and any other is computed whole.
+    is this worker's already, and any other (see `giving_whole_batches`) is computed whole.
 
     Attributes:
         step: `train_step`, `test_step` or `predict_step`, as the model has it.
@@ -76,8 +77,8 @@ class TensorFlowFunction(SplitFunction[Batch]):
         """Calls the function; before due steps, one of their batches is computed both ways.
 
         Args:
-            batches: an iterator of `tf.data` for a function that takes one, or else the batches
-                themselves, which may have been given by hand.
+            batches: an iterator of `tf.data`, which may be the script's own, or a collection of
+                batches, which may have been given by hand.
             steps: that one call of the function makes.
 
         Raises:
@@ -88,22 +89,19 @@ class TensorFlowFunction(SplitFunction[Batch]):
             return self.function(batches)
         self.verifying.count_call()
         spec = getattr(batches, "element_spec", None)
-        is_prepared = spec is not None and not self._is_of_script(batches, spec)
-        found: list[Any] = []
-        if not is_prepared:
-            found = [self._prepare(batch) for batch in itertools.islice(batches, steps)]
-            if not found:
-                raise StopIteration
+        if spec is None:
+            batches = [self._prepare(batch) for batch in batches]
+        elif verdicts.is_split(self._session) and not isinstance(spec, Batch):
+            batches, spec = self._iterator_of_script(batches, steps)
         if self.is_due(steps):
-            # Of data that has come to its end the function finds out itself. As in one process, it
-            # counts the step then: its counter of updates does not wait for the data.
-            found = found or _next_batches(iter(batches), steps)
+            found = _next_batches(iter(batches), steps)
+            # Of data that has come to its end the function finds out itself. As in one process, an
+            # optimizer counts an update then: its counter does not wait for the data.
             if found:
                 self.decide(found[-1 if self.checks.ends_epoch else 0])
-                batches = _iterator_over(found, spec) if is_prepared else found
-        elif not is_prepared:
-            batches = found
-        self.checks.count(steps)
+                batches = found if spec is None else _iterator_over(found, spec)
+            elif not self.plan.is_decided:
+                raise StopIteration
         self.note_accumulation()
         try:
             outputs = self.function(batches)
@@ -114,16 +112,29 @@ class TensorFlowFunction(SplitFunction[Batch]):
             # The same batches are given again: while the function is traced no step is made, and no
             # batch taken.
             outputs = self._call_without_split(batches, why, error)
+        self.checks.count(steps)
         self._was_called = True
         return outputs
 
-    def _is_of_script(self, iterator: Any, spec: object) -> bool:
-        """Returns whether an iterator is the script's own, over batches that steps are to cut."""
-        is_cut = isinstance(spec, Batch) or tf_internals.iterates_over_shares(iterator)
-        return verdicts.is_split(self._session) and not is_cut
+    def _iterator_of_script(
+        self, batches: Any, steps: int
+    ) -> tuple[Iterator[Batch], tf.TypeSpec | None]:
+        """Returns the next batches of an iterator of the script's own, prepared, and their spec.
+
+        Raises:
+            StopIteration: it has no batch left. An optimizer's counter stays as it is then, unlike
+                in one process.
+        """
+        are_shares, found = tf_internals.iterates_over_shares(batches), []
+        for batch in itertools.islice(batches, steps):
+            found.append(_share_by_hand(batch) if are_shares else self._prepare(batch))
+        if not found:
+            raise StopIteration
+        prepared = _iterator_over(found)
+        return prepared, prepared.element_spec
 
     def _prepare(self, batch: object) -> object:
-        """Prepares a batch given by hand for steps that cut it; a pipeline's is prepared already."""
+        """Prepares a batch given by hand for steps that cut it."""
         is_prepared = isinstance(batch, Batch) or not verdicts.is_split(self._session)
         return batch if is_prepared else numbered_by_hand(batch)
 
@@ -201,8 +212,8 @@ class TensorFlowFunction(SplitFunction[Batch]):
         mine = float(len(counts) > 1)
         return any(self._session.comm.agree("tensors of the batch have unequal rows?", mine))
 
-    def _identity(self, variable: object) -> int:
-        return id(getattr(variable, "value", variable))
+    def _identity(self, variable: Variable) -> int:
+        return state.identity(variable)
 
     def _precision(self) -> int:
         return precision_of(self.model)
@@ -237,16 +248,22 @@ def functions_of(model: Model) -> dict[str, TensorFlowFunction]:
     return found
 
 
-def _next_batches(iterator: Iterator[object], steps: int) -> list[object]:
+def _next_batches(iterator: Iterator[Any], steps: int) -> list[Any]:
     """Returns the batches of a call, fewer where the data ends; none if it has ended."""
-    found: list[object] = []
+    found: list[Any] = []
     with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
         while len(found) < steps:
             found.append(next(iterator))
     return found
 
 
-def _iterator_over(batches: Sequence[Batch], spec: object) -> Iterator[Batch]:
+def _share_by_hand(rows: object) -> TensorShare:
+    """Returns a share of which only the rows are there."""
+    counts = [count_rows(leaf) for leaf in tf.nest.flatten(rows) if has_rows(leaf)]
+    return TensorShare(tf.cast(counts[0] if counts else 1, tf.int64), rows)
+
+
+def _iterator_over(batches: Sequence[Any], spec: object = None) -> Any:
     """Returns an iterator over batches, with elements of the given spec.
 
     Thus a function is not traced for these batches alone.
@@ -255,4 +272,6 @@ def _iterator_over(batches: Sequence[Batch], spec: object) -> Iterator[Batch]:
     joined = functools.reduce(lambda one, other: one.concatenate(other), parts)
     # A data set has static shapes of its own; by a variant it is given those of the spec, and no
     # function is traced.
+    if spec is None:
+        return iter(joined)
     return iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(joined), spec))

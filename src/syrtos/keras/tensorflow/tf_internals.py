@@ -34,6 +34,8 @@ from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 from tensorflow.python.saved_model import load as saved_model_load
 from tensorflow.python.saved_model import save as saved_model_save
 
+from syrtos.comm import world
+from syrtos.comm.world import Session
 from syrtos.records import read_record, record_of
 from syrtos.scopes import set_within
 
@@ -98,8 +100,11 @@ def may_be_recorded() -> bool:
     return bool(record.could_possibly_record())
 
 
-# Is called with each variable that is about to be assigned.
-_watcher: ContextVar[Callable[[tf.Variable], None] | None] = ContextVar("watcher", default=None)
+class _Watching:
+    """The function that is called with each variable that is about to be assigned, by any thread."""
+
+    def __init__(self, _session: Session) -> None:
+        self.watcher: Callable[[tf.Variable], None] | None = None
 
 
 _ASSIGNING = (
@@ -112,7 +117,7 @@ _ASSIGNING = (
 
 def assigning(variable: tf.Variable) -> None:
     """Tells the watcher, if there is one, that a variable is about to be assigned."""
-    watcher = _watcher.get()
+    watcher = world.part(_Watching).watcher
     if watcher is not None:
         watcher(variable)
 
@@ -163,13 +168,15 @@ def watching_assignments(watcher: Callable[[tf.Variable], None]) -> Iterator[Non
         watcher(self.state)
         return counter(self, shape)
 
+    watching = world.part(_Watching)
+    before, watching.watcher = watching.watcher, watcher
     try:
         for kind, name, original in originals:
             setattr(kind, name, _telling(watcher, original))
         generator._prepare_key_counter = prepare
-        with set_within(_watcher, watcher):
-            yield
+        yield
     finally:
+        watching.watcher = before
         generator._prepare_key_counter = counter
         for kind, name, original in originals:
             setattr(kind, name, original)

@@ -31,6 +31,11 @@ def test_arrays_that_differ_have_other_checksums(one: Any, other: Any) -> None:
     assert checksum_of([one]) != checksum_of([other])
 
 
-def test_of_a_large_array_three_rows_are_compared() -> None:
+def test_of_a_large_array_rows_from_all_over_it_are_compared() -> None:
     large = np.arange(5 * 10_000.0).reshape(5, 10_000)
     np.testing.assert_array_equal(compared_rows(large), large[[0, 2, 4]])
+    labels = np.arange(20_000)
+    swapped = np.concatenate([labels[:1], labels[1:-1][::-1], labels[-1:]])
+    assert checksum_of([labels]) != checksum_of([swapped])
+    texts = np.array([b"x" * 9] * 999, object)
+    assert len(compared_rows(texts)) == 64

@@ -15,6 +15,7 @@ import tensorflow as tf
 from syrtos.comm import world
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.errors import DataError
+from syrtos.keras.datasets.checksums import is_compared
 from syrtos.keras.tensorflow import ops, tf_internals
 from syrtos.keras.tensorflow.input import (
     cut,
@@ -23,6 +24,7 @@ from syrtos.keras.tensorflow.input import (
     spec_of_share,
     worker_batches,
 )
+from syrtos.keras.tensorflow.input_comparison import LEFT_TO_THREADS, is_compared_in_graph
 
 Answer = Callable[[float], list[float]]
 
@@ -213,6 +215,13 @@ def test_batches_are_compared_now_and_then() -> None:
     comm = OneOf(0, 2)
     list(global_batches(tf.data.Dataset.range(130).batch(1), comm))
     assert len(comm.calls) == len([0, 1, 2, 4, 8, 16, 32, 64, 128])
+
+
+@pytest.mark.parametrize("first", [0, LEFT_TO_THREADS])
+def test_graphs_compare_the_batches_that_python_does(first: int) -> None:
+    for number in range(200):
+        index = tf.constant(first + number, tf.int32)
+        assert bool(is_compared_in_graph(index)) == is_compared(number)
 
 
 FORMS: dict[str, Callable[[], Any]] = {
