@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeVar
 
+# A number, or a tensor of numbers, of a backend.
+NumberT = TypeVar("NumberT")
 Rule = Literal["equal", "sum", "mean", "max", "min"]
 
 
@@ -123,6 +125,35 @@ class SplitPlan:
         # their rows have no part in it.
         is_for_batch = shape is not None and tuple(shape) in self.batch_draws
         return is_for_batch and not (shape and tuple(shape[1:]) in self.row_draws)
+
+    def combine_logs(
+        self,
+        numbers: Sequence[NumberT],
+        is_mean: Callable[[NumberT], bool],
+        means_of: Callable[[list[NumberT]], Sequence[NumberT]],
+        combine: Callable[[NumberT, Rule], NumberT],
+    ) -> dict[int, NumberT]:
+        """Returns what the numbers that a step returns become, by the `id`s of those that change.
+
+        Args:
+            numbers: this worker's, in order.
+            is_mean: says whether a number without a rule becomes its mean by samples.
+            means_of: exchanges numbers, and returns their means by samples. It is called once.
+            combine: exchanges a number, and returns what its rule makes of it.
+        """
+        rules: list[Rule] = [
+            self.logs.get(i, "mean" if is_mean(number) else "equal")
+            for i, number in enumerate(numbers)
+        ]
+        pairs: list[tuple[NumberT, Rule]] = list(zip(numbers, rules, strict=True))
+        averaged = [number for number, rule in pairs if rule == "mean"]
+        changed = {
+            id(number): mean for number, mean in zip(averaged, means_of(averaged), strict=True)
+        }
+        others: list[tuple[NumberT, Rule]] = [
+            (number, rule) for number, rule in pairs if rule not in ("mean", "equal")
+        ]
+        return changed | {id(number): combine(number, rule) for number, rule in others}
 
     def for_next_comparison(self) -> SplitPlan:
         """Returns an empty plan for a later comparison.

@@ -10,7 +10,7 @@ import re
 import resource
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
@@ -20,8 +20,9 @@ import numpy as np
 
 from syrtos.comm.communicator import Array, Communicator
 from syrtos.comm.world import Session
-from syrtos.keras import backend
+from syrtos.keras import backend, keras_internals
 from syrtos.keras.patching import Method
+from syrtos.keras.replica import state
 from syrtos.keras.split import between_steps
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.python_state import Change
@@ -30,7 +31,7 @@ from syrtos.observe import memory
 from syrtos.scopes import set_within
 
 if TYPE_CHECKING:
-    from syrtos.keras.protocols import Model
+    from syrtos.keras.protocols import Model, NamedVariable
 
 # Takes an optimizer, the gradients that it is given, and their variables, of the classes of the
 # backend.
@@ -284,6 +285,26 @@ class TrialOfRows(Generic[ModelT, BatchT]):
         lacks = int(self._some.samples) < int(self._all.samples)
         return not any(self._session.comm.agree("are there other rows?", float(lacks)))
 
+    def _note_logs(self, outcome: StepOutcome, run: Callable[[StepOutcome], object]) -> None:
+        """Runs the step, and notes the numbers that it returns, or the error in which it ends."""
+        try:
+            logs = run(outcome)
+            found = self._compared_leaves(logs)
+            outcome.logs = [self._as_array(leaf) for leaf in found]
+            outcome.log_names = names_of(logs, found)
+        # Any error of the script's step: that it can't be computed in one of the ways is what a
+        # trial is to show.
+        except Exception as error:
+            outcome.error = describe_error(error)
+
+    def _compared_leaves(self, logs: object) -> Sequence[object]:
+        """Returns what is compared of the step's outputs, in order."""
+        raise NotImplementedError
+
+    def _as_array(self, leaf: object) -> Array:
+        """Returns a compared leaf as an array."""
+        return np.asarray(leaf)
+
     def build(self) -> None:
         """Runs the step once, for what a model's first call makes, on backends where it matters."""
 
@@ -333,6 +354,29 @@ def _peak_memory() -> tuple[int, int]:
         backend.active().device_memory(),
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
+
+
+def add_gradients(
+    outcome: StepOutcome, gradients: Iterable[Array | None], variables: Sequence[NamedVariable]
+) -> None:
+    """Adds the gradients that there are, by the names of their variables or, without these, numbered."""
+    names = [state.name_of(variable) for variable in variables]
+    for index, gradient in enumerate(gradients):
+        if gradient is not None:
+            outcome.gradients.append(gradient)
+            outcome.gradient_names.append(
+                names[index] if index < len(names) else f"gradient {index + 1}"
+            )
+
+
+def precision_of(model: Model) -> int:
+    """Returns the bytes of the model's least precise layer dtype; 4 where none is floating."""
+    names = [
+        str(getattr(layer, "compute_dtype", None) or "float32")
+        for layer in keras_internals.layers_of(model)
+    ]
+    found = [re.search(r"float(\d+)", name) for name in names]
+    return min((int(match[1]) // 8 for match in found if match), default=4)
 
 
 def in_own_row(value: Array, rank: int, size: int) -> Array:

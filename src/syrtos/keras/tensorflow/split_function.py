@@ -25,7 +25,7 @@ from syrtos.keras.tensorflow.input_policy import gives_whole_batches
 from syrtos.keras.tensorflow.models import synchronize_batchnorm
 from syrtos.keras.tensorflow.rows import count_rows, has_rows
 from syrtos.keras.tensorflow.step import TensorFlowStep
-from syrtos.keras.tensorflow.trial import PredictingTensorFlowTrial, TensorFlowTrial, precision_of
+from syrtos.keras.tensorflow.trial import PredictingTensorFlowTrial, TensorFlowTrial
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import Model, Variable
@@ -216,7 +216,7 @@ class TensorFlowFunction(SplitFunction[Batch]):
         return state.identity(variable)
 
     def _precision(self) -> int:
-        return precision_of(self.model)
+        return trial_step.precision_of(self.model)
 
     def _needs_build(self) -> bool:
         # A model that its first step builds.

@@ -250,18 +250,12 @@ class TensorFlowStep(Watcher):
         numbers = [] if logs_are_global or self.session.comm.size == 1 else numbers_of(outputs)
         if self._outcome is not None:
             self._outcome.own_logs = [np.asarray(number) for number in numbers]
-        rules: dict[int, Rule] = {
-            i: self.plan.logs.get(i, "mean" if _is_log(number) else "equal")
-            for i, number in enumerate(numbers)
-        }
-        scalars = [number for i, number in enumerate(numbers) if rules[i] == "mean"]
-        means = self.flush(scalars, always=not self._flushed)
-        replace = {id(old): new for old, new in zip(scalars, means, strict=True)}
-        replace |= {
-            id(n): self._combine(n, rules[i])
-            for i, n in enumerate(numbers)
-            if rules[i] not in ("mean", "equal")
-        }
+        replace = self.plan.combine_logs(
+            numbers,
+            _is_log,
+            lambda means: self.flush(means, always=not self._flushed),
+            self._combine,
+        )
         return (
             tf.nest.map_structure(lambda t: replace.get(id(t), t), outputs) if replace else outputs
         )

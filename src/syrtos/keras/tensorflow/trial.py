@@ -103,7 +103,7 @@ class TensorFlowTrial(TrialOfRows):
 
     def precision(self) -> int:
         """Returns the bytes of the least precise dtype of the model's layers."""
-        return precision_of(self._model)
+        return trial_step.precision_of(self._model)
 
     def build(self) -> None:
         """Runs the step once for what a model makes in its first call."""
@@ -125,7 +125,6 @@ class TensorFlowTrial(TrialOfRows):
         return cast("StrategyModel", self._model).distribute_strategy.run(step, args=(data,))
 
     def _compared_leaves(self, logs: object) -> Sequence[Number]:
-        """Returns what is compared of the step's outputs, in order."""
         return numbers_of(logs)
 
     def _outcome(self, run: Callable[[StepOutcome], object]) -> StepOutcome:
@@ -143,17 +142,7 @@ class TensorFlowTrial(TrialOfRows):
             tf_internals.without_output(),
             _eager_functions(),
         ):
-            try:
-                logs = run(outcome)
-                found = self._compared_leaves(logs)
-                outcome.logs, outcome.log_names = (
-                    [np.asarray(v) for v in found],
-                    trial_step.names_of(logs, found),
-                )
-            # Any error of the script's step: that it can't be computed in one of the ways is what a
-            # trial is to show.
-            except Exception as error:
-                outcome.error = trial_step.describe_error(error)
+            self._note_logs(outcome, run)
         return outcome
 
 
@@ -289,16 +278,11 @@ def _note_gradients(
     # fails there.
     if builds:
         keras_internals.build_optimizer(optimizer, variables)
-    names = [state.name_of(variable) for variable in variables]
     scope = current_step()
     if scope is not None and not scope.reduces_early:
         grads = Reduction(scope.session.comm).apply(grads, (), scope.samples)
-    for index, gradient in enumerate(grads):
-        if gradient is not None:
-            outcome.gradients.append(np.asarray(tf.convert_to_tensor(gradient)))
-            outcome.gradient_names.append(
-                names[index] if index < len(names) else f"gradient {index + 1}"
-            )
+    found = (None if g is None else np.asarray(tf.convert_to_tensor(g)) for g in grads)
+    trial_step.add_gradients(outcome, found, variables)
 
 
 def _is_seed(variable: tf.Variable) -> bool:
@@ -343,13 +327,3 @@ def _synchronizing_batchnorm(model: Model) -> Iterator[None]:
 
 def _is_batchnorm(layer: object) -> TypeGuard[models.BatchNormalization]:
     return hasattr(layer, "synchronized")
-
-
-def precision_of(model: Model) -> int:
-    """Returns the bytes of the model's least precise layer dtype; 4 where none is floating."""
-    names = [
-        str(getattr(layer, "compute_dtype", None) or "float32")
-        for layer in keras_internals.layers_of(model)
-    ]
-    sizes = [tf.as_dtype(name).size for name in names if "float" in name]
-    return min(sizes, default=4)

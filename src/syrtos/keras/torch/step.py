@@ -251,18 +251,10 @@ class TorchStep(Assignments):
         numbers = [] if logs_are_global or self.plan.reason_not_split else numbers_of(outputs)
         if self.outcome is not None:
             self.outcome.own_logs = [number_as_array(number) for number in numbers]
-        rules: dict[int, Rule] = {
-            i: self.plan.logs.get(i, "mean" if _is_log(number) else "equal")
-            for i, number in enumerate(numbers)
-        }
-        scalars = [number for i, number in enumerate(numbers) if rules[i] == "mean"]
-        means = self.flush(() if self.plan.reason_not_split else buffers, scalars)
-        replace: dict[int, Number] = {id(old): new for old, new in zip(scalars, means, strict=True)}
-        replace |= {
-            id(n): self._combine(n, rules[i])
-            for i, n in enumerate(numbers)
-            if rules[i] not in ("mean", "equal")
-        }
+        buffers = () if self.plan.reason_not_split else buffers
+        replace = self.plan.combine_logs(
+            numbers, _is_log, lambda means: self.flush(buffers, means), self._combine
+        )
         return (
             keras.tree.map_structure(lambda leaf: replace.get(id(leaf), leaf), outputs)
             if replace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import keras
 import numpy as np
@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 
 from syrtos.comm import world
+from syrtos.comm.communicator import Array
 from syrtos.comm.world import Session
-from syrtos.keras import keras_internals
 from syrtos.keras.patching import Method
 from syrtos.keras.replica import state
 from syrtos.keras.split import trial_step, verdicts
@@ -129,8 +129,11 @@ class TorchTrial(TrialOfRows):
         """
         return self._precision
 
-    def _compared_numbers(self, logs: object) -> Sequence[Number]:
+    def _compared_leaves(self, logs: object) -> Sequence[Number]:
         return numbers_of(logs)
+
+    def _as_array(self, leaf: Any) -> Array:
+        return number_as_array(leaf)
 
     def _run_without_trace(
         self, run: Callable[[StepOutcome], object]
@@ -143,17 +146,7 @@ class TorchTrial(TrialOfRows):
             recorder.noting(),
             torch_internals.noting_autocast(entered.append),
         ):
-            try:
-                logs = run(outcome)
-                found = self._compared_numbers(logs)
-                outcome.logs, outcome.log_names = (
-                    [number_as_array(v) for v in found],
-                    trial_step.names_of(logs, found),
-                )
-            except Exception as error:
-                # The script's step may fail in any way on a share, which shows that it can't be
-                # split.
-                outcome.error = trial_step.describe_error(error)
+            self._note_logs(outcome, run)
         self._precision = min([self._precision, *entered])
         outcome.draws = [draw.shape for draw in recorder.draws]
         return recorder.draws, outcome
@@ -176,7 +169,7 @@ class PredictingTorchTrial(TorchTrial):
             return verdicts.describe_draw_of_prediction(draw.name)
         return ""
 
-    def _compared_numbers(self, logs: object) -> Sequence[Number]:
+    def _compared_leaves(self, logs: object) -> Sequence[Number]:
         return [leaf for leaf in keras.tree.flatten(logs) if isinstance(leaf, torch.Tensor)]
 
 
@@ -309,24 +302,16 @@ def _keep_gradients(
     variables: Sequence[keras.Variable],
 ) -> None:
     """Adds the gradients given to an optimizer, averaged over the workers if they are not yet."""
-    names = [state.name_of(variable) for variable in variables]
     scope = current_step()
     if scope is not None and not scope.reduces_early:
         # `weighted_mean` fails where a variable has no gradient: then the trial ends in an error.
         given = cast("list[torch.Tensor]", list(gradients))
         gradients = ops.weighted_mean(scope.session.comm, given, float(scope.samples))
-    for index, gradient in enumerate(gradients):
-        if gradient is not None:
-            outcome.gradients.append(_wide(gradient))
-            outcome.gradient_names.append(
-                names[index] if index < len(names) else f"gradient {index + 1}"
-            )
+    found = (None if gradient is None else _wide(gradient) for gradient in gradients)
+    trial_step.add_gradients(outcome, found, variables)
 
 
 def precision_of(model: keras.Model) -> int:
     """Returns the bytes of the least precise dtype of a model's layers."""
-    names = [
-        str(getattr(layer, "compute_dtype", None) or "float32")
-        for layer in keras_internals.layers_of(model)
-    ]
-    return 2 if any("16" in name for name in names) else 4
+    # On torch Keras computes in float32 where float64 is asked for.
+    return min(4, trial_step.precision_of(model))
