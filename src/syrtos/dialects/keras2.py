@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from syrtos import settings
-from syrtos.dialects import accumulation
+from syrtos.dialects import keras2_accumulation
 from syrtos.errors import ConfigurationError
 from syrtos.keras import keras_internals
 from syrtos.keras.patching import Method, replace
@@ -91,7 +91,7 @@ def accumulate(optimizer: DialectOptimizer, steps: int) -> None:
         ConfigurationError: an optimizer of Keras 3 has made steps already.
     """
     if not hasattr(optimizer, "gradient_accumulation_steps"):
-        accumulation.accumulate(optimizer, steps)
+        keras2_accumulation.accumulate(optimizer, steps)
         return
     # Keras 3 makes the variables in which it adds gradients up when an optimizer is built.
     if optimizer.built:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from syrtos import errors
 from syrtos.api import unconverted
 from syrtos.comm import communicator, world
-from syrtos.dialects import keras2, manual
+from syrtos.dialects import explicit_exchange, keras2
 from syrtos.dialects.horovod.compression import Compression
 from syrtos.keras.replica import state, updates
 from syrtos.keras.tensorflow import gradients
@@ -68,7 +68,7 @@ def init() -> None:
         raise RuntimeError(
             "init() called more than once. smdistributed.dataparallel is already initialized."
         )
-    manual.begin("smdistributed.dataparallel")
+    explicit_exchange.begin("smdistributed.dataparallel")
     world.part(_Initialization).done = True
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from syrtos import api, errors, settings
 from syrtos.comm import world
 from syrtos.comm.communicator import Communicator
-from syrtos.dialects import manual
+from syrtos.dialects import explicit_exchange
 from syrtos.keras.features import profiling
 from syrtos.keras.tensorflow import op_errors
 from syrtos.topology import World
@@ -111,7 +111,7 @@ def init(comm: object = None, process_sets: Sequence[ProcessSet] | str | None = 
 
 
 def _begin(comm: object) -> None:
-    manual.begin("Horovod")
+    explicit_exchange.begin("Horovod")
     _check_comm(comm)
     world.part(_HorovodState).sets[0] = global_process_set
     global_process_set._register(0, range(_place().size))

@@ -90,7 +90,7 @@ class Passes:
     @property
     def counter(self) -> tf.Tensor:
         """The number of backward passes since the last update."""
-        # The `iterations` of Keras 3 count updates, and those of `syrtos.dialects.accumulation`
+        # The `iterations` of Keras 3 count updates, and those of `syrtos.dialects.keras2_accumulation`
         # passes.
         of_keras_3 = hasattr(self._optimizer, "gradient_accumulation_steps")
         calls = (
