@@ -1,4 +1,4 @@
-"""Values that hold for a thread, or a task of asyncio, inside of a context, such as its step."""
+"""Context variables that are set inside of a `with` block."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ ValueT = TypeVar("ValueT")
 
 @contextlib.contextmanager
 def set_within(variable: ContextVar[ValueT], value: ValueT) -> Iterator[ValueT]:
-    """Sets a context variable within the context, gives the value, and sets the one from before."""
+    """Sets a context variable inside of the `with` block, and its value from before at the end."""
     before = variable.get()
     variable.set(value)
     try:
         yield value
     finally:
-        # Not by a token, which only the thread that has set the value could use: a tape, or a
-        # generator that holds the context, may be closed by another one.
+        # Not by `reset`, which raises in another thread or task: one may close a tape, or a generator,
+        # that another has opened.
         variable.set(before)

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-# Global batches between two comparisons.
+# After the first ones every so many batches one is compared: see `is_compared`.
 COMPARE_EVERY = 64
-# An array of at most this many bytes is compared whole, and so much of a larger one, but at least its
-# first, its middle and its last row.
+# Arrays of at most so many bytes are compared whole. Of larger ones rows of about as many bytes are, at
+# least the first, the middle and the last.
 _SMALL, _ROWS = 1 << 16, 3
-# A text counts as so many bytes, whatever its length.
+# The bytes that one text is taken to have.
 _TEXT = 1 << 10
 
 
@@ -24,7 +24,7 @@ def is_compared(number: int) -> bool:
 
 
 def checksum_of(arrays: Iterable[npt.NDArray[np.generic]]) -> float:
-    """Returns a CRC-32 of the shapes of arrays of any dtype, and of their `compared_rows`."""
+    """Returns a CRC-32 of arrays of any dtype: of their shapes, and of their `compared_rows`."""
     checksum = 0
     for array in arrays:
         checksum = zlib.crc32(repr(array.shape).encode(), checksum)
@@ -42,7 +42,7 @@ def _as_bytes(value: object) -> bytes:
 
 
 def compared_rows(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Returns rows from all over an array, or all of it if it is small.
+    """Returns evenly spaced rows of an array, or all of it if it is small.
 
     ``array`` may be a tensor of a framework with the same methods.
     """

@@ -1,4 +1,4 @@
-"""Tells what is Keras's own from what a script has made or put in its place."""
+"""Tells what is Keras's own from what a script has made or replaced."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import types
 from collections.abc import Iterable
 
 _OF_KERAS = ("keras", "tf_keras")
-# Packages whose functions wrap those of Keras.
+# Packages whose wrappers count as the function of Keras's inside.
 _WRAPPING = ("syrtos", "tensorflow")
 
 
@@ -15,7 +15,7 @@ def is_of_keras(kind: object) -> bool:
     function = getattr(kind, "__func__", kind)
     if not isinstance(function, types.FunctionType):
         return (getattr(kind, "__module__", None) or "").partition(".")[0] in _OF_KERAS
-    # Not its `__module__`: with `functools.wraps` a script's function takes that of another.
+    # Not its `__module__`, which `functools.wraps` copies.
     package = str(function.__globals__.get("__name__")).partition(".")[0]
     wrapped = vars(function).get("__wrapped__")
     if package in _WRAPPING and wrapped is not None:
@@ -24,6 +24,6 @@ def is_of_keras(kind: object) -> bool:
 
 
 def own_methods(owner: object, names: Iterable[str]) -> list[str]:
-    """Returns which of its methods an object of Keras has from the script, by an assignment."""
+    """Returns those of ``names`` that the script has assigned on an object of Keras's itself."""
     own = getattr(owner, "__dict__", {})
     return [name for name in names if name in own and not is_of_keras(own[name])]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def fixed_batch(model: Model) -> str:
-    """Returns why a model's batches can't be split: it keeps a state per row. Empty if they can."""
+    """Returns why batches can't be split (a stateful layer keeps a state per row); empty if they can."""
     for layer in keras_internals.layers_of(model):
         if getattr(layer, "stateful", False) and hasattr(layer, "reset_state") | hasattr(
             layer, "reset_states"
@@ -29,7 +29,7 @@ def fixed_batch(model: Model) -> str:
 
 
 def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
-    """Returns the parts of a step that are not Keras's own, by names for a person.
+    """Returns the parts of a step that are not Keras's own, as phrases for messages.
 
     Args:
         model: whose step it is.
@@ -53,8 +53,8 @@ def unknown_parts(model: Model, stock: bool, name: str) -> list[str]:
     ]
     layers = [layer for layer in keras_internals.layers_of(model) if layer is not model]
     parts += [f"the layer `{x.name}`" for x in layers if not is_known_layer(x)]
-    # Those of a functional model of Keras 3, such as `keras.ops.sum`, among which its layers stand
-    # too.
+    # Operations of functional models of Keras 3, such as `keras.ops.sum`. Layers are among them, and
+    # left out below.
     operations = {
         id(operation): operation for part in [model, *layers] for operation in _operations_of(part)
     }
@@ -146,15 +146,14 @@ def owner_of(kind: type, name: str) -> type:
 
 
 def copies_of_weights(model: Model) -> list[Variable]:
-    """Returns non-trainable variables with the shape of weights, as averages of weights have."""
-    # That they stay as they are on the first batch shows nothing amiss: an average of weights of
-    # zeros is zero.
+    """Returns non-trainable variables with the shape of weights, such as moving averages of these."""
+    # An average that stays unchanged on the first batch proves nothing: it may be one of zeros.
     shapes = {tuple(variable.shape) for variable in model.trainable_variables}
     return [v for v in model.non_trainable_variables if len(v.shape) and tuple(v.shape) in shapes]
 
 
 def known_variables(model: Model) -> list[Variable]:
-    """Returns the variables of a model whose values on the workers are combined by a known rule.
+    """Returns the variables for which a rule is known that combines the workers' values.
 
     They are those of metrics, of Keras's own layers, those that have an aggregation, and copies of
     weights.
@@ -166,7 +165,7 @@ def known_variables(model: Model) -> list[Variable]:
 
 
 def _has_aggregation(variable: object) -> bool:
-    # A word in Keras 3, an enumeration in TensorFlow.
+    # A string in Keras 3, a member of an enumeration in TensorFlow.
     found = getattr(variable, "aggregation", None)
     return str(getattr(found, "name", found) or "none").lower() != "none"
 
@@ -185,7 +184,7 @@ def is_known_layer(layer: object) -> bool:
         and getattr(layer, "_output_sequence_length", None) is None
     ):
         return False  # it pads to the longest text of the rows that it gets
-    # E.g. a softmax over the rows.
+    # An axis may be that of the rows, as in a softmax over them.
     if mixed_rows.may_be_rows(getattr(layer, "axis", None)):
         return False
     # Private attributes are Keras's own bookkeeping.
@@ -197,14 +196,14 @@ def is_known_layer(layer: object) -> bool:
     )
 
 
-# Layers of Keras's around what is not, and one that cuts decibels at the loudest of all rows (Keras
-# 3.15.1).
+# Layers of Keras's around code of others, and `MelSpectrogram`, which cuts decibels at the loudest row
+# (Keras 3.15.1).
 _OTHERS = frozenset({"Lambda", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "MelSpectrogram"})
 
 
 def _has_no_reduction(part: object) -> bool:
     """Returns whether a part is a loss that gives a number for each row."""
-    # The gradient of such numbers is that of their sum, where Keras's own way takes a mean.
+    # The gradient of such numbers is that of their sum, and a split step takes a mean.
     return _is_loss(part) and part.reduction in (None, "none")
 
 
@@ -236,7 +235,7 @@ def _is_known_operation(operation: object) -> bool:
     return hasattr(operation, "stateful") or by_element
 
 
-# Operations of functional models that leave rows apart (seen in Keras 3.15.1).
+# Operations of functional models that compute each element by itself (seen in Keras 3.15.1).
 _BY_ELEMENT = frozenset(
     {
         "Absolute", "Add", "Cast", "Clip", "Divide", "Exp", "Log", "Maximum", "Minimum", "Multiply", "Negative", "Power", "Relu", "Sigmoid", "Softplus",

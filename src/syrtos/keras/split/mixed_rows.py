@@ -1,4 +1,4 @@
-"""Computes losses and metrics that may mix the rows of a batch on the rows of all workers.
+"""Gives losses and metrics that may mix the rows of a batch the rows of all workers.
 
 The module serves Keras 3 and Keras 2.
 
@@ -34,8 +34,7 @@ OwnerT = TypeVar("OwnerT")
 _MIXING = frozenset({"dice", "tversky", "circle", "Dice", "Tversky", "Circle"})
 
 
-# The metrics of the script that `_tell_where_workers_train_alone` has warned of.
-class _NamedMetrics:
+class _WarnedMetrics:
     """The classes of metrics of which a line has warned."""
 
     def __init__(self, session: Session) -> None:
@@ -175,7 +174,7 @@ def _tell_where_workers_train_alone(kind: type) -> None:
     session = world.current()
     alone, warned = (
         session.options.sync_every or session.options.asynchronous,
-        session.part(_NamedMetrics).kinds,
+        session.part(_WarnedMetrics).kinds,
     )
     if (
         not alone

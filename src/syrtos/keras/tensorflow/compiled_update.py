@@ -47,9 +47,9 @@ class _UpdateRecord:
     """The record of an optimizer about its compiled updates.
 
     Attributes:
-        programs: by the variables that they update, by those of them whose weights decay, and by
-            the optimizer's numbers.
-        decaying: the variables whose weights the update that follows lets decay.
+        programs: compiled programs, by the variables that they update, those of them that decay,
+            and the optimizer's numbers.
+        decaying: the variables that decay in the next update.
         decay: Keras's own method for that, which takes the optimizer and variables.
     """
 
@@ -106,7 +106,7 @@ def _compiling(original: Method) -> Method:
         if not is_compiled(self, variables):
             original(self, grads, variables, learning_rate)
             return
-        # Not found again inside of a program, which has no more than a proxy of the optimizer.
+        # Read here: inside of the program the optimizer is a proxy, which has no record.
         decay = read_record(self, _UpdateRecord).decay
         decaying = take_decaying(self)
 
@@ -124,7 +124,7 @@ def _compiling(original: Method) -> Method:
                 original(optimizer, grads, variables, rate)
 
         pairs = list(zip(grads, variables, strict=True))
-        # XLA compiles for one number of rows; that of `tf.IndexedSlices` is another in each step.
+        # XLA compiles for fixed shapes; `tf.IndexedSlices` have another number of rows in each step.
         rows = [(g, v) for g, v in pairs if isinstance(g, tf.IndexedSlices)]
         dense = [
             (tf.convert_to_tensor(g), v) for g, v in pairs if not isinstance(g, tf.IndexedSlices)

@@ -1,4 +1,4 @@
-"""The ways to give batches of data sets to workers, as a script, a run or a call decides."""
+"""Switches that say how batches of data sets reach the workers: set by the script, or by a call."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _gives_whole_batches: ContextVar[bool] = ContextVar("gives_whole_batches", defau
 
 
 class _Policy:
-    """Whether `AutoShardPolicy.OFF` means what it does under `MultiWorkerMirroredStrategy`."""
+    """Whether `AutoShardPolicy.OFF` is obeyed, as under `MultiWorkerMirroredStrategy`."""
 
     def __init__(self, _session: Session) -> None:
-        self.counts = False
+        self.is_obeyed = False
 
 
 def are_cut_by_steps() -> bool:
-    """Returns whether data sets are made for steps that `cut`."""
+    """Returns whether data sets are made for steps that cut their own shares (`input.cut`)."""
     return _steps_cut.get()
 
 
@@ -38,15 +38,14 @@ def heed_policy() -> None:
 
     Without this call the policy means nothing.
     """
-    world.part(_Policy).counts = True
+    world.part(_Policy).is_obeyed = True
 
 
-def policy_ignored() -> contextlib.AbstractContextManager[object]:
-    """Ignores `AutoShardPolicy.OFF` within the context.
+def ignoring_policy() -> contextlib.AbstractContextManager[object]:
+    """Context manager: `AutoShardPolicy.OFF` is ignored, and batches are split.
 
-    The batches that one process would see are split.
+    It is for `predict`, which gives the same rows on all workers.
     """
-    # Predictions are to be the same rows on all workers.
     return set_within(_policy_ignored, True)
 
 
@@ -60,13 +59,13 @@ def giving_whole_batches(whole: bool) -> contextlib.AbstractContextManager[objec
 
     It is for functions that know nothing of shares, and holds for all that is called inside.
     """
-    # Also without `whole` where it holds outside: `fit` makes the batches of its validation itself.
+    # Never False inside of True: `fit` evaluates its validation data by a call inside of its own.
     return set_within(_gives_whole_batches, whole or gives_whole_batches())
 
 
 def is_own_shard(dataset: object) -> bool:
     """Returns whether the script says that it shards the data itself, by `AutoShardPolicy.OFF`."""
-    heeds = world.part(_Policy).counts and not _policy_ignored.get()
+    heeds = world.part(_Policy).is_obeyed and not _policy_ignored.get()
     if not heeds or not isinstance(dataset, tf.data.Dataset):
         return False
     return (

@@ -27,7 +27,7 @@ from syrtos.keras.tensorflow import (
 )
 from syrtos.keras.tensorflow import files as tf_files
 from syrtos.keras.tensorflow.input import iterating
-from syrtos.keras.tensorflow.input_policy import giving_whole_batches, policy_ignored
+from syrtos.keras.tensorflow.input_policy import giving_whole_batches, ignoring_policy
 from syrtos.keras.tensorflow.variables import TensorFlow
 from syrtos.keras.trainer import timing
 
@@ -130,7 +130,7 @@ def agreeing(original: Callable[..., R]) -> Callable[..., R]:
         world.sharing().comm.agree(f"model.{name}")
         with (
             giving_whole_batches(models.takes_whole_batches(self, name, world.sharing())),
-            policy_ignored() if name == "predict" else contextlib.nullcontext(),
+            ignoring_policy() if name == "predict" else contextlib.nullcontext(),
             contextlib.nullcontext() if name == "fit" else asynchronous.on_all_data(),
         ):
             return original(self, *args, **kwargs)

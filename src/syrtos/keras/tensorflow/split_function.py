@@ -1,4 +1,4 @@
-"""The functions of a model on TensorFlow that Keras calls for each batch."""
+"""The training, test and predict functions of a Keras model on TensorFlow."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ Batch = TensorShare | Numbered
 
 
 class TensorFlowFunction(SplitFunction[Batch]):
-    """A function of a model on TensorFlow, which is traced by its plan.
+    """A function of a model on TensorFlow, whose steps are traced as its `SplitPlan` says.
 
-    What a batch is decides what becomes of it: a `Numbered` one is cut into shares, a `TensorShare`
-    is this worker's already, and any other (see `giving_whole_batches`) is computed whole.
+    A `Numbered` batch is cut into shares, a `TensorShare` is this worker's already. `call` turns
+    other batches into one of the two, except where batches are not split, or are given whole (see
+    `giving_whole_batches`).
 
     Attributes:
         step: `train_step`, `test_step` or `predict_step`, as the model has it.
@@ -65,7 +66,7 @@ class TensorFlowFunction(SplitFunction[Batch]):
         self._was_called = False
 
     def bind(self, make: Callable[[], Method]) -> None:
-        """Keeps ``make``, which builds the function for the plan as it is, and calls it."""
+        """Keeps ``make``, which builds the function by the current plan, and builds the first one."""
 
         def make_naming() -> Method:
             return verdicts.naming_split(self.plan, self._session, make())
@@ -74,17 +75,16 @@ class TensorFlowFunction(SplitFunction[Batch]):
         self.function = make_naming()
 
     def call(self, batches: Iterable[object], steps: int) -> object:
-        """Calls the function; before due steps, one of their batches is computed both ways.
+        """Calls the function. If a check is due, one batch is computed whole and split before.
 
         Args:
-            batches: an iterator of `tf.data`, which may be the script's own, or a collection of
-                batches, which may have been given by hand.
-            steps: that one call of the function makes.
+            batches: an iterator of `tf.data`, Keras's or the script's own, or a list of batches.
+            steps: the number of steps that one call makes.
 
         Raises:
             StopIteration: there is no batch.
         """
-        # Such is the validation of a `fit` whose function is the script's own.
+        # E.g. the validation inside of a `fit` whose `make_train_function` is the script's own.
         if gives_whole_batches():
             return self.function(batches)
         self.verifying.count_call()
@@ -95,8 +95,8 @@ class TensorFlowFunction(SplitFunction[Batch]):
             batches, spec = self._iterator_of_script(batches, steps)
         if self.is_due(steps):
             found = _next_batches(iter(batches), steps)
-            # Of data that has come to its end the function finds out itself. As in one process, an
-            # optimizer counts an update then: its counter does not wait for the data.
+            # If the data has ended, the function is called all the same, and raises: an optimizer
+            # has counted one update more then, as in one process.
             if found:
                 self.decide(found[-1 if self.checks.ends_epoch else 0])
                 batches = found if spec is None else _iterator_over(found, spec)
@@ -109,8 +109,8 @@ class TensorFlowFunction(SplitFunction[Batch]):
             why = self.plan.unproven or self._refusal_of_tracing(error)
             if not why:
                 raise
-            # The same batches are given again: while the function is traced no step is made, and no
-            # batch taken.
+            # The batches can be given again: the error came while the function was traced, before a
+            # step was made or a batch taken.
             outputs = self._call_without_split(batches, why, error)
         self.checks.count(steps)
         self._was_called = True
@@ -122,8 +122,8 @@ class TensorFlowFunction(SplitFunction[Batch]):
         """Returns the next batches of an iterator of the script's own, prepared, and their spec.
 
         Raises:
-            StopIteration: it has no batch left. An optimizer's counter stays as it is then, unlike
-                in one process.
+            StopIteration: it has no batch left. It is raised before the function runs, so an
+                optimizer's counter stays as it is; in one process it would go on.
         """
         are_shares, found = tf_internals.iterates_over_shares(batches), []
         for batch in itertools.islice(batches, steps):
@@ -134,7 +134,7 @@ class TensorFlowFunction(SplitFunction[Batch]):
         return prepared, prepared.element_spec
 
     def _prepare(self, batch: object) -> object:
-        """Prepares a batch given by hand for steps that cut it."""
+        """Numbers a batch that no data set of ours has given, so that steps can cut it."""
         is_prepared = isinstance(batch, Batch) or not verdicts.is_split(self._session)
         return batch if is_prepared else numbered_by_hand(batch)
 
@@ -159,9 +159,9 @@ class TensorFlowFunction(SplitFunction[Batch]):
             return registry.around_step(self.model, session, compute)() if training else compute()
 
     def _call_without_split(self, batches: Iterable[object], why: str, error: Exception) -> object:
-        """Calls the function, made anew for whole batches on each worker.
+        """Makes the function anew, for whole batches on each worker, and calls it.
 
-        ``error`` is what tracing the function for a share has raised.
+        ``error``: raised by the call for a share.
         """
         self.plan.reason_not_split, self.plan.unproven = why, ""
         self.checks.end()
@@ -183,8 +183,8 @@ class TensorFlowFunction(SplitFunction[Batch]):
 
         For example, the step takes a number of rows from a static shape.
         """
-        # Errors of operations, and of any call after the first that came to its end, are of steps
-        # that may have changed something.
+        # Others may have changed state, so that the call can't be repeated: errors of operations, and
+        # any error after a call has succeeded.
         runs = getattr(self.model, "run_eagerly", False) or tf.config.functions_run_eagerly()
         if (
             runs
@@ -219,14 +219,14 @@ class TensorFlowFunction(SplitFunction[Batch]):
         return trial_step.precision_of(self.model)
 
     def _needs_build(self) -> bool:
-        # A model that its first step builds.
+        # Such a model is built by its first step.
         return not getattr(self.model, "built", True)
 
     def _begin_whole_batches(self) -> None:
         super()._begin_whole_batches()
         if self._name == "train_step" and self._session.options.sync_batchnorm:
-            # Every worker has all rows: the way in which one process computes their statistics
-            # rounds less.
+            # Every worker has all rows now. Without synchronization their statistics are rounded as
+            # in one process.
             synchronize_batchnorm(self.model, False)
 
     def _make_anew(self) -> None:
@@ -258,20 +258,19 @@ def _next_batches(iterator: Iterator[Any], steps: int) -> list[Any]:
 
 
 def _share_by_hand(rows: object) -> TensorShare:
-    """Returns a share of which only the rows are there."""
+    """Returns rows without a number as a share; they are counted."""
     counts = [count_rows(leaf) for leaf in tf.nest.flatten(rows) if has_rows(leaf)]
     return TensorShare(tf.cast(counts[0] if counts else 1, tf.int64), rows)
 
 
 def _iterator_over(batches: Sequence[Any], spec: object = None) -> Any:
-    """Returns an iterator over batches, with elements of the given spec.
+    """Returns an iterator over batches.
 
-    Thus a function is not traced for these batches alone.
+    With a ``spec`` its elements have that spec, so that a function is not traced again.
     """
     parts = [tf.data.Dataset.from_tensors(batch) for batch in batches]
     joined = functools.reduce(lambda one, other: one.concatenate(other), parts)
-    # A data set has static shapes of its own; by a variant it is given those of the spec, and no
-    # function is traced.
+    # A data set has static shapes of its own: the way through a variant tensor replaces them.
     if spec is None:
         return iter(joined)
     return iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(joined), spec))
