@@ -32,7 +32,7 @@ from syrtos.dialects.estimator.first_batch import (
 )
 from syrtos.dialects.estimator.specs import EstimatorSpec, ModeKeys
 from syrtos.errors import ConfigurationError
-from syrtos.keras.split.checks import Checks
+from syrtos.keras.split.checks import Checks, Epochs
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.tensorflow import patching, reduction, reproducible, tf_internals
 from syrtos.keras.tensorflow.input import TensorShare
@@ -481,7 +481,7 @@ class Estimator:
         )
         if self._keeps_static or not inputs.is_split(input_fn, self._how(mode)):
             return []
-        known = self._known.setdefault(step, (SplitPlan(), Checks()))
+        known = self._known.setdefault(step, (SplitPlan(), Checks(self._workers.part(Epochs))))
         return [Comparing(scope, known, step, loss, train_op, metrics, self._config.session_config)]
 
     def _seed(self, graph: tf.Graph) -> None:

@@ -14,6 +14,7 @@ import math
 import time
 
 from syrtos.comm.communicator import Communicator
+from syrtos.comm.world import Session
 
 # Seconds that all checks of a function may take, and the part of the time of its steps beyond that.
 _SECONDS, _PART = 2.0, 0.02
@@ -21,6 +22,19 @@ _SECONDS, _PART = 2.0, 0.02
 _WITH_FEW_ROWS = 8
 # Epochs after the first one whose first steps are checked, however long that takes.
 _EPOCHS = 3
+
+
+class Epochs:
+    """The epochs that have begun in a session.
+
+    Attributes:
+        count: their number.
+        steps: the steps of each, where it is known.
+    """
+
+    def __init__(self, _session: Session) -> None:
+        self.count = 0
+        self.steps: int | None = None
 
 
 class Checks:
@@ -33,19 +47,20 @@ class Checks:
         ends_epoch: whether the step that was asked for last is due because it ends an epoch.
     """
 
-    epochs = 0  # that have begun in this process
-    epoch_steps: int | None = None  # of these epochs, where it is known
-
-    def __init__(self, trains: bool = False) -> None:
-        """``trains``: whether the function makes the steps of epochs."""
-        self.ends_epoch = False
+    def __init__(self, epochs: Epochs, trains: bool = False) -> None:
+        """
+        Args:
+            epochs: those of this process.
+            trains: whether the function makes the steps of epochs.
+        """
+        self.ends_epoch, self._epochs = False, epochs
         self._trains, self._saw_end = trains, False
-        self._epoch_now, self._epoch_began, self._counted = Checks.epochs, 0, 0
+        self._epoch_now, self._epoch_began, self._counted = self._epochs.count, 0, 0
         self._steps, self._due = 0, 0
         self._gaps = 1, 1
         self._checks_with_few_rows = 0
         self._over = False
-        self._epoch = self._first_epoch = Checks.epochs
+        self._epoch = self._first_epoch = self._epochs.count
         self._spent = self._cost = self._step_seconds = 0.0
         self._last, self._last_steps = time.monotonic(), 0
 
@@ -62,17 +77,17 @@ class Checks:
         )
         if self.ends_epoch:
             return True
-        begins = Checks.epochs != self._epoch
-        first_ones = Checks.epochs - self._first_epoch <= _EPOCHS
+        begins = self._epochs.count != self._epoch
+        first_ones = self._epochs.count - self._first_epoch <= _EPOCHS
         return self._steps >= self._due or (
             begins and (first_ones or self._spent + self._cost <= self._allowed_seconds())
         )
 
     def _is_last(self, steps: int) -> bool:
-        if self._epoch_now != Checks.epochs:
+        if self._epoch_now != self._epochs.count:
             self._counted = self._steps - self._epoch_began
-            self._epoch_now, self._epoch_began = Checks.epochs, self._steps
-        length = Checks.epoch_steps or self._counted
+            self._epoch_now, self._epoch_began = self._epochs.count, self._steps
+        length = self._epochs.steps or self._counted
         return bool(length) and self._steps - self._epoch_began + steps >= length
 
     def begins_epoch(self) -> bool:
@@ -102,7 +117,7 @@ class Checks:
         self._cost = max(comm.agree("seconds of a check", seconds))
         self._step_seconds = max(comm.agree("seconds of a step", since))
         self._spent += self._cost
-        self._last, self._last_steps, self._epoch = now, self._steps, Checks.epochs
+        self._last, self._last_steps, self._epoch = now, self._steps, self._epochs.count
         if few_rows and self._checks_with_few_rows < _WITH_FEW_ROWS:
             self._checks_with_few_rows += 1
             self._due = self._steps + 1

@@ -13,7 +13,7 @@ from syrtos.keras.features import registry
 from syrtos.keras.replica import accumulation, state
 from syrtos.keras.split import comparison, first_batch, known_parts, verdicts
 from syrtos.keras.split.between_steps import NumbersBetweenSteps
-from syrtos.keras.split.checks import Checks
+from syrtos.keras.split.checks import Checks, Epochs
 from syrtos.keras.split.plan import SplitPlan
 from syrtos.keras.split.trial_step import Amount, TrialOfRows
 
@@ -60,7 +60,7 @@ class SplitFunction(abc.ABC, Generic[BatchT]):
         self.plan = SplitPlan(is_decided=not verdicts.is_split(session) or alone)
         self.plan.reason_not_split = "" if self.plan.is_decided else known_parts.fixed_batch(model)
         self.verifying = verdicts.Verifying(model, session)
-        self.checks = Checks(trains=name == "train_step")
+        self.checks = Checks(session.part(Epochs), trains=name == "train_step")
         self._numbers = NumbersBetweenSteps(model, session)
         if self.plan.is_decided:
             self.checks.end()

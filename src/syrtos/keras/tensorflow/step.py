@@ -45,7 +45,7 @@ from syrtos.keras.tensorflow.assignments import (
 from syrtos.keras.tensorflow.graph_checks import GraphChecks
 from syrtos.keras.tensorflow.input import Numbered, TensorShare
 from syrtos.keras.tensorflow.rows import count_rows, has_rows, static_shape
-from syrtos.keras.trainer.timing import clock
+from syrtos.keras.trainer.timing import StepClock
 
 if TYPE_CHECKING:
     from syrtos.keras.protocols import FrameworkVariable
@@ -101,7 +101,7 @@ class TensorFlowStep(Watcher):
         self._ready = ready_at(self.data)
         self._sum_factor = float(registry.sum_factor(training))
         if self._graph is not None:
-            clock.step_is_traced()
+            self.session.part(StepClock).step_is_traced()
         self.functions: TracedFunctions = {}
         self._flushed = False
         self._totals: dict[tuple[str, int], tf.Tensor] = {}
@@ -414,6 +414,7 @@ class TensorFlowStep(Watcher):
         ]
         if self._outcome is None:
             asked, ready = when.tolist()
+            clock = self.session.part(StepClock)
             is_first = clock.data_was_ready(self.session, asked, ready, float(samples))
             for feature in registry.active() if is_first and self.training else ():
                 feature.count_samples(float(samples))

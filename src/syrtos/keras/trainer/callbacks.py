@@ -21,14 +21,14 @@ from syrtos.keras.features import learning_rate, registry
 from syrtos.keras.features.feature import Fit
 from syrtos.keras.recovery import replay
 from syrtos.keras.replica import accumulation, snapshot, state, updates
-from syrtos.keras.split.checks import Checks
+from syrtos.keras.split.checks import Epochs
 from syrtos.keras.trainer import interrupts, replicas
 from syrtos.keras.trainer.callback_times import Timed
 from syrtos.keras.trainer.chosen_callbacks import callbacks_of_worker, flatten
 from syrtos.keras.trainer.comparisons import Comparisons, equal_replicas
 from syrtos.keras.trainer.exchange_counts import ExchangeCounts
 from syrtos.keras.trainer.planned_training import PlannedTraining
-from syrtos.keras.trainer.timing import clock
+from syrtos.keras.trainer.timing import StepClock
 from syrtos.observe.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ class BeforeUsers(_Quiet):
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._last.data_epoch_begins(epoch, self.params)
-        Checks.epochs, Checks.epoch_steps = Checks.epochs + 1, self.params.get("steps")
+        epochs = world.part(Epochs)
+        epochs.count, epochs.steps = epochs.count + 1, self.params.get("steps")
         self._ledger.become("callbacks")
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
@@ -429,7 +430,7 @@ class AfterUsers(_Quiet):
 
     def _begin(self) -> None:
         self._session.ledger.become("compute")
-        clock.step_begins()
+        self._session.part(StepClock).step_begins()
 
     def _steps_of_training(self, batch: Any) -> int:
         """Returns the number of steps of the training function's call that this batch ends."""

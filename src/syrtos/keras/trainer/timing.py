@@ -190,10 +190,10 @@ def as_computing(original: Callable[P, R]) -> Callable[P, R]:
 # -- data of a step --------------------------------------------------------------------------------------
 
 
-class _Clock:
+class StepClock:
     """Measures how long each step waited for its data."""
 
-    def __init__(self) -> None:
+    def __init__(self, _session: Session) -> None:
         self._since = time.time()
         self._last_ready = 0.0
         self._traced = False
@@ -230,6 +230,3 @@ class _Clock:
         session.ledger.count(samples)
         self._since = time.time()
         return True
-
-
-clock = _Clock()

@@ -9,7 +9,7 @@ import pytest
 
 from syrtos.comm.inprocess import InProcessCommunicator
 from syrtos.keras.split import checks
-from syrtos.keras.split.checks import Checks
+from syrtos.keras.split.checks import Checks, Epochs
 
 
 class Clock:
@@ -25,11 +25,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock()
 
 
+def epochs_of(steps: int | None) -> Epochs:
+    """No epoch has begun; each will have so many steps."""
+    epochs: Any = Epochs
+    made: Epochs = epochs(None)
+    made.steps = steps
+    return made
+
+
 def checked_steps(
     comm: InProcessCommunicator, steps: int, cost: float, step: float, few: int = 0
 ) -> list[int]:
     """The numbers of the steps that were checked, from 0, where the first ``few`` batches have few rows."""
-    found, made = Checks(), []
+    found, made = Checks(epochs_of(None)), []
     for number in range(steps):
         if found.is_due():
             made.append(number)
@@ -59,13 +67,14 @@ def test_batches_of_few_rows_are_no_end(together: Callable[..., list[Any]]) -> N
 
 def test_the_first_step_of_an_epoch_is_checked(together: Callable[..., list[Any]]) -> None:
     def epochs(comm: InProcessCommunicator) -> list[bool]:
-        found = Checks()
+        begun = epochs_of(None)
+        found = Checks(begun)
         found.note_check(comm, 1e-3, False)
         found.count(1)
         found.note_check(comm, 1e-3, False)
         found.note_check(comm, 1e-3, False)
         before = found.is_due()
-        Checks.epochs += 1
+        begun.count += 1
         return [before, found.is_due()]
 
     assert together(1, epochs) == [[False, True]]
@@ -73,11 +82,12 @@ def test_the_first_step_of_an_epoch_is_checked(together: Callable[..., list[Any]
 
 def test_the_first_epochs_are_checked_at_any_cost(together: Callable[..., list[Any]]) -> None:
     def epochs(comm: InProcessCommunicator) -> list[bool]:
-        found, due = Checks(), []
+        begun = epochs_of(None)
+        found, due = Checks(begun), []
         found.note_check(comm, 30.0, False)
         for _ in range(5):
             found.count(1)
-            Checks.epochs += 1
+            begun.count += 1
             due.append(found.is_due())
             if due[-1]:
                 found.note_check(comm, 30.0, False)
@@ -87,7 +97,7 @@ def test_the_first_epochs_are_checked_at_any_cost(together: Callable[..., list[A
 
 
 def test_an_end_is_an_end(together: Callable[..., list[Any]]) -> None:
-    found = Checks()
+    found = Checks(epochs_of(None))
     assert found.is_due()
     found.end()
     assert not found.is_due()
@@ -95,18 +105,17 @@ def test_an_end_is_an_end(together: Callable[..., list[Any]]) -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_the_step_that_ends_an_epoch_is_checked_once(
-    together: Callable[..., list[Any]], known: bool, monkeypatch: pytest.MonkeyPatch
+    together: Callable[..., list[Any]], known: bool
 ) -> None:
     """In the first epoch if its length is known, else in the second."""
 
     def ends(comm: InProcessCommunicator) -> list[int]:
-        found, at = (
-            Checks(trains=True),
-            [],
-        )  # before the first epoch begins, as `fit` makes its function
+        # Before the first epoch begins, as `fit` makes its function.
+        begun = epochs_of(10 if known else None)
+        found, at = Checks(begun, trains=True), []
         for number in range(30):
             if number % 10 == 0:
-                Checks.epochs += 1
+                begun.count += 1
             assert found.is_due() or number
             assert found.begins_epoch() == (number in (10, 20))
             if found.is_due():
@@ -117,5 +126,4 @@ def test_the_step_that_ends_an_epoch_is_checked_once(
             found.count(1)
         return at
 
-    monkeypatch.setattr(Checks, "epoch_steps", 10 if known else None)
     assert together(1, ends) == [[9 if known else 19]]
