@@ -111,11 +111,10 @@ def mean_in_buckets(
 
     The changes may have any dtypes and sizes.
     """
-    limit = int(world.current().options.bucket_mb * 1e6)
     results: list[Array] = list(arrays)
     for dtype in dict.fromkeys(array.dtype for array in arrays):
         group = [index for index, array in enumerate(arrays) if array.dtype == dtype]
-        for bucket in fusion.plan([arrays[index].nbytes for index in group], limit):
+        for bucket in fusion.plan_of_run([arrays[index].nbytes for index in group]):
             mine = [group[k] for k in bucket]
             owners = [variables[i] for i in mine]
             for index, mean in zip(

@@ -7,6 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from syrtos.comm import world
+
+
+def plan_of_run(sizes: Sequence[int]) -> list[list[int]]:
+    """Groups tensors as `plan` does, into buckets of the size that the run's options say."""
+    return plan(sizes, int(world.current().options.bucket_mb * 1e6))
+
 
 def plan(sizes: Sequence[int], limit: int) -> list[list[int]]:
     """Groups tensors into buckets of at most ``limit`` bytes, in order.

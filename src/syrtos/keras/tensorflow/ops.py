@@ -145,7 +145,6 @@ def buckets(gradients: Sequence[Gradient]) -> list[list[int]]:
 
     The backward pass makes them in this order. Sparse gradients travel alone.
     """
-    limit = int(world.current().options.bucket_mb * 1e6)
     backwards = [i for i in reversed(range(len(gradients))) if gradients[i] is not None]
     groups: list[list[int]] = []
     for i in backwards:  # a run of dense gradients of one dtype
@@ -156,7 +155,7 @@ def buckets(gradients: Sequence[Gradient]) -> list[list[int]]:
     return [
         [group[k] for k in bucket]
         for group in groups
-        for bucket in fusion.plan([_nbytes(gradients[i]) for i in group], limit)
+        for bucket in fusion.plan_of_run([_nbytes(gradients[i]) for i in group])
     ]
 
 

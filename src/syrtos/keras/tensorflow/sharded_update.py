@@ -104,7 +104,6 @@ def _sharding(original: Method) -> Method:
 
 def _buckets(pairs: Pairs) -> list[Pairs]:
     """Groups gradients and variables that are updated and gathered together, all of one dtype."""
-    limit = int(world.current().options.bucket_mb * 1e6)
     # Rows (`tf.IndexedSlices`) are apart from what XLA can compile: it compiles for one number of
     # rows, and theirs is another in each step.
     kinds: dict[tuple[object, bool], Pairs] = {}
@@ -115,7 +114,7 @@ def _buckets(pairs: Pairs) -> list[Pairs]:
     found: list[Pairs] = []
     for alike in kinds.values():
         sizes = [v.shape.num_elements() * tf.as_dtype(v.dtype).size for _, v in alike]
-        found += [[alike[i] for i in bucket] for bucket in fusion.plan(sizes, limit)]
+        found += [[alike[i] for i in bucket] for bucket in fusion.plan_of_run(sizes)]
     return found
 
 

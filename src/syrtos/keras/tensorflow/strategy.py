@@ -244,18 +244,16 @@ class _Extended(tf_internals.OneDeviceExtended):
         alone = self._session.world.size == 1 or input_policy.gives_whole_batches()
         if alone or tf_internals.is_shared_out(dataset):
             return dataset
+        is_own = input_policy.is_own_shard(dataset)
         # A pipeline belongs to the graph in which it is made.
         if not tf.executing_eagerly():
-            return self._shares(dataset)
-        how = (
-            self._session.input_comm,
-            input_policy.is_own_shard(dataset),
-            input_policy.are_cut_by_steps(),
-        )
-        return tf_internals.kept_shares(dataset, how, lambda: self._shares(dataset))
+            return self._shares(dataset, is_own)
+        how = self._session.input_comm, is_own, input_policy.are_cut_by_steps()
+        return tf_internals.kept_shares(dataset, how, lambda: self._shares(dataset, is_own))
 
-    def _shares(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        if input_policy.is_own_shard(dataset):
+    def _shares(self, dataset: tf.data.Dataset, is_own: bool) -> tf.data.Dataset:
+        """Returns this worker's shares; ``is_own``: the script shards the data set itself."""
+        if is_own:
             split = input_pipelines.split_batches(dataset, self._session.world.size)
             return tf_internals.shared_out(
                 input_pipelines.worker_batches(split, self._session.input_comm)

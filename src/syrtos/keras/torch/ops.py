@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from syrtos.comm import compression, fusion, world
+from syrtos.comm import compression, fusion
 from syrtos.comm.communicator import Array, Bounds, Communicator, ReduceOp
 from syrtos.errors import ConfigurationError
 from syrtos.keras.torch import collectives
@@ -217,7 +217,6 @@ def _by_host(
 
 def buckets(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
     """Groups the indices of tensors that travel together, of one dtype: last variables first."""
-    limit = int(world.current().options.bucket_mb * 1e6)
     # `backward` comes to the last variables first: their bucket is full while it still makes
     # others.
     kinds = dict.fromkeys(tensor.dtype for tensor in reversed(tensors))
@@ -227,5 +226,5 @@ def buckets(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
     return [
         [group[k] for k in bucket]
         for group in groups
-        for bucket in fusion.plan([tensors[i].nbytes for i in group], limit)
+        for bucket in fusion.plan_of_run([tensors[i].nbytes for i in group])
     ]
