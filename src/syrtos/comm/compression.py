@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 import itertools
 import sys
 import time
@@ -349,31 +348,28 @@ def choose_codec(comm: Communicator, variables: Sequence[Any]) -> Codec | None:
         return None
     everyone = comm.size == session.world.size
     # `auto` measures the network, which all workers do together: never for a part of them
-    return _of_run() if everyone or options.compress != "auto" else None
+    return session.part(_CodecOfRun).codec if everyone or options.compress != "auto" else None
 
 
-@functools.cache
-def _of_run() -> Codec | None:
-    session = world.current()
-    codec = codec_of(session.options.compress)
-    if isinstance(codec, PowerSGD) and not session.same_processors:
-        raise ConfigurationError(
-            "`--compress powersgd` multiplies matrices on each worker, and the hosts have"
-            " processors of different kinds, whose last bits differ: the replicas would diverge."
-            " Use bf16."
-        )
-    if session.options.compress == "auto":
-        codec = _measure_codec(session)
-    session.ledger.say(
-        compress=(
-            session.options.compress
-            if session.options.compress != "auto"
-            else "bf16"
-            if codec
-            else "none"
-        )
-    )
-    return codec
+class _CodecOfRun:
+    """The codec of a session, which is chosen by all workers together when it is first asked for.
+
+    Raises:
+        ConfigurationError: the option can't be used on these hosts.
+    """
+
+    def __init__(self, session: world.Session) -> None:
+        asked = session.options.compress
+        codec = _measure_codec(session) if asked == "auto" else codec_of(asked)
+        if isinstance(codec, PowerSGD) and not session.same_processors:
+            raise ConfigurationError(
+                "`--compress powersgd` multiplies matrices on each worker, and the hosts have"
+                " processors of different kinds, whose last bits differ: the replicas would"
+                " diverge. Use bf16."
+            )
+        measured = "bf16" if codec else "none"
+        session.ledger.say(compress=measured if asked == "auto" else asked)
+        self.codec = codec
 
 
 def _measure_codec(session: world.Session) -> Codec | None:

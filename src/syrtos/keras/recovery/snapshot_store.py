@@ -6,7 +6,6 @@ Its parts of them lie in the memory of its host; those of each `fit` that has en
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from syrtos.checkpoint import durable, encoding, head
 from syrtos.checkpoint.encoding import Arrays
 from syrtos.checkpoint.slots import Slots
 from syrtos.comm import world
+from syrtos.comm.world import Session
 from syrtos.keras.replica import snapshot
 from syrtos.observe import memory
 
@@ -80,15 +80,16 @@ class CommittedSnapshot:
 class SnapshotStore:
     """The snapshots of this process."""
 
-    def __init__(self, text: str) -> None:
-        """Reads ``text``, which the launcher or agent has written into the environment.
-
-        It names the places of slots, and the folder for `fit`s that have ended.
+    def __init__(self, text: str, session: Session) -> None:
+        """
+        Args:
+            text: what the launcher or agent has written into the environment: the places of slots,
+                and the folder for `fit`s that have ended.
+            session: the workers.
         """
         told = json.loads(text)
         self.slots = Slots([tuple(pair) for pair in told["places"]])
         self.folder = Path(told["folder"])
-        session = world.current()
         self.world, self._comm, self._ledger = session.world, session.comm, session.ledger
         self.number = self.slots.committed_number()
         self.fits = 0
@@ -247,8 +248,14 @@ def _of_rank(rank: int) -> str:
     return f"rank {rank}"
 
 
-@functools.cache
+class _StoreOfSession:
+    """The snapshots of a session; None where nothing keeps them."""
+
+    def __init__(self, session: Session) -> None:
+        text = settings.take(settings.SNAPSHOTS_VARIABLE)
+        self.store = SnapshotStore(text, session) if text else None
+
+
 def of_run() -> SnapshotStore | None:
     """Returns the snapshots of this process; None where nothing keeps them."""
-    text = settings.take(settings.SNAPSHOTS_VARIABLE)
-    return SnapshotStore(text) if text else None
+    return world.part(_StoreOfSession).store

@@ -72,7 +72,7 @@ def begin_weighted_mean(
     wide = flat.float() if flat.dtype in _HALVES else flat
     # A worker without samples adds nothing, whatever its gradients hold.
     wide = wide.mul_(weight / total) if weight else torch.zeros_like(wide)
-    work = _group(wide.device.type).allreduce([wide])
+    work = world.part(_Groups).group_on(wide.device.type).allreduce([wide])
 
     def finish() -> list[torch.Tensor]:
         work.wait()
@@ -82,10 +82,21 @@ def begin_weighted_mean(
     return finish
 
 
-@functools.cache
-def _group(device: str) -> CollectiveGroup:
-    """Joins all workers to a group of torch at the first exchange, and returns it."""
-    session = world.current()
+class _Groups:
+    """The groups of torch that the workers of a session have joined, one for each kind of device."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._groups: dict[str, CollectiveGroup] = {}
+
+    def group_on(self, device: str) -> CollectiveGroup:
+        """Returns the group; at the first exchange all workers join it."""
+        if device not in self._groups:
+            self._groups[device] = _join(device, self._session)
+        return self._groups[device]
+
+
+def _join(device: str, session: Session) -> CollectiveGroup:
     here = rendezvous.listening_address("torch", session)
     address = session.comm.broadcast_object(_address(here) if session.world.rank == 0 else None)
     place = session.world
@@ -127,7 +138,7 @@ def _address(here: str) -> str:
 @functools.cache
 def _own_gpus() -> bool:
     """Returns whether no two workers use one GPU, which NCCL refuses."""
-    session: Session = world.current()
+    session = world.current()
     mine = str(
         torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
     )  # unique over all hosts
