@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -19,6 +20,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.keras import keras_internals
 from syrtos.keras.patching import Method, replace
 from syrtos.launch.worker.import_hook import after_import
+from syrtos.records import read_record, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,9 +35,14 @@ if TYPE_CHECKING:
 
 Variables: TypeAlias = "Iterable[DialectVariable] | Callable[[], Iterable[DialectVariable]]"
 
-# Set on an optimizer: Keras 2's `decay`.
-_DECAY = "_syrtos_decay"
 _BASES = ("BaseOptimizer", "_BaseOptimizer", "OptimizerV2")
+
+
+@dataclasses.dataclass
+class _RateRecord:
+    """The record of an optimizer: Keras 2's `decay` of its rate."""
+
+    decay: float = 0.0
 
 
 class _OptimizerOfKeras3(Protocol):
@@ -262,8 +269,7 @@ def _old_arguments(original: Method) -> Method:
         if lr is not None:
             kwargs["learning_rate"] = lr
         original(self, *args, **kwargs)
-        # Keras's own `__setattr__` tracks what it is given.
-        object.__setattr__(self, _DECAY, decay)
+        record_of(self, _RateRecord).decay = decay
 
     return init
 
@@ -277,7 +283,7 @@ def _decay_rate(
     """
 
     def current_rate(self: _OptimizerOfKeras3) -> tf.Tensor:
-        rate, decay = original(self), getattr(self, _DECAY, 0.0)
+        rate, decay = original(self), read_record(self, _RateRecord).decay
         return rate / (1.0 + decay * tf.cast(self.iterations.value, tf.float32)) if decay else rate
 
     return current_rate
