@@ -24,7 +24,7 @@ from syrtos.keras.tensorflow.input import Numbered, TensorShare, cut, numbered_b
 from syrtos.keras.tensorflow.input_policy import gives_whole_batches
 from syrtos.keras.tensorflow.models import synchronize_batchnorm
 from syrtos.keras.tensorflow.rows import count_rows, has_rows
-from syrtos.keras.tensorflow.step import TensorFlowStep
+from syrtos.keras.tensorflow.step import TensorFlowStep, count_samples
 from syrtos.keras.tensorflow.trial import PredictingTensorFlowTrial, TensorFlowTrial
 
 if TYPE_CHECKING:
@@ -259,8 +259,8 @@ def _next_batches(iterator: Iterator[Any], steps: int) -> list[Any]:
 
 def _share_by_hand(rows: object) -> TensorShare:
     """Returns rows without a number as a share; they are counted."""
-    counts = [count_rows(leaf) for leaf in tf.nest.flatten(rows) if has_rows(leaf)]
-    return TensorShare(tf.cast(counts[0] if counts else 1, tf.int64), rows)
+    count, _ = count_samples(rows)
+    return TensorShare(tf.cast(count, tf.int64), rows)
 
 
 def _iterator_over(batches: Sequence[Any], spec: object = None) -> Any:
