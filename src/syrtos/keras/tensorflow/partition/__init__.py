@@ -1,0 +1,1 @@
+"""One program of the whole batch, partitioned over the workers."""

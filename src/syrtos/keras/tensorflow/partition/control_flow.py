@@ -1,0 +1,219 @@
+"""Rules of branches and loops: their graphs are partitioned like the one around them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from syrtos.keras.tensorflow import tf_internals_emission
+from syrtos.keras.tensorflow.partition.report import Report
+from syrtos.keras.tensorflow.partition.rules.lists import same_known
+from syrtos.keras.tensorflow.partition.values import (
+    REPLICATED,
+    Placement,
+    Replicated,
+    Rows,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from syrtos.keras.tensorflow.partition.partitioner import Partitioner
+
+# A loop's placements are joined so often; then what still changes is made whole.
+_ROUNDS = 8
+
+
+def _branch(emitter: Partitioner, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+    graphs = [tf_internals_emission.graph_of_function(op, name) for name in ("then_branch", "else_branch")]
+    return None if None in graphs else _branches(emitter, values, graphs, _by_condition)
+
+
+def _case(emitter: Partitioner, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+    graphs = tf_internals_emission.graphs_of_functions(op, "branches")
+    return None if None in graphs else _branches(emitter, values, graphs, tf.switch_case)
+
+
+def _by_condition(which: tf.Tensor, branches: Sequence[Callable[[], Any]]) -> Any:
+    condition = which if which.dtype == tf.bool else tf.not_equal(which, tf.zeros_like(which))
+    return tf.cond(condition, *branches)
+
+
+def _branches(
+    emitter: Partitioner, values: list[Value], graphs: Sequence[Any], choose: Callable[..., Any]
+) -> list[Value]:
+    which = emitter.whole(values[0])
+    inputs = [emitter.replicated(v) if v.is_partial else v for v in values[1:]]
+    found = [_trial_placements(emitter, graph, inputs) for graph in graphs]
+    placements = [_joined_branches(same) for same in zip(*found, strict=True)]
+
+    def emit_branch(graph: Any) -> list[tf.Tensor]:
+        child = emitter.child()
+        outputs = child.run_graph(graph, [_anew(value) for value in inputs])
+        return [child.at(v, p) for v, p in zip(outputs, placements, strict=True)] or [tf.constant(0)]
+
+    made = choose(which, [lambda graph=graph: emit_branch(graph) for graph in graphs])
+    made = made if isinstance(made, list | tuple) else [made]
+    return [Value(tensor, placement) for tensor, placement in zip(made, placements, strict=False)]
+
+
+def _joined_branches(found: Sequence[Placement]) -> Placement:
+    kinds = {p for p in found if not isinstance(p, Replicated)}
+    # Where one branch gives rows, those of another are cut; other mixtures are made whole.
+    if len(kinds) == 1 and (len(set(found)) == 1 or isinstance(next(iter(kinds)), Rows)):
+        return next(iter(kinds))
+    return REPLICATED
+
+
+def _trial_placements(emitter: Partitioner, graph: Any, inputs: Sequence[Value]) -> list[Placement]:
+    """Returns the placements of a graph's outputs, by emitting it where nothing is kept."""
+    with tf_internals_emission.scratch_graph():
+        child = emitter.child(Report())
+        return [v.placement for v in child.run_graph(graph, [_anew(value) for value in inputs])]
+
+
+def _anew(value: Value) -> Value:
+    # What is gathered inside of a graph can't be used outside of it.
+    return dataclasses.replace(value)
+
+
+def _loop(emitter: Partitioner, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+    body = tf_internals_emission.graph_of_function(op, "body")
+    condition = tf_internals_emission.graph_of_function(op, "cond")
+    if body is None or condition is None:
+        return None
+    inputs = [emitter.replicated(v) if v.is_partial else v for v in values]
+    loop = _Loop(emitter, body, condition, inputs)
+    loop.place()
+    return loop.emit(op.get_attr("parallel_iterations"))
+
+
+class _Loop:
+    """A loop whose variables have placements that its body keeps."""
+
+    def __init__(
+        self, emitter: Partitioner, body: Any, condition: Any, inputs: list[Value]
+    ) -> None:
+        self._emitter = emitter
+        self._body = body
+        self._condition = condition
+        self._inputs = inputs
+        # What the body gives back as it got it is no variable: it is used from outside.
+        pairs = zip(body.inputs, body.outputs, strict=True)
+        self._changing = [i for i, (got, given) in enumerate(pairs) if got is not given]
+        self._placements: dict[int, Placement] = {i: inputs[i].placement for i in self._changing}
+        self._known = {i: inputs[i].element_known for i in self._changing}
+        self._are_empty = {i for i in self._changing if inputs[i].is_empty_list}
+
+    def place(self) -> None:
+        """Finds placements that the body keeps: it is emitted on trial until they stay the same."""
+        fixed: set[int] = set()
+        for _ in range(_ROUNDS):
+            after = self._values_after_body()
+            before, known = dict(self._placements), dict(self._known)
+            for i in self._changing:
+                if i not in fixed:
+                    self._placements[i] = _joined_in_loop(before[i], after[i].placement)
+                if self._placements[i] == REPLICATED != before[i]:
+                    fixed.add(i)
+                is_kept = i in self._are_empty or same_known(known[i], after[i].element_known)
+                self._known[i] = after[i].element_known if is_kept else None
+            self._are_empty = set()
+            if before == self._placements and _same_entries(known, self._known):
+                return
+        self._placements = dict.fromkeys(self._changing, REPLICATED)
+        self._known = dict.fromkeys(self._changing)
+
+    def emit(self, parallel: int) -> list[Value]:
+        """Emits the loop; returns the values of its variables at its end."""
+        start = [self._emitter.at(self._inputs[i], self._placements[i]) for i in self._changing]
+        ended = tf.while_loop(
+            lambda *now: self._continues(now),
+            lambda *now: self._step(now),
+            start,
+            shape_invariants=[self._shape(i) for i in self._changing],
+            parallel_iterations=parallel,
+        )
+        results = list(self._inputs)
+        for i, tensor in zip(self._changing, ended, strict=True):
+            results[i] = self._value(i, tensor)
+        return results
+
+    def _values_after_body(self) -> dict[int, Value]:
+        with tf_internals_emission.scratch_graph():
+            now = [
+                tf_internals_emission.placeholder_like(self._inputs[i].tensor, self._shape(i))
+                for i in self._changing
+            ]
+            child = self._child(Report())
+            outputs = child.run_graph(self._body, self._values(now))
+            return {i: outputs[i] for i in self._changing}
+
+    def _child(self, report: Report | None = None) -> Partitioner:
+        made = self._emitter.child(report)
+        made.defers_sums = True
+        return made
+
+    def _values(self, now: Sequence[tf.Tensor]) -> list[Value]:
+        values = [_anew(value) for value in self._inputs]
+        for i, tensor in zip(self._changing, now, strict=True):
+            values[i] = self._value(i, tensor)
+        return values
+
+    def _value(self, index: int, tensor: tf.Tensor) -> Value:
+        before = self._inputs[index]
+        return Value(
+            tensor,
+            self._placements[index],
+            is_empty_list=index in self._are_empty,
+            element_dtype=before.element_dtype,
+            element_known=self._known[index],
+        )
+
+    def _shape(self, index: int) -> tf.TensorShape:
+        shape = self._body.inputs[index].shape
+        placement = self._placements[index]
+        if shape.rank is None or not isinstance(placement, Rows) or self._is_list(index):
+            return shape
+        sizes = shape.as_list()
+        sizes[placement.dim] = None
+        return tf.TensorShape(sizes)
+
+    def _is_list(self, index: int) -> bool:
+        return self._inputs[index].tensor.dtype == tf.variant
+
+    def _continues(self, now: Sequence[tf.Tensor]) -> tf.Tensor:
+        child = self._child()
+        (found,) = child.run_graph(self._condition, self._values(now))
+        return child.whole(found)
+
+    def _step(self, now: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        child = self._child()
+        outputs = child.run_graph(self._body, self._values(now))
+        made = [child.at(outputs[i], self._placements[i]) for i in self._changing]
+        for i, tensor in zip(self._changing, made, strict=True):
+            if not self._is_list(i):
+                tensor.set_shape(self._shape(i))
+        return made
+
+
+def _joined_in_loop(before: Placement, after: Placement) -> Placement:
+    """Returns the placement that a variable gets, which has one before the body and one after it."""
+    if before == after:
+        return before
+    if isinstance(before, Replicated):
+        return after
+    return before if isinstance(after, Replicated) else REPLICATED
+
+
+def _same_entries(one: dict[int, Any], other: dict[int, Any]) -> bool:
+    return all(one[i] is other[i] is None or same_known(one[i], other[i]) for i in one)
+
+
+RULES: dict[str, Callable[[Any, tf.Operation, list[Value]], list[Value] | None]] = {
+    **dict.fromkeys(("If", "StatelessIf"), _branch),
+    **dict.fromkeys(("Case", "StatelessCase"), _case),
+    **dict.fromkeys(("While", "StatelessWhile"), _loop),
+}

@@ -1,0 +1,89 @@
+"""The exchanges of a partitioned program: reductions of partial values, and gathers of rows."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from syrtos.comm.arrays import Array, ReduceOp
+from syrtos.comm.communicator import Communicator
+from syrtos.keras.tensorflow import ops
+
+
+class Exchanges(abc.ABC):
+    """What a partitioned program asks of the other workers.
+
+    Attributes:
+        rank: this worker's number.
+        size: the number of workers.
+    """
+
+    rank: int
+    size: int
+
+    @abc.abstractmethod
+    def reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
+        """Reduces tensors of one dtype elementwise over the workers, in one exchange."""
+
+    @abc.abstractmethod
+    def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Concatenates the workers' tensors along their first dimension, in one exchange."""
+
+
+class WorkerExchanges(Exchanges):
+    """The exchanges of a world of workers, each one operation of the graph."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self.rank, self.size = comm.rank, comm.size
+
+    def reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
+        comm = self._comm
+
+        def run(*arrays: Array) -> list[Array]:
+            return reduce_arrays(comm, arrays, op)
+
+        name = f"sums: {len(tensors)} tensors" if op is ReduceOp.SUM else f"{op.value}"
+        reduced = ops.exchange(
+            run, list(tensors), [t.dtype for t in tensors], ops.telling_of_sum(), name
+        )
+        for result, tensor in zip(reduced, tensors, strict=True):
+            result.set_shape(tensor.shape)
+        return reduced
+
+    def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        comm = self._comm
+
+        def run(*arrays: Array) -> list[Array]:
+            return [gather_arrays(comm, array) for array in arrays]
+
+        gathered = ops.exchange(run, list(tensors), [t.dtype for t in tensors], None, "rows")
+        for result, tensor in zip(gathered, tensors, strict=True):
+            result.set_shape([None, *tensor.shape[1:]])
+        return gathered
+
+
+def reduce_arrays(comm: Communicator, arrays: Sequence[Array], op: ReduceOp) -> list[Array]:
+    """Reduces arrays of one dtype over the workers."""
+    if arrays[0].dtype == bool:
+        found = reduce_arrays(comm, [array.astype(np.uint8) for array in arrays], op)
+        return [array.astype(bool) for array in found]
+    flat = [array.reshape(-1) for array in arrays]
+    if op is ReduceOp.SUM and sum(part.size for part in flat):
+        found = comm.sum_parts(flat)
+    else:
+        joined = comm.allreduce(np.concatenate(flat), op)
+        found = np.split(joined, np.cumsum([part.size for part in flat])[:-1])
+    return [part.reshape(array.shape) for part, array in zip(found, arrays, strict=True)]
+
+
+def gather_arrays(comm: Communicator, array: Array) -> Array:
+    """Concatenates the rows of all workers; strings travel as plain data."""
+    if array.dtype != object:
+        return comm.allgather(array)
+    parts = comm.allgather_object(array.tolist())
+    rest = array.shape[1:]
+    return np.concatenate([np.asarray(part, object).reshape(-1, *rest) for part in parts])

@@ -1,0 +1,198 @@
+"""The program of the whole batch, emitted for this worker's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from syrtos.keras.tensorflow import tf_internals_emission
+from syrtos.keras.tensorflow.partition import control_flow
+from syrtos.keras.tensorflow.partition.emitter import Emitter
+from syrtos.keras.tensorflow.partition.report import Report
+from syrtos.keras.tensorflow.partition.rules import RULES, TAKING_PARTIAL
+from syrtos.keras.tensorflow.partition.rules.elementwise import KEEPING_SUMS, is_linear
+from syrtos.keras.tensorflow.partition.rules.lists import MAKING, note_lists
+from syrtos.keras.tensorflow.partition.rules.random import DRAWS
+from syrtos.keras.tensorflow.partition.rules.shapes import followed
+from syrtos.keras.tensorflow.partition.values import Partial, Value
+
+# Their rules hold also where every worker has all inputs: they make sizes known, or rows.
+_ALWAYS = frozenset(("BroadcastGradientArgs", "Fill", "Range", "Shape", "ShapeN", "Size", *DRAWS, *MAKING))
+# Partial sums pass these as they are.
+_PASSING = KEEPING_SUMS | {
+    *("ConcatV2", "ExpandDims", "Pack", "Reshape", "Squeeze", "Sum", "Transpose"),
+    *("Shape", "ShapeN", "Size", "Rank"),
+}
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+# Their result has the sizes of their first input.
+_SAME_SIZES = frozenset(
+    "Cumsum Cumprod ReverseV2 RandomShuffle Roll Softmax LogSoftmax MatrixBandPart Sort".split()
+)
+
+
+class Partitioner(Emitter):
+    """Emits the operations of a traced program for this worker's rows.
+
+    An operation with a rule is computed on rows. Any other gets its inputs whole, and every worker
+    computes it: a missing rule costs time, and changes no number.
+    """
+
+    def child(self, report: Report | None = None) -> Partitioner:
+        """Returns a partitioner for a graph inside of this one, e.g. the body of a loop."""
+        made = Partitioner(self.share, self.exchanges, report or self.report)
+        made.defers_sums = self.defers_sums
+        return made
+
+    def run_graph(self, graph: Any, inputs: Sequence[Value]) -> list[Value]:
+        """Emits a graph's operations into the current graph; returns its outputs.
+
+        Args:
+            graph: a `FuncGraph`.
+            inputs: the values of its inputs, captured ones included.
+        """
+        run = _GraphRun(self, graph, inputs)
+        run.emit(list(tf_internals_emission.in_topological_order(graph)))
+        return run.outputs()
+
+    def run(self, op: tf.Operation, values: list[Value]) -> list[Value]:
+        """Emits one operation; returns its results."""
+        known = followed(self, op, values)
+        results = self._emit(op, values)
+        note_lists(op, values, results)
+        for result, entries in zip(results, known or [], strict=False):
+            if result.known is None:
+                result.known = entries
+        for tensor, result in zip(op.outputs, results, strict=True):
+            _keep_shape(self, tensor, result)
+            if result.is_partial and not all(c.type in _PASSING for c in tensor.consumers()):
+                self.note_due(result)
+        return results
+
+    def wholes(self, values: Sequence[Value]) -> list[tf.Tensor]:
+        """Returns whole values; partial ones are reduced together."""
+        for value in values:
+            if value.is_partial:
+                self.note_due(value)
+        return [self.whole(value) for value in values]
+
+    def _emit(self, op: tf.Operation, values: list[Value]) -> list[Value]:
+        is_plain = all(value.is_replicated for value in values)
+        if is_plain and op.type not in _ALWAYS:
+            return [Value(tensor) for tensor in self.emit(op, [v.tensor for v in values])]
+        if op.type in _CALLS:
+            graph = tf_internals_emission.graph_of_function(op, "f")
+            if graph is not None:
+                return self.run_graph(graph, values)
+        if op.type in control_flow.RULES:
+            results = control_flow.RULES[op.type](self, op, values)
+        else:
+            results = self._by_rule(op, values)
+        return results if results is not None else self._compute_whole(op, values)
+
+    def _by_rule(self, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+        rule = RULES.get(op.type)
+        if rule is None:
+            return None
+        if op.type not in TAKING_PARTIAL:
+            values = [self.replicated(v) if v.is_partial else v for v in values]
+            if op.type not in _ALWAYS and all(value.is_replicated for value in values):
+                return [Value(tensor) for tensor in self.emit(op, [v.tensor for v in values])]
+        results = rule(self, op, values)
+        self.report.split += results is not None
+        return results
+
+    def _compute_whole(self, op: tf.Operation, values: list[Value]) -> list[Value]:
+        if any(value.rows for value in values):
+            self.report.note_whole(op)
+        outputs = self.emit(op, self.wholes(values))
+        if not any(value.rows for value in values):
+            return [Value(tensor) for tensor in outputs]
+        dims = self.dims(values[0]) if op.type in _SAME_SIZES else None
+        return [self.spread(tensor, dims if i == 0 else None) for i, tensor in enumerate(outputs)]
+
+
+class _GraphRun:
+    """The operations of one graph as they are emitted, those without exchanges first.
+
+    An operation that needs a partial value whole waits until all others are emitted. So sums that
+    are ready together travel together, and a program makes as few exchanges as its longest chain
+    of them has.
+    """
+
+    def __init__(self, partitioner: Partitioner, graph: Any, inputs: Sequence[Value]) -> None:
+        self._partitioner = partitioner
+        self._graph = graph
+        self._found = {
+            tensor.ref(): value for tensor, value in zip(graph.inputs, inputs, strict=True)
+        }
+        self._made: dict[tf.Operation, tf.Operation | None] = {}
+
+    def emit(self, ops: Sequence[tf.Operation]) -> None:
+        """Emits operations, given in topological order."""
+        waiting = [op for op in ops if not self._skip(op)]
+        while waiting:
+            behind = set(waiting)
+            later = []
+            for op in waiting:
+                if any(other in behind for other in _before(op)) or self._needs_reduction(op):
+                    later.append(op)
+                else:
+                    self._run(op)
+                    behind.discard(op)
+            if later:
+                first = [op for op in later if not any(o in behind for o in _before(op))]
+                self._partitioner.reduce_due([v for op in first for v in self._values(op)])
+            waiting = later
+
+    def outputs(self) -> list[Value]:
+        """Returns the values of the graph's outputs."""
+        return [self._found[tensor.ref()] for tensor in self._graph.outputs]
+
+    def _values(self, op: tf.Operation) -> list[Value]:
+        return [self._found[tensor.ref()] for tensor in op.inputs]
+
+    def _skip(self, op: tf.Operation) -> bool:
+        # What an operation without results waits for, its followers wait for by themselves.
+        skipped = op.type in ("Placeholder", "NoOp")
+        if skipped:
+            self._made[op] = None
+        return skipped
+
+    def _needs_reduction(self, op: tf.Operation) -> bool:
+        values = self._values(op)
+        return any(v.is_partial for v in values) and not keeps_partial(self._partitioner, op, values)
+
+    def _run(self, op: tf.Operation) -> None:
+        before = [] if any(t.dtype == tf.resource for t in op.inputs) else op.control_inputs
+        with tf.control_dependencies([m for o in before if (m := self._made.get(o)) is not None]):
+            results = self._partitioner.run(op, self._values(op))
+        for tensor, value in zip(op.outputs, results, strict=True):
+            self._found[tensor.ref()] = value
+        self._made[op] = results[0].tensor.op if results else None
+
+
+def _before(op: tf.Operation) -> list[tf.Operation]:
+    return [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+
+
+def keeps_partial(emitter: Emitter, op: tf.Operation, values: Sequence[Value]) -> bool:
+    """Returns whether an operation takes its partial inputs as they are."""
+    if op.type in KEEPING_SUMS:
+        return is_linear(emitter, op, values)
+    if op.type in ("ConcatV2", "Pack"):
+        parts = values[:-1] if op.type == "ConcatV2" else values
+        return all(value.placement == Partial() for value in parts)
+    return op.type in _PASSING or op.type in _CALLS
+
+
+def _keep_shape(emitter: Emitter, tensor: tf.Tensor, value: Value) -> None:
+    """Gives a result the static sizes that the traced program knows."""
+    if tensor.shape.rank is None or tensor.dtype in (tf.variant, tf.resource):
+        return
+    sizes = list(tensor.shape.as_list())
+    if value.rows:
+        each, count = value.rows.each, emitter.share.count
+        sizes[value.rows.dim] = count * each if emitter.share.is_static else None
+    value.tensor.set_shape(sizes)

@@ -1,0 +1,30 @@
+"""The table of rules: how operations act on rows and on partial values."""
+
+from __future__ import annotations
+
+from syrtos.keras.tensorflow.partition.rules import (
+    elementwise,
+    indexing,
+    lists,
+    products,
+    random,
+    reductions,
+    rowwise,
+    shapes,
+    slices,
+)
+from syrtos.keras.tensorflow.partition.rules.registry import RULES, TAKING_PARTIAL
+
+__all__ = [
+    "RULES",
+    "TAKING_PARTIAL",
+    "elementwise",
+    "indexing",
+    "lists",
+    "products",
+    "random",
+    "reductions",
+    "rowwise",
+    "shapes",
+    "slices",
+]

@@ -1,0 +1,39 @@
+"""Lists of tensors as values: their elements put together, cut to rows, or gathered."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from syrtos.keras.tensorflow.partition.exchanges import Exchanges
+from syrtos.keras.tensorflow.partition.values import Rows, Value
+
+# For operations on lists: elements of any shape.
+ANY_SHAPE = -1
+
+
+def stacked(value: Value) -> tf.Tensor:
+    """Returns the elements of a list as one tensor, whose first dimension numbers them."""
+    assert value.element_dtype is not None
+    return tf.raw_ops.TensorListStack(
+        input_handle=value.tensor,
+        element_shape=tf.constant(ANY_SHAPE),
+        element_dtype=value.element_dtype,
+        num_elements=-1,
+    )
+
+
+def list_of(elements: tf.Tensor) -> tf.Tensor:
+    """Returns the list of a tensor's entries along the first dimension."""
+    return tf.raw_ops.TensorListFromTensor(tensor=elements, element_shape=tf.constant(ANY_SHAPE))
+
+
+def gather_list(exchanges: Exchanges, value: Value, rows: Rows) -> tf.Tensor:
+    """Returns a list whose elements have the rows of all workers."""
+    if value.is_empty_list:
+        return value.tensor
+    elements, dim = stacked(value), rows.dim + 1
+    others = tf.range(dim), tf.range(dim + 1, tf.rank(elements))
+    front = tf.transpose(elements, tf.concat([[dim], *others], 0))
+    (gathered,) = exchanges.gather([front])
+    back = [tf.range(1, dim + 1), [0], tf.range(dim + 1, tf.rank(elements))]
+    return list_of(tf.transpose(gathered, tf.concat(back, 0)))

@@ -1,0 +1,101 @@
+"""Private symbols of TensorFlow by which operations of one graph are added to another.
+
+They have been seen to work on TensorFlow 2.18 to 2.21.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import func_graph
+from tensorflow.python.ops import handle_data_util
+
+# Attributes that say where, and in what shapes, an operation stood in its own graph.
+_OF_ITS_GRAPH = frozenset({"_output_shapes", "_class"})
+
+
+def emit(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Adds a copy of an operation, with other inputs, to the current graph."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    attributes = dict(operation.node_def.attr.items())
+    _add_functions(graph, operation.graph, attributes)
+    # TensorFlow has no public way to add an operation by its definition: `tf.raw_ops` would need
+    # each attribute as a Python value, and lacks a few operations.
+    made = graph._create_op_internal(
+        operation.type,
+        list(inputs),
+        [output.dtype for output in operation.outputs],
+        attrs={name: a for name, a in attributes.items() if name not in _OF_ITS_GRAPH},
+        name=operation.name.rpartition("/")[2],
+        op_def=operation.op_def,
+    )
+    return list(made.outputs)
+
+
+def _add_functions(graph: Any, source: Any, attributes: dict[str, Any]) -> None:
+    """Adds the functions that attributes of an operation name to a graph."""
+    for attribute in attributes.values():
+        called = [attribute.func.name] if attribute.HasField("func") else []
+        called += [function.name for function in attribute.list.func]
+        for name in called:
+            if name and not graph._is_function(name):
+                graph._add_function_recursive(source._get_function(name))
+
+
+def in_topological_order(graph: Any) -> Iterator[tf.Operation]:
+    """Yields a graph's operations, each after those whose results, or whose end, it waits for."""
+    # They are not in this order: `tf.while_loop` adds inputs to the loop of the forward pass later.
+    done: set[tf.Operation] = set()
+    for root in graph.get_operations():
+        stack = [(root, False)]
+        while stack:
+            operation, is_ready = stack.pop()
+            if is_ready:
+                yield operation
+            elif operation not in done:
+                done.add(operation)
+                stack.append((operation, True))
+                before = [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+                stack += [
+                    (other, False)
+                    for other in before
+                    if other not in done and other.graph is graph
+                ]
+
+
+def graph_of_function(operation: tf.Operation, attribute: str) -> Any:
+    """Returns the graph of the function that an operation's attribute names; None if unknown."""
+    graph: Any = operation.graph
+    function = graph._get_function(operation.get_attr(attribute).name)
+    return getattr(function, "graph", None)
+
+
+def is_compiled_call(operation: tf.Operation) -> bool:
+    """Returns whether an operation calls a function that XLA compiles."""
+    attributes = operation.node_def.attr
+    return "_XlaMustCompile" in attributes and attributes["_XlaMustCompile"].b
+
+
+def graphs_of_functions(operation: tf.Operation, attribute: str) -> list[Any]:
+    """Returns the graphs of the functions that an operation's list attribute names."""
+    graph: Any = operation.graph
+    found = (graph._get_function(f.name) for f in operation.get_attr(attribute))
+    return [getattr(function, "graph", None) for function in found]
+
+
+@contextlib.contextmanager
+def scratch_graph() -> Iterator[Any]:
+    """Context manager: operations are added to a graph that nobody keeps."""
+    graph = func_graph.FuncGraph("syrtos_scratch")
+    with graph.as_default():
+        yield graph
+
+
+def placeholder_like(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """Adds a placeholder with the dtype of a tensor, and what it says of a list's elements."""
+    made = tf.compat.v1.placeholder(tensor.dtype, shape)
+    handle_data_util.copy_handle_data(tensor, made)
+    return made
