@@ -121,7 +121,7 @@ class Communicator(abc.ABC):
         shares = [w / total if total else 0.0 for w in weights]
         return self.reduce_parts(parts, ReduceOp.SUM, shares, lend), total
 
-    def sum_parts(self, parts: Sequence[Array], lend: bool = False) -> list[Array]:
+    def sum_all(self, parts: Sequence[Array], lend: bool = False) -> list[Array]:
         """Sums flat arrays over all workers: the exchange of a partitioned step.
 
         Args:

@@ -23,6 +23,7 @@ from syrtos.keras.tensorflow.assignments import as_one_process
 from syrtos.keras.tensorflow.input import Numbered, TensorShare, cut, numbered_by_hand
 from syrtos.keras.tensorflow.input_policy import gives_whole_batches
 from syrtos.keras.tensorflow.models import synchronize_batchnorm
+from syrtos.keras.tensorflow.partition.step import PartitionedStep
 from syrtos.keras.tensorflow.rows import count_rows, has_rows
 from syrtos.keras.tensorflow.step import TensorFlowStep, count_samples
 from syrtos.keras.tensorflow.trial import PredictingTensorFlowTrial, TensorFlowTrial
@@ -61,6 +62,11 @@ class TensorFlowFunction(SplitFunction[Batch]):
         early = known_parts.script_sees_gradients(model, stock, name)
         super().__init__(model, session, name, stock, early)
         self.step = step
+        self._partitioned = (
+            PartitionedStep(step, session, training=name == "train_step")
+            if partitions(session)
+            else None
+        )
         self._make: Callable[[], Method] | None = None
         self.function: Method = step
         self._was_called = False
@@ -93,7 +99,7 @@ class TensorFlowFunction(SplitFunction[Batch]):
             batches = [self._prepare(batch) for batch in batches]
         elif verdicts.is_split(self._session) and not isinstance(spec, Batch):
             batches, spec = self._iterator_of_script(batches, steps)
-        if self.is_due(steps):
+        if self._partitioned is None and self.is_due(steps):
             found = _next_batches(iter(batches), steps)
             # If the data has ended, the function is called all the same, and raises: an optimizer
             # has counted one update more then, as in one process.
@@ -102,6 +108,8 @@ class TensorFlowFunction(SplitFunction[Batch]):
                 batches = found if spec is None else _iterator_over(found, spec)
             elif not self.plan.is_decided:
                 raise StopIteration
+        if self._partitioned is not None:
+            return self.function(batches)
         self.note_accumulation()
         try:
             outputs = self.function(batches)
@@ -143,6 +151,8 @@ class TensorFlowFunction(SplitFunction[Batch]):
         if not isinstance(batch, Batch) and verdicts.is_split(self._session):
             with as_one_process():
                 return self.step(batch)
+        if self._partitioned is not None and isinstance(batch, Batch):
+            return self._partitioned(batch)
         training = self._name == "train_step"
         session = registry.session_of_step(self._session, training)
         share = cut(batch, self._session.input_comm)
@@ -232,6 +242,21 @@ class TensorFlowFunction(SplitFunction[Batch]):
     def _make_anew(self) -> None:
         if self._make is not None:
             self.function = self._make()
+
+
+def partitions(session: Session) -> bool:
+    """Returns whether steps are partitioned: no option gives workers other programs."""
+    asked = session.options
+    others = (
+        asked.sync_every
+        or asked.servers
+        or asked.shard_update
+        or asked.compress != "none"
+        or asked.on_nan != "warn"
+        or asked.verify == "only"
+        or registry.others_defining(*registry.OF_STEPS)
+    )
+    return verdicts.is_split(session) and not others
 
 
 _FUNCTIONS = "_syrtos_functions"

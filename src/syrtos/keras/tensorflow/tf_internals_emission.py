@@ -66,6 +66,23 @@ def in_topological_order(graph: Any) -> Iterator[tf.Operation]:
                 ]
 
 
+def independent_of(
+    graph: Any, tensors: Sequence[tf.Tensor]
+) -> tuple[list[tf.Operation], list[tf.Operation]]:
+    """Returns a graph's operations in topological order: those that do not wait for tensors, and the rest."""
+    waiting = {tensor.op for tensor in tensors}
+    before: list[tf.Operation] = []
+    after: list[tf.Operation] = []
+    for operation in in_topological_order(graph):
+        sources = [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+        if operation in waiting or any(source in waiting for source in sources):
+            waiting.add(operation)
+            after.append(operation)
+        else:
+            before.append(operation)
+    return before, after
+
+
 def graph_of_function(operation: tf.Operation, attribute: str) -> Any:
     """Returns the graph of the function that an operation's attribute names; None if unknown."""
     graph: Any = operation.graph

@@ -73,7 +73,7 @@ def reduce_arrays(comm: Communicator, arrays: Sequence[Array], op: ReduceOp) -> 
         return [array.astype(bool) for array in found]
     flat = [array.reshape(-1) for array in arrays]
     if op is ReduceOp.SUM and sum(part.size for part in flat):
-        found = comm.sum_parts(flat)
+        found = comm.sum_all(flat)
     else:
         joined = comm.allreduce(np.concatenate(flat), op)
         found = np.split(joined, np.cumsum([part.size for part in flat])[:-1])

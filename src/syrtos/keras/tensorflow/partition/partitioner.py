@@ -52,8 +52,8 @@ class Partitioner(Emitter):
             graph: a `FuncGraph`.
             inputs: the values of its inputs, captured ones included.
         """
-        run = _GraphRun(self, graph, inputs)
-        run.emit(list(tf_internals_emission.in_topological_order(graph)))
+        run = GraphRun(self, graph, inputs)
+        run.emit_all()
         return run.outputs()
 
     def run(self, op: tf.Operation, values: list[Value]) -> list[Value]:
@@ -113,7 +113,7 @@ class Partitioner(Emitter):
         return [self.spread(tensor, dims if i == 0 else None) for i, tensor in enumerate(outputs)]
 
 
-class _GraphRun:
+class GraphRun:
     """The operations of one graph as they are emitted, those without exchanges first.
 
     An operation that needs a partial value whole waits until all others are emitted. So sums that
@@ -125,9 +125,22 @@ class _GraphRun:
         self._partitioner = partitioner
         self._graph = graph
         self._found = {
-            tensor.ref(): value for tensor, value in zip(graph.inputs, inputs, strict=True)
+            tensor.ref(): value for tensor, value in zip(graph.inputs, inputs, strict=False)
         }
         self._made: dict[tf.Operation, tf.Operation | None] = {}
+
+    def within(
+        self, partitioner: Partitioner, inputs: Sequence[tuple[tf.Tensor, Value]]
+    ) -> GraphRun:
+        """Returns a run that goes on in a graph inside of this one, with other values of inputs."""
+        made = GraphRun(partitioner, self._graph, [])
+        made._found = {**self._found, **{tensor.ref(): v for tensor, v in inputs}}
+        made._made = dict.fromkeys(self._made)
+        return made
+
+    def emit_all(self) -> None:
+        """Emits the whole graph."""
+        self.emit(list(tf_internals_emission.in_topological_order(self._graph)))
 
     def emit(self, ops: Sequence[tf.Operation]) -> None:
         """Emits operations, given in topological order."""

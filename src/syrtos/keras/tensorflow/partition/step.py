@@ -1,0 +1,254 @@
+"""A step of Keras as a partitioned program: traced on the whole batch, emitted for a worker's rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from syrtos.comm.arrays import Array
+from syrtos.comm.world import Session
+from syrtos.keras.features import registry
+from syrtos.keras.tensorflow import ops, tf_internals_emission, tf_internals_graphs
+from syrtos.keras.tensorflow.assignments import as_one_process
+from syrtos.keras.tensorflow.input import Numbered, TensorShare
+from syrtos.keras.tensorflow.input_comparison import compare_numbered
+from syrtos.keras.tensorflow.partition.exchanges import Exchanges, WorkerExchanges
+from syrtos.keras.tensorflow.partition.partitioner import GraphRun, Partitioner
+from syrtos.keras.tensorflow.partition.report import Report
+from syrtos.keras.tensorflow.partition.share import Share
+from syrtos.keras.tensorflow.partition.values import Rows, Value
+from syrtos.keras.tensorflow.step import ready_at
+from syrtos.keras.trainer.timing import StepClock
+
+if TYPE_CHECKING:
+    from syrtos.keras.tensorflow.types import BatchStep
+
+
+class PartitionedStep:
+    """A function of batches, as a program that all workers compute together.
+
+    Attributes:
+        report: counts of the program that was traced last.
+    """
+
+    def __init__(self, step: BatchStep, session: Session, training: bool) -> None:
+        """
+        Args:
+            step: computes a whole batch, as one process would.
+            session: the workers.
+            training: whether it is a step of `fit`.
+        """
+        self.step = step
+        self.report = Report()
+        self._session = session
+        self._training = training
+        # Functions of Python that operations call live as long as the graph that names them.
+        self._traced: list[Any] = []
+
+    def __call__(self, batch: Numbered | TensorShare) -> object:
+        """Computes a step on a batch; every worker gets the outputs of the whole batch."""
+        rows = _rows_of_share(batch, self._session) if isinstance(batch, TensorShare) else _rows_of(batch, self._session)
+        if tf.executing_eagerly() or not rows.dense:
+            self._note(rows)
+            return self._compute_whole(rows)
+        return self._compute(rows)
+
+    def _compute_whole(self, rows: _BatchRows) -> object:
+        with as_one_process():
+            return self.step(rows.whole())
+
+    def _compute(self, rows: _BatchRows) -> object:
+        concrete = self._trace(rows)
+        self._traced.append(concrete)
+        self.report = Report()
+        graph = concrete.graph
+        captured = [Value(outside) for outside, _ in graph.captures]
+        partitioner = Partitioner(rows.share, WorkerExchanges(self._session.comm), self.report)
+        if rows.is_always_split:
+            self._note(rows)
+            run = GraphRun(partitioner, graph, [*rows.split(), *captured])
+            run.emit_all()
+            outputs = partitioner.wholes(run.outputs())
+        else:
+            outputs = self._emit_by_batch(partitioner, graph, rows, captured)
+        return _packed(outputs, concrete.structured_outputs)
+
+    def _emit_by_batch(
+        self, partitioner: Partitioner, graph: Any, rows: _BatchRows, captured: list[Value]
+    ) -> list[tf.Tensor]:
+        """Emits a program that computes batches of too few, or of unequal, rows whole."""
+        of_batch = graph.inputs[: len(rows.specs())]
+        # What does not depend on the batch is not to wait for it: where data ends, plain TensorFlow
+        # has counted one update more.
+        before, after = tf_internals_emission.independent_of(graph, of_batch)
+        first = GraphRun(partitioner, graph, [*[Value(t) for t in rows.tensors], *captured])
+        first.emit(before)
+
+        def emit(values: Callable[[], Sequence[Value]]) -> list[tf.Tensor]:
+            child = partitioner.child()
+            run = first.within(child, list(zip(of_batch, values(), strict=True)))
+            run.emit(after)
+            return child.wholes(run.outputs())
+
+        self._note(rows)
+        made = tf.cond(
+            rows.can_be_split(),
+            lambda: emit(rows.split) or [tf.constant(0)],
+            lambda: emit(rows.replicated) or [tf.constant(0)],
+        )
+        made = made if isinstance(made, list | tuple) else [made]
+        for tensor, like in zip(made, graph.outputs, strict=False):
+            tensor.set_shape(like.shape)
+        return list(made)[: len(graph.outputs)]
+
+    def _trace(self, rows: _BatchRows) -> Any:
+        """Returns the step's program of the whole batch."""
+
+        def compute(*tensors: tf.Tensor) -> object:
+            with as_one_process():
+                return self.step(rows.pack(tensors))
+
+        function = tf.function(compute, autograph=False)
+        return function.get_concrete_function(*rows.specs())
+
+    def _note(self, rows: _BatchRows) -> None:
+        """Counts the samples of a step, and the time for which it waited for its data."""
+        session, training = self._session, self._training
+
+        def note(when: Array, samples: Array) -> Array:
+            asked, ready = np.asarray(when).tolist()
+            clock = session.part(StepClock)
+            is_first = clock.data_was_ready(session, asked, ready, float(samples))
+            for feature in registry.active() if is_first and training else ():
+                feature.count_samples(float(samples))
+            return np.zeros((), np.int32)
+
+        if tf_internals_graphs.graph() is not None:
+            session.part(StepClock).step_is_traced()
+        with tf.device("/cpu:0"):
+            samples = tf.cast(rows.share.count, tf.float32)
+            tf.numpy_function(note, [ready_at(rows.tensors), samples], tf.int32, stateful=True)
+
+
+@dataclasses.dataclass
+class _BatchRows:
+    """The tensors of a batch, and which of them have its rows.
+
+    Attributes:
+        structure: the batch as the step takes it.
+        tensors: its tensors, whole or, where ``is_share``, this worker's rows of them.
+        dense: the places of tensors that have the batch's rows.
+        share: this worker's rows.
+        exchanges: the other workers.
+        is_share: whether ``tensors`` are this worker's rows alone.
+    """
+
+    structure: Any
+    tensors: list[tf.Tensor]
+    dense: list[int]
+    share: Share
+    exchanges: Exchanges
+    is_share: bool = False
+
+    @property
+    def is_always_split(self) -> bool:
+        """Whether it is known that each worker has rows, and tensors have equally many."""
+        return self.share.is_static and self.share.total >= self.exchanges.size
+
+    def can_be_split(self) -> tf.Tensor:
+        """Returns whether each worker has rows, and tensors have equally many; a Boolean scalar."""
+        # In a batch of one row a size of 1 may be the rows, or be broadcast.
+        conditions = [self.share.total >= self.exchanges.size]
+        if not self.is_share:
+            conditions += [tf.shape(self.tensors[i])[0] == self.share.total for i in self.dense[1:]]
+        return tf.reduce_all(tf.stack(conditions))
+
+    def specs(self) -> list[tf.TensorSpec]:
+        """Returns the specs of the whole batch's tensors."""
+        found = []
+        for i, tensor in enumerate(self.tensors):
+            shape = tensor.shape
+            if i in self.dense and not self.share.is_static:
+                shape = [None, *shape[1:]]
+            found.append(tf.TensorSpec(shape, tensor.dtype))
+        return found
+
+    def pack(self, tensors: Sequence[tf.Tensor]) -> Any:
+        """Returns tensors in the structure of the batch."""
+        return tf.nest.pack_sequence_as(self.structure, list(tensors), expand_composites=True)
+
+    def split(self) -> list[Value]:
+        """Returns this worker's rows."""
+        values = []
+        for i, tensor in enumerate(self.tensors):
+            if i not in self.dense:
+                values.append(Value(tensor))
+                continue
+            mine = tensor if self.is_share else tensor[self.share.start : self.share.stop]
+            count = self.share.count if self.share.is_static else None
+            mine.set_shape([count, *tensor.shape[1:]])
+            values.append(Value(mine, Rows(0), gathered=None if self.is_share else tensor))
+        return values
+
+    def replicated(self) -> list[Value]:
+        """Returns the whole batch."""
+        return [Value(tensor) for tensor in self._whole_tensors()]
+
+    def whole(self) -> Any:
+        """Returns the whole batch in its structure."""
+        return self.pack(self._whole_tensors())
+
+    def _whole_tensors(self) -> list[tf.Tensor]:
+        if not self.is_share:
+            return self.tensors
+        gathered = iter(self.exchanges.gather([self.tensors[i] for i in self.dense]))
+        return [next(gathered) if i in self.dense else t for i, t in enumerate(self.tensors)]
+
+
+def _rows_of(batch: Numbered, session: Session) -> _BatchRows:
+    """Returns the rows of a whole batch, which the workers compare now and then."""
+    comm = session.comm
+    with (
+        tf.device("/cpu:0"),
+        tf.control_dependencies([compare_numbered(batch.number, batch.data, session.input_comm)]),
+    ):
+        flat = tf.nest.flatten(batch.data, expand_composites=True)
+        tensors = [tf.identity(t) for t in flat]
+    leaves = tf.nest.flatten(batch.data)
+    exchanges = WorkerExchanges(comm)
+    if len(leaves) != len(tensors):  # ragged or sparse tensors
+        return _BatchRows(batch.data, tensors, [], Share.of(1, comm.rank, comm.size), exchanges)
+    ranked = [i for i, t in enumerate(tensors) if t.shape.rank]
+    dynamic = [i for i in ranked if tensors[i].shape[0] is None]
+    if dynamic:
+        total = tf.shape(tensors[dynamic[0]])[0]
+        return _BatchRows(
+            batch.data, tensors, dynamic, Share.of(total, comm.rank, comm.size), exchanges
+        )
+    total = int(tensors[ranked[0]].shape[0]) if ranked else 1
+    dense = [i for i in ranked if tensors[i].shape[0] == total] if total >= comm.size else []
+    return _BatchRows(batch.data, tensors, dense, Share.of(total, comm.rank, comm.size), exchanges)
+
+
+def _rows_of_share(batch: TensorShare, session: Session) -> _BatchRows:
+    """Returns the rows of a share that a pipeline has cut; the workers add up their numbers."""
+    comm = session.comm
+    samples = tf.cast(batch.samples, tf.int32)
+    total = ops.allreduce(comm, samples)
+    flat = tf.nest.flatten(batch.data, expand_composites=True)
+    share = Share.of(total, comm.rank, comm.size)
+    dense = [i for i, tensor in enumerate(flat) if tensor.shape.rank]
+    tensors = [t[:samples] if i in dense else tf.identity(t) for i, t in enumerate(flat)]
+    return _BatchRows(batch.data, tensors, dense, share, WorkerExchanges(comm), is_share=True)
+
+
+def _packed(tensors: Sequence[tf.Tensor], structure: Any) -> Any:
+    """Returns tensors in the structure of a traced function's outputs."""
+    left = iter(tensors)
+    flat = tf.nest.flatten(structure, expand_composites=True)
+    found = [next(left) if tf.is_tensor(leaf) else leaf for leaf in flat]
+    return tf.nest.pack_sequence_as(structure, found, expand_composites=True)
