@@ -74,11 +74,11 @@ def _element(op: tf.Operation, tensor: tf.Tensor, rows: Rows) -> Value:
 def put(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     """An element gets the placement of the list, which gets that of its first element."""
     into, element = values[0], values[-1]
-    rows = element.rows if into.is_empty_list else into.rows
+    rows = into.rows or element.rows
     if rows is None:
         return None
-    last = emitter.at_rows(element, rows)
-    tensors = [into.tensor, *(emitter.whole(v) for v in values[1:-1]), last]
+    first, last = emitter.at_rows(into, rows), emitter.at_rows(element, rows)
+    tensors = [first, *(emitter.whole(v) for v in values[1:-1]), last]
     (made,) = emitter.emit(op, tensors)
     return [Value(made, rows, element_dtype=element.tensor.dtype)]
 
@@ -118,7 +118,9 @@ _TAKING = ("TensorListGetItem", "TensorListPopBack")
 
 def note_lists(op: tf.Operation, values: list[Value], results: list[Value]) -> None:
     """Notes on results of an operation what is known of lists, and of elements taken from them."""
-    for result in results:
+    # Loops and branches, which have inputs of many kinds, note their results themselves.
+    is_on_list = op.type in MAKING or op.type == "Identity" or op.type.startswith("TensorList")
+    for result in results if is_on_list else ():
         if result.tensor.dtype == tf.variant:
             _note_list(op, values, result)
     if op.type in _TAKING and results[-1].known is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -65,7 +65,8 @@ def followed(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[np
     if any(entry is None or entry.size > 16 for entry in known):
         return None
     found = follow(op, known)
-    return None if found is None or found.size > 16 else [found]
+    found = found if isinstance(found, list) or found is None else [found]
+    return None if found is None or any(entry.size > 16 for entry in found) else found
 
 
 # Arrays of what is known, whose entries are ints, `RowCount` or None.
@@ -131,7 +132,22 @@ def _same(op: tf.Operation, known: Known) -> np.ndarray | None:
     return known[0]
 
 
-_FOLLOWED = {
+def _offsets(op: tf.Operation, known: Known) -> list[np.ndarray] | None:
+    axis, shapes = known[0].item(), known[1:]
+    if not isinstance(axis, int):
+        return None
+    found, at = [], np.array(0, object)
+    for entries in shapes:
+        found.append(np.array([at.item() if d == axis else 0 for d in range(entries.size)], object))
+        following = sizes.combine("AddV2", at, np.array(entries[axis], object))
+        if following is None or None in following.ravel():
+            return None
+        at = following
+    return found
+
+
+_FOLLOWED: dict[str, Callable[[tf.Operation, Known], list[np.ndarray] | np.ndarray | None]] = {
+    "ConcatOffset": _offsets,
     "Pack": _pack,
     "ConcatV2": _concat,
     "GatherV2": _gather,
