@@ -21,6 +21,7 @@ HELPERS = (
     "unit/data",
     "unit/engines/kubernetes",
     "unit/jobs",
+    "unit/keras/tensorflow/partition",
     "unit/report",
 )
 for folder in HELPERS:

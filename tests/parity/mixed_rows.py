@@ -542,4 +542,5 @@ def parts_of_keras_along_the_rows() -> tuple[Any, Logs]:
     model.compile(
         keras.optimizers.SGD(0.05), keras.losses.CosineSimilarity(axis=-2), metrics=metrics
     )
-    return fit(model, *data())
+    # One epoch: after five, weights that differ by 1e-7 at the beginning differ by 4e-3 in one process too.
+    return fit(model, *data(), epochs=1)

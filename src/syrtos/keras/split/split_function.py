@@ -71,7 +71,7 @@ class SplitFunction(abc.ABC, Generic[BatchT]):
         All workers call this together before each step.
         """
         if self._name == "train_step":
-            self._accumulation.note(self.plan.accumulates_whole_batches(self.reduces_early))
+            self._accumulation.note(self._accumulates_whole_batches())
 
     def is_due(self, steps: int = 1) -> bool:
         """Returns whether rows of the next call are to be compared before it trains on them.
@@ -105,6 +105,10 @@ class SplitFunction(abc.ABC, Generic[BatchT]):
 
         All workers call it together.
         """
+
+    def _accumulates_whole_batches(self) -> bool:
+        """Returns whether the next step accumulates gradients of whole batches."""
+        return self.plan.accumulates_whole_batches(self.reduces_early)
 
     @abc.abstractmethod
     def _precision(self) -> int:

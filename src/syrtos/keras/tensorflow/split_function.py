@@ -108,9 +108,9 @@ class TensorFlowFunction(SplitFunction[Batch]):
                 batches = found if spec is None else _iterator_over(found, spec)
             elif not self.plan.is_decided:
                 raise StopIteration
+        self.note_accumulation()
         if self._partitioned is not None:
             return self.function(batches)
-        self.note_accumulation()
         try:
             outputs = self.function(batches)
         except Exception as error:
@@ -227,6 +227,9 @@ class TensorFlowFunction(SplitFunction[Batch]):
 
     def _precision(self) -> int:
         return trial_step.precision_of(self.model)
+
+    def _accumulates_whole_batches(self) -> bool:
+        return self._partitioned is not None or super()._accumulates_whole_batches()
 
     def _needs_build(self) -> bool:
         # Such a model is built by its first step.

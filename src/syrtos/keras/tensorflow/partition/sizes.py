@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -65,9 +66,13 @@ def _combine(operation: str, one: Size, other: Size) -> Size:
         return None if each is None or each < 0 else RowCount(each) if each else 0
     if one is None or other is None or isinstance(one, RowCount) or isinstance(other, RowCount):
         return None
-    return {
-        "AddV2": one + other,
-        "Sub": one - other,
-        "Maximum": max(one, other),
-        "Minimum": min(one, other),
-    }[operation]
+    return _OF_INTEGERS[operation](one, other)
+
+
+_OF_INTEGERS: dict[str, Callable[[int, int], int | None]] = {
+    "AddV2": operator.add,
+    "Sub": operator.sub,
+    "Maximum": max,
+    "Minimum": min,
+    "FloorMod": lambda one, other: one % other if other else None,
+}

@@ -51,7 +51,8 @@ class PartitionedStep:
 
     def __call__(self, batch: Numbered | TensorShare) -> object:
         """Computes a step on a batch; every worker gets the outputs of the whole batch."""
-        rows = _rows_of_share(batch, self._session) if isinstance(batch, TensorShare) else _rows_of(batch, self._session)
+        find = _rows_of_share if isinstance(batch, TensorShare) else _rows_of
+        rows: _BatchRows = find(batch, self._session)  # pyright: ignore
         if tf.executing_eagerly() or not rows.dense:
             self._note(rows)
             return self._compute_whole(rows)
@@ -75,7 +76,9 @@ class PartitionedStep:
             outputs = partitioner.wholes(run.outputs())
         else:
             outputs = self._emit_by_batch(partitioner, graph, rows, captured)
-        return _packed(outputs, concrete.structured_outputs)
+        structure = concrete.structured_outputs
+        flat = tf.nest.flatten(structure, expand_composites=True)
+        return _replaced(structure, flat, outputs)
 
     def _emit_by_batch(
         self, partitioner: Partitioner, graph: Any, rows: _BatchRows, captured: list[Value]
@@ -140,7 +143,8 @@ class _BatchRows:
 
     Attributes:
         structure: the batch as the step takes it.
-        tensors: its tensors, whole or, where ``is_share``, this worker's rows of them.
+        flat: its leaves, the components of ragged and sparse tensors among them.
+        tensors: those that are tensors, whole or, where ``is_share``, this worker's rows of them.
         dense: the places of tensors that have the batch's rows.
         share: this worker's rows.
         exchanges: the other workers.
@@ -148,6 +152,7 @@ class _BatchRows:
     """
 
     structure: Any
+    flat: list[Any]
     tensors: list[tf.Tensor]
     dense: list[int]
     share: Share
@@ -179,7 +184,7 @@ class _BatchRows:
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> Any:
         """Returns tensors in the structure of the batch."""
-        return tf.nest.pack_sequence_as(self.structure, list(tensors), expand_composites=True)
+        return _replaced(self.structure, self.flat, tensors)
 
     def split(self) -> list[Value]:
         """Returns this worker's rows."""
@@ -212,43 +217,46 @@ class _BatchRows:
 def _rows_of(batch: Numbered, session: Session) -> _BatchRows:
     """Returns the rows of a whole batch, which the workers compare now and then."""
     comm = session.comm
+    flat = tf.nest.flatten(batch.data, expand_composites=True)
     with (
         tf.device("/cpu:0"),
         tf.control_dependencies([compare_numbered(batch.number, batch.data, session.input_comm)]),
     ):
-        flat = tf.nest.flatten(batch.data, expand_composites=True)
-        tensors = [tf.identity(t) for t in flat]
-    leaves = tf.nest.flatten(batch.data)
-    exchanges = WorkerExchanges(comm)
-    if len(leaves) != len(tensors):  # ragged or sparse tensors
-        return _BatchRows(batch.data, tensors, [], Share.of(1, comm.rank, comm.size), exchanges)
-    ranked = [i for i, t in enumerate(tensors) if t.shape.rank]
-    dynamic = [i for i in ranked if tensors[i].shape[0] is None]
-    if dynamic:
-        total = tf.shape(tensors[dynamic[0]])[0]
-        return _BatchRows(
-            batch.data, tensors, dynamic, Share.of(total, comm.rank, comm.size), exchanges
-        )
+        tensors = [tf.identity(leaf) for leaf in flat if tf.is_tensor(leaf)]
+    total, dense = _batch_rows_among(tensors, comm.size)
+    if len(flat) != len(tf.nest.flatten(batch.data)):  # ragged or sparse tensors
+        dense = []
+    share = Share.of(total, comm.rank, comm.size)
+    return _BatchRows(batch.data, flat, tensors, dense, share, WorkerExchanges(comm))
+
+
+def _batch_rows_among(tensors: Sequence[tf.Tensor], workers: int) -> tuple[Any, list[int]]:
+    """Returns how many rows a batch has, an int where that is static, and which tensors have them."""
+    ranked = [i for i, tensor in enumerate(tensors) if tensor.shape.rank]
+    if dynamic := [i for i in ranked if tensors[i].shape[0] is None]:
+        return tf.shape(tensors[dynamic[0]])[0], dynamic
     total = int(tensors[ranked[0]].shape[0]) if ranked else 1
-    dense = [i for i in ranked if tensors[i].shape[0] == total] if total >= comm.size else []
-    return _BatchRows(batch.data, tensors, dense, Share.of(total, comm.rank, comm.size), exchanges)
+    # A batch of fewer rows than workers is computed whole.
+    dense = [i for i in ranked if tensors[i].shape[0] == total] if total >= workers else []
+    return total, dense
 
 
 def _rows_of_share(batch: TensorShare, session: Session) -> _BatchRows:
     """Returns the rows of a share that a pipeline has cut; the workers add up their numbers."""
     comm = session.comm
     samples = tf.cast(batch.samples, tf.int32)
-    total = ops.allreduce(comm, samples)
+    share = Share.of(ops.allreduce(comm, samples), comm.rank, comm.size)
     flat = tf.nest.flatten(batch.data, expand_composites=True)
-    share = Share.of(total, comm.rank, comm.size)
-    dense = [i for i, tensor in enumerate(flat) if tensor.shape.rank]
-    tensors = [t[:samples] if i in dense else tf.identity(t) for i, t in enumerate(flat)]
-    return _BatchRows(batch.data, tensors, dense, share, WorkerExchanges(comm), is_share=True)
+    tensors = [tf.identity(leaf) for leaf in flat if tf.is_tensor(leaf)]
+    dense = [i for i, tensor in enumerate(tensors) if tensor.shape.rank]
+    tensors = [t[:samples] if i in dense else t for i, t in enumerate(tensors)]
+    return _BatchRows(
+        batch.data, flat, tensors, dense, share, WorkerExchanges(comm), is_share=True
+    )
 
 
-def _packed(tensors: Sequence[tf.Tensor], structure: Any) -> Any:
-    """Returns tensors in the structure of a traced function's outputs."""
+def _replaced(structure: Any, flat: Sequence[Any], tensors: Sequence[tf.Tensor]) -> Any:
+    """Returns a structure with other tensors; other leaves stay."""
     left = iter(tensors)
-    flat = tf.nest.flatten(structure, expand_composites=True)
     found = [next(left) if tf.is_tensor(leaf) else leaf for leaf in flat]
     return tf.nest.pack_sequence_as(structure, found, expand_composites=True)

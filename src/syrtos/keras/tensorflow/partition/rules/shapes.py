@@ -154,7 +154,9 @@ _FOLLOWED: dict[str, Callable[[tf.Operation, Known], list[np.ndarray] | np.ndarr
     "StridedSlice": _slice,
     "Slice": _slice_by_sizes,
     "Prod": _product,
-    **dict.fromkeys(("Mul", "Sub", "Add", "AddV2", "FloorDiv", "Maximum", "Minimum"), _arithmetic),
+    **dict.fromkeys(
+        "Mul Sub Add AddV2 FloorDiv FloorMod Maximum Minimum".split(), _arithmetic
+    ),
     **dict.fromkeys(("Cast", "Identity", "Snapshot", "StopGradient"), _same),
     "InvertPermutation": _invert,
     "ReverseV2": _reverse,
