@@ -30,6 +30,7 @@ from syrtos.settings import (
     OnNaN,
     Options,
     ScaleLR,
+    Step,
     Verify,
 )
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 # The options that `syrtos run -h` shows.
 _MOST_NEEDED = (
     "-n", "--hosts", "--on", "--with", "--gpus-per-worker", "--detach", "--run-dir", "--max-restarts", "--min-workers", "--batch", "--sync-batchnorm",
-    "--scale-lr", "--verify", "--shard-update", "--compress", "--track", "-m",
+    "--scale-lr", "--verify", "--step", "--shard-update", "--compress", "--track", "-m",
 )  # fmt: skip
 # Restarts where no number is given.
 _RESTARTS = 3
@@ -233,6 +234,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--verify", choices=[way for way in get_args(Verify) if way != "only"], default=defaults.verify,
                        help="first: before the first batch counts, compute some of its rows both whole and split, where a step is not Keras's own alone; what "
                        "differs is not split (default). off: split every step")  # fmt: skip
+    group.add_argument("--step", choices=get_args(Step), default=defaults.step,
+                       help="partitioned: Keras 3 on TensorFlow computes one program of the whole batch on all workers: Dropout and BatchNormalization are "
+                       "those of one process. tried: workers compute shares, as the first batch has shown (default)")  # fmt: skip
     group.add_argument("--compile-update", choices=get_args(CompileUpdate), default=defaults.compile_update,
                        help="whether XLA compiles the optimizer's update, with TensorFlow (default: on CPUs, for 1M parameters or more)")  # fmt: skip
     group.add_argument("--shard-update", action="store_true",

@@ -63,7 +63,7 @@ class TensorFlowFunction(SplitFunction[Batch]):
         super().__init__(model, session, name, stock, early)
         self.step = step
         self._partitioned = (
-            PartitionedStep(step, session, training=name == "train_step")
+            PartitionedStep(step, session, name == "train_step", self._tell_whole)
             if partitions(session)
             else None
         )
@@ -75,6 +75,8 @@ class TensorFlowFunction(SplitFunction[Batch]):
         """Keeps ``make``, which builds the function by the current plan, and builds the first one."""
 
         def make_naming() -> Method:
+            if self._partitioned is not None:
+                return make()
             return verdicts.naming_split(self.plan, self._session, make())
 
         self._make = make_naming
@@ -228,6 +230,12 @@ class TensorFlowFunction(SplitFunction[Batch]):
     def _precision(self) -> int:
         return trial_step.precision_of(self.model)
 
+    def _tell_whole(self, why: str) -> None:
+        """Says once why every worker computes whole batches."""
+        if not self.plan.reason_not_split:
+            self.plan.reason_not_split = why
+            self._tell()
+
     def _accumulates_whole_batches(self) -> bool:
         return self._partitioned is not None or super()._accumulates_whole_batches()
 
@@ -248,7 +256,7 @@ class TensorFlowFunction(SplitFunction[Batch]):
 
 
 def partitions(session: Session) -> bool:
-    """Returns whether steps are partitioned: no option gives workers other programs."""
+    """Returns whether steps are partitioned: the run asks for it, and no option gives workers others."""
     asked = session.options
     others = (
         asked.sync_every
@@ -259,7 +267,7 @@ def partitions(session: Session) -> bool:
         or asked.verify == "only"
         or registry.others_defining(*registry.OF_STEPS)
     )
-    return verdicts.is_split(session) and not others
+    return asked.step == "partitioned" and verdicts.is_split(session) and not others
 
 
 _FUNCTIONS = "_syrtos_functions"

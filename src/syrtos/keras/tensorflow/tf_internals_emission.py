@@ -60,9 +60,7 @@ def in_topological_order(graph: Any) -> Iterator[tf.Operation]:
                 stack.append((operation, True))
                 before = [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
                 stack += [
-                    (other, False)
-                    for other in before
-                    if other not in done and other.graph is graph
+                    (other, False) for other in before if other not in done and other.graph is graph
                 ]
 
 

@@ -27,7 +27,9 @@ _ROUNDS = 8
 
 
 def _branch(emitter: Partitioner, op: tf.Operation, values: list[Value]) -> list[Value] | None:
-    graphs = [tf_internals_emission.graph_of_function(op, name) for name in ("then_branch", "else_branch")]
+    graphs = [
+        tf_internals_emission.graph_of_function(op, name) for name in ("then_branch", "else_branch")
+    ]
     return None if None in graphs else _branches(emitter, values, graphs, _by_condition)
 
 
@@ -52,7 +54,9 @@ def _branches(
     def emit_branch(graph: Any) -> list[tf.Tensor]:
         child = emitter.child()
         outputs = child.run_graph(graph, [_anew(value) for value in inputs])
-        return [child.at(v, p) for v, p in zip(outputs, placements, strict=True)] or [tf.constant(0)]
+        return [child.at(v, p) for v, p in zip(outputs, placements, strict=True)] or [
+            tf.constant(0)
+        ]
 
     made = choose(which, [lambda graph=graph: emit_branch(graph) for graph in graphs])
     made = made if isinstance(made, list | tuple) else [made]

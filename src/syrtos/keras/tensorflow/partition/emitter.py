@@ -136,7 +136,9 @@ class Emitter:
             sizes[value.rows.dim] = self.share.size(value.rows.each)
         return tuple(sizes)
 
-    def known(self, operation: tf.Operation, index: int, values: Sequence[Value]) -> np.ndarray | None:
+    def known(
+        self, operation: tf.Operation, index: int, values: Sequence[Value]
+    ) -> np.ndarray | None:
         """Returns what is known of an input that is an integer, or a vector of integers."""
         if values[index].known is not None:
             return values[index].known
@@ -158,7 +160,7 @@ class Emitter:
         """Notes a partial value that some operation needs whole; full buckets are reduced."""
         self._due.append(value)
         bucket = [v for v in self._due if v.is_partial]
-        if sum(_nbytes(v.tensor) for v in bucket) >= BUCKET:
+        if sum(_nbytes(v.tensor) for v in bucket) >= self.exchanges.bucket_bytes:
             self._reduce_all(bucket)
 
     def reduce_due(self, needed: Sequence[Value]) -> None:
@@ -195,10 +197,6 @@ class Emitter:
         return found
 
 
-# Bytes of partial values that are reduced together, beside the computation of others.
-BUCKET = 4 << 20
-
-
 def slice_dim(tensor: tf.Tensor, dim: int, start: object, count: object) -> tf.Tensor:
     """Returns ``count`` entries of one dimension, from ``start`` on."""
     rank = tensor.shape.rank
@@ -210,4 +208,8 @@ def slice_dim(tensor: tf.Tensor, dim: int, start: object, count: object) -> tf.T
 
 
 def _nbytes(tensor: tf.Tensor) -> int:
-    return (tensor.shape.num_elements() or 0) * tensor.dtype.size if tensor.shape.rank is not None else 0
+    return (
+        (tensor.shape.num_elements() or 0) * tensor.dtype.size
+        if tensor.shape.rank is not None
+        else 0
+    )

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from syrtos.comm.arrays import Array, ReduceOp
 from syrtos.comm.communicator import Communicator
+from syrtos.comm.world import Session
 from syrtos.keras.tensorflow import ops
 
 
@@ -19,10 +20,12 @@ class Exchanges(abc.ABC):
     Attributes:
         rank: this worker's number.
         size: the number of workers.
+        bucket_bytes: partial values of so many bytes are reduced beside the computation of others.
     """
 
     rank: int
     size: int
+    bucket_bytes: int = 32 << 20
 
     @abc.abstractmethod
     def reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
@@ -36,9 +39,10 @@ class Exchanges(abc.ABC):
 class WorkerExchanges(Exchanges):
     """The exchanges of a world of workers, each one operation of the graph."""
 
-    def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
-        self.rank, self.size = comm.rank, comm.size
+    def __init__(self, session: Session) -> None:
+        self._comm = session.comm
+        self.rank, self.size = session.comm.rank, session.comm.size
+        self.bucket_bytes = int(session.options.bucket_mb * 1e6)
 
     def reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
         comm = self._comm

@@ -15,11 +15,15 @@ from syrtos.keras.tensorflow.partition.rules import RULES, TAKING_PARTIAL
 from syrtos.keras.tensorflow.partition.rules.elementwise import KEEPING_SUMS, is_linear
 from syrtos.keras.tensorflow.partition.rules.lists import MAKING, note_lists
 from syrtos.keras.tensorflow.partition.rules.random import DRAWS
+from syrtos.keras.tensorflow.partition.rules.registry import types
 from syrtos.keras.tensorflow.partition.rules.shapes import followed
 from syrtos.keras.tensorflow.partition.values import Partial, Value
+from syrtos.keras.tensorflow.tf_internals_emission import is_compiled_call
 
 # Their rules hold also where every worker has all inputs: they make sizes known, or rows.
-_ALWAYS = frozenset(("BroadcastGradientArgs", "Fill", "Range", "Shape", "ShapeN", "Size", *DRAWS, *MAKING))
+_ALWAYS = frozenset(
+    ("BroadcastGradientArgs", "Fill", "Range", "Shape", "ShapeN", "Size", *DRAWS, *MAKING)
+)
 # Partial sums pass these as they are.
 _PASSING = KEEPING_SUMS | {
     *("ConcatV2", "ExpandDims", "Pack", "Reshape", "Squeeze", "Sum", "Transpose"),
@@ -28,7 +32,7 @@ _PASSING = KEEPING_SUMS | {
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 # Their result has the sizes of their first input.
 _SAME_SIZES = frozenset(
-    "Cumsum Cumprod ReverseV2 RandomShuffle Roll Softmax LogSoftmax MatrixBandPart Sort".split()
+    types("Cumsum Cumprod ReverseV2 RandomShuffle Roll Softmax LogSoftmax MatrixBandPart Sort")
 )
 
 
@@ -81,14 +85,18 @@ class Partitioner(Emitter):
         is_plain = all(value.is_replicated for value in values)
         if is_plain and op.type not in _ALWAYS:
             return [Value(tensor) for tensor in self.emit(op, [v.tensor for v in values])]
+        if is_compiled_call(op):
+            # What XLA compiles holds no exchange; where rows come in, it is computed operation by
+            # operation.
+            values = [self.replicated(v) if v.is_partial else v for v in values]
+            if all(value.is_replicated for value in values):
+                return [Value(tensor) for tensor in self.emit(op, [v.tensor for v in values])]
         if op.type in _CALLS:
             graph = tf_internals_emission.graph_of_function(op, "f")
             if graph is not None:
                 return self.run_graph(graph, values)
-        if op.type in control_flow.RULES:
-            results = control_flow.RULES[op.type](self, op, values)
-        else:
-            results = self._by_rule(op, values)
+        of_graphs = control_flow.RULES.get(op.type)
+        results = of_graphs(self, op, values) if of_graphs else self._by_rule(op, values)
         return results if results is not None else self._compute_whole(op, values)
 
     def _by_rule(self, op: tf.Operation, values: list[Value]) -> list[Value] | None:
@@ -175,7 +183,9 @@ class GraphRun:
 
     def _needs_reduction(self, op: tf.Operation) -> bool:
         values = self._values(op)
-        return any(v.is_partial for v in values) and not keeps_partial(self._partitioner, op, values)
+        return any(v.is_partial for v in values) and not keeps_partial(
+            self._partitioner, op, values
+        )
 
     def _run(self, op: tf.Operation) -> None:
         before = [] if any(t.dtype == tf.resource for t in op.inputs) else op.control_inputs
@@ -197,7 +207,7 @@ def keeps_partial(emitter: Emitter, op: tf.Operation, values: Sequence[Value]) -
     if op.type in ("ConcatV2", "Pack"):
         parts = values[:-1] if op.type == "ConcatV2" else values
         return all(value.placement == Partial() for value in parts)
-    return op.type in _PASSING or op.type in _CALLS
+    return op.type in _PASSING or (op.type in _CALLS and not is_compiled_call(op))
 
 
 def _keep_shape(emitter: Emitter, tensor: tf.Tensor, value: Value) -> None:

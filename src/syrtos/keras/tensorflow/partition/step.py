@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from syrtos.keras.tensorflow.types import BatchStep
 
 
+_NO_ROWS = (
+    "its batches have no dense tensors with a row for each worker (ragged and sparse tensors are"
+    " not partitioned)"
+)
+
+
 class PartitionedStep:
     """A function of batches, as a program that all workers compute together.
 
@@ -35,13 +41,17 @@ class PartitionedStep:
         report: counts of the program that was traced last.
     """
 
-    def __init__(self, step: BatchStep, session: Session, training: bool) -> None:
+    def __init__(
+        self, step: BatchStep, session: Session, training: bool, tell: Callable[[str], None]
+    ) -> None:
         """
         Args:
             step: computes a whole batch, as one process would.
             session: the workers.
             training: whether it is a step of `fit`.
+            tell: is called with the reason where every worker computes whole batches.
         """
+        self._tell = tell
         self.step = step
         self.report = Report()
         self._session = session
@@ -54,6 +64,7 @@ class PartitionedStep:
         find = _rows_of_share if isinstance(batch, TensorShare) else _rows_of
         rows: _BatchRows = find(batch, self._session)  # pyright: ignore
         if tf.executing_eagerly() or not rows.dense:
+            self._tell("it runs eagerly" if tf.executing_eagerly() else _NO_ROWS)
             self._note(rows)
             return self._compute_whole(rows)
         return self._compute(rows)
@@ -68,7 +79,7 @@ class PartitionedStep:
         self.report = Report()
         graph = concrete.graph
         captured = [Value(outside) for outside, _ in graph.captures]
-        partitioner = Partitioner(rows.share, WorkerExchanges(self._session.comm), self.report)
+        partitioner = Partitioner(rows.share, WorkerExchanges(self._session), self.report)
         if rows.is_always_split:
             self._note(rows)
             run = GraphRun(partitioner, graph, [*rows.split(), *captured])
@@ -227,7 +238,7 @@ def _rows_of(batch: Numbered, session: Session) -> _BatchRows:
     if len(flat) != len(tf.nest.flatten(batch.data)):  # ragged or sparse tensors
         dense = []
     share = Share.of(total, comm.rank, comm.size)
-    return _BatchRows(batch.data, flat, tensors, dense, share, WorkerExchanges(comm))
+    return _BatchRows(batch.data, flat, tensors, dense, share, WorkerExchanges(session))
 
 
 def _batch_rows_among(tensors: Sequence[tf.Tensor], workers: int) -> tuple[Any, list[int]]:
@@ -251,7 +262,7 @@ def _rows_of_share(batch: TensorShare, session: Session) -> _BatchRows:
     dense = [i for i, tensor in enumerate(tensors) if tensor.shape.rank]
     tensors = [t[:samples] if i in dense else t for i, t in enumerate(tensors)]
     return _BatchRows(
-        batch.data, flat, tensors, dense, share, WorkerExchanges(comm), is_share=True
+        batch.data, flat, tensors, dense, share, WorkerExchanges(session), is_share=True
     )
 
 

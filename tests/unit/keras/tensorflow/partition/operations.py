@@ -90,19 +90,13 @@ OPERATIONS: dict[str, Operation] = {
     "size": _unary(tf.size),
     "reshape to vectors": _unary(lambda x: tf.reshape(x, [-1, 6])),
     "reshape, joined": _unary(lambda x: tf.reshape(x, [-1, 2])),
-    "reshape, divided": Operation(
-        lambda x: tf.reshape(x, [tf.shape(x)[0], 2, 2]), (("n", 4),)
-    ),
+    "reshape, divided": Operation(lambda x: tf.reshape(x, [tf.shape(x)[0], 2, 2]), (("n", 4),)),
     "flatten": _unary(lambda x: tf.reshape(x, [-1])),
-    "reshape across rows": Operation(
-        lambda x: tf.reshape(x, [4, -1]), (("n", 4),), stays=False
-    ),
+    "reshape across rows": Operation(lambda x: tf.reshape(x, [4, -1]), (("n", 4),), stays=False),
     "transpose": _unary(lambda x: tf.transpose(x, [2, 0, 1])),
     "expand": _unary(lambda x: tf.expand_dims(x, 0)),
     "squeeze": Operation(lambda x: tf.squeeze(x, [1]), (("n", 1, 3),)),
-    "broadcast": Operation(
-        lambda x: tf.broadcast_to(x, [2, tf.shape(x)[0], 3]), (("n", 1),)
-    ),
+    "broadcast": Operation(lambda x: tf.broadcast_to(x, [2, tf.shape(x)[0], 3]), (("n", 1),)),
     "tile": _unary(lambda x: tf.tile(x, [1, 2, 1])),
     "tile of rows": Operation(lambda x: tf.tile(x, [2, 1]), (("n", 3),), stays=False),
     "fill": _unary(lambda x: tf.fill([tf.shape(x)[0], 2], 3.0) + x[:, :2, 0]),
@@ -119,9 +113,7 @@ OPERATIONS: dict[str, Operation] = {
     "split by sizes": Operation(lambda x: tf.split(x, [1, 2], axis=1), (("n", 3),)),
     "pad": Operation(lambda x: tf.pad(x, [[0, 0], [1, 2]]), (("n", 3),)),
     "pad of rows": Operation(lambda x: tf.pad(x, [[1, 0], [0, 0]]), (("n", 3),), stays=False),
-    "mirror pad": Operation(
-        lambda x: tf.pad(x, [[0, 0], [1, 1]], "REFLECT"), (("n", 3),)
-    ),
+    "mirror pad": Operation(lambda x: tf.pad(x, [[0, 0], [1, 1]], "REFLECT"), (("n", 3),)),
     "slice": Operation(lambda x: tf.slice(x, [0, 1], [-1, 2]), (("n", 3),)),
     "index": _unary(lambda x: x[:, 1]),
     "index with ellipsis": _unary(lambda x: x[..., 1]),
@@ -132,9 +124,7 @@ OPERATIONS: dict[str, Operation] = {
     "reverse": _unary(lambda x: tf.reverse(x, [1])),
     "reverse of rows": Operation(lambda x: tf.reverse(x, [0]), (("n", 3),), stays=False),
     "gather": Operation(tf.gather, ((7, 3), ("n",)), "fi", stays=False),
-    "gather of columns": Operation(
-        lambda x, i: tf.gather(x, i, axis=1), (("n", 7), (2,)), "fi"
-    ),
+    "gather of columns": Operation(lambda x, i: tf.gather(x, i, axis=1), (("n", 7), (2,)), "fi"),
     "gather of rows by rows": Operation(
         lambda x, i: tf.gather(x, i, batch_dims=1), (("n", 7), ("n", 2)), "fi"
     ),
@@ -163,21 +153,21 @@ OPERATIONS: dict[str, Operation] = {
     "sparse cross-entropy": Operation(
         lambda x, y: tf.nn.sparse_softmax_cross_entropy_with_logits(y, x), (("n", 5), ("n",)), "fi"
     ),
-    "convolution": Operation(
-        lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"), (IMAGE, (3, 3, 2, 4))
-    ),
+    "convolution": Operation(lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"), (IMAGE, (3, 3, 2, 4))),
     "depthwise convolution": Operation(
         lambda x, w: tf.nn.depthwise_conv2d(x, w, [1, 1, 1, 1], "VALID"), (IMAGE, (3, 3, 2, 2))
     ),
     "transposed convolution": Operation(
-        lambda x, w: tf.nn.conv2d_transpose(
-            x, w, [tf.shape(x)[0], 8, 7, 4], 1, "VALID"
-        ),
+        lambda x, w: tf.nn.conv2d_transpose(x, w, [tf.shape(x)[0], 8, 7, 4], 1, "VALID"),
         (IMAGE, (3, 3, 4, 2)),
     ),
     "filter gradient": Operation(
         lambda x, dy: raw.Conv2DBackpropFilter(
-            input=x, filter_sizes=[3, 3, 2, 4], out_backprop=dy, strides=[1, 1, 1, 1], padding="SAME"
+            input=x,
+            filter_sizes=[3, 3, 2, 4],
+            out_backprop=dy,
+            strides=[1, 1, 1, 1],
+            padding="SAME",
         ),
         (IMAGE, ("n", 6, 5, 4)),
     ),
@@ -201,9 +191,7 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "draws": _unary(lambda x: tf.random.stateless_uniform(tf.shape(x), [1, 2])),
     "normal draws": _unary(lambda x: tf.random.stateless_normal(tf.shape(x), [3, 2])),
-    "truncated draws": _unary(
-        lambda x: tf.random.stateless_truncated_normal(tf.shape(x), [1, 2])
-    ),
+    "truncated draws": _unary(lambda x: tf.random.stateless_truncated_normal(tf.shape(x), [1, 2])),
     "whole draws": _unary(
         lambda x: tf.random.stateless_uniform(tf.shape(x), [1, 2], 0, 90, tf.int64)
     ),

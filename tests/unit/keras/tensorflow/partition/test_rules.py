@@ -41,7 +41,9 @@ def _inputs(operation: Operation, rows: int, seed: int) -> list[Array]:
 def test_a_rule_gives_what_the_whole_operation_gives(name: str, data: Any) -> None:
     operation = OPERATIONS[name]
     size = data.draw(st.integers(2, 3), "workers")
-    inputs = _inputs(operation, data.draw(st.integers(size, 9), "rows"), data.draw(st.integers(0, 99)))
+    inputs = _inputs(
+        operation, data.draw(st.integers(size, 9), "rows"), data.draw(st.integers(0, 99))
+    )
     may_be = [[None, *(d for d, n in enumerate(s) if n == "n")] for s in operation.shapes]
     spread = [data.draw(st.sampled_from(places), "rows of an input") for places in may_be]
     # One input at least has the rows, and tells how many there are.

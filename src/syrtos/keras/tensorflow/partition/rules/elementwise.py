@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from syrtos.comm.arrays import ReduceOp
 from syrtos.keras.tensorflow.partition.emitter import Emitter
-from syrtos.keras.tensorflow.partition.rules.registry import rule
+from syrtos.keras.tensorflow.partition.rules.registry import rule, types
 from syrtos.keras.tensorflow.partition.values import Partial, Rows, Value
 
-ELEMENTWISE = (
+ELEMENTWISE = types(
     "Abs Acos Acosh Add AddN AddV2 Angle Asin Asinh Atan Atan2 Atanh Betainc BesselI0e BesselI1e"
     " BitwiseAnd BitwiseOr BitwiseXor Cast Ceil CheckNumerics ClipByValue Complex ComplexAbs Conj"
     " Cos Cosh Digamma Div DivNoNan Elu EluGrad Equal Erf Erfc Erfinv Exp Expm1"
@@ -27,7 +27,7 @@ ELEMENTWISE = (
     " StringUpper StringStrip StringLength StaticRegexReplace RegexReplace StaticRegexFullMatch"
     " StringToHashBucketFast StringToHashBucketStrong StringToHashBucket StringToNumber"
     " Bucketize Substr"
-).split()
+)
 
 # Linear in one input.
 _LINEAR = ("Identity", "Neg", "StopGradient", "PreventGradient", "Snapshot")
@@ -66,9 +66,7 @@ def broadcast(
     for value in values:
         assert value.rank is not None
         local = Rows(rows.dim - (rank - value.rank), rows.each)
-        tensors.append(
-            emitter.at_rows(value, local) if local.dim >= 0 else emitter.whole(value)
-        )
+        tensors.append(emitter.at_rows(value, local) if local.dim >= 0 else emitter.whole(value))
     return [Value(tensor, rows) for tensor in emitter.emit(op, tensors)]
 
 

@@ -38,7 +38,9 @@ def gather(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Valu
 
 
 @rule("ResourceGather")
-def gather_of_variable(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+def gather_of_variable(
+    emitter: Emitter, op: tf.Operation, values: list[Value]
+) -> list[Value] | None:
     """Rows of numbers look up in a variable."""
     rows = values[1].rows
     return None if rows is None or op.get_attr("batch_dims") else emitter.emit_as(op, values, rows)

@@ -14,7 +14,6 @@ from syrtos.keras.tensorflow.partition.rules.registry import rule
 from syrtos.keras.tensorflow.partition.tensor_lists import ANY_SHAPE
 from syrtos.keras.tensorflow.partition.values import Rows, Value
 
-
 # The operations that make a list, and the place of its elements' shape.
 MAKING = {"EmptyTensorList": 0, "TensorListReserve": 0}
 
@@ -37,7 +36,9 @@ def from_tensor(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list
     value = values[0]
     if value.rows is None or value.rows.dim == 0:
         return None
-    shape = tf.constant([-1 if n is None else n for n in value.tensor.shape.as_list()[1:]], tf.int32)
+    shape = tf.constant(
+        [-1 if n is None else n for n in value.tensor.shape.as_list()[1:]], tf.int32
+    )
     (made,) = emitter.emit(op, [value.tensor, shape])
     dtype = value.tensor.dtype
     return [Value(made, Rows(value.rows.dim - 1, value.rows.each), element_dtype=dtype)]

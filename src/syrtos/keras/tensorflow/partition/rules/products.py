@@ -17,8 +17,9 @@ def matrix_product(emitter: Emitter, op: tf.Operation, values: list[Value]) -> l
         return None
     flags = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
     rank = max(left.rank, right.rank)
-    names = _labels(left.rank, rank, bool(op.get_attr(flags[0])), "mk"), _labels(
-        right.rank, rank, bool(op.get_attr(flags[1])), "kn"
+    names = (
+        _labels(left.rank, rank, bool(op.get_attr(flags[0])), "mk"),
+        _labels(right.rank, rank, bool(op.get_attr(flags[1])), "kn"),
     )
     return contraction(emitter, op, values, names, _labels(rank, rank, False, "mn"))
 

@@ -9,19 +9,21 @@ import tensorflow as tf
 
 from syrtos.keras.tensorflow.partition import sizes
 from syrtos.keras.tensorflow.partition.emitter import Emitter
-from syrtos.keras.tensorflow.partition.rules.registry import rule
+from syrtos.keras.tensorflow.partition.rules.registry import rule, types
 from syrtos.keras.tensorflow.partition.values import Rows, Value
 
 # The input of a drawing operation that is a shape.
 DRAWS = {
     **dict.fromkeys(
-        "RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt".split(), 0
+        types("RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt"), 0
     ),
     **dict.fromkeys(
-        "StatelessRandomUniform StatelessRandomNormal StatelessTruncatedNormal"
-        " StatelessRandomUniformInt StatelessRandomUniformFullInt StatelessRandomUniformV2"
-        " StatelessRandomNormalV2 StatelessTruncatedNormalV2 StatelessRandomUniformIntV2"
-        " StatelessRandomUniformFullIntV2".split(),
+        types(
+            "StatelessRandomUniform StatelessRandomNormal StatelessTruncatedNormal"
+            " StatelessRandomUniformInt StatelessRandomUniformFullInt StatelessRandomUniformV2"
+            " StatelessRandomNormalV2 StatelessTruncatedNormalV2 StatelessRandomUniformIntV2"
+            " StatelessRandomUniformFullIntV2"
+        ),
         0,
     ),
 }

@@ -22,3 +22,8 @@ def rule(*types: str, takes_partial: bool = False) -> Callable[[Rule], Rule]:
         return function
 
     return register
+
+
+def types(text: str) -> tuple[str, ...]:
+    """Returns the types of operations that a text names, with spaces between."""
+    return tuple(text.split())

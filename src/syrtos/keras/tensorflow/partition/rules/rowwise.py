@@ -7,7 +7,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from syrtos.keras.tensorflow.partition.emitter import Emitter
-from syrtos.keras.tensorflow.partition.rules.registry import rule
+from syrtos.keras.tensorflow.partition.rules.registry import rule, types
 from syrtos.keras.tensorflow.partition.values import Partial, Rows, Value
 
 
@@ -23,23 +23,23 @@ _FIRST_THREE = _Inputs((0, 1, 2))
 # Each row of the first dimension is computed by itself.
 BY_ROW = {
     **dict.fromkeys(
-        (
+        types(
             "Conv2D Conv3D DepthwiseConv2dNative Conv MaxPool MaxPool3D AvgPool AvgPool3D"
             " Dilation2D LRN ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea"
             " ScaleAndTranslate ExtractImagePatches DepthToSpace SpaceToDepth AdjustContrastv2"
             " ImageProjectiveTransformV2 ImageProjectiveTransformV3"
-        ).split(),
+        ),
         _FIRST,
     ),
     **dict.fromkeys(
-        (
+        types(
             "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits ResizeBilinearGrad"
             " ResizeBicubicGrad"
-        ).split(),
+        ),
         _BOTH,
     ),
     **dict.fromkeys(
-        "MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad MaxPool3DGradGrad LRNGrad".split(), _FIRST_THREE
+        types("MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad MaxPool3DGradGrad LRNGrad"), _FIRST_THREE
     ),
     "InTopKV2": _BOTH,
 }
@@ -131,14 +131,16 @@ def bias(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value]
 
 # Operations on vectors, or matrices, of so many last dimensions.
 LAST = {
-    **dict.fromkeys("Softmax LogSoftmax TopKV2 TopK NthElement Unbatch ReduceJoin".split(), 1),
-    **dict.fromkeys("FFT IFFT FFT2D IFFT2D".split(), 2),
+    **dict.fromkeys(types("Softmax LogSoftmax TopKV2 TopK NthElement"), 1),
+    **dict.fromkeys(types("FFT IFFT FFT2D IFFT2D"), 2),
     **dict.fromkeys(
-        "MatrixBandPart MatrixInverse MatrixDeterminant Cholesky CholeskyGrad MatrixSolve"
-        " MatrixTriangularSolve LogMatrixDeterminant MatrixDiagPartV3 Qr Svd SelfAdjointEigV2".split(),
+        types(
+            "MatrixBandPart MatrixInverse MatrixDeterminant Cholesky CholeskyGrad MatrixSolve"
+            " MatrixTriangularSolve LogMatrixDeterminant MatrixDiagPartV3 Qr Svd SelfAdjointEigV2"
+        ),
         2,
     ),
-    **dict.fromkeys("MatrixDiagV3 MatrixDiag".split(), 1),
+    **dict.fromkeys(types("MatrixDiagV3 MatrixDiag"), 1),
 }
 
 
@@ -195,7 +197,11 @@ def bincount(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Va
     if dims is None or dims[0] is None:
         return None
     has_weights = dims[0] != 0
-    tensors = [value.tensor, size, emitter.at_rows(weights, value.rows) if has_weights else weights.tensor]
+    tensors = [
+        value.tensor,
+        size,
+        emitter.at_rows(weights, value.rows) if has_weights else weights.tensor,
+    ]
     if value.rank == 1 and op.get_attr("binary_output"):
         return None
     placement = value.rows if value.rank == 2 else Partial()

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from syrtos.keras.tensorflow.partition import sizes
 from syrtos.keras.tensorflow.partition.emitter import Emitter
-from syrtos.keras.tensorflow.partition.rules.registry import rule
+from syrtos.keras.tensorflow.partition.rules.registry import rule, types
 from syrtos.keras.tensorflow.partition.values import Rows, Size, Value
 
 # -- sizes as values -----------------------------------------------------------------------------
@@ -74,7 +74,11 @@ Known = Sequence[np.ndarray]
 
 
 def _pack(op: tf.Operation, known: Known) -> np.ndarray | None:
-    return np.stack([np.asarray(entry, object) for entry in known]) if op.get_attr("axis") == 0 else None
+    return (
+        np.stack([np.asarray(entry, object) for entry in known])
+        if op.get_attr("axis") == 0
+        else None
+    )
 
 
 def _concat(op: tf.Operation, known: Known) -> np.ndarray | None:
@@ -154,9 +158,7 @@ _FOLLOWED: dict[str, Callable[[tf.Operation, Known], list[np.ndarray] | np.ndarr
     "StridedSlice": _slice,
     "Slice": _slice_by_sizes,
     "Prod": _product,
-    **dict.fromkeys(
-        "Mul Sub Add AddV2 FloorDiv FloorMod Maximum Minimum".split(), _arithmetic
-    ),
+    **dict.fromkeys(types("Mul Sub Add AddV2 FloorDiv FloorMod Maximum Minimum"), _arithmetic),
     **dict.fromkeys(("Cast", "Identity", "Snapshot", "StopGradient"), _same),
     "InvertPermutation": _invert,
     "ReverseV2": _reverse,
@@ -167,7 +169,9 @@ _FOLLOWED: dict[str, Callable[[tf.Operation, Known], list[np.ndarray] | np.ndarr
 
 
 @rule("BroadcastGradientArgs", takes_partial=True)
-def broadcast_gradient(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
+def broadcast_gradient(
+    emitter: Emitter, op: tf.Operation, values: list[Value]
+) -> list[Value] | None:
     """The dimensions in which one of two shapes was broadcast, where the sizes tell them."""
     shapes = [_sizes_of(emitter, op, i, values) for i in range(2)]
     if shapes[0] is None or shapes[1] is None:
@@ -204,7 +208,9 @@ def reshape(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Val
     """Rows stay rows where the elements of a row stay together."""
     value = values[0]
     if value.is_partial:
-        return [Value(t, value.placement) for t in emitter.emit(op, [value.tensor, values[1].tensor])]
+        return [
+            Value(t, value.placement) for t in emitter.emit(op, [value.tensor, values[1].tensor])
+        ]
     before, target = emitter.dims(value), _target(emitter, op, values)
     rows = value.rows
     if rows is None or before is None or target is None:
@@ -227,7 +233,9 @@ def _target(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Siz
         return list(static.as_list()) if static.rank is not None else None
     target: list[Size] = list(known.ravel())
     if static.rank == len(target):
-        target = [s if t is None and s is not None else t for t, s in zip(target, static, strict=True)]
+        target = [
+            s if t is None and s is not None else t for t, s in zip(target, static, strict=True)
+        ]
     if -1 in target:
         dims = emitter.dims(values[0])
         others = sizes.product(size for size in target if size != -1)
@@ -248,7 +256,12 @@ def rows_after_reshape(
         whole = sizes.times(emitter.share.size(rows.each), inner)
         each = emitter.share.each_of(sizes.divide(whole, mine))
         # The sizes before and behind it tell that of the dimension itself.
-        if each and isinstance(mine, int) and isinstance(inner, int) and each * mine == rows.each * inner:
+        if (
+            each
+            and isinstance(mine, int)
+            and isinstance(inner, int)
+            and each * mine == rows.each * inner
+        ):
             return Rows(dim, each)
     return None
 
@@ -363,5 +376,3 @@ def number(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Valu
         return None
     whole = emitter.emit(op, [value.tensor for value in values])[0]
     return [emitter.spread(whole, (limit,))]
-
-

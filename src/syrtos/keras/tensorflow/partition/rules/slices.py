@@ -87,7 +87,11 @@ def slice_of_sizes(emitter: Emitter, op: tf.Operation, values: list[Value]) -> l
     if length[rows.dim] not in (-1, emitter.share.size(rows.each)):
         return None
     sizes = [-1 if d == rows.dim else n for d, n in enumerate(tf.unstack(values[2].tensor))]
-    tensors = [values[0].tensor, values[1].tensor, tf.stack([tf.cast(n, values[2].tensor.dtype) for n in sizes])]
+    tensors = [
+        values[0].tensor,
+        values[1].tensor,
+        tf.stack([tf.cast(n, values[2].tensor.dtype) for n in sizes]),
+    ]
     return [Value(tensor, rows) for tensor in emitter.emit(op, tensors)]
 
 
