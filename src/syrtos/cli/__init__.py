@@ -14,7 +14,7 @@ from typing import NoReturn
 from syrtos import __version__
 from syrtos.cli.early import early_start
 from syrtos.cli.parsing import Parser, refuse_unknown_command
-from syrtos.errors import SyrtosError
+from syrtos.errors import ScriptSyntaxError, SyrtosError
 from syrtos.launch.processes.zygote_process import EarlyStart
 
 # The commands in groups, and the file of each: only that of the one that is asked for is imported,
@@ -128,6 +128,10 @@ def main(arguments: list[str] | None = None, early: EarlyStart | None = None) ->
         # fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except ScriptSyntaxError as error:
+        # as `python` prints it, and with its exit code
+        print(error, end="", file=sys.stderr)
+        return 1
     except SyrtosError as error:
         print(f"syrtos: {error}", file=sys.stderr)
         return 2
