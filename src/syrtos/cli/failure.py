@@ -39,7 +39,7 @@ def print_failure(outcome: Outcome, run_dir: Path) -> None:
     elif outcome.end is End.HUNG:
         _print_hung(outcome, run_dir)
     elif reported and not _is_consequence(outcome):
-        _print_worker(reported[0], run_dir)
+        _print_worker(reported[0], run_dir, outcome.failed_alike)
     elif outcome.end is End.NOT_STARTED:
         _print_not_started(outcome)
     else:
@@ -61,17 +61,17 @@ def _reported_failures(run_dir: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda failure: failure["time"])
 
 
-def _print_worker(failure: dict[str, Any], run_dir: Path) -> None:
-    rank = failure["rank"]
+def _print_worker(failure: dict[str, Any], run_dir: Path, alike: bool) -> None:
+    rank, logs = failure["rank"], run_dir / "logs"
+    who = f"rank {rank} on {failure.get('host', 'an unknown host')} failed first"
+    outputs = f"Its output is in {logs / f'rank-{rank}.log'}"
+    if alike:
+        who, outputs = "all workers failed alike", f"Their outputs are in {logs}"
     old = (
         "\n`syrtos doctor SCRIPT` lists names that the installed Keras and TensorFlow do not have,"
         " and what to write instead." * bool(_OF_OLD_NAMES.search(failure["text"]))
     )
-    _say(
-        f"rank {rank} on {failure.get('host', 'an unknown host')} failed"
-        f" first:\n\n{failure['text'].rstrip()}\n\nIts output is in"
-        f" {run_dir / 'logs' / f'rank-{rank}.log'}{old}"
-    )
+    _say(f"{who}:\n\n{failure['text'].rstrip()}\n\n{outputs}{old}")
 
 
 def _print_hung(outcome: Outcome, run_dir: Path) -> None:

@@ -204,7 +204,9 @@ class _Supervisor:
             self._on_loss(ended)
             return
         self._blame(ended)
-        self._end_soon(self._grace if ended.code == 0 else 0.0)
+        # An error that all workers share is reported by the others in the same moment.
+        reported = any(failure["rank"] == rank for failure in facts.failures)
+        self._end_soon(self._grace if ended.code == 0 else _LAST_REPORTS * reported)
 
     def _blame(self, ended: ProcessEnd) -> None:
         """Takes a worker's end for the cause of the run's end.

@@ -94,6 +94,22 @@ sys.exit(1)
     assert capfd.readouterr().err == ""
 
 
+def test_an_error_that_all_share_is_heard_from_all() -> None:
+    """Also where one is a little slower than the first."""
+    outcome = run(
+        """
+rank = int(os.environ["PMI_RANK"])
+started(rank)
+if rank: time.sleep(0.3)
+send(2, "failed", rank, text="ValueError: x", code=1); drain(2, 60.0)
+os._exit(1)
+""",
+        ranks=2,
+    )
+    assert outcome.failed_alike
+    assert outcome.sentence() == "all workers failed alike: ValueError: x."
+
+
 def test_a_failure_is_never_a_success() -> None:
     assert run("send(2, 'failed', 0, text='x', code=0)").code == 1
 
