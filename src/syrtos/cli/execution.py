@@ -236,7 +236,7 @@ def _run(
     spec, policy, began = request.spec, request.policy, time.time() - process_age()
     machine, env = this_machine(spec.hosts, connected), settings.environment()
     agents = _agents(spec, connected)
-    resized = functools.partial(_on_resize, run_dir)
+    resized, came = functools.partial(_on_resize, run_dir), list[int]()
     with (
         contextlib.closing(Standby(early)) as standby,
         contextlib.closing(
@@ -256,6 +256,7 @@ def _run(
             agents=agents,
             standby_after=0.0 if policy.asked else _STANDBY_AFTER,
             changed=members.reason_to_replace if snapshots else lambda: "",
+            came=came,
         )
         starter = _GenerationStarter(members, machine, snapshots, supervised, began)
         if snapshots:
@@ -267,6 +268,7 @@ def _run(
                 request.seed,
                 resume,
                 gather=members.gather,
+                came=came,
             )
         else:
             generations.forget(run_dir)

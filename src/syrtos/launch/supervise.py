@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from syrtos.launch.hangs import STOPPED, TRACED, Hangs
@@ -38,6 +39,7 @@ def supervise(
     agents: Agents | None = None,
     standby_after: float = 0.0,
     changed: Callable[[], str] = lambda: "",
+    came: list[int] | None = None,
 ) -> Outcome:
     """Starts the plan and waits for its end.
 
@@ -54,17 +56,26 @@ def supervise(
             core for some seconds.
         changed: returns why other workers are to take the place of these, as a sentence; empty as
             long as they are not.
+        came: signals that have come before this call, and that no one has answered; those that come
+            while it runs are added, and taken out when they are answered.
     """
+    # Every wait below looks at them: a process that does not answer must not make this one deaf.
+    came = [] if came is None else came
     shares_import = standby is not None and not (source is not None and is_pipe_with_data(source))
-    with copying_input(source, plan.processes) as inputs:
+    with (
+        signalling.answering_signals(came.append),
+        copying_input(source, plan.processes) as inputs,
+    ):
         env = {**env, **plan.environment, SUPERVISED_VARIABLE: "1", INPUT_VARIABLE: inputs}
         if standby and (agents or not shares_import):
             standby.skip()
         if agents is None:
             # A script that begins again, as it may then, would find a pipe empty.
-            if standby and shares_import and (stopped := _await_imports(standby, plan, env)):
-                return judge(Facts(processes=plan.processes, stopped_by=stopped))
-            start = standby.start if standby else local.start
+            if standby and shares_import and not _await_imports(standby, plan, env, came):
+                return judge(Facts(processes=plan.processes, stopped_by=came[0]))
+            start = local.start
+            if standby:
+                start = functools.partial(standby.start, over=lambda: bool(came))
             engine = local.Local(plan.groups, plan.nodes, env, start, whole=not plan.reports)
         else:
             # only here: it takes 30 ms to import, and a run of one machine has no use for it
@@ -76,19 +87,19 @@ def supervise(
         # process.
         same_stop = 0.0 if agents is None else _SAME_STOP
         return _Supervisor(
-            plan, engine, env, grace, prepare, standby_after, changed, same_stop
+            plan, engine, env, grace, prepare, standby_after, changed, same_stop, came
         ).run()
 
 
-def _await_imports(standby: Standby, plan: LaunchPlan, env: Mapping[str, str]) -> int:
-    """Waits until the workers can be forked; returns the signal that has come meanwhile, or 0."""
-    came: list[int] = []
-    with signalling.answering_signals(came.append):
-        standby.begin(plan.groups[0].command, env, plan.processes)
-        what = f"importing {', '.join(standby.frameworks)}, once for all workers"
-        with output.show_wait(what) if standby.frameworks else contextlib.nullcontext():
-            standby.settle(lambda: bool(came))
-    return came[0] if came else 0
+def _await_imports(
+    standby: Standby, plan: LaunchPlan, env: Mapping[str, str], came: Sequence[int]
+) -> bool:
+    """Waits until the workers can be forked; returns False where a signal has come before."""
+    standby.begin(plan.groups[0].command, env, plan.processes)
+    what = f"importing {', '.join(standby.frameworks)}, once for all workers"
+    with output.show_wait(what) if standby.frameworks else contextlib.nullcontext():
+        standby.settle(lambda: bool(came))
+    return not came
 
 
 def _prepare_standby(standby: Standby | None, env: Mapping[str, str]) -> Callable[[Imports], None]:
@@ -106,11 +117,12 @@ class _Supervisor:
         prepare_after: float,
         changed: Callable[[], str],
         same_stop: float,
+        signals: list[int],
     ) -> None:
         self._plan = plan
         self._facts = Facts(processes=plan.processes, spared=plan.spared)
         self._grace = grace
-        self._signals: list[int] = []  # that have come and are not passed on yet
+        self._signals = signals  # that have come and are not passed on yet
         self._kill_at: float | None = None
         self._stopped_at = 0.0
         self._same_stop = same_stop
@@ -129,8 +141,7 @@ class _Supervisor:
         self._pumps: dict[int, tuple[Pump, ...]] = {}
 
     def run(self) -> Outcome:
-        with signalling.answering_signals(self._signals.append):
-            self._run()
+        self._run()
         # a signal that came while workers were ended has stopped the run too
         if self._signals and self._facts.unfinished and self._facts.stopped_by is None:
             self._facts.stopped_by = self._signals[0]

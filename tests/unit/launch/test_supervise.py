@@ -284,3 +284,11 @@ def test_handlers_are_given_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     run("pass")
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_that_came_before_the_workers_is_answered() -> None:
+    """It came between two generations, or while the first was prepared."""
+    came = [int(signal.SIGTERM)]
+    group = Group((sys.executable, "-c", PRELUDE + "time.sleep(600)"), range(1))
+    outcome = supervise(LaunchPlan((group,), {}), os.environ, LONG, came=came)
+    assert (outcome.end, outcome.code, came) == (End.STOPPED, 143, [])
