@@ -15,7 +15,6 @@ from typing import Any
 
 from syrtos.launch.process_engine import ProcessEnd
 
-
 # Ranks, process numbers and addresses in the text of an error.
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 

@@ -84,8 +84,8 @@ def supervise(
             engine = Hosts(plan, env, agents)
         prepare = agents.prepare if agents else _prepare_standby(standby, env)
         # A scheduler stops all hosts of a run at once, each of which passes the signal on to this
-        # process.
-        same_stop = 0.0 if agents is None else _SAME_STOP
+        # process; on one host its shell does.
+        same_stop = _SAME_STOP_HERE if agents is None else _SAME_STOP
         return _Supervisor(
             plan, engine, env, grace, prepare, standby_after, changed, same_stop, came
         ).run()
@@ -163,7 +163,7 @@ class _Supervisor:
     # -- waiting and ending --------------------------------------------------------------------
 
     def _wait(self) -> None:
-        while self._engine.runs() or self._ended:
+        while self._engine.runs() or self._ended or self._awaits_signal():
             # not where they come: another may be sending to an agent there
             while self._signals:
                 self._on_signal(self._signals.pop(0))
@@ -215,9 +215,20 @@ class _Supervisor:
             self._on_loss(ended)
             return
         self._blame(ended)
-        # An error that all workers share is reported by the others in the same moment.
-        reported = any(failure["rank"] == rank for failure in facts.failures)
-        self._end_soon(self._grace if ended.code == 0 else _LAST_REPORTS * reported)
+        self._end_soon(self._grace if ended.code == 0 else self._seconds_for_news(ended))
+
+    def _seconds_for_news(self, ended: ProcessEnd) -> float:
+        """Returns the seconds in which more may be heard about why a worker has ended."""
+        # An error that all workers share is reported by the others in the same moment, and a
+        # scheduler's SIGTERM to all processes of a run comes to this one too.
+        reported = any(failure["rank"] == ended.rank for failure in self._facts.failures)
+        return _LAST_REPORTS if reported or ended.code == -signal.SIGTERM else 0.0
+
+    def _awaits_signal(self) -> bool:
+        """Returns whether the SIGTERM that has ended a worker may be about to come here too."""
+        facts = self._facts
+        by_signal = facts.fatal is not None and facts.fatal.code == -signal.SIGTERM
+        return by_signal and facts.stopped_by is None
 
     def _blame(self, ended: ProcessEnd) -> None:
         """Takes a worker's end for the cause of the run's end.
@@ -349,7 +360,8 @@ class _Supervisor:
         self._end_soon(_LAST_REPORTS if code else self._grace)
 
 
-# seconds within which SIGTERM, sent to several hosts of a run, counts as one
-_SAME_STOP = 5.0
+# seconds within which SIGTERM, sent to several hosts of a run, or to all processes of one host,
+# counts as one
+_SAME_STOP, _SAME_STOP_HERE = 5.0, 1.0
 _LAST_REPORTS = 1.0  # seconds in which other workers may report a failure too
 _LAST_OUTPUT = 5.0

@@ -21,6 +21,16 @@ def die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def end_with_parent_alone() -> None:
+    """Lets Linux kill this process when its parent ends, and has it ignore SIGTERM.
+
+    systemd and schedulers send SIGTERM to all processes of a run: ssh is still needed then. It
+    leaves a signal ignored that it finds ignored.
+    """
+    die_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 @contextmanager
 def answering_signals(answer: Callable[[int], None]) -> Iterator[None]:
     """Context manager: signals that stop a run call ``answer`` with their number.
