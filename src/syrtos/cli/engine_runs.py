@@ -19,6 +19,7 @@ from syrtos.cli.execution import ConnectedHosts, going_on_error, is_going_on
 from syrtos.engines.engine import Engine, EngineRequest, ReachableHosts, Submitted, read_end
 from syrtos.engines.registry import engine_of
 from syrtos.errors import ConfigurationError, SyrtosError
+from syrtos.interrupts import raise_interrupts
 from syrtos.launch.program import Program, parse
 from syrtos.launch.terminal import output
 from syrtos.report.json_files import document
@@ -173,6 +174,7 @@ def run_where_asked(
         The exit code.
     """
     if chosen.on == PLACED:
+        raise_interrupts()
         # only here: with what it needs it takes 30 ms to import
         from syrtos.cli.meeting import meet
 
@@ -180,6 +182,8 @@ def run_where_asked(
     engine = engine_for(chosen)
     if engine is None and (not chosen.detach or chosen.dry_run):
         return launch(None)
+    # What an engine has begun is to be taken back.
+    raise_interrupts()
     if chosen.early:
         chosen.early.end()
     program_of(chosen).check_syntax()

@@ -52,7 +52,7 @@ def start(command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: Fil
         stderr=err,
         pass_fds=[pmi],
         start_new_session=True,
-        preexec_fn=signalling.die_with_parent,
+        preexec_fn=signalling.death_with_parent(),
     )
 
 

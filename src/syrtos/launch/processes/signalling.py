@@ -21,14 +21,25 @@ def die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def end_with_parent_alone() -> None:
-    """Lets Linux kill this process when its parent ends, and has it ignore SIGTERM.
+def death_with_parent(ignores_stop: bool = False) -> Callable[[], None]:
+    """Returns a ``preexec_fn`` of `subprocess.Popen`: the new process ends when this one does.
 
-    systemd and schedulers send SIGTERM to all processes of a run: ssh is still needed then. It
-    leaves a signal ignored that it finds ignored.
+    Args:
+        ignores_stop: whether the new process ignores SIGTERM. systemd and schedulers send it to all
+            processes of a run: ssh is still needed then, and leaves a signal ignored that it finds
+            ignored.
     """
-    die_with_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    parent = os.getpid()
+
+    def apply() -> None:
+        die_with_parent()
+        if os.getppid() != parent:
+            # It has ended before the line above.
+            os.kill(os.getpid(), signal.SIGKILL)
+        if ignores_stop:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    return apply
 
 
 @contextmanager

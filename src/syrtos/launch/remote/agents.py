@@ -76,11 +76,7 @@ class Agent:
             bufsize=0,
             # Ctrl-C is ours to pass on.
             start_new_session=True,
-            preexec_fn=(
-                signalling.end_with_parent_alone
-                if command[-1] == PASSES_SIGNALS_ON
-                else signalling.die_with_parent
-            ),
+            preexec_fn=signalling.death_with_parent(command[-1] == PASSES_SIGNALS_ON),
         )
         assert process.stderr is not None
         self._complaints = threading.Thread(
