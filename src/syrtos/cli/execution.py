@@ -9,7 +9,6 @@ import functools
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +33,7 @@ from syrtos.launch.snapshots import AgentSnapshots, LocalSnapshots, Snapshots
 from syrtos.launch.spec import Host, Spec
 from syrtos.launch.supervise import supervise
 from syrtos.launch.terminal import output
+from syrtos.observe import steady
 from syrtos.observe.clock import process_age
 from syrtos.observe.ledger import forget, launching
 from syrtos.report.json_files import document
@@ -233,7 +233,7 @@ def _run(
     ending: contextlib.ExitStack,
 ) -> generations.RunEnd:
     """Runs all generations. Once they have ended, signals do nothing until ``ending`` is closed."""
-    spec, policy, began = request.spec, request.policy, time.time() - process_age()
+    spec, policy, began = request.spec, request.policy, steady.now() - process_age()
     machine, env = this_machine(spec.hosts, connected), settings.environment()
     agents = _agents(spec, connected)
     resized, came = functools.partial(_on_resize, run_dir), list[int]()
@@ -327,7 +327,7 @@ class _GenerationStarter:
             # generations too.
             self.new_interpreters[settings.NEW_INTERPRETERS_VARIABLE] = "first"
             outcome = self._run_once(spec, folder, variables(spec.workers), without)
-        self.began = time.time()
+        self.began = steady.now()
         return outcome
 
     def _run_once(

@@ -24,6 +24,7 @@ from syrtos.launch.processes.standby import Imports, Standby
 from syrtos.launch.terminal import output
 from syrtos.launch.terminal.output import Listener, Pump
 from syrtos.launch.waits import Waits
+from syrtos.observe import steady
 from syrtos.settings import INPUT_VARIABLE, SUPERVISED_VARIABLE
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def supervise(
         signalling.answering_signals(came.append),
         copying_input(source, plan.processes) as inputs,
     ):
-        env = {**env, **plan.environment, SUPERVISED_VARIABLE: "1", INPUT_VARIABLE: inputs}
+        ours = {SUPERVISED_VARIABLE: "1", INPUT_VARIABLE: inputs, **steady.variables()}
+        env = {**env, **plan.environment, **ours}
         if standby and (agents or not shares_import):
             standby.skip()
         if agents is None:

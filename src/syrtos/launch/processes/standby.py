@@ -26,6 +26,7 @@ from syrtos.launch.processes.forking import Command, Forked, Zygote
 from syrtos.launch.processes.zygote_process import EarlyStart, is_watched
 from syrtos.launch.terminal import output
 from syrtos.launch.terminal.noise import is_noise
+from syrtos.observe import steady
 
 _PATIENCE = 10.0  # seconds for a fork
 _LOOK = 0.002  # seconds
@@ -106,7 +107,7 @@ class Standby:
         early = None if is_watched(env) else self._early.take(variables)
         if not found.frameworks and early is None:
             return
-        began = time.time()
+        began = steady.now()
         self._start(
             dict.fromkeys(found.frameworks, ""),
             variables,
@@ -140,7 +141,7 @@ class Standby:
         if self._zygote.lives() and not self._zygote.is_ready():
             return False
         if self._zygote.modules:
-            self._imported = (self._began, time.time())
+            self._imported = (self._began, steady.now())
         self._began = None
         # Where the zygote has ended, each worker says why its import fails.
         if self._zygote.lives():
