@@ -16,6 +16,7 @@ from syrtos.cli.early import early_start
 from syrtos.cli.parsing import Parser, refuse_unknown_command
 from syrtos.errors import ScriptSyntaxError, SyrtosError
 from syrtos.interrupts import end_at_interrupts, raise_interrupts
+from syrtos.launch.limits import explain
 from syrtos.launch.processes.zygote_process import EarlyStart
 
 # The commands in groups, and the file of each: only that of the one that is asked for is imported,
@@ -139,6 +140,12 @@ def main(arguments: list[str] | None = None, early: EarlyStart | None = None) ->
     except SyrtosError as error:
         print(f"syrtos: {error}", file=sys.stderr)
         return 2
+    except (OSError, RuntimeError, MemoryError) as error:
+        why = explain(f"{type(error).__name__}: {error}")
+        if not why:
+            raise
+        print(f"syrtos: {error}. {why}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 

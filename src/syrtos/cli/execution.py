@@ -21,7 +21,7 @@ from syrtos.cli.watching import forget as forget_watched
 from syrtos.cli.watching import watching
 from syrtos.engines.engine import STOPPED
 from syrtos.errors import ConfigurationError
-from syrtos.launch import generations, lost_workers
+from syrtos.launch import generations, limits, lost_workers
 from syrtos.launch.membership import Membership
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.plan import LaunchPlan, Machine, make_plan
@@ -79,6 +79,8 @@ def execute(
     ``changes`` of what was asked for are written down, so that the run is also resumed with them:
     see `request_changes`.
     """
+    if not request.spec.hosts and (why := limits.missing_room(request.spec.processes)):
+        raise ConfigurationError(why)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / _LOCK).touch()

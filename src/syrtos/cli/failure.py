@@ -6,13 +6,16 @@ import contextlib
 import json
 import re
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
+from syrtos.launch import limits
 from syrtos.launch.outcome import End, Outcome, signal_name
 
 _LAST_WORDS = 3
+_LOOKED_AT = 20_000  # bytes at the end of a log
 _FRAMES = 4
 _WORDS_OF_A_CRASH = re.compile(
     r"^F\d{4} |Check failed|^terminate called|^  what\(\): |^Fatal Python"
@@ -40,10 +43,23 @@ def print_failure(outcome: Outcome, run_dir: Path) -> None:
         _print_hung(outcome, run_dir)
     elif reported and not _is_consequence(outcome):
         _print_worker(reported[0], run_dir, outcome.failed_alike)
+        _print_limit(outcome, reported[0]["rank"], reported[0]["text"], run_dir)
     elif outcome.end is End.NOT_STARTED:
         _print_not_started(outcome)
     else:
         _print_ended(outcome, run_dir)
+        _print_limit(outcome, outcome.rank, "", run_dir)
+
+
+def _print_limit(outcome: Outcome, rank: int | None, text: str, run_dir: Path) -> None:
+    """Prints which limit of this machine a worker has met, if it was one of this machine's."""
+    host = outcome.workers.get(-1 if rank is None else rank, {}).get("host")
+    log = run_dir / "logs" / f"rank-{rank}.log"
+    if host not in (None, socket.gethostname()):
+        return
+    last = log.read_bytes()[-_LOOKED_AT:].decode(errors="replace") if log.is_file() else ""
+    if why := limits.explain(text or last, outcome.status):
+        _say(why)
 
 
 def _is_consequence(outcome: Outcome) -> bool:

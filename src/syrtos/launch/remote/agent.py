@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from syrtos.launch import lost_workers
+from syrtos.launch import limits, lost_workers
 from syrtos.launch.plan import PASSES_SIGNALS_ON, Group
 from syrtos.launch.process_engine import ProcessEnd
 from syrtos.launch.processes import local
@@ -160,6 +160,9 @@ class _Agent:
 
     def _start(self, message: Message, env: dict[str, str]) -> None:
         self._pending = None
+        if why := limits.missing_room(sum(map(_count, message["groups"]))):
+            self._channel.send("failed", text=why)
+            return
         try:
             with self._starting:
                 self._workers = _Workers(self._channel, message, env, self._standby.start)
