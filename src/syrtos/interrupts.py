@@ -1,4 +1,4 @@
-"""What Ctrl-C does to the `syrtos` command: it ends it at once, or raises `KeyboardInterrupt`."""
+"""The two answers of the `syrtos` command to Ctrl-C: it ends at once, or `KeyboardInterrupt`."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ from syrtos.jobs.runner.attempt_record import (
     fail,
 )
 from syrtos.jobs.runner.failure_reason import failure_reason, unlogged_failures
-from syrtos.jobs.runner.limits import Limits
 from syrtos.jobs.runner.reserved_nodes import JobRequester, ReservedNodes, reserved_nodes
+from syrtos.jobs.runner.time_limit import TimeLimit
 from syrtos.jobs.runner.workers import Workers
 from syrtos.jobs.storage import artifacts
 from syrtos.jobs.storage.artifacts import Checkpoints
@@ -108,7 +108,7 @@ class Runner:
         self._job = read(
             record.request, programs.drivers_of(record.request, self._places), self._placement.gpus
         )
-        self._limits = Limits(self._job.limits.running, record.wait_until)
+        self._limits = TimeLimit(self._job.limits.running, record.wait_until)
         self._run_dir = self._folders.run_dir(record.attempts)
         self._restarts_before = states.restarts(record.state.transitions)
         self._streams = logs.of(home.job(name) / "logs")

@@ -9,8 +9,8 @@ from syrtos.jobs.requests import states
 from syrtos.jobs.requests.states import Transition
 
 
-class Limits:
-    """The limits of a job's time.
+class TimeLimit:
+    """A count of the time that a job may take.
 
     A clock that is set, by a person or as a virtual machine wakes up, changes the dates of a job and
     not the seconds that it may run.

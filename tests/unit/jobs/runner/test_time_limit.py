@@ -7,7 +7,7 @@ import time
 import pytest
 
 from syrtos.jobs.requests.states import Transition
-from syrtos.jobs.runner.limits import Limits
+from syrtos.jobs.runner.time_limit import TimeLimit
 
 DAY = 86400.0
 
@@ -29,7 +29,7 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 def test_a_job_ends_after_the_seconds_that_it_may_run(
     passing: dict[str, float], step: float
 ) -> None:
-    limits, transitions = Limits(600.0, None), training(time.time())
+    limits, transitions = TimeLimit(600.0, None), training(time.time())
     assert limits.exceeded(transitions) == ""
     passing.update(seconds=599.0, set=step)
     assert limits.exceeded(transitions) == ""
@@ -46,7 +46,7 @@ def test_what_earlier_attempts_have_run_counts(passing: dict[str, float], step: 
         "StatusMessage": "",
     }
     passing["set"] = step
-    limits, transitions = Limits(600.0, None), training(time.time(), earlier)
+    limits, transitions = TimeLimit(600.0, None), training(time.time(), earlier)
     assert limits.exceeded(transitions) == ""
     passing.update(seconds=101.0, set=0.0)
     assert limits.exceeded(transitions) == "MaxRuntimeExceeded"
@@ -56,7 +56,7 @@ def test_what_earlier_attempts_have_run_counts(passing: dict[str, float], step: 
 def test_a_spot_job_ends_after_the_seconds_that_it_may_wait_and_run(
     passing: dict[str, float], step: float
 ) -> None:
-    limits = Limits(DAY * 9, time.time() + 100.0)
+    limits = TimeLimit(DAY * 9, time.time() + 100.0)
     passing.update(seconds=99.0, set=step)
     assert limits.exceeded(training(1.8e9)) == ""
     passing["seconds"] = 101.0
