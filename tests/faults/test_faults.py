@@ -437,7 +437,7 @@ def ending_early(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_script_that_ends_early_on_one_rank_is_no_hang(ending_early: Run) -> None:
     assert ending_early.code == 1
-    assert "failed first" in ending_early.stderr
+    assert "all workers failed alike" in ending_early.stderr
     ending_early.check_nothing_left()
 
 
