@@ -35,6 +35,8 @@ ROOMS = {
     "records": "facts noted of others' objects",
     "scopes": "values of a thread inside of a context",
     "errors": "one tree of exceptions",
+    "interrupts": "answers to Ctrl-C",
+    "command": "the entry point",
 }
 GRADIENT = [
     ("fit", "Keras's trainer", "keras/tensorflow/keras3.py"),

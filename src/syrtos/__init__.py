@@ -15,7 +15,9 @@ Importing this module loads no framework.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+
+# `typing` takes longer to import than all else that a command needs before Ctrl-C ends it quietly.
+TYPE_CHECKING = False
 
 __version__ = "0.1.0"
 
@@ -79,6 +81,10 @@ _HOMES = {
     "notebook_launcher": "syrtos.notebook.launcher",
     "Options": "syrtos.settings",
 }
+
+
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def __getattr__(name: str) -> Any:

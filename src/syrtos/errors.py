@@ -2,7 +2,8 @@
 
     SyrtosError
      ├─ ConfigurationError    options, environment, versions or a script that can't work
-     │   └─ GoneError         a name that the library of today no longer has
+     │   ├─ GoneError         a name that the library of today no longer has
+     │   └─ ScriptSyntaxError a script that is no Python
      ├─ LaunchError           workers could not be started, or one of them failed
      ├─ WorldError            the world is not the requested one
      ├─ ExchangeError         an exchange between workers can't be completed
@@ -29,6 +30,10 @@ class ConfigurationError(SyrtosError):
 
 class GoneError(ConfigurationError, AttributeError):
     """A name that the library of today no longer has; `hasattr` is False for it."""
+
+
+class ScriptSyntaxError(ConfigurationError):
+    """A script that Python can't parse; the message is the text that Python prints of it."""
 
 
 class LaunchError(SyrtosError):

@@ -47,6 +47,8 @@ SHARED_GPU_VARIABLE = "SYRTOS_SHARED_GPU"
 # When a process began to import the frameworks from which this one is forked, and when it had, in
 # seconds since the epoch.
 IMPORTED_VARIABLE = "SYRTOS_IMPORTED"
+# The clock by which the processes of a run measure: see `syrtos.observe.steady`.
+MOMENT_VARIABLE = "SYRTOS_MOMENT"
 # "1": each worker is a new interpreter, and imports by itself. "first", which the launcher sets:
 # those are that are started before any has imported.
 NEW_INTERPRETERS_VARIABLE = "SYRTOS_NEW_INTERPRETERS"

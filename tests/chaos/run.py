@@ -1,6 +1,6 @@
 """Faults at random steps of runs with `--max-restarts`: what each costs, and whether the result is that of an undisturbed run.
 
-``run.py --faults 14 --seed 0``: seven kinds of fault, each once in a run, on random ranks and at random steps. Weights, histories and the CSV
+``run.py --faults 16 --seed 0``: eight kinds of fault, each once in a run, on random ranks and at random steps. Weights, histories and the CSV
 log of the run must be those of an undisturbed one, to the last bit, and nothing may be left behind. With ``--hosts`` (as root) the runs are on two
 network namespaces, and agents, the link and a host end as well.
 """
@@ -36,6 +36,7 @@ KINDS = {
     "exit": "`os._exit(0)` in the middle",
     "raise": "an exception of the script",
     "SIGSTOP": "a worker that hangs (SIGSTOP)",
+    "helper": "SIGSTOP of the process that workers are forked from, then SIGKILL of a worker",
     "flip": "a flipped bit in a weight (`--on-divergence repair`)",
 }
 ON_HOSTS = {

@@ -109,6 +109,10 @@ class Slurm:
         """Send a signal to a job's batch script."""
         self._run(["scancel", "--batch", f"--signal={name}", job])
 
+    def requeue(self, job: str) -> None:
+        """Puts a job back into the queue, as an administrator does."""
+        self._run(["scontrol", "requeue", job])
+
     def begin_now(self, job: str) -> None:
         """Let a job that was requeued begin, for which Slurm waits two minutes."""
         self.wait(lambda: self.fact(job, "JobState") == "PENDING", 60)

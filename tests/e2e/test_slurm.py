@@ -130,6 +130,19 @@ def test_a_job_that_is_more_urgent_preempts(
     assert pauses.weights_of(said) == expected
 
 
+def test_a_job_that_is_put_back_into_the_queue(
+    cluster: slurm.Slurm, tmp_path: Path, expected: str
+) -> None:
+    """By `scontrol requeue`, which sends SIGTERM to all of its processes, and SIGKILL soon after."""
+    run = on_slurm(cluster, tmp_path)
+    pauses.wait_for((tmp_path / "reached").exists)
+    (job,) = cluster.jobs()
+    cluster.requeue(job)
+    said = output_of_requeued(cluster, tmp_path, job, run)
+    assert said.count("epoch 1\n") == 1
+    assert pauses.weights_of(said) == expected
+
+
 def test_detached(cluster: slurm.Slurm, tmp_path: Path) -> None:
     submitted = on_slurm(cluster, tmp_path, "--detach")
     assert "run" in output_of(submitted)

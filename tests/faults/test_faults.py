@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 from running import HOST, SCRIPTS, Run, run
 
+SYRTOS = Path(sys.executable).with_name("syrtos")
 PLAIN, TRAINING, MISTAKES = SCRIPTS / "plain.py", SCRIPTS / "training.py", SCRIPTS / "mistakes.py"
 CORES = len(os.sched_getaffinity(0))
 
@@ -75,6 +79,33 @@ def test_script_is_a_folder(tmp_path: Path) -> None:
 def test_unreadable_script(tmp_path: Path, script: Path) -> None:
     script.chmod(0)
     check_refused(run(tmp_path, "-n", "2", script), f"{script} can't be read", "chmod +r")
+
+
+@pytest.mark.root
+def test_shared_memory_that_is_too_small(tmp_path: Path, script: Path) -> None:
+    """MPI would end workers by SIGBUS, as in a container without `--shm-size`."""
+    small = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", small, "sh", SYRTOS, "run", "-n", "2", script]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    if "unshare" in ended.stderr or "mount:" in ended.stderr:
+        pytest.skip(f"a small /dev/shm can't be mounted here: {ended.stderr}")
+    assert ended.returncode == 2
+    assert "/dev/shm has 0.1 MB free" in ended.stderr
+    assert "--shm-size" in ended.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_limit_that_the_launcher_meets_is_named(tmp_path: Path, script: Path) -> None:
+    ended = subprocess.run(
+        [SYRTOS, "run", "-n", "2", "--run-dir", "run", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24)),
+    )
+    assert ended.returncode == 1
+    assert "limited to 24 open files: raise that with `ulimit -n 65536`" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 # -- one rank fails --------------------------------------------------------------------------------
@@ -176,12 +207,12 @@ def test_a_forked_child_does_not_speak_for_its_rank(tmp_path: Path) -> None:
     ended.check_nothing_left()
 
 
-def test_syntax_error(tmp_path: Path, script: Path) -> None:
+def test_a_syntax_error_is_shown_as_python_shows_it(tmp_path: Path, script: Path) -> None:
     script.write_text("def f(:\n")
+    plain = subprocess.run([sys.executable, script], capture_output=True, text=True)
     ended = run(tmp_path, "-n", "2", script, within=PROMISED)
-    assert "SyntaxError" in ended.stderr
-    assert (ended.code, ended.stderr.count("SyntaxError")) == (1, 1)
-    ended.check_nothing_left()
+    assert (ended.code, ended.stderr) == (plain.returncode, plain.stderr)
+    assert not (tmp_path / "run").exists(), "the run had begun"
 
 
 def train_until_fault(folder: Path, *options: str, fault: str, forked: bool = True) -> Run:
@@ -406,7 +437,7 @@ def ending_early(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_script_that_ends_early_on_one_rank_is_no_hang(ending_early: Run) -> None:
     assert ending_early.code == 1
-    assert "failed first" in ending_early.stderr
+    assert "all workers failed alike" in ending_early.stderr
     ending_early.check_nothing_left()
 
 

@@ -239,3 +239,37 @@ def test_workers_of_other_backends_are_forked_too(tmp_path: Path, backend: str) 
     )  # fmt: skip
     assert ended.code == 0, ended.stderr
     assert (tmp_path / "generations.txt").read_text() == f"forked from keras {backend} 1\n"
+
+
+# -- the process that workers are forked from is stopped ---------------------------------------------
+
+
+def helper_stopped(folder: Path) -> Run:
+    """A run whose rank 1 was killed after it has stopped the process that workers are forked from."""
+    started = Run(folder, "-n", "2", "--max-restarts", "1", SCRIPTS / "plain.py", "stop_helper")
+    started.until_exist("stopped", within=60.0)
+    command = Path(f"/proc/{(folder / 'stopped').read_text()}/cmdline").read_text()
+    assert "zygote.py" in command
+    started.until(lambda: "Generation 2" in started.stderr, within=60.0)
+    return started
+
+
+def test_a_run_goes_on_without_the_process_that_workers_were_forked_from(tmp_path: Path) -> None:
+    ended = helper_stopped(tmp_path).ends(within=60.0)
+    assert ended.code == 0, ended.stderr
+    assert "ended by SIGKILL" in ended.stderr
+    assert "the process that imports for them was stopped for 10 s" in ended.stderr
+    ended.check_nothing_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_that_waits_for_that_process(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    waiting = helper_stopped(tmp_path)
+    waiting.send(number)
+    ended = waiting.ends(within=8.0)  # less than it waits for
+    assert ended.code == 128 + number, ended.stderr
+    assert "new interpreters" not in ended.stderr
+    assert "Traceback" not in ended.stderr
+    ended.check_nothing_left()

@@ -14,7 +14,9 @@ from typing import NoReturn
 from syrtos import __version__
 from syrtos.cli.early import early_start
 from syrtos.cli.parsing import Parser, refuse_unknown_command
-from syrtos.errors import SyrtosError
+from syrtos.errors import ScriptSyntaxError, SyrtosError
+from syrtos.interrupts import end_at_interrupts, raise_interrupts
+from syrtos.launch.limits import explain
 from syrtos.launch.processes.zygote_process import EarlyStart
 
 # The commands in groups, and the file of each: only that of the one that is asked for is imported,
@@ -114,6 +116,9 @@ def main(arguments: list[str] | None = None, early: EarlyStart | None = None) ->
                 words = ["run", *added, *words[1:]]
                 chosen = made.parse_args(words)
         chosen.words, chosen.early = words[1:], early
+        if words[0] not in ("run", "resume"):
+            # A run on this machine has nothing to tidy up before its launcher answers signals.
+            raise_interrupts()
         return chosen.main(chosen)
     except ModuleNotFoundError as error:
         if error.name not in _OF_JOBS:
@@ -128,9 +133,19 @@ def main(arguments: list[str] | None = None, early: EarlyStart | None = None) ->
         # fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except ScriptSyntaxError as error:
+        # as `python` prints it, and with its exit code
+        print(error, end="", file=sys.stderr)
+        return 1
     except SyrtosError as error:
         print(f"syrtos: {error}", file=sys.stderr)
         return 2
+    except (OSError, RuntimeError, MemoryError) as error:
+        why = explain(f"{type(error).__name__}: {error}")
+        if not why:
+            raise
+        print(f"syrtos: {error}. {why}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
@@ -140,12 +155,18 @@ def process_main(arguments: list[str] | None = None) -> NoReturn:
 
     ``arguments`` are those of `main`.
     """
+    end_at_interrupts()
     words = sys.argv[1:] if arguments is None else arguments
     # Before the imports of this process, which take as long as those of the other.
     early = early_start(words[1:]) if words[:1] == ["run"] else None
-    code = main(arguments, early)
-    # One more Ctrl-C while Python itself ends would print a traceback, and change the exit code.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code = main(arguments, early)
+        # One more Ctrl-C while Python itself ends would print a traceback, and change the exit
+        # code.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        code = 128 + signal.SIGINT
     if early:
         early.end()
         # Python looks through all that is left for circles when it ends, which takes 8 ms. The

@@ -6,6 +6,7 @@ the interpreter is ended, and workers import by themselves. Few modules are impo
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ def early_start(words: Sequence[str]) -> EarlyStart | None:
 
 def _workers(words: Sequence[str]) -> int:
     """Returns the number after the first `-n`, which may be the script's; 1 where there is none."""
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in itertools.pairwise([*words, ""]):
         if found := _NUMBER.fullmatch(word):
             number = found[1] or after
             return max(int(number), 1) if re.fullmatch("[0-9]{1,4}", number) else 1

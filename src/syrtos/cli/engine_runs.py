@@ -19,6 +19,8 @@ from syrtos.cli.execution import ConnectedHosts, going_on_error, is_going_on
 from syrtos.engines.engine import Engine, EngineRequest, ReachableHosts, Submitted, read_end
 from syrtos.engines.registry import engine_of
 from syrtos.errors import ConfigurationError, SyrtosError
+from syrtos.interrupts import raise_interrupts
+from syrtos.launch.program import Program, parse
 from syrtos.launch.terminal import output
 from syrtos.report.json_files import document
 
@@ -149,6 +151,15 @@ def engine_for(chosen: argparse.Namespace) -> Engine | None:
     return engine_of(chosen.on) if chosen.on else None
 
 
+def program_of(chosen: argparse.Namespace) -> Program:
+    """Returns the program that the workers run.
+
+    Raises:
+        ConfigurationError: the words name none.
+    """
+    return parse(["-m", *chosen.script] if chosen.module else chosen.script)
+
+
 def run_where_asked(
     chosen: argparse.Namespace, run_dir: Path, launch: Callable[[ConnectedHosts | None], int]
 ) -> int:
@@ -163,6 +174,7 @@ def run_where_asked(
         The exit code.
     """
     if chosen.on == PLACED:
+        raise_interrupts()
         # only here: with what it needs it takes 30 ms to import
         from syrtos.cli.meeting import meet
 
@@ -170,8 +182,11 @@ def run_where_asked(
     engine = engine_for(chosen)
     if engine is None and (not chosen.detach or chosen.dry_run):
         return launch(None)
+    # What an engine has begun is to be taken back.
+    raise_interrupts()
     if chosen.early:
         chosen.early.end()
+    program_of(chosen).check_syntax()
     wanted = wanted_of(chosen, run_dir)
     if engine is not None:
         wanted.check(engine.settings, engine.name)

@@ -9,7 +9,6 @@ import functools
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from syrtos.cli.watching import forget as forget_watched
 from syrtos.cli.watching import watching
 from syrtos.engines.engine import STOPPED
 from syrtos.errors import ConfigurationError
-from syrtos.launch import generations, lost_workers
+from syrtos.launch import generations, limits, lost_workers
 from syrtos.launch.membership import Membership
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.plan import LaunchPlan, Machine, make_plan
@@ -34,6 +33,7 @@ from syrtos.launch.snapshots import AgentSnapshots, LocalSnapshots, Snapshots
 from syrtos.launch.spec import Host, Spec
 from syrtos.launch.supervise import supervise
 from syrtos.launch.terminal import output
+from syrtos.observe import steady
 from syrtos.observe.clock import process_age
 from syrtos.observe.ledger import forget, launching
 from syrtos.report.json_files import document
@@ -79,6 +79,8 @@ def execute(
     ``changes`` of what was asked for are written down, so that the run is also resumed with them:
     see `request_changes`.
     """
+    if not request.spec.hosts and (why := limits.missing_room(request.spec.processes)):
+        raise ConfigurationError(why)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / _LOCK).touch()
@@ -233,10 +235,10 @@ def _run(
     ending: contextlib.ExitStack,
 ) -> generations.RunEnd:
     """Runs all generations. Once they have ended, signals do nothing until ``ending`` is closed."""
-    spec, policy, began = request.spec, request.policy, time.time() - process_age()
+    spec, policy, began = request.spec, request.policy, steady.now() - process_age()
     machine, env = this_machine(spec.hosts, connected), settings.environment()
     agents = _agents(spec, connected)
-    resized = functools.partial(_on_resize, run_dir)
+    resized, came = functools.partial(_on_resize, run_dir), list[int]()
     with (
         contextlib.closing(Standby(early)) as standby,
         contextlib.closing(
@@ -256,6 +258,7 @@ def _run(
             agents=agents,
             standby_after=0.0 if policy.asked else _STANDBY_AFTER,
             changed=members.reason_to_replace if snapshots else lambda: "",
+            came=came,
         )
         starter = _GenerationStarter(members, machine, snapshots, supervised, began)
         if snapshots:
@@ -267,6 +270,7 @@ def _run(
                 request.seed,
                 resume,
                 gather=members.gather,
+                came=came,
             )
         else:
             generations.forget(run_dir)
@@ -325,7 +329,7 @@ class _GenerationStarter:
             # generations too.
             self.new_interpreters[settings.NEW_INTERPRETERS_VARIABLE] = "first"
             outcome = self._run_once(spec, folder, variables(spec.workers), without)
-        self.began = time.time()
+        self.began = steady.now()
         return outcome
 
     def _run_once(

@@ -6,13 +6,16 @@ import contextlib
 import json
 import re
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
+from syrtos.launch import limits
 from syrtos.launch.outcome import End, Outcome, signal_name
 
 _LAST_WORDS = 3
+_LOOKED_AT = 20_000  # bytes at the end of a log
 _FRAMES = 4
 _WORDS_OF_A_CRASH = re.compile(
     r"^F\d{4} |Check failed|^terminate called|^  what\(\): |^Fatal Python"
@@ -39,11 +42,24 @@ def print_failure(outcome: Outcome, run_dir: Path) -> None:
     elif outcome.end is End.HUNG:
         _print_hung(outcome, run_dir)
     elif reported and not _is_consequence(outcome):
-        _print_worker(reported[0], run_dir)
+        _print_worker(reported[0], run_dir, outcome.failed_alike)
+        _print_limit(outcome, reported[0]["rank"], reported[0]["text"], run_dir)
     elif outcome.end is End.NOT_STARTED:
         _print_not_started(outcome)
     else:
         _print_ended(outcome, run_dir)
+        _print_limit(outcome, outcome.rank, "", run_dir)
+
+
+def _print_limit(outcome: Outcome, rank: int | None, text: str, run_dir: Path) -> None:
+    """Prints which limit of this machine a worker has met, if it was one of this machine's."""
+    host = outcome.workers.get(-1 if rank is None else rank, {}).get("host")
+    log = run_dir / "logs" / f"rank-{rank}.log"
+    if host not in (None, socket.gethostname()):
+        return
+    last = log.read_bytes()[-_LOOKED_AT:].decode(errors="replace") if log.is_file() else ""
+    if why := limits.explain(text or last, outcome.status):
+        _say(why)
 
 
 def _is_consequence(outcome: Outcome) -> bool:
@@ -61,17 +77,17 @@ def _reported_failures(run_dir: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda failure: failure["time"])
 
 
-def _print_worker(failure: dict[str, Any], run_dir: Path) -> None:
-    rank = failure["rank"]
+def _print_worker(failure: dict[str, Any], run_dir: Path, alike: bool) -> None:
+    rank, logs = failure["rank"], run_dir / "logs"
+    who = f"rank {rank} on {failure.get('host', 'an unknown host')} failed first"
+    outputs = f"Its output is in {logs / f'rank-{rank}.log'}"
+    if alike:
+        who, outputs = "all workers failed alike", f"Their outputs are in {logs}"
     old = (
         "\n`syrtos doctor SCRIPT` lists names that the installed Keras and TensorFlow do not have,"
         " and what to write instead." * bool(_OF_OLD_NAMES.search(failure["text"]))
     )
-    _say(
-        f"rank {rank} on {failure.get('host', 'an unknown host')} failed"
-        f" first:\n\n{failure['text'].rstrip()}\n\nIts output is in"
-        f" {run_dir / 'logs' / f'rank-{rank}.log'}{old}"
-    )
+    _say(f"{who}:\n\n{failure['text'].rstrip()}\n\n{outputs}{old}")
 
 
 def _print_hung(outcome: Outcome, run_dir: Path) -> None:

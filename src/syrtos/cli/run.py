@@ -20,7 +20,6 @@ from syrtos.errors import ConfigurationError
 from syrtos.launch.membership import listed_by
 from syrtos.launch.plan import make_plan
 from syrtos.launch.policy import RestartPolicy
-from syrtos.launch.program import parse
 from syrtos.launch.spec import Elastic, Host, Spec, new_run_dir, parse_hosts, read_hostfile
 from syrtos.settings import (
     BatchMode,
@@ -266,7 +265,7 @@ def _launch(chosen: argparse.Namespace, run_dir: Path, connected: ConnectedHosts
     elastic = _elastic(chosen)
     hosts = _hosts(chosen)
     spec = Spec(
-        program=parse(["-m", *chosen.script] if chosen.module else chosen.script),
+        program=engine_runs.program_of(chosen),
         workers=_workers(chosen.workers, hosts, elastic),
         hosts=hosts,
         options=_options(chosen, run_dir),

@@ -110,7 +110,7 @@ class _Probe:
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=signalling.die_with_parent,
+            preexec_fn=signalling.death_with_parent(),
         )
         self._late = threading.Timer(_PATIENCE, self._process.kill)
         self._late.daemon = True

@@ -63,6 +63,7 @@ def run(
     *,
     durable: bool = True,
     gather: Callable[[Callable[[], bool]], None] = lambda over: None,
+    came: list[int] | None = None,
     say: Callable[[str], None] = output.say,
 ) -> RunEnd:
     """Runs generations of workers until one has finished, or the policy ends the run.
@@ -78,14 +79,17 @@ def run(
         durable: whether snapshots are copied to ``run_dir``, for a later `resume`.
         gather: waits until it is known which hosts the next generation has, or until its argument
             says that the run is over.
+        came: gets the signals that come when no generation answers them; ``start`` answers those
+            that it finds there.
         say: gets a line for each incident.
     """
     first = next_generation(run_dir, resume)
     if not resume:
         forget(run_dir)
     series = _Series(
-        start, snapshots, run_dir, policy, seed, first, durable, gather, say, folder=run_dir
-    )
+        start, snapshots, run_dir, policy, seed, first, durable, gather, say, run_dir,
+        [] if came is None else came,
+    )  # fmt: skip
     with (
         signalling.answering_signals(series.came.append),
         closing(snapshots),

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 import signal
 from collections.abc import Mapping
 from typing import Any
 
 from syrtos.launch.process_engine import ProcessEnd
+
+# Ranks, process numbers and addresses in the text of an error.
+_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 class End(enum.Enum):
@@ -123,7 +127,15 @@ class Outcome:
 
     def sentence(self) -> str:
         """Returns a sentence about the end, with the error if a worker has reported one."""
-        return f"rank {self.rank} failed: {self.error()}." if self.error() else str(self)
+        who = "all workers failed alike" if self.failed_alike else f"rank {self.rank} failed"
+        return f"{who}: {self.error()}." if self.error() else str(self)
+
+    @property
+    def failed_alike(self) -> bool:
+        """Whether each of several workers has reported the same error, but for numbers in it."""
+        ranks = {failure["rank"] for failure in self.failures}
+        kinds = {_NUMBERS.sub("", failure["text"]) for failure in self.failures}
+        return len(ranks) > 1 == len(kinds) and ranks >= {*self.unfinished} == {*self.workers}
 
     def facts(self) -> dict[str, object]:
         """Returns the facts about the end that are kept in the record of a run."""

@@ -11,6 +11,9 @@ from syrtos.launch.spec import Spec
 from syrtos.settings import OPTIONS_VARIABLE, hash_seed, is_harmless
 from syrtos.topology import check_tf_config
 
+# The argument of an agent whose launcher ends the run when the agent gets SIGTERM.
+PASSES_SIGNALS_ON = "run"
+
 # Variables that are forwarded to other hosts, beside those with one of the prefixes. Never all:
 # some hold secrets.
 _FORWARDED = (
@@ -150,18 +153,18 @@ def agent_command(
     spec: Spec, host: str, machine: Machine, env: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Returns the command that starts an agent on ``host``."""
-    return command_on(host, "syrtos.launch.remote.agent", spec.ssh, machine, env)
+    return command_on(host, "syrtos.launch.remote.agent", spec.ssh, machine, env, PASSES_SIGNALS_ON)
 
 
 def command_on(
-    host: str, module: str, ssh: str, machine: Machine, env: Mapping[str, str]
+    host: str, module: str, ssh: str, machine: Machine, env: Mapping[str, str], *arguments: str
 ) -> tuple[str, ...]:
-    """Returns the command that runs a module on ``host``.
+    """Returns the command that runs a module, with its ``arguments``, on ``host``.
 
     On another machine the command runs by ssh, which gives it to a shell.
     """
     # -P: the folder in which it begins is not among its places of modules.
-    command = (machine.python, "-P", "-m", module)
+    command = (machine.python, "-P", "-m", module, *arguments)
     if host in machine.here:
         return command
     path = ("env", f"PYTHONPATH={env['PYTHONPATH']}") if "PYTHONPATH" in env else ()

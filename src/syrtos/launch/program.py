@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import re
 import sys
+import traceback
+import warnings
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from syrtos.errors import ConfigurationError
+from syrtos.errors import ConfigurationError, ScriptSyntaxError
 
 _INTERPRETER = re.compile(r"python(\d+)?(?:\.(\d+))?t?")
 # Flags of the interpreter (`python --help`) that are passed on to it; W and X have a value.
@@ -44,7 +47,30 @@ class Program:
 
         Raises:
             ConfigurationError: it is missing, a folder, or unreadable.
+            ScriptSyntaxError: Python can't parse it.
         """
+        self._check_found()
+        self.check_syntax()
+
+    def check_syntax(self) -> None:
+        """Refuses a program that Python can't parse; does nothing where its file is not found.
+
+        Raises:
+            ScriptSyntaxError: Python can't parse it.
+        """
+        try:
+            file = _file_of_module(self.name) if self.is_module else os.path.abspath(self.name)
+            with io.open_code(file) as opened, warnings.catch_warnings():
+                # The workers print what Python warns of.
+                warnings.simplefilter("ignore")
+                compile(opened.read(), file, "exec", dont_inherit=True)
+        except SyntaxError as error:
+            raise ScriptSyntaxError("".join(traceback.format_exception_only(error))) from error
+        except (OSError, ValueError, RecursionError, MemoryError):
+            # Workers say what Python makes of such a file.
+            return
+
+    def _check_found(self) -> None:
         if not self.is_module:
             check_script(Path(self.name))
             return
@@ -53,6 +79,23 @@ class Program:
             raise ConfigurationError(
                 f"There is no module {top} (looked in {Path.cwd()} and in this environment)."
             )
+
+
+def _file_of_module(name: str) -> str:
+    """Returns the source file that ``python -m name`` runs; empty if a search of folders finds none.
+
+    No package is imported for that.
+    """
+    places, found = [os.getcwd(), *sys.path], None
+    parts = name.split(".")
+    for number in range(1, len(parts) + 1):
+        found = PathFinder.find_spec(".".join(parts[:number]), places)
+        if found is None:
+            return ""
+        places = list(found.submodule_search_locations or ())
+    if places:
+        found = PathFinder.find_spec(f"{name}.__main__", places)
+    return found.origin or "" if found and found.has_location else ""
 
 
 def parse(words: Sequence[str]) -> Program:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from syrtos.launch.hangs import STOPPED, TRACED, Hangs
@@ -23,6 +24,7 @@ from syrtos.launch.processes.standby import Imports, Standby
 from syrtos.launch.terminal import output
 from syrtos.launch.terminal.output import Listener, Pump
 from syrtos.launch.waits import Waits
+from syrtos.observe import steady
 from syrtos.settings import INPUT_VARIABLE, SUPERVISED_VARIABLE
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ def supervise(
     agents: Agents | None = None,
     standby_after: float = 0.0,
     changed: Callable[[], str] = lambda: "",
+    came: list[int] | None = None,
 ) -> Outcome:
     """Starts the plan and waits for its end.
 
@@ -54,17 +57,27 @@ def supervise(
             core for some seconds.
         changed: returns why other workers are to take the place of these, as a sentence; empty as
             long as they are not.
+        came: signals that have come before this call, and that no one has answered; those that come
+            while it runs are added, and taken out when they are answered.
     """
+    # Every wait below looks at them: a process that does not answer must not make this one deaf.
+    came = [] if came is None else came
     shares_import = standby is not None and not (source is not None and is_pipe_with_data(source))
-    with copying_input(source, plan.processes) as inputs:
-        env = {**env, **plan.environment, SUPERVISED_VARIABLE: "1", INPUT_VARIABLE: inputs}
+    with (
+        signalling.answering_signals(came.append),
+        copying_input(source, plan.processes) as inputs,
+    ):
+        ours = {SUPERVISED_VARIABLE: "1", INPUT_VARIABLE: inputs, **steady.variables()}
+        env = {**env, **plan.environment, **ours}
         if standby and (agents or not shares_import):
             standby.skip()
         if agents is None:
             # A script that begins again, as it may then, would find a pipe empty.
-            if standby and shares_import and (stopped := _await_imports(standby, plan, env)):
-                return judge(Facts(processes=plan.processes, stopped_by=stopped))
-            start = standby.start if standby else local.start
+            if standby and shares_import and not _await_imports(standby, plan, env, came):
+                return judge(Facts(processes=plan.processes, stopped_by=came[0]))
+            start = local.start
+            if standby:
+                start = functools.partial(standby.start, over=lambda: bool(came))
             engine = local.Local(plan.groups, plan.nodes, env, start, whole=not plan.reports)
         else:
             # only here: it takes 30 ms to import, and a run of one machine has no use for it
@@ -73,22 +86,22 @@ def supervise(
             engine = Hosts(plan, env, agents)
         prepare = agents.prepare if agents else _prepare_standby(standby, env)
         # A scheduler stops all hosts of a run at once, each of which passes the signal on to this
-        # process.
-        same_stop = 0.0 if agents is None else _SAME_STOP
+        # process; on one host its shell does.
+        same_stop = _SAME_STOP_HERE if agents is None else _SAME_STOP
         return _Supervisor(
-            plan, engine, env, grace, prepare, standby_after, changed, same_stop
+            plan, engine, env, grace, prepare, standby_after, changed, same_stop, came
         ).run()
 
 
-def _await_imports(standby: Standby, plan: LaunchPlan, env: Mapping[str, str]) -> int:
-    """Waits until the workers can be forked; returns the signal that has come meanwhile, or 0."""
-    came: list[int] = []
-    with signalling.answering_signals(came.append):
-        standby.begin(plan.groups[0].command, env, plan.processes)
-        what = f"importing {', '.join(standby.frameworks)}, once for all workers"
-        with output.show_wait(what) if standby.frameworks else contextlib.nullcontext():
-            standby.settle(lambda: bool(came))
-    return came[0] if came else 0
+def _await_imports(
+    standby: Standby, plan: LaunchPlan, env: Mapping[str, str], came: Sequence[int]
+) -> bool:
+    """Waits until the workers can be forked; returns False where a signal has come before."""
+    standby.begin(plan.groups[0].command, env, plan.processes)
+    what = f"importing {', '.join(standby.frameworks)}, once for all workers"
+    with output.show_wait(what) if standby.frameworks else contextlib.nullcontext():
+        standby.settle(lambda: bool(came))
+    return not came
 
 
 def _prepare_standby(standby: Standby | None, env: Mapping[str, str]) -> Callable[[Imports], None]:
@@ -106,11 +119,12 @@ class _Supervisor:
         prepare_after: float,
         changed: Callable[[], str],
         same_stop: float,
+        signals: list[int],
     ) -> None:
         self._plan = plan
         self._facts = Facts(processes=plan.processes, spared=plan.spared)
         self._grace = grace
-        self._signals: list[int] = []  # that have come and are not passed on yet
+        self._signals = signals  # that have come and are not passed on yet
         self._kill_at: float | None = None
         self._stopped_at = 0.0
         self._same_stop = same_stop
@@ -129,8 +143,7 @@ class _Supervisor:
         self._pumps: dict[int, tuple[Pump, ...]] = {}
 
     def run(self) -> Outcome:
-        with signalling.answering_signals(self._signals.append):
-            self._run()
+        self._run()
         # a signal that came while workers were ended has stopped the run too
         if self._signals and self._facts.unfinished and self._facts.stopped_by is None:
             self._facts.stopped_by = self._signals[0]
@@ -152,7 +165,7 @@ class _Supervisor:
     # -- waiting and ending --------------------------------------------------------------------
 
     def _wait(self) -> None:
-        while self._engine.runs() or self._ended:
+        while self._engine.runs() or self._ended or self._awaits_signal():
             # not where they come: another may be sending to an agent there
             while self._signals:
                 self._on_signal(self._signals.pop(0))
@@ -204,7 +217,20 @@ class _Supervisor:
             self._on_loss(ended)
             return
         self._blame(ended)
-        self._end_soon(self._grace if ended.code == 0 else 0.0)
+        self._end_soon(self._grace if ended.code == 0 else self._seconds_for_news(ended))
+
+    def _seconds_for_news(self, ended: ProcessEnd) -> float:
+        """Returns the seconds in which more may be heard about why a worker has ended."""
+        # An error that all workers share is reported by the others in the same moment, and a
+        # scheduler's SIGTERM to all processes of a run comes to this one too.
+        reported = any(failure["rank"] == ended.rank for failure in self._facts.failures)
+        return _LAST_REPORTS if reported or ended.code == -signal.SIGTERM else 0.0
+
+    def _awaits_signal(self) -> bool:
+        """Returns whether the SIGTERM that has ended a worker may be about to come here too."""
+        facts = self._facts
+        by_signal = facts.fatal is not None and facts.fatal.code == -signal.SIGTERM
+        return by_signal and facts.stopped_by is None
 
     def _blame(self, ended: ProcessEnd) -> None:
         """Takes a worker's end for the cause of the run's end.
@@ -336,7 +362,8 @@ class _Supervisor:
         self._end_soon(_LAST_REPORTS if code else self._grace)
 
 
-# seconds within which SIGTERM, sent to several hosts of a run, counts as one
-_SAME_STOP = 5.0
+# seconds within which SIGTERM, sent to several hosts of a run, or to all processes of one host,
+# counts as one
+_SAME_STOP, _SAME_STOP_HERE = 5.0, 1.0
 _LAST_REPORTS = 1.0  # seconds in which other workers may report a failure too
 _LAST_OUTPUT = 5.0

@@ -203,7 +203,7 @@ def run(command: Sequence[str], env: Mapping[str, str], parcel_file: IO[bytes] |
             stderr=subprocess.PIPE,
             # A kernel's interrupt goes to its whole group of processes: it is ours to pass on.
             start_new_session=True,
-            preexec_fn=signalling.die_with_parent,
+            preexec_fn=signalling.death_with_parent(),
         )
     with process, _interrupts(process, came):
         try:

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO
 
+from syrtos.observe import steady
 from syrtos.observe.clock import Clock, ClockPart, Kind, Phase, process_age
 from syrtos.observe.gradient_norms import GradientNorms
 
@@ -47,7 +48,7 @@ class Ledger:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or Clock(process_age())
-        self._began = time.time() - process_age()
+        self._began = steady.now() - process_age()
         self._file: IO[bytes] | None = None
         self._folder: Path | None = None
         self._next_point = 0.0
@@ -294,10 +295,10 @@ class Ledger:
         now = time.perf_counter()
         if self._folder is not None and now >= self._next_point:
             self._append(curve_path(self._folder), facts())
-            self._next_point = time.perf_counter() + pause(time.time() - self._began)
+            self._next_point = time.perf_counter() + pause(steady.now() - self._began)
 
     def _append(self, path: Path, facts: Mapping[str, object]) -> None:
-        line = {"time": round(time.time(), 3), "fit": self.fits, "trained": self.trained, **facts}
+        line = {"time": round(steady.now(), 3), "fit": self.fits, "trained": self.trained, **facts}
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
@@ -385,7 +386,7 @@ def launching(run_dir: Path, began: float) -> Iterator[dict[str, object]]:
     try:
         yield outcome
     finally:
-        _replace(path, {"began": began, "ended": time.time(), "outcome": outcome})
+        _replace(path, {"began": began, "ended": steady.now(), "outcome": outcome})
 
 
 def _replace(path: Path, facts: Mapping[str, object]) -> None:

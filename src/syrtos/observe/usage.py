@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from syrtos.observe import steady
 from syrtos.observe.ledger import pause, usage_path
 
 # Seconds between samples, at least; and before the first, so that importing psutil does not delay a
@@ -35,7 +36,7 @@ def sample(run_dir: str, rank: int, machine: int | None, trained: Callable[[], i
 
 
 def _sample(path: Path, rank: int, machine: int | None, trained: Callable[[], int]) -> None:
-    began = time.time()
+    began = time.monotonic()
     time.sleep(_FIRST)
     try:
         # Only here: it takes 20 ms to import.
@@ -50,8 +51,8 @@ def _sample(path: Path, rank: int, machine: int | None, trained: Callable[[], in
             if machine is not None and gpus is not None:
                 facts["machine"] = {"number": machine, **_of_machine(psutil), "gpus": gpus.now()}
             with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"time": round(time.time(), 3), **facts}) + "\n")
-            time.sleep(max(_EVERY, pause(time.time() - began)))
+                file.write(json.dumps({"time": round(steady.now(), 3), **facts}) + "\n")
+            time.sleep(max(_EVERY, pause(time.monotonic() - began)))
     except (OSError, psutil.Error):
         # A full disk, or a folder that is gone, is no reason to end the training.
         return

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import json
 import signal
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.plan import Machine, make_plan
 from syrtos.launch.spec import Spec
 from syrtos.launch.supervise import supervise
+from syrtos.observe import steady
 from syrtos.observe.ledger import forget, launching
 from syrtos.settings import TRIAL_VARIABLE, TuneTrial
 
@@ -96,7 +96,7 @@ def run(
     plan = make_plan(now, machine, env)
     with (
         (folder / _OUTPUT).open("w", encoding="utf-8", errors="replace") as output,
-        launching(folder, time.time()) as facts,
+        launching(folder, steady.now()) as facts,
     ):
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             try:

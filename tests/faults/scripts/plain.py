@@ -99,6 +99,20 @@ def make_folder_again() -> None:
     os.makedirs("old")
 
 
+def stop_helper() -> None:
+    """Once, rank 1 stops the process that both were forked from, and is killed."""
+    first = not Path("begun-1").exists()
+    note("begun")
+    while not all(Path(f"begun-{rank}").exists() for rank in range(2)):
+        time.sleep(0.01)
+    if first and RANK == 1:
+        Path("stopped").write_text(str(os.getppid()))
+        os.kill(os.getppid(), signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if first:
+        time.sleep(60)
+
+
 def sleep() -> None:
     """Both wait for what comes."""
     note("begun")
@@ -157,6 +171,7 @@ ROLES: dict[str, Callable[[], None]] = {
         make_folders,
         make_folder_again,
         fork,
+        stop_helper,
         sleep,
         obey,
         ignore,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 import syrtos
 from syrtos.keras.replica import state
@@ -66,7 +67,21 @@ class End(keras.callbacks.Callback):
             return
         if how == "exit":
             os._exit(0)
+        if how == "helper":
+            stop_helper()
+            how = "SIGKILL"
         os.kill(os.getpid(), getattr(signal, how))
+
+
+def stop_helper() -> None:
+    """Stops the process that workers are forked from, if there is one."""
+    parent = psutil.Process().parent()
+    assert parent is not None
+    launcher = parent.parent() if "zygote.py" in " ".join(parent.cmdline()) else parent
+    assert launcher is not None
+    for child in launcher.children():
+        if "zygote.py" in " ".join(child.cmdline()):
+            child.suspend()
 
 
 class Dies(keras.callbacks.Callback):

@@ -28,6 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["train.py"], 1),
         (["-n", "\u00b2", "train.py"], 1),
         (["-n"], 1),
+        ([], 1),
         (["-n", "0", "train.py"], 1),
     ],
 )

@@ -26,3 +26,16 @@ def test_a_report_is_the_reason_otherwise(
 ) -> None:
     print_failure(Outcome(End.FAILED, 1, 0, failures=[REPORT]), tmp_path)
     assert "closed by peer" in capsys.readouterr().err
+
+
+def test_an_error_that_all_workers_share_is_shown_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failures = [{**REPORT, "rank": rank} for rank in (1, 0)]
+    workers = {rank: {"rank": rank, "host": "here"} for rank in (0, 1)}
+    outcome = Outcome(End.FAILED, 1, 1, unfinished=(0, 1), failures=failures, workers=workers)
+    print_failure(outcome, tmp_path)
+    said = capsys.readouterr().err
+    assert "all workers failed alike:\n\nConnectionError: closed by peer\n" in said
+    assert "first" not in said
+    assert str(tmp_path / "logs") in said

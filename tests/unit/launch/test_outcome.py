@@ -148,3 +148,15 @@ def test_workers_that_were_replaced() -> None:
         End.REPLACED,
         "There are slots for 4 workers now, and 2 trained.",
     )
+
+
+def test_an_error_that_all_workers_share() -> None:
+    failures = [{"rank": rank, "text": f"OSError: rank {rank} at 0x{rank}f"} for rank in (1, 0, 2)]
+    assert judged(failures=failures).failed_alike
+    assert judged(failures=failures).sentence().startswith("all workers failed alike: OSError:")
+    assert not judged(failures=failures[:2]).failed_alike, "rank 2 has said nothing"
+    assert not judged(failures=failures[:2], finished={2}).failed_alike, "rank 2 has finished"
+    other = {"rank": 2, "text": "ConnectionError: closed"}
+    assert not judged(failures=[*failures[:2], other]).failed_alike
+    alone = judged(processes=1, workers={0: {}}, failures=[{"rank": 0, "text": "x"}])
+    assert not alone.failed_alike

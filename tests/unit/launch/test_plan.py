@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from syrtos.errors import ConfigurationError
-from syrtos.launch.plan import LaunchPlan, Machine, forwarded_variables, make_plan
+from syrtos.launch.plan import (
+    PASSES_SIGNALS_ON,
+    LaunchPlan,
+    Machine,
+    forwarded_variables,
+    make_plan,
+)
 from syrtos.launch.program import Program
 from syrtos.launch.spec import Spec, parse_hosts
 from syrtos.settings import OPTIONS_VARIABLE, Options, options_from
@@ -174,7 +180,7 @@ def test_hosts_are_reached_by_ssh_and_this_machine_directly(script: Path) -> Non
     agents = make_plan(
         spec(script, hosts=parse_hosts("a:2,b:2"), ssh="/opt/rsh -p 22"), machine, ENVIRONMENT
     ).agents
-    agent = ("/venv/bin/python", "-P", "-m", "syrtos.launch.remote.agent")
+    agent = ("/venv/bin/python", "-P", "-m", "syrtos.launch.remote.agent", PASSES_SIGNALS_ON)
     assert agents == {
         "a": ("/opt/rsh", "-p", "22", "a", "env", "'PYTHONPATH=/a folder/lib'", *agent),
         "b": agent,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from syrtos.errors import ConfigurationError
+from syrtos.errors import ConfigurationError, ScriptSyntaxError
 from syrtos.launch.program import Program, parse
 
 HERE = ".".join(map(str, sys.version_info[:2]))
@@ -62,3 +63,33 @@ def test_a_module_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     Program("json.tool", is_module=True).check()
     with pytest.raises(ConfigurationError, match=r"no module nowhere \(looked in"):
         Program("nowhere.inside", is_module=True).check()
+
+
+@pytest.mark.parametrize("text", ["def f(:", "return 1", "x = '"])
+def test_a_syntax_error_is_refused_as_python_shows_it(tmp_path: Path, text: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    shown = subprocess.run([sys.executable, script], capture_output=True, text=True).stderr
+    with pytest.raises(ScriptSyntaxError) as refused:
+        Program(str(script)).check()
+    assert str(refused.value) == shown
+
+
+@pytest.mark.parametrize("name", ["module", "package", "package.inner"])
+def test_a_syntax_error_of_a_module_is_refused(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").write_text("raise SystemExit('it was imported')")
+    file = {"module": "module.py", "package": "package/__main__.py"}.get(name, "package/inner.py")
+    Program(name, is_module=True).check_syntax()
+    (tmp_path / file).write_text("def f(:")
+    with pytest.raises(ScriptSyntaxError, match=file):
+        Program(name, is_module=True).check_syntax()
+
+
+@pytest.mark.parametrize("text", ["x = '\\d'", "print('é')", "#!/usr/bin/env python\n"])
+def test_what_python_runs_is_not_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "train").write_text(text)
+    Program(str(tmp_path / "train")).check()

@@ -94,6 +94,22 @@ sys.exit(1)
     assert capfd.readouterr().err == ""
 
 
+def test_an_error_that_all_share_is_heard_from_all() -> None:
+    """Also where one is a little slower than the first."""
+    outcome = run(
+        """
+rank = int(os.environ["PMI_RANK"])
+started(rank)
+if rank: time.sleep(0.3)
+send(2, "failed", rank, text="ValueError: x", code=1); drain(2, 60.0)
+os._exit(1)
+""",
+        ranks=2,
+    )
+    assert outcome.failed_alike
+    assert outcome.sentence() == "all workers failed alike: ValueError: x."
+
+
 def test_a_failure_is_never_a_success() -> None:
     assert run("send(2, 'failed', 0, text='x', code=0)").code == 1
 
@@ -187,7 +203,7 @@ def test_a_script_that_ignores_signals_is_killed_after_its_grace() -> None:
 def test_a_second_signal_ends_the_grace() -> None:
     started = time.perf_counter()
     run(
-        "on_term(lambda: seen.append('TERM')); signal_launcher(); until(lambda: seen); signal_launcher()\n"
+        "on_term(lambda: seen.append('TERM')); signal_launcher(); until(lambda: seen); signal_launcher(signal.SIGINT)\n"
         "while True: time.sleep(1)",
         grace=2 * LONG,
     )
@@ -268,3 +284,34 @@ def test_handlers_are_given_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     run("pass")
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_that_came_before_the_workers_is_answered() -> None:
+    """It came between two generations, or while the first was prepared."""
+    came = [int(signal.SIGTERM)]
+    group = Group((sys.executable, "-c", PRELUDE + "time.sleep(600)"), range(1))
+    outcome = supervise(LaunchPlan((group,), {}), os.environ, LONG, came=came)
+    assert (outcome.end, outcome.code, came) == (End.STOPPED, 143, [])
+
+
+def test_a_signal_that_a_shell_passes_on_too_counts_once() -> None:
+    """As where Slurm signals all processes of a job, among them the shell of its script."""
+    outcome = run(
+        "on_term(lambda: seen.append('TERM')); signal_launcher(); until(lambda: seen)\n"
+        "signal_launcher(); heard(); send(2, 'failed', 0, text='it has saved', code=1); drain(2, 60.0)",
+        grace=LONG,
+    )
+    assert (outcome.end, outcome.code) == (End.STOPPED, 143)
+    assert outcome.has_reported("it has saved")
+
+
+def test_workers_that_a_scheduler_ends_before_its_signal_comes_here() -> None:
+    code = """
+read, write = os.pipe()
+if os.fork() == 0:
+    os.setsid(); os.write(write, b"x"); time.sleep(0.3); os.kill(int(os.environ["LAUNCHER"]), signal.SIGTERM); os._exit(0)
+os.read(read, 1)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    outcome = run(code, ranks=1, LAUNCHER=str(os.getpid()))
+    assert (outcome.end, outcome.code) == (End.STOPPED, 143)

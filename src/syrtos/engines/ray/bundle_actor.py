@@ -125,7 +125,7 @@ class WorkerPlace:
                 start_new_session=True,
                 # The thread counts, not the process (prctl(2)): Ray's main thread, which calls
                 # this, lives as long.
-                preexec_fn=signalling.die_with_parent,
+                preexec_fn=signalling.death_with_parent(),
             )
         self._agents.append(agent)
 

@@ -26,8 +26,8 @@ def script(wanted: EngineRequest) -> str:
 
     Before its time limit the job gets a signal: workers save their state, the launcher ends with
     exit code 75, and the job is queued again. So is a job that is preempted, where Slurm sends it
-    that signal (preempt_send_user_signal of slurm.conf(5)); elsewhere Slurm ends the agents, and
-    the job with them.
+    that signal (preempt_send_user_signal of slurm.conf(5)). Elsewhere, and by `scontrol requeue`,
+    all processes get SIGTERM: the state is saved too, as long as Slurm leaves seconds for that.
 
     Raises:
         ConfigurationError: a value of `--with` is unknown.

@@ -44,6 +44,7 @@ from syrtos.jobs.runner.attempt_record import (
 )
 from syrtos.jobs.runner.failure_reason import failure_reason, unlogged_failures
 from syrtos.jobs.runner.reserved_nodes import JobRequester, ReservedNodes, reserved_nodes
+from syrtos.jobs.runner.time_limit import TimeLimit
 from syrtos.jobs.runner.workers import Workers
 from syrtos.jobs.storage import artifacts
 from syrtos.jobs.storage.artifacts import Checkpoints
@@ -107,6 +108,7 @@ class Runner:
         self._job = read(
             record.request, programs.drivers_of(record.request, self._places), self._placement.gpus
         )
+        self._limits = TimeLimit(self._job.limits.running, record.wait_until)
         self._run_dir = self._folders.run_dir(record.attempts)
         self._restarts_before = states.restarts(record.state.transitions)
         self._streams = logs.of(home.job(name) / "logs")
@@ -470,14 +472,10 @@ class Runner:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _wanted_end(self, record: Record) -> str:
-        now, limits = time.time(), self._job.limits
         if record.state.status == "Stopping":
             return "Stopped"
-        if states.seconds_in(record.state.transitions, ("Training",), now) > limits.running:
-            return "MaxRuntimeExceeded"
-        if record.wait_until and now > record.wait_until:
-            return "MaxWaitTimeExceeded"
-        return "Interrupted" if record.yields else ""
+        exceeded = self._limits.exceeded(record.state.transitions)
+        return exceeded or ("Interrupted" if record.yields else "")
 
     # -- the record ----------------------------------------------------------------------------
 

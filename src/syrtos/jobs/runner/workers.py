@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
@@ -18,6 +17,7 @@ from syrtos.jobs.storage.storage_uris import StorageURIs
 from syrtos.launch.outcome import Outcome
 from syrtos.launch.remote.agents import Agents
 from syrtos.launch.supervise import supervise
+from syrtos.observe import steady
 from syrtos.observe.ledger import launching
 
 # Variables that say what this machine has.
@@ -108,7 +108,7 @@ class Workers:
         self.running = True
         try:
             with (
-                launching(folder, began=time.time()) as facts,
+                launching(folder, began=steady.now()) as facts,
                 self._agents(bool(plan.agents)) as agents,
             ):
                 outcome = supervise(plan, variables, _GRACE, agents=agents)

@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 import select
 
+from syrtos.launch import events
+
+# Place of `exit_code` among the fields of proc(5)'s `stat` from the third on.
+_EXIT_CODE = 52 - 3
+
 
 class Deaths:
     """A watch over processes, which reports their ends in order: epoll(7) keeps them in a queue."""
@@ -41,3 +46,14 @@ class Deaths:
         for descriptor in self._ranks:
             os.close(descriptor)
         self._poll.close()
+
+
+def zombie_exit_code(pid: int) -> int | None:
+    """Returns the exit code of a process that has ended and that its parent has not asked about.
+
+    It is negative for a signal; None if there is no such process.
+    """
+    stat = events.stat(pid)
+    if not stat or stat[0] != "Z":
+        return None
+    return os.waitstatus_to_exitcode(int(stat[_EXIT_CODE]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -9,15 +10,17 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from syrtos.errors import LaunchError
 from syrtos.launch.processes import zygote
+from syrtos.launch.processes.deaths import zombie_exit_code
 from syrtos.launch.processes.zygote_process import ZygoteProcess
 
 _LONGEST_IMPORT = 600.0  # seconds
+_LOOK = 0.1  # seconds between two looks at what else ends a wait
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,9 +137,17 @@ class Zygote:
 class Family:
     """Processes that one zygote has forked; they are killed when it is closed."""
 
-    def __init__(self, path: str, patience: float = _LONGEST_IMPORT) -> None:
-        """Connects to the zygote at socket ``path``; it must answer within ``patience`` seconds."""
-        self._patience = patience
+    def __init__(
+        self,
+        path: str,
+        patience: float = _LONGEST_IMPORT,
+        over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Connects to the zygote at socket ``path``.
+
+        It must answer within ``patience`` seconds, and is waited for until ``over`` returns True.
+        """
+        self._patience, self._over = patience, over
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.connect(path)
         self._unheard: list[dict[str, int]] = []
@@ -155,17 +166,25 @@ class Family:
             "cwd": os.path.abspath(command.cwd),
         }
         socket.send_fds(self._connection, [json.dumps(request).encode()], list(files))
-        self._connection.settimeout(self._patience)
-        try:
-            while "status" in (heard := self._hear()):
-                self._unheard.append(heard)
-        except TimeoutError as error:
-            raise LaunchError(
-                f"The process that imports for others has not answered in {self._patience:g} s."
-            ) from error
-        self._connection.settimeout(None)
+        deadline = time.monotonic() + self._patience
+        while "status" in (heard := self._hear_until(deadline)):
+            self._unheard.append(heard)
         self.pids.append(heard["pid"])
         return heard["pid"]
+
+    def _hear_until(self, deadline: float) -> dict[str, int]:
+        """Returns the zygote's next message.
+
+        Raises:
+            LaunchError: there is none at the ``deadline``, or something else ends the wait.
+        """
+        while time.monotonic() < deadline and not self._over():
+            self._connection.settimeout(min(_LOOK, self._patience))
+            with contextlib.suppress(TimeoutError):
+                return self._hear()
+        raise LaunchError(
+            f"The process that imports for others has not answered in {self._patience:g} s."
+        )
 
     def wait(self, timeout: float | None = None) -> tuple[int, int]:
         """Returns the number and the exit code of the next process that ends.
@@ -177,7 +196,6 @@ class Family:
         """
         self._connection.settimeout(timeout)
         heard = self._unheard.pop(0) if self._unheard else self._hear()
-        self._connection.settimeout(None)
         self.pids.remove(heard["pid"])
         return heard["pid"], os.waitstatus_to_exitcode(heard["status"])
 
@@ -202,10 +220,15 @@ class Forked:
     """
 
     def __init__(
-        self, path: str, command: Command, files: Sequence[int], patience: float = _LONGEST_IMPORT
+        self,
+        path: str,
+        command: Command,
+        files: Sequence[int],
+        patience: float = _LONGEST_IMPORT,
+        over: Callable[[], bool] = lambda: False,
     ) -> None:
         """Starts the process; the arguments are those of `Family` and `Family.fork`."""
-        self._family = Family(path, patience)
+        self._family = Family(path, patience, over)
         try:
             self.pid = self._family.fork(command, files)
         except BaseException:
@@ -215,11 +238,19 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         """Waits for the end of the process and returns its exit code, negative for a signal.
 
-        A process whose zygote was killed is killed too: its code is that of SIGKILL.
+        A process whose zygote was killed is killed too: its code is that of SIGKILL. Where the
+        zygote is stopped, and reports no end, the kernel knows the code.
+
+        Raises:
+            TimeoutError: the process has not ended within ``timeout`` seconds.
         """
         try:
-            return self._family.wait(timeout)[1]
+            code = self._family.wait(timeout)[1]
+        except TimeoutError:
+            if (unreported := zombie_exit_code(self.pid)) is None:
+                raise
+            code = unreported
         except (LaunchError, ConnectionError):
-            return -signal.SIGKILL
-        finally:
-            self._family.close()
+            code = -signal.SIGKILL
+        self._family.close()
+        return code

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -17,6 +19,8 @@ from syrtos.settings import options_from
 
 # Seconds that a killed process may take to go: the kernel may write its core, or free much memory.
 _LONGEST_KILL = 5.0
+# Seconds in which the parent of a worker that has ended must say how.
+_LONGEST_REPORT = 1.0
 
 
 class Process(Protocol):
@@ -48,7 +52,7 @@ def start(command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: Fil
         stderr=err,
         pass_fds=[pmi],
         start_new_session=True,
-        preexec_fn=signalling.die_with_parent,
+        preexec_fn=signalling.death_with_parent(),
     )
 
 
@@ -84,7 +88,7 @@ class Local(ProcessEngine):
         self._pass_on = on_line or self._answer
         self._aborted: dict[int, int] = {}
         self._deaths = Deaths()
-        self._codes: dict[int, int] = {}
+        self._codes: dict[int, int | None] = {}
         self._processes: dict[int, Process] = {}
         self.outputs: dict[int, Outputs] = {}
         self._sockets = pmi.Sockets(
@@ -151,15 +155,20 @@ class Local(ProcessEngine):
 
         The code of a worker that has called MPI_Abort is the one that it gave there.
         """
-        ended: list[ProcessEnd] = []
-        for rank in self._deaths.wait(seconds):
-            code = self._processes[rank].wait()
-            if code:
-                # the children that a failed worker leaves behind are in its process group
-                signalling.to_group(self._processes[rank].pid, signal.SIGKILL)
-            self._codes[rank] = self._aborted.get(rank, code)
-            ended.append(ProcessEnd(rank, self._codes[rank]))
-        return ended
+        gone = self._deaths.wait(seconds)
+        deadline = time.monotonic() + _LONGEST_REPORT
+        return [self._note_end(rank, deadline) for rank in gone]
+
+    def _note_end(self, rank: int, deadline: float) -> ProcessEnd:
+        """Notes how a worker's process has ended; it is not known if no one says so in time."""
+        process, code = self._processes[rank], None
+        with contextlib.suppress(subprocess.TimeoutExpired, TimeoutError):
+            code = process.wait(max(deadline - time.monotonic(), 0.001))
+        if code != 0:
+            # the children that a failed worker leaves behind are in its process group
+            signalling.to_group(process.pid, signal.SIGKILL)
+        self._codes[rank] = self._aborted.get(rank, code)
+        return ProcessEnd(rank, self._codes[rank])
 
     def runs(self) -> bool:
         return len(self._codes) < len(self._processes)
@@ -174,12 +183,11 @@ class Local(ProcessEngine):
             signalling.to_group(self._processes[rank].pid, signal.SIGKILL)
             # it may lead no group yet
             signalling.to_process(self._processes[rank].pid, signal.SIGKILL)
-        for rank in left:
-            try:
-                self._codes[rank] = self._processes[rank].wait(_LONGEST_KILL)
-            except (subprocess.TimeoutExpired, TimeoutError):
-                # the kernel does not let it go yet
-                self._codes[rank] = -signal.SIGKILL
+        deadline = time.monotonic() + _LONGEST_KILL
+        while self.runs() and (seconds := deadline - time.monotonic()) > 0:
+            self.wait(seconds)
+        # the kernel does not let these go yet
+        self._codes |= dict.fromkeys(self._running_ranks(), -signal.SIGKILL)
         self._deaths.close()
 
     def look(self, rank: int) -> Vitals | None:

@@ -21,6 +21,27 @@ def die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def death_with_parent(ignores_stop: bool = False) -> Callable[[], None]:
+    """Returns a ``preexec_fn`` of `subprocess.Popen`: the new process ends when this one does.
+
+    Args:
+        ignores_stop: whether the new process ignores SIGTERM. systemd and schedulers send it to all
+            processes of a run: ssh is still needed then, and leaves a signal ignored that it finds
+            ignored.
+    """
+    parent = os.getpid()
+
+    def apply() -> None:
+        die_with_parent()
+        if os.getppid() != parent:
+            # It has ended before the line above.
+            os.kill(os.getpid(), signal.SIGKILL)
+        if ignores_stop:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    return apply
+
+
 @contextmanager
 def answering_signals(answer: Callable[[int], None]) -> Iterator[None]:
     """Context manager: signals that stop a run call ``answer`` with their number.

@@ -19,12 +19,14 @@ from typing import Any
 from syrtos import settings
 from syrtos.errors import ConfigurationError, LaunchError
 from syrtos.launch import program, resources
+from syrtos.launch.process_engine import look
 from syrtos.launch.processes import local
 from syrtos.launch.processes.first_imports import first_imports
 from syrtos.launch.processes.forking import Command, Forked, Zygote
 from syrtos.launch.processes.zygote_process import EarlyStart, is_watched
 from syrtos.launch.terminal import output
 from syrtos.launch.terminal.noise import is_noise
+from syrtos.observe import steady
 
 _PATIENCE = 10.0  # seconds for a fork
 _LOOK = 0.002  # seconds
@@ -62,6 +64,8 @@ class Standby:
         self._began: float | None = None
         # When it began to import frameworks, and when it was ready.
         self._imported: tuple[float, float] | None = None
+        # The moment at which it was first seen stopped, by the monotonic clock.
+        self._stopped: float | None = None
 
     # -- before a generation -----------------------------------------------------------------------
 
@@ -103,7 +107,7 @@ class Standby:
         early = None if is_watched(env) else self._early.take(variables)
         if not found.frameworks and early is None:
             return
-        began = time.time()
+        began = steady.now()
         self._start(
             dict.fromkeys(found.frameworks, ""),
             variables,
@@ -119,19 +123,42 @@ class Standby:
         self._early.end()
 
     def is_settled(self) -> bool:
-        """Returns whether workers can start, as forks or as new interpreters if no zygote lives."""
-        if self._began is None or self._zygote is None:
+        """Returns whether workers can start, as forks or as new interpreters if no zygote lives.
+
+        A zygote that is stopped (SIGSTOP) is given up after some seconds.
+        """
+        if self._zygote is None:
+            return True
+        if self._is_stopped(self._zygote):
+            self._stopped = self._stopped or time.monotonic()
+            if time.monotonic() - self._stopped < _PATIENCE:
+                return False
+            self._give_up(f"the process that imports for them was stopped for {_PATIENCE:g} s")
+            return True
+        self._stopped = None
+        if self._began is None:
             return True
         if self._zygote.lives() and not self._zygote.is_ready():
             return False
         if self._zygote.modules:
-            self._imported = (self._began, time.time())
+            self._imported = (self._began, steady.now())
         self._began = None
         # Where the zygote has ended, each worker says why its import fails.
         if self._zygote.lives():
             lines = self._zygote.printed_text.splitlines(keepends=True)
             sys.stderr.write("".join(line for line in lines if not is_noise(line.encode())))
         return True
+
+    def _is_stopped(self, zygote: Zygote) -> bool:
+        vitals = look(zygote.process.pid)
+        return vitals is not None and vitals.state in "Tt"
+
+    def _give_up(self, why: str) -> None:
+        """Forks no more workers from the zygote, which ends with those that it has forked."""
+        output.say(f"workers are new interpreters, and import by themselves: {why}")
+        if self._zygote is not None:
+            self._given_up.append(self._zygote)
+        self._zygote = self._began = self._imported = self._stopped = None
 
     @property
     def frameworks(self) -> tuple[str, ...]:
@@ -178,9 +205,17 @@ class Standby:
     # -- a generation --------------------------------------------------------------------------------
 
     def start(
-        self, command: tuple[str, ...], env: Mapping[str, str], pmi: int, files: local.Files
+        self,
+        command: tuple[str, ...],
+        env: Mapping[str, str],
+        pmi: int,
+        files: local.Files,
+        over: Callable[[], bool] = lambda: False,
     ) -> local.Process:
-        """Starts a worker's process: a fork of the zygote, or by `local.start` if there is none."""
+        """Starts a worker's process: a fork of the zygote, or by `local.start` if there is none.
+
+        The zygote is not waited for any more once ``over`` returns True.
+        """
         # flags of the interpreter need a new one
         if (
             _is_plain(command)
@@ -199,11 +234,10 @@ class Standby:
                     Command(command[1:], {**env, **imported}),
                     (*files, pmi),
                     _PATIENCE,
+                    over,
                 )
             except (OSError, LaunchError) as error:
-                output.say(f"a worker is a new interpreter, and imports by itself: {error}")
-                self._given_up.append(self._zygote)
-                self._zygote = self._began = self._imported = None
+                self._give_up(str(error))
         return local.start(command, env, pmi, files)
 
     def close(self) -> None:
@@ -217,7 +251,7 @@ class Standby:
     def _close_zygote(self) -> None:
         if self._zygote is not None:
             self._zygote.close()
-        self._zygote = self._began = self._imported = None
+        self._zygote = self._began = self._imported = self._stopped = None
 
 
 def _mpi_library(env: Mapping[str, str]) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ class ZygoteProcess:
             stdout=self._said,
             stderr=self._said,
             start_new_session=True,
-            preexec_fn=None if life else signalling.die_with_parent,
+            preexec_fn=None if life else signalling.death_with_parent(),
         )
 
     def can_take(self, env: Mapping[str, str]) -> bool:

@@ -21,8 +21,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from syrtos.launch import lost_workers
-from syrtos.launch.plan import Group
+from syrtos.launch import limits, lost_workers
+from syrtos.launch.plan import PASSES_SIGNALS_ON, Group
 from syrtos.launch.process_engine import ProcessEnd
 from syrtos.launch.processes import local
 from syrtos.launch.processes.standby import Imports, Standby
@@ -46,7 +46,11 @@ _LOOK = 0.01  # seconds between two looks at what workers are forked from
 
 
 def main() -> None:
-    """Serves the launcher at the other end of standard input and output."""
+    """Serves the launcher at the other end of standard input and output.
+
+    With the argument ``run`` a SIGTERM is passed on to the launcher, which ends the run. Else it
+    ends the agent, and the host is lost: a job then goes on on another.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # the launcher passes it on; workers would inherit that it is ignored
     signal.signal(signal.SIGINT, lambda *_: None)
@@ -54,7 +58,26 @@ def main() -> None:
     # Whatever prints in this process must not be taken for messages.
     os.dup2(2, 1)
     os.write(said, GREETING)
-    serve(Channel(heard, said))
+    channel = Channel(heard, said)
+    if sys.argv[1:] == [PASSES_SIGNALS_ON]:
+        pass_on_signals(channel)
+    serve(channel)
+
+
+def pass_on_signals(channel: Channel) -> None:
+    """Lets SIGTERM and SIGUSR1 be told to the launcher, and end nothing here.
+
+    The snapshots that the agent holds are there until the launcher has saved one.
+    """
+
+    def tell() -> None:
+        # the launcher is gone: the thread that hears it knows
+        with contextlib.suppress(OSError):
+            channel.send("terminated")
+
+    # In a thread: this one may be sending.
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda *_: threading.Thread(target=tell, daemon=True).start())
 
 
 def serve(channel: Channel) -> Message | None:
@@ -137,6 +160,9 @@ class _Agent:
 
     def _start(self, message: Message, env: dict[str, str]) -> None:
         self._pending = None
+        if why := limits.missing_room(sum(map(_count, message["groups"]))):
+            self._channel.send("failed", text=why)
+            return
         try:
             with self._starting:
                 self._workers = _Workers(self._channel, message, env, self._standby.start)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from syrtos.launch.plan import PASSES_SIGNALS_ON
 from syrtos.launch.processes import signalling
 from syrtos.launch.processes.standby import Imports
 from syrtos.launch.remote.agent import EVERY, GREETING
@@ -75,7 +76,7 @@ class Agent:
             bufsize=0,
             # Ctrl-C is ours to pass on.
             start_new_session=True,
-            preexec_fn=signalling.die_with_parent,
+            preexec_fn=signalling.death_with_parent(command[-1] == PASSES_SIGNALS_ON),
         )
         assert process.stderr is not None
         self._complaints = threading.Thread(

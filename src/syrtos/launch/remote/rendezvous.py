@@ -337,15 +337,7 @@ def attend(cluster: Cluster, patience: float) -> int:
         f"{name} is rank {cluster.rank} of {len(cluster.names)}; {first} shows the run, and where"
         " its logs are"
     )
-
-    def tell() -> None:
-        # the first process is gone: the thread that hears it knows
-        with contextlib.suppress(OSError):
-            channel.send("terminated")
-
-    # In a thread: this one may be sending.
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda *_: threading.Thread(target=tell, daemon=True).start())
+    agent.pass_on_signals(channel)
     over = agent.serve(channel) if cluster.leads else _end_of(channel)
     if over is None:
         output.say(f"{first} is gone, and the run with it")

@@ -27,6 +27,7 @@ from syrtos.launch.remote import tasks
 from syrtos.launch.spec import new_run_dir
 from syrtos.launch.worker import heartbeat, interpreters, made_folders, main_module, tracebacks
 from syrtos.launch.worker.import_hook import after_import
+from syrtos.observe import steady
 from syrtos.topology import (
     check_keras_backend,
     check_servers,
@@ -335,7 +336,7 @@ class _WorkerProcess:
                 "host": socket.gethostname(),
                 "text": text,
                 "code": code,
-                "time": time.time(),
+                "time": steady.now(),
             }
             self._log_path.with_suffix(".failure").write_text(json.dumps(facts))
 

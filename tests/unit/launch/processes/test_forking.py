@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -194,3 +196,47 @@ def test_modules_and_packages_are_run(empty: Zygote, tmp_path: Path) -> None:
         "package.inner": ["package", "package.inner", str(tmp_path / "package" / "inner.py"), "x"],
         "module": ["module", str(tmp_path / "module.py"), "x"],
     }
+
+
+def stopped(zygote_: Zygote) -> None:
+    os.kill(zygote_.process.pid, signal.SIGSTOP)
+    while (
+        Path(f"/proc/{zygote_.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
+    ):
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("os._exit(3)", 3),
+        ("sys.exit()", 0),
+        ("os.abort()", -signal.SIGABRT),
+        ("threading.Thread(target=os._exit, args=(4,)).start(); time.sleep(600)", 4),
+    ],
+)
+def test_an_end_is_known_where_the_zygote_is_stopped(
+    empty: Zygote, tmp_path: Path, ending: str, code: int
+) -> None:
+    begun = tmp_path / "begun"
+    (tmp_path / "script.py").write_text(
+        f"import os, sys, threading, time\nwhile not os.path.exists({str(begun)!r}):"
+        f" time.sleep(0.01)\n{ending}"
+    )
+    process = Forked(empty.path, Command([str(tmp_path / "script.py")], ENV), (0, 1, 2))
+    stopped(empty)
+    with pytest.raises(TimeoutError):
+        process.wait(0.01)
+    begun.touch()
+    gone = os.pidfd_open(process.pid)
+    assert select.select([gone], [], [], 60.0)[0]
+    os.close(gone)
+    assert process.wait(0.01) == code
+
+
+def test_a_signal_ends_the_wait_for_a_fork(empty: Zygote) -> None:
+    stopped(empty)
+    family = Family(empty.path, patience=600.0, over=lambda: True)
+    with pytest.raises(LaunchError, match="has not answered"):
+        family.fork(Command(("script.py",), ENV), (0, 1, 2))
+    family.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from syrtos.launch.process_engine import look
 from syrtos.launch.processes.standby import Imports, Standby
 from syrtos.launch.processes.zygote_process import EarlyStart, ZygoteProcess
 
@@ -83,6 +84,29 @@ def test_one_that_does_not_answer_is_given_up(
     assert parent_of_started(standby, tmp_path) == os.getpid()
     assert "has not answered in 0.1 s" in capfd.readouterr().err
     assert standby._zygote is None
+
+
+def test_one_that_is_stopped_is_given_up_without_a_wait_in_between(
+    standby: Standby, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An agent has signs of life to give meanwhile."""
+    pid = ready(standby)
+    os.kill(pid, signal.SIGSTOP)
+    while (vitals := look(pid)) and vitals.state != "T":
+        time.sleep(0.01)
+    assert not standby.is_settled()
+    monkeypatch.setattr("syrtos.launch.processes.standby._PATIENCE", 0.0)
+    assert standby.is_settled()
+    assert "was stopped for 0 s" in capfd.readouterr().err
+    assert standby._zygote is None
+
+
+def test_one_that_goes_on_is_not_given_up(standby: Standby) -> None:
+    pid = ready(standby)
+    os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGCONT)
+    standby.settle(lambda: False)
+    assert standby._zygote is not None
 
 
 def test_one_that_still_imports_holds_up_no_end(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from syrtos.launch.outcome import End, Outcome
-from syrtos.launch.plan import Group, LaunchPlan
+from syrtos.launch.plan import PASSES_SIGNALS_ON, Group, LaunchPlan
 from syrtos.launch.remote import agents as launchers_side
 from syrtos.launch.remote.agents import Agents
 from syrtos.launch.supervise import supervise
@@ -31,6 +31,7 @@ def number_of_agent(): return os.getppid()
 send(2, "started", rank, host=f"host-{rank}", pid=os.getpid())
 """
 AGENT = (sys.executable, "-P", "-m", "syrtos.launch.remote.agent")
+RUNS_AGENT = (*AGENT, PASSES_SIGNALS_ON)
 LONG = 60.0
 
 
@@ -237,3 +238,28 @@ def test_a_message_of_pmi_that_is_none_ends_nobody_else(agents: Agents) -> None:
     code = "os.write(int(os.environ['PMI_FD']), b'cmd=put ' + bytes([10]))\nif rank: os._exit(3)\ntime.sleep(600)"
     outcome = run(agents, code)
     assert (outcome.end, outcome.rank, outcome.code) == (End.LOST, 1, 3)
+
+
+def test_a_signal_to_an_agent_ends_the_run_while_the_agent_stays(agents: Agents) -> None:
+    """It holds the snapshots, which are saved then."""
+    code = """
+if rank == 0:
+    os.kill(number_of_agent(), signal.SIGTERM)
+time.sleep(600)
+"""
+    outcome = run(agents, code, first=RUNS_AGENT)
+    assert (outcome.end, outcome.code) == (End.STOPPED, 143)
+    assert [agent.host for agent in agents.answering_agents()] == ["host-0", "host-1"]
+
+
+def test_what_has_started_an_agent_outlives_a_stop_of_all_processes(agents: Agents) -> None:
+    """As ssh does, which would take the host with it."""
+    code = """
+if rank == 0:
+    stat = open(f"/proc/{number_of_agent()}/stat").read().rpartition(")")[2].split()
+    os.kill(int(stat[1]), signal.SIGTERM)
+    drain(2, 60.0)
+finish()
+"""
+    shell = ("sh", "-c", '"$@"; exit $?', "sh", *RUNS_AGENT)
+    assert run(agents, code, first=shell).end is End.FINISHED

@@ -1,0 +1,63 @@
+"""Ctrl-C at any moment of the first second of `syrtos run`: it ends at once, says nothing of Python's, and leaves no process."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+# Of one that is installed by pip, whose first lines are the interpreter's own.
+COMMAND = [sys.executable, "-c", "from syrtos.command import main; main()"]
+MARK = "SYRTOS_PRESSED"
+
+
+def processes_of(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def is_starting(pid: int) -> bool:
+    """Whether Python itself still starts, and would answer a press by a traceback: it catches SIGINT, or will."""
+    words = Path(f"/proc/{pid}/status").read_text().split()
+    catches = int(words[words.index("SigCgt:") + 1], 16) >> (signal.SIGINT - 1) & 1
+    # Python ignores SIGPIPE from its start on; before, nothing is caught and nothing ignored.
+    ignores = int(words[words.index("SigIgn:") + 1], 16) >> (signal.SIGPIPE - 1) & 1
+    return bool(catches or not ignores)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_a_press_at_any_moment(tmp_path: Path, number: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import time\ntime.sleep(600)\n")
+    run = subprocess.Popen(
+        [*COMMAND, "run", "-n", "2", "--run-dir", "run", str(script)],
+        cwd=tmp_path,
+        env={**os.environ, MARK: str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    while is_starting(run.pid):
+        time.sleep(0.001)
+    time.sleep(random.Random(number).uniform(0.0, 1.2))  # any moment: nothing is waited for
+    os.killpg(run.pid, signal.SIGINT)
+    said = run.communicate(timeout=60)[0]
+    assert run.returncode in (-signal.SIGINT, 130), said
+    assert "Traceback" not in said
+    _, left = psutil.wait_procs(processes_of(str(tmp_path)), timeout=10)
+    assert not left
