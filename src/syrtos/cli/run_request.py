@@ -14,11 +14,13 @@ from typing import Any
 
 from syrtos.checkpoint import durable
 from syrtos.cli.env import versions
+from syrtos.cli.field_types import check_fields
 from syrtos.errors import ConfigurationError
 from syrtos.launch.outcome import End
 from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.program import Program
 from syrtos.launch.spec import Elastic, Host, Spec
+from syrtos.report.json_files import read_object
 from syrtos.settings import Options
 
 REQUEST = "run.json"
@@ -86,7 +88,7 @@ class RunRequest:
         options = [
             name
             for name, value in described["options"].items()
-            if value != found.get("options", {}).get(name)
+            if value != _member(found, "options").get(name)
         ]
         unknown = [] if described["sha256"] else ["the module's files, which are not known"]
         readable = {"options": ", ".join(options), "sha256": "the script's file"}
@@ -101,9 +103,10 @@ class RunRequest:
             **watched,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        (run_dir / REQUEST).write_text(
-            json.dumps(self.identifying_facts() | facts, indent=2) + "\n"
-        )
+        path = run_dir / REQUEST
+        # better none than that of another run, where there is no room for this one
+        path.unlink(missing_ok=True)
+        durable.replace(path, _text(self.identifying_facts() | facts))
 
 
 def _digest(script: str) -> str:
@@ -111,8 +114,31 @@ def _digest(script: str) -> str:
     return hashlib.sha256(Path(script).read_bytes()).hexdigest() if os.path.isfile(script) else ""
 
 
+def _member(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Returns an object of a request; empty where the request has something else there."""
+    value = found.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def end_of(found: Mapping[str, Any]) -> tuple[End, int] | None:
+    """Returns how a run has ended, and its exit code; None if its request does not say."""
+    try:
+        name, code = found["end"]
+        return End[name], int(code)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def _describe(error: Exception) -> str:
-    return f"it has no file {REQUEST}" if isinstance(error, FileNotFoundError) else str(error)
+    if isinstance(error, FileNotFoundError):
+        return f"it has no file {REQUEST}"
+    if isinstance(error, OSError):
+        return str(error)
+    # of one of the file's members, but for a `ValueError` of all of it, which names the file
+    about = f"{REQUEST} is damaged: "
+    if isinstance(error, KeyError):
+        return f"{about}it lacks {error}"
+    return str(error) if REQUEST in str(error) else f"{about}{error}"
 
 
 def read_request(run_dir: Path) -> RunRequest:
@@ -125,7 +151,7 @@ def read_request(run_dir: Path) -> RunRequest:
         ConfigurationError: there is no such run, or it can't be resumed.
     """
     try:
-        found: dict[str, Any] = json.loads((run_dir / REQUEST).read_text())
+        found = read_object(run_dir / REQUEST)
         policy = RestartPolicy(**found["policy"])
         program = {
             **found["program"],
@@ -147,8 +173,16 @@ def read_request(run_dir: Path) -> RunRequest:
             oversubscribe=found["oversubscribe"],
             grace=found["grace"],
         )
-        seed = int(found["seed"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        request = RunRequest(
+            spec,
+            policy,
+            found["seed"],
+            tuple(found.get("track") or ()),
+            found.get("metrics_port"),
+            found.get("backend"),
+        )
+        check_fields(request)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             f"{run_dir} is not the run directory of a run that can be resumed: {_describe(error)}."
             " Name the folder that `syrtos run` printed at its start."
@@ -158,20 +192,26 @@ def read_request(run_dir: Path) -> RunRequest:
             f"The run in {run_dir} kept no snapshots: runs with parameter servers or with"
             " `--max-restarts 0` don't."
         )
-    if (found.get("end") or [""])[0] == End.FINISHED.name:
+    if (ended := end_of(found)) and ended[0] is End.FINISHED:
         raise ConfigurationError(f"The run in {run_dir} has finished: there is nothing to resume.")
     if _digest(spec.program.name) != found.get("sha256", ""):
         print(f"syrtos: {spec.program.name} has changed since the run was begun.", file=sys.stderr)
-    track = tuple(found.get("track") or ())
-    return RunRequest(spec, policy, seed, track, found.get("metrics_port"), found.get("backend"))
+    return request
 
 
 def note(run_dir: Path, **facts: object) -> None:
-    """Adds facts to the request in the run directory, in the place of those with the same names."""
+    """Adds facts to the request in the run directory, in the place of those with the same names.
+
+    Raises:
+        OSError: the file can't be read or written.
+        ValueError: it is damaged.
+    """
     path = run_dir / REQUEST
-    durable.replace(
-        path, (json.dumps({**json.loads(path.read_text()), **facts}, indent=2) + "\n").encode()
-    )
+    durable.replace(path, _text(read_object(path) | facts))
+
+
+def _text(facts: Mapping[str, Any]) -> bytes:
+    return (json.dumps(facts, indent=2) + "\n").encode()
 
 
 def request_changes(workers: int | None, hosts: Sequence[Host] = ()) -> dict[str, object]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
-import json
 import os
 import signal
 import socket
@@ -25,7 +24,15 @@ from syrtos.launch.processes import deferred_imports, leftovers, standard_input
 from syrtos.launch.program import Program, parse
 from syrtos.launch.remote import tasks
 from syrtos.launch.spec import new_run_dir
-from syrtos.launch.worker import heartbeat, interpreters, made_folders, main_module, tracebacks
+from syrtos.launch.terminal import streams
+from syrtos.launch.worker import (
+    heartbeat,
+    interpreters,
+    log_files,
+    made_folders,
+    main_module,
+    tracebacks,
+)
 from syrtos.launch.worker.import_hook import after_import
 from syrtos.topology import (
     check_keras_backend,
@@ -179,7 +186,7 @@ class _WorkerProcess:
         if session.options.profile and session.world.size > 1:
             session.ledger.began_ahead = time.perf_counter(), clocks.ahead(session.comm)
         if session.world.size > 1:
-            made_folders.install(world.claims_folder(run_dir), lambda: session.rank_aware)
+            made_folders.install(world.claims_folder(session), lambda: session.rank_aware)
         check_tf_config(settings.environment())
         settings.set_environment(
             tf_config_of(settings.environment(), self.rank, session.world.size)
@@ -337,7 +344,7 @@ class _WorkerProcess:
                 "code": code,
                 "time": time.time(),
             }
-            self._log_path.with_suffix(".failure").write_text(json.dumps(facts))
+            log_files.write_failure(self._log_path, facts)
 
     def _print(self, text: str) -> None:
         """Prints a failure on the terminal, where no launcher of ours does."""
@@ -367,8 +374,7 @@ class _WorkerProcess:
         sys.stderr.flush()
         # They may still hold earlier output of the script, which goes before this text.
         self._close_tees()
-        with self._log_path.open("a", encoding="utf-8", errors="replace") as log:
-            log.write(text)
+        log_files.append(self._log_path, text)
 
     def _tell(self, kind: str, **facts: object) -> None:
         if self._supervised and not self._is_forked():
@@ -376,19 +382,14 @@ class _WorkerProcess:
 
     def _log_to(self, path: Path) -> None:
         """Sends output to the log; rank 0's also to the terminal."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._log_path = path
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # A full disk is no error of the script, which prints.
+        streams.make_unfailing()
+        is_shown = path.name == "rank-0.log"
+        self._log_path = path = log_files.begin(path)
         # Both streams append to it: neither writes over what the other has written.
-        path.write_bytes(b"")
         for stream in (1, 2):
             os.dup2(
-                (
-                    self._tee(path, stream)
-                    if path.name == "rank-0.log"
-                    else os.open(path, os.O_WRONLY | os.O_APPEND)
-                ),
+                self._tee(path, stream) if is_shown else os.open(path, os.O_WRONLY | os.O_APPEND),
                 stream,
             )
         faulthandler.enable()
