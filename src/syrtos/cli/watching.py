@@ -62,7 +62,8 @@ def forget(run_dir: Path) -> None:
 
     That is reports, recommendations, profiles, and what trackers have kept there.
     """
-    kept = document(run_dir / "tracked.json").get("tensorboard", {}).get("known_as", "")
+    tracked = document(run_dir / "tracked.json").get("tensorboard")
+    kept = tracked.get("known_as", "") if isinstance(tracked, dict) else ""
     # A folder elsewhere may have other runs too.
     if kept == str(run_dir / "tensorboard"):
         shutil.rmtree(kept, ignore_errors=True)
