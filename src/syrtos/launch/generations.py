@@ -287,8 +287,7 @@ class _Copies:
                 self._said.add(otherwise)
                 why = error.strerror or error
                 output.say(
-                    f"the last snapshot could not be written to {self._folder} ({why})."
-                    f" {otherwise}"
+                    f"the last snapshot could not be written to {self._folder} ({why}). {otherwise}"
                 )
             return
         self._said.clear()

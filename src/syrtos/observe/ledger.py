@@ -470,8 +470,9 @@ def ledger_path(run_dir: Path, rank: int) -> Path:
 def ledger_paths(run_dir: Path) -> dict[int, Path]:
     """Returns the files of the ledgers that are there, by rank, in order."""
     found = {
-        int(path.stem.removeprefix("rank-")): path
+        int(rank): path
         for path in (run_dir / "ledger").glob("rank-*.jsonl")
+        if (rank := path.stem.removeprefix("rank-")).isdecimal()
     }
     return dict(sorted(found.items()))
 
