@@ -8,13 +8,13 @@ import json
 import os
 import sys
 import time
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from syrtos.checkpoint import durable
 from syrtos.cli.env import versions
-from syrtos.cli.field_types import check_fields
 from syrtos.errors import ConfigurationError
 from syrtos.launch.outcome import End
 from syrtos.launch.policy import RestartPolicy
@@ -181,7 +181,7 @@ def read_request(run_dir: Path) -> RunRequest:
             found.get("metrics_port"),
             found.get("backend"),
         )
-        check_fields(request)
+        _check_fields(request)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             f"{run_dir} is not the run directory of a run that can be resumed: {_describe(error)}."
@@ -197,6 +197,35 @@ def read_request(run_dir: Path) -> RunRequest:
     if _digest(spec.program.name) != found.get("sha256", ""):
         print(f"syrtos: {spec.program.name} has changed since the run was begun.", file=sys.stderr)
     return request
+
+
+def _check_fields(made: object) -> None:
+    """Compares the values of a dataclass, and of those in it, with the types of their fields.
+
+    Raises:
+        TypeError: a value has another type; the text names its field.
+    """
+    for name, hint in get_type_hints(type(made)).items():
+        value = getattr(made, name)
+        if not _fits(value, hint):
+            raise TypeError(f"`{name}` can't be {value!r}")
+
+
+def _fits(value: object, hint: Any) -> bool:
+    kind, arguments = get_origin(hint), get_args(hint)
+    if kind is Literal:
+        return value in arguments
+    if kind in (Union, types.UnionType):
+        return any(_fits(value, each) for each in arguments)
+    if kind is tuple:
+        return isinstance(value, tuple) and all(_fits(each, arguments[0]) for each in value)
+    if hint in (int, float):
+        return not isinstance(value, bool) and isinstance(value, int | hint)
+    if not isinstance(value, hint):
+        return False
+    if dataclasses.is_dataclass(value):
+        _check_fields(value)
+    return True
 
 
 def note(run_dir: Path, **facts: object) -> None:

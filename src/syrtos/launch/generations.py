@@ -238,7 +238,7 @@ def _durable(snapshots: Snapshots, series: _Series, resume: bool) -> Iterator[No
     At the end of a run that has not finished the last snapshot is copied. Where a run goes on, the
     context manager begins with loading the snapshot that is there.
     """
-    folder, copies = series.kept, _Copies(snapshots, series.kept)
+    folder, copies = series.kept, _DiskCopies(snapshots, series.kept)
     if resume:
         number, complaints = folders.load(folder, snapshots)
         for complaint in complaints:
@@ -268,7 +268,7 @@ def _durable(snapshots: Snapshots, series: _Series, resume: bool) -> Iterator[No
             copies.make("It is lost with this process.")
 
 
-class _Copies:
+class _DiskCopies:
     """The copies of snapshots in a folder; that its disk is full is said once."""
 
     def __init__(self, snapshots: Snapshots, folder: Path) -> None:

@@ -27,6 +27,9 @@ def folder_in_memory(memory: Path = _MEMORY) -> Iterator[dict[str, str]]:
     """Context manager: makes the folder, and yields the variables by which workers find it.
 
     There are none where no memory can be had as a folder: workers meet in the run directory then.
+
+    Args:
+        memory: the file system in memory that the folder is made in.
     """
     _remove_stale(memory)
     try:
