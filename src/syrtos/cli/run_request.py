@@ -159,7 +159,7 @@ def read_request(run_dir: Path) -> RunRequest:
             "flags": tuple(found["program"]["flags"]),
         }
         options = Options(**found["options"])
-        os.chdir(found["folder"])
+        os.chdir(str(found["folder"]))  # a number would be a descriptor
         elastic = Elastic(**found["elastic"]) if found["elastic"] else None
         resized = found.get("resized")
         spec = Spec(
@@ -182,7 +182,14 @@ def read_request(run_dir: Path) -> RunRequest:
             found.get("backend"),
         )
         _check_fields(request)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ConfigurationError,
+    ) as error:
         raise ConfigurationError(
             f"{run_dir} is not the run directory of a run that can be resumed: {_describe(error)}."
             " Name the folder that `syrtos run` printed at its start."

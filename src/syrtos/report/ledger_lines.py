@@ -22,10 +22,12 @@ def sound_lines(path: Path, damaged: list[Path]) -> Iterator[dict[str, Any]]:
         with path.open("rb") as file:
             for line in file:
                 # a worker that was killed may have left half a line
-                found = parse_line(line) if line.endswith(b"\n") else {}
-                if found and is_sound(found):
+                if not line.endswith(b"\n"):
+                    continue
+                found = parse_line(line)
+                if found is not None and is_sound(found):
                     yield found
-                elif found != {} and path not in damaged:
+                elif path not in damaged:
                     damaged.append(path)
     except OSError:  # the run directory was removed just now
         return

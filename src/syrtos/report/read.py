@@ -422,10 +422,12 @@ def lines(
         with path.open("rb") as file:
             for line in file:
                 # a worker that was killed may have left half a line
-                found = parse_line(line) if line.endswith(b"\n") else {}
-                if found and is_readable(found):
+                if not line.endswith(b"\n"):
+                    continue
+                found = parse_line(line)
+                if found is not None and is_readable(found):
                     yield found
-                elif found != {}:
+                else:
                     damaged += 1
     except FileNotFoundError:
         return

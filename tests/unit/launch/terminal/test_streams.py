@@ -87,4 +87,3 @@ def test_a_pipe_that_does_not_wait_gets_everything() -> None:
     text = "fcntl.fcntl(1, fcntl.F_SETFL, os.O_NONBLOCK); print('a' * 1_000_000)"
     ended = run(text, stdout=subprocess.PIPE)
     assert (ended.returncode, len(ended.stdout)) == (0, 1_000_001)
-
