@@ -166,10 +166,9 @@ def left_out(*folders: Path) -> list[LeftOut]:
     # by record: after a restart, another worker may have met the same one
     found: dict[tuple[str, int], LeftOut] = {}
     for path in (path for folder in folders for path in (folder / "data").glob("bad-rank-*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                facts = json.loads(line)
-            except ValueError:  # of a worker that was killed while it wrote
-                continue
-            found[facts["file"], facts["index"]] = facts
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            # of a worker that was killed while it wrote, or damaged
+            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+                facts: LeftOut = json.loads(line)
+                found[str(facts["file"]), int(facts["index"])] = facts
     return [found[key] for key in sorted(found)]

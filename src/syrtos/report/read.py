@@ -28,7 +28,13 @@ from syrtos.observe.ledger import (
     usage_path,
 )
 from syrtos.report.json_files import parse_line, read_object
-from syrtos.report.ledger_lines import is_sound, launcher_facts
+from syrtos.report.ledger_lines import (
+    is_sound_line,
+    is_sound_point,
+    is_sound_sample,
+    launcher_facts,
+    without_odd_members,
+)
 from syrtos.report.summary import EVALUATION, TRAINING
 
 Floats = npt.NDArray[np.float64]
@@ -216,7 +222,10 @@ def load(run_dir: Path, goes_on: bool = False) -> RunRecord:
             f"There is no folder {run_dir}. Name the run directory that `syrtos run` printed."
         )
     missing: list[str] = []
-    request = _json(run_dir / "run.json", missing)
+    asked = _json(run_dir / "run.json", missing)
+    request = without_odd_members(asked)
+    if odd := ", ".join(asked.keys() - request.keys()):
+        missing.append(f"{run_dir / 'run.json'} is damaged, and read without: {odd}.")
     found: list[Generation] = []
     began = 0.0
     for folder in all_folders(run_dir):
@@ -309,15 +318,15 @@ def _generation(folder: Path, run_began: float, offset: float, missing: list[str
         offset=offset if run_began else 0.0,
         seconds=seconds,
         outcome=outcome,
-        epochs=list(lines(epochs_path(folder), missing)),
-        curve=list(lines(curve_path(folder), missing)),
+        epochs=list(lines(epochs_path(folder), missing, is_sound_point)),
+        curve=list(lines(curve_path(folder), missing, is_sound_point)),
         usage=_usage(folder, missing),
     )
 
 
 def _rank(rank: int, path: Path, began: float, missing: list[str]) -> WorkerRecord:
     facts: dict[str, Any] = {}
-    told = _split_facts(lines(path, missing, is_sound), facts)
+    told = _split_facts(lines(path, missing, is_sound_line), facts)
     parts = [_columns(part) for part in iter(lambda: list(itertools.islice(told, _PART)), [])] or [
         _columns([])
     ]
@@ -407,7 +416,7 @@ def _ends(rank: WorkerRecord) -> Floats:
 def _usage(folder: Path, missing: list[str]) -> list[Mapping[str, Any]]:
     found: list[Mapping[str, Any]] = []
     for path in sorted(usage_path(folder, 0).parent.glob("usage-*.jsonl")):
-        found += lines(path, missing)
+        found += lines(path, missing, is_sound_sample)
     return found
 
 
