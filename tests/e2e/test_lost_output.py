@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,11 +34,9 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "train.py"
 
 
-def run(script: Path, *words: str, **how: object) -> subprocess.CompletedProcess[str]:
+def run(script: Path, *words: str, **how: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "syrtos", "run", "--run-dir", "run", *words, script]
-    return subprocess.run(  # type: ignore[call-overload]
-        command, check=False, cwd=script.parent, text=True, timeout=120, **how
-    )
+    return subprocess.run(command, check=False, cwd=script.parent, text=True, timeout=120, **how)
 
 
 @pytest.mark.parametrize("lost", [closed_pipe, full])

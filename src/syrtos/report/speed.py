@@ -63,10 +63,10 @@ def find_measured(run_dir: Path) -> Speed | None:
     A run of one worker is preferred. None if there is no such run, or if this one has not written
     its speed.
     """
-    request, mine = _request_of(run_dir), _written(run_dir)
+    request, mine = _request_of(run_dir), _speed_of(run_dir)
     if not mine:
         return None
-    found = [(folder.name, _written(folder)) for folder in _earlier(run_dir, request)]
+    found = [(folder.name, _speed_of(folder)) for folder in _earlier(run_dir, request)]
     measured = [
         (times, theirs["workers"], name, theirs["step"])
         for name, theirs in found
@@ -79,7 +79,7 @@ def find_measured(run_dir: Path) -> Speed | None:
     return Speed(*min(measured, key=lambda each: each[1] != 1)) if measured else None
 
 
-def _written(folder: Path) -> dict[str, Any]:
+def _speed_of(folder: Path) -> dict[str, Any]:
     """Returns the speed of a run; empty if it has written none, or the file is damaged."""
     found = document(folder / _FILE)
     sound = all(isinstance(found.get(name), int | float) for name in ("workers", "step", "samples"))

@@ -63,12 +63,12 @@ def make_unfailing(errors: str | None = None) -> None:
             # the lowest number that is free, which is this one
             os.open(os.devnull, os.O_RDWR)
     for descriptor, name in _NAMES.items():
-        stream = _unfailing(descriptor, getattr(sys, name), errors)
+        stream = _stream_like(descriptor, getattr(sys, name), errors)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
 
-def _unfailing(descriptor: int, before: TextIO | None, errors: str | None) -> TextIO:
+def _stream_like(descriptor: int, before: TextIO | None, errors: str | None) -> TextIO:
     """Returns a stream like the one ``before``, which may be None, on an `UnfailingFile`."""
     if before is not None and not isinstance(before, io.TextIOWrapper):
         return before  # a script, or a notebook, has put something else there
@@ -95,18 +95,19 @@ def describe_loss() -> str:
     return " and ".join(
         f"{_WORDS[descriptor]} ({lost.strerror or lost})"
         for descriptor in _NAMES
-        if (lost := _lost(descriptor))
+        if (lost := _loss_of(descriptor))
     )
 
 
 def intact() -> TextIO | None:
     """Returns standard error, or else standard output, whichever was not lost; None if both were."""
     return next(
-        (getattr(sys, _NAMES[descriptor]) for descriptor in (2, 1) if not _lost(descriptor)), None
+        (getattr(sys, _NAMES[descriptor]) for descriptor in (2, 1) if not _loss_of(descriptor)),
+        None,
     )
 
 
-def _lost(descriptor: int) -> OSError | None:
+def _loss_of(descriptor: int) -> OSError | None:
     buffer = getattr(getattr(sys, _NAMES[descriptor]), "buffer", None)
     raw = getattr(buffer, "raw", buffer)
     return raw.lost if isinstance(raw, UnfailingFile) else None

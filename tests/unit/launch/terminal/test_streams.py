@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,9 @@ streams.make_unfailing(errors="backslashreplace")
 """
 
 
-def run(text: str, **how: object) -> subprocess.CompletedProcess[bytes]:
+def run(text: str, **how: Any) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-P", "-c", BEGIN + text]
-    return subprocess.run(command, check=False, timeout=60, **how)  # type: ignore[call-overload]
+    return subprocess.run(command, check=False, timeout=60, **how)
 
 
 def closed_pipe() -> int:
