@@ -37,6 +37,7 @@ SUPERVISED_VARIABLE = "SYRTOS_SUPERVISED"
 INPUT_VARIABLE = "SYRTOS_INPUT"
 TASKS_VARIABLE = "SYRTOS_TASKS"
 SNAPSHOTS_VARIABLE = "SYRTOS_SNAPSHOTS"
+CLAIMS_VARIABLE = "SYRTOS_CLAIMS"
 TRIAL_VARIABLE = "SYRTOS_TRIAL"
 # Where workers find a function that they are to call, and leave its result: two files in the memory
 # of a process of this user, and their name there.
@@ -58,6 +59,7 @@ FOR_WORKERS = (
     INPUT_VARIABLE,
     TASKS_VARIABLE,
     SNAPSHOTS_VARIABLE,
+    CLAIMS_VARIABLE,
     TRIAL_VARIABLE,
     IMPORTED_VARIABLE,
 )

@@ -1,6 +1,6 @@
 """Faults at random steps of runs with `--max-restarts`: what each costs, and whether the result is that of an undisturbed run.
 
-``run.py --faults 16 --seed 0``: eight kinds of fault, each once in a run, on random ranks and at random steps. Weights, histories and the CSV
+``run.py --faults 20 --seed 0``: each kind of fault once in a run, on random ranks and at random steps. Weights, histories and the CSV
 log of the run must be those of an undisturbed one, to the last bit, and nothing may be left behind. With ``--hosts`` (as root) the runs are on two
 network namespaces, and agents, the link and a host end as well.
 """
@@ -8,17 +8,19 @@ network namespaces, and agents, the link and a host end as well.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import os
 import random
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 TESTS = Path(__file__).parent.parent
@@ -37,6 +39,8 @@ KINDS = {
     "raise": "an exception of the script",
     "SIGSTOP": "a worker that hangs (SIGSTOP)",
     "helper": "SIGSTOP of the process that workers are forked from, then SIGKILL of a worker",
+    "disk": "a full disk of the run directory, and SIGKILL (as root)",
+    "reader": "the end of what reads standard output, and SIGKILL",
     "flip": "a flipped bit in a weight (`--on-divergence repair`)",
 }
 ON_HOSTS = {
@@ -103,8 +107,9 @@ def undisturbed(workers: int, data: str) -> Files:
 
 def disturbed(rng: random.Random, workers: int, data: str) -> list[Cost]:
     """One run with a fault of each kind."""
-    updates = sorted(rng.sample(range(2, LAST), len(KINDS)))
-    kinds = rng.sample(list(KINDS), len(KINDS))
+    kinds = [kind for kind in KINDS if kind != "disk" or os.geteuid() == 0]
+    updates = sorted(rng.sample(range(2, LAST), len(kinds)))
+    rng.shuffle(kinds)
     kinds.sort(
         key=lambda kind: kind == "flip"
     )  # the last: it is noticed at the next snapshot, before which another fault would undo it
@@ -113,7 +118,7 @@ def disturbed(rng: random.Random, workers: int, data: str) -> list[Cost]:
         for kind, update in zip(kinds, updates, strict=True)
     ]
     print(f"{workers} workers, {data}: {' '.join(ends)}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="chaos-") as name:
+    with tempfile.TemporaryDirectory(prefix="chaos-") as name, losable(Path(name)):
         folder, said = Path(name), list[float]()
         run = start(folder, workers, data, ends)
 
@@ -131,6 +136,27 @@ def disturbed(rng: random.Random, workers: int, data: str) -> list[Cost]:
         return [
             _cost(folder / "out", end, at, steps, equal) for end, at in zip(ends, said, strict=True)
         ]
+
+
+@contextlib.contextmanager
+def losable(folder: Path) -> Iterator[None]:
+    """A reader of standard output that the script can end, and for root a small disk of the run directory that it can fill."""
+    (folder / "out").mkdir()
+    os.mkfifo(folder / "stdout")
+    reader = subprocess.Popen(["cat", folder / "stdout"], stdout=subprocess.DEVNULL, cwd="/")
+    (folder / "out" / "reader").write_text(str(reader.pid))
+    mounts = os.geteuid() == 0
+    if mounts:
+        (folder / "run").mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder / "run")]
+        subprocess.run(mount, check=True)
+    try:
+        yield
+    finally:
+        reader.kill()
+        reader.wait()
+        if mounts:
+            subprocess.run(["umount", "-l", str(folder / "run")], check=True)
 
 
 def _cost(out: Path, end: str, noticed: float, steps: Sequence[Sequence[str]], equal: bool) -> Cost:

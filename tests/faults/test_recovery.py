@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +97,58 @@ def test_the_result_is_as_if_nothing_had_happened(
     generations = list((tmp_path / "interrupted" / "run").glob("generation-*/logs"))
     assert len(generations) == len(ends), generations
     interrupted.check_nothing_left()
+
+
+def fill(folder: Path) -> None:
+    """Writes until the disk of a folder is full."""
+    with (folder / "fill").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"\0" * 4096)
+
+
+@pytest.fixture
+def lost_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
+    """The folder ``lost`` with the run directory of a run, and what makes it one that takes no more."""
+    run_dir = tmp_path / "lost" / "run"
+    run_dir.mkdir(parents=True)
+    if request.param == "removed":
+        yield lambda: shutil.rmtree(run_dir)
+        return
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(run_dir)]
+    subprocess.run(mount, check=True)
+    yield lambda: fill(run_dir)
+    subprocess.run(["umount", "-l", str(run_dir)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lost_disk", "backend"),
+    [
+        pytest.param("full", "tensorflow", marks=pytest.mark.root),
+        ("removed", "tensorflow"),
+        pytest.param("full", "jax", marks=[pytest.mark.root, pytest.mark.long]),
+    ],
+    indirect=["lost_disk"],
+)
+def test_a_run_goes_on_from_memory_without_its_disk_and_its_reader(
+    whole: Callable[[str, str], Path], tmp_path: Path, lost_disk: Callable[[], None], backend: str
+) -> None:
+    folder = tmp_path / "lost"
+    (folder / "stdout").symlink_to("/dev/full")
+    flags = ("-n", "2", "--oversubscribe", "--max-restarts", "9", RECOVERING, folder / "out")
+    env = {"OMP_NUM_THREADS": "1", "KERAS_BACKEND": backend, "PACE": "0.05"}
+    run = Run(folder, *flags, "arrays", "SIGKILL:1:30", env=env, forked=True)
+    times = folder / "out" / "times.txt"
+    run.until(lambda: (times.exists() and times.read_text().count("\n") > 15) or run.ended(), 200.0)
+    lost_disk()
+    (folder / "out" / "hurry").touch()
+    run.ends(within=400.0)
+    assert run.code == 0, run.stderr + run.logs
+    assert "goes on from step" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert run.stderr.count("This could not be recorded, and the run went on without: ") == 1
+    check_equal(whole(backend, "arrays"), folder)
+    run.check_nothing_left()
 
 
 def test_an_error_of_the_script_is_a_reason_too(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ They use fsync(2) for files and for the entries of folders.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -29,5 +30,11 @@ def replace(path: Path, data: bytes) -> None:
     """Writes a file that appears whole, in the place of one that may be there."""
     # a rename puts it there whole: who reads at that moment gets the old file or the new one
     draft = path.with_suffix(".partial")
-    write(draft, data)
-    draft.replace(path)
+    try:
+        write(draft, data)
+        draft.replace(path)
+    except OSError:
+        # half a file would take the room that the next one needs
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise

@@ -94,12 +94,14 @@ def load(folder: Path, slots: SnapshotMemory) -> tuple[int, list[str]]:
             # all parts are checked before the first is written: the slots may hold a good snapshot
             parts = list(_parts(_snapshot_folder(folder, number)))
         except (OSError, ValueError, KeyError, SnapshotError) as error:
-            aside = _snapshot_folder(folder, number).with_name(f"damaged-{number}")
+            place = _snapshot_folder(folder, number)
+            aside = place.with_name(f"damaged-{number}")
             shutil.rmtree(aside, ignore_errors=True)
-            _snapshot_folder(folder, number).rename(aside)
-            complaints.append(
-                f"{_snapshot_folder(folder, number)} is not used, and is {aside} now: {error}"
-            )
+            now = ""
+            with contextlib.suppress(OSError):  # the disk may be full, or not to be written to
+                place.rename(aside)
+                now = f", and is {aside} now"
+            complaints.append(f"{place} is not used{now}: {error}")
             continue
         for part, data in enumerate(parts):
             slots.write(part, number, len(parts), data)
@@ -117,7 +119,7 @@ def forget(folder: Path) -> None:
 
 
 def _parts(place: Path) -> Iterator[bytes]:
-    for part, digest in enumerate(json.loads((place / _MANIFEST).read_text())["sha256"]):
+    for part, digest in enumerate(_digests(place)):
         data = (place / _name(part)).read_bytes()
         if hashlib.sha256(data).hexdigest() != digest:
             raise SnapshotError(
@@ -125,6 +127,22 @@ def _parts(place: Path) -> Iterator[bytes]:
             )
         facts_of(data)  # raises where there are none: such a part counts as damaged too
         yield data
+
+
+def _digests(place: Path) -> list[str]:
+    """Returns the digest of each part of a snapshot.
+
+    Raises:
+        OSError: the manifest can't be read.
+        SnapshotError: it is damaged, or does not name all parts that are there.
+    """
+    try:
+        found = json.loads((place / _MANIFEST).read_bytes())["sha256"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SnapshotError(f"{_MANIFEST} is damaged: {error}.") from error
+    if not found or not isinstance(found, list) or len(found) != len(list(place.glob(_name("*")))):
+        raise SnapshotError(f"{_MANIFEST} is damaged: it does not name the parts that are there.")
+    return [str(digest) for digest in found]
 
 
 def _copy(slots: SnapshotMemory, part: int, number: int, path: Path) -> str:
@@ -140,11 +158,11 @@ def _copy(slots: SnapshotMemory, part: int, number: int, path: Path) -> str:
 def numbers(folder: Path) -> list[int]:
     """Returns the numbers of the snapshots that are there, the newest first."""
     found = []
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):
         found = [
             name.removeprefix(_PREFIX) for name in os.listdir(folder) if name.startswith(_PREFIX)
         ]
-    return sorted((int(number) for number in found if number.isdigit()), reverse=True)
+    return sorted((int(number) for number in found if number.isdecimal()), reverse=True)
 
 
 def first_part(folder: Path, number: int) -> Path:
@@ -156,5 +174,5 @@ def _snapshot_folder(folder: Path, number: int) -> Path:
     return folder / f"{_PREFIX}{number}"
 
 
-def _name(part: int) -> str:
+def _name(part: int | str) -> str:
     return f"part-{part}.safetensors"

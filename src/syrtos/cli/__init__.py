@@ -18,6 +18,7 @@ from syrtos.errors import ScriptSyntaxError, SyrtosError
 from syrtos.interrupts import end_at_interrupts, raise_interrupts
 from syrtos.launch.limits import explain
 from syrtos.launch.processes.zygote_process import EarlyStart
+from syrtos.launch.terminal import streams
 
 # The commands in groups, and the file of each: only that of the one that is asked for is imported,
 # which takes half of the time.
@@ -33,6 +34,8 @@ _GROUPS = {
 _COMMANDS = {command: file for group in _GROUPS.values() for command, file in group.items()}
 # Commands whose last words are a script and its arguments.
 _WITH_SCRIPTS = ("run", "verify")
+# Commands that end with what they run: also where nobody reads what they print any more.
+_RUNNING = ("run", "resume", "verify", "tune", "submit", "horovodrun", "smddprun")
 _OF_JOBS = (
     "sqlalchemy",
     "starlette",
@@ -157,6 +160,8 @@ def process_main(arguments: list[str] | None = None) -> NoReturn:
     """
     end_at_interrupts()
     words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] and words[0] in _RUNNING:
+        streams.make_unfailing(errors="backslashreplace")
     # Before the imports of this process, which take as long as those of the other.
     early = early_start(words[1:]) if words[:1] == ["run"] else None
     try:

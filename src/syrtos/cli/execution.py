@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import functools
 import os
@@ -15,7 +16,14 @@ from typing import TYPE_CHECKING
 
 from syrtos import settings
 from syrtos.cli.failure import print_failure
-from syrtos.cli.run_request import REQUEST, RunRequest, note, read_request, request_changes
+from syrtos.cli.run_request import (
+    REQUEST,
+    RunRequest,
+    end_of,
+    note,
+    read_request,
+    request_changes,
+)
 from syrtos.cli.summary import print_summary, print_table
 from syrtos.cli.watching import forget as forget_watched
 from syrtos.cli.watching import watching
@@ -25,6 +33,7 @@ from syrtos.launch import generations, limits, lost_workers
 from syrtos.launch.membership import Membership
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.plan import LaunchPlan, Machine, make_plan
+from syrtos.launch.processes.claims_memory import folder_in_memory
 from syrtos.launch.processes.signalling import answering_signals
 from syrtos.launch.processes.standard_input import has_data, input_descriptor
 from syrtos.launch.processes.standby import Standby
@@ -32,10 +41,11 @@ from syrtos.launch.remote.here import is_here
 from syrtos.launch.snapshots import AgentSnapshots, LocalSnapshots, Snapshots
 from syrtos.launch.spec import Host, Spec
 from syrtos.launch.supervise import supervise
-from syrtos.launch.terminal import output
+from syrtos.launch.terminal import output, streams
 from syrtos.observe import steady
 from syrtos.observe.clock import process_age
 from syrtos.observe.ledger import forget, launching
+from syrtos.observe.unrecorded import Unrecorded
 from syrtos.report.json_files import document
 
 if TYPE_CHECKING:
@@ -81,14 +91,9 @@ def execute(
     """
     if not request.spec.hosts and (why := limits.missing_room(request.spec.processes)):
         raise ConfigurationError(why)
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / _LOCK).touch()
-    except OSError as error:
-        raise ConfigurationError(
-            f"The run directory {run_dir} can't be written to: {error.strerror}. Name another with"
-            " --run-dir."
-        ) from error
+    unrecorded = Unrecorded()
+    with unrecorded.noting(run_dir):
+        _make_folder(run_dir)
     with _run_lock(run_dir):
         # A scheduler that queues a job again gives the very same command.
         if not resume and generations.has_snapshot(run_dir):
@@ -98,7 +103,8 @@ def execute(
                 )
                 request, resume = _on_new_hosts(read_request(run_dir), request.spec), True
                 if request.spec.placed:
-                    note(run_dir, **request_changes(None, request.spec.hosts))
+                    with unrecorded.noting(run_dir / REQUEST):
+                        note(run_dir, **request_changes(None, request.spec.hosts))
             elif _may_be_forgotten(request, run_dir):
                 print(
                     f"syrtos: an earlier run in {run_dir} had not finished: this one begins anew.",
@@ -115,13 +121,49 @@ def execute(
                 f"syrtos: {run_dir} holds an earlier run, whose logs and record this one replaces.",
                 file=sys.stderr,
             )
-        if resume:
-            note(run_dir, end=None, **(changes or {}))
-        else:
+        if not resume:
             forget_watched(run_dir)
-            request.write(run_dir)
+        with unrecorded.noting(run_dir / REQUEST):
+            if resume:
+                note(run_dir, end=None, **(changes or {}))
+            else:
+                request.write(run_dir)
         with watching(run_dir, request.track, request.metrics_port):
-            return _execute(request, run_dir, resume, connected, early)
+            code = _execute(request, run_dir, resume, connected, early, unrecorded)
+    _print_losses(run_dir, unrecorded)
+    return code
+
+
+def _make_folder(run_dir: Path) -> None:
+    """Makes the run directory, and its lock.
+
+    Raises:
+        ConfigurationError: it can't be written to.
+        OSError: its disk is full, which is no reason not to train.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / _LOCK).touch()
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ConfigurationError(
+            f"The run directory {run_dir} can't be written to: {error.strerror}. Name another with"
+            " --run-dir."
+        ) from error
+
+
+def _print_losses(run_dir: Path, unrecorded: Unrecorded) -> None:
+    """Prints what could not be recorded, and which output of the run was lost, if any was."""
+    if missing := unrecorded.sentence():
+        output.say(missing)
+    if (lost := streams.describe_loss()) and (stream := streams.intact()):
+        print(
+            f"syrtos: {lost} could not be written to: what workers have printed is in"
+            f" {run_dir / 'logs'}",
+            file=stream,
+            flush=True,
+        )
 
 
 def _on_new_hosts(kept: RunRequest, asked: Spec) -> RunRequest:
@@ -152,15 +194,19 @@ def _why_not(request: RunRequest, run_dir: Path) -> str:
     """
     found = document(run_dir / REQUEST)
     if not found:
-        return "has not finished"
+        damaged = f" (its {REQUEST} is damaged)" * (run_dir / REQUEST).exists()
+        return f"has not finished{damaged}"
     if different := request.differences(found):
         return f"was begun with other values of: {', '.join(different)}"
-    return f"ended by itself or was stopped by a person ({End[found['end'][0]].value})"
+    if not (ended := end_of(found)):
+        return "has not finished"
+    return f"ended by itself or was stopped by a person ({ended[0].value})"
 
 
 def _may_be_forgotten(request: RunRequest, run_dir: Path) -> bool:
     """Returns whether the snapshot in this folder is one that no person has asked for."""
-    asked = document(run_dir / REQUEST).get("policy", {}).get("asked", True)
+    policy = document(run_dir / REQUEST).get("policy")
+    asked = policy.get("asked", True) if isinstance(policy, dict) else True
     return not (request.policy.asked or asked or generations.is_of_script(run_dir))
 
 
@@ -171,14 +217,15 @@ def _run_lock(run_dir: Path) -> Iterator[None]:
     Raises:
         ConfigurationError: another process runs something in the folder.
     """
-    with (run_dir / _LOCK).open("a") as file:
+    with contextlib.ExitStack() as stack:
         try:
+            file = stack.enter_context((run_dir / _LOCK).open("a"))
             # The kernel drops the lock when this process ends, however it does.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise going_on_error(run_dir) from error
         except OSError:
-            # The file system has no locks: nothing is known of other runs.
+            # The file system has no locks, or no room: nothing is known of other runs.
             pass
         yield
 
@@ -210,6 +257,7 @@ def _execute(
     resume: bool,
     connected: ConnectedHosts | None,
     early: EarlyStart | None,
+    unrecorded: Unrecorded,
 ) -> int:
     # `syrtos verify` prints a table in place of all that is printed of a run
     verifies = request.spec.options.verify == "only"
@@ -217,8 +265,9 @@ def _execute(
         number = generations.next_generation(run_dir, resume)
         _announce(request.spec, generations.generation_folder(run_dir, number))
     with contextlib.ExitStack() as ending:
-        ended = _run(request, run_dir, resume, connected, early, ending)
-        note(run_dir, end=[ended.outcome.end.name, ended.outcome.code])
+        ended = _run(request, run_dir, resume, connected, early, unrecorded, ending)
+        with unrecorded.noting(run_dir / REQUEST):
+            note(run_dir, end=[ended.outcome.end.name, ended.outcome.code])
         if ended.outcome.end is not End.FINISHED:
             return _print_failed(ended, run_dir, request.policy.asked)
         if not verifies:
@@ -232,6 +281,7 @@ def _run(
     resume: bool,
     connected: ConnectedHosts | None,
     early: EarlyStart | None,
+    unrecorded: Unrecorded,
     ending: contextlib.ExitStack,
 ) -> generations.RunEnd:
     """Runs all generations. Once they have ended, signals do nothing until ``ending`` is closed."""
@@ -260,7 +310,7 @@ def _run(
             changed=members.reason_to_replace if snapshots else lambda: "",
             came=came,
         )
-        starter = _GenerationStarter(members, machine, snapshots, supervised, began)
+        starter = _GenerationStarter(members, machine, snapshots, supervised, began, unrecorded)
         if snapshots:
             ended = generations.run(
                 starter.start,
@@ -292,6 +342,7 @@ class _GenerationStarter:
         supervised: starts a plan in an environment, and waits for its end.
         began: when the generation that is started next began, s since the epoch; for the first,
             when this process did.
+        unrecorded: the files of the run that could not be written.
         new_interpreters: the variable by which workers import their frameworks themselves, once a
             script needed that.
     """
@@ -301,6 +352,7 @@ class _GenerationStarter:
     snapshots: Snapshots | None
     supervised: Callable[[LaunchPlan, Mapping[str, str]], Outcome]
     began: float
+    unrecorded: Unrecorded
     new_interpreters: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def start(self, folder: Path, variables: Callable[[int], Mapping[str, str]]) -> Outcome:
@@ -339,12 +391,16 @@ class _GenerationStarter:
         spec = dataclasses.replace(
             spec, options=dataclasses.replace(spec.options, run_dir=str(folder))
         )
-        folder.mkdir(parents=True, exist_ok=True)
+        with self.unrecorded.noting(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         # An earlier run, or the first try of this generation, may have left its records here.
         forget(folder)
         lost_workers.forget(folder)
-        env = {**settings.environment(), **variables, **self.new_interpreters}
-        with launching(folder, self.began) as facts:
+        with (
+            contextlib.nullcontext({}) if spec.hosts else folder_in_memory() as claims,
+            launching(folder, self.began, self.unrecorded) as facts,
+        ):
+            env = {**settings.environment(), **variables, **claims, **self.new_interpreters}
             outcome = self.supervised(make_plan(spec, self.machine, env, without), env)
             facts |= outcome.facts()
         return outcome

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 import signal
 import socket
@@ -13,6 +11,7 @@ from typing import Any
 
 from syrtos.launch import limits
 from syrtos.launch.outcome import End, Outcome, signal_name
+from syrtos.report.json_files import document
 
 _LAST_WORDS = 3
 _LOOKED_AT = 20_000  # bytes at the end of a log
@@ -72,9 +71,14 @@ def _reported_failures(run_dir: Path) -> list[dict[str, Any]]:
     found = []
     for path in run_dir.glob("logs/rank-*.failure"):
         # a worker that was killed while it wrote leaves half a document
-        with contextlib.suppress(ValueError):
-            found.append(json.loads(path.read_text()))
-    return sorted(found, key=lambda failure: failure["time"])
+        found.append(document(path))
+    kinds = {"rank": int, "text": str, "time": float}
+    sound = [
+        each
+        for each in found
+        if all(isinstance(each.get(name), kind) for name, kind in kinds.items())
+    ]
+    return sorted(sound, key=lambda failure: failure["time"])
 
 
 def _print_worker(failure: dict[str, Any], run_dir: Path, alike: bool) -> None:

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -116,6 +116,16 @@ def _load_runs(run_dirs: list[Path], follow: bool) -> list[RunRecord]:
             time.sleep(_PAUSE)
 
 
+def _facts_of(run: RunRecord) -> dict[str, Any]:
+    try:
+        return facts.of_run(run)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise ConfigurationError(
+            f"The record in {run.folder} is damaged, and there is no report of it:"
+            f" {type(error).__name__}: {error}."
+        ) from error
+
+
 def _report_once(
     chosen: argparse.Namespace,
     runs: list[RunRecord],
@@ -123,7 +133,7 @@ def _report_once(
     console: Console,
     live: bool = False,
 ) -> None:
-    found = [facts.of_run(run) for run in runs]
+    found = [_facts_of(run) for run in runs]
     comparison = (
         compare.compare_runs(runs[0], runs[1], (found[0], found[1])) if len(runs) > 1 else None
     )

@@ -8,9 +8,10 @@ import json
 import os
 import sys
 import time
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from syrtos.checkpoint import durable
 from syrtos.cli.env import versions
@@ -19,6 +20,7 @@ from syrtos.launch.outcome import End
 from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.program import Program
 from syrtos.launch.spec import Elastic, Host, Spec
+from syrtos.report.json_files import read_object
 from syrtos.settings import Options
 
 REQUEST = "run.json"
@@ -86,7 +88,7 @@ class RunRequest:
         options = [
             name
             for name, value in described["options"].items()
-            if value != found.get("options", {}).get(name)
+            if value != _member(found, "options").get(name)
         ]
         unknown = [] if described["sha256"] else ["the module's files, which are not known"]
         readable = {"options": ", ".join(options), "sha256": "the script's file"}
@@ -101,9 +103,10 @@ class RunRequest:
             **watched,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        (run_dir / REQUEST).write_text(
-            json.dumps(self.identifying_facts() | facts, indent=2) + "\n"
-        )
+        path = run_dir / REQUEST
+        # better none than that of another run, where there is no room for this one
+        path.unlink(missing_ok=True)
+        durable.replace(path, _text(self.identifying_facts() | facts))
 
 
 def _digest(script: str) -> str:
@@ -111,8 +114,31 @@ def _digest(script: str) -> str:
     return hashlib.sha256(Path(script).read_bytes()).hexdigest() if os.path.isfile(script) else ""
 
 
+def _member(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Returns an object of a request; empty where the request has something else there."""
+    value = found.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def end_of(found: Mapping[str, Any]) -> tuple[End, int] | None:
+    """Returns how a run has ended, and its exit code; None if its request does not say."""
+    try:
+        name, code = found["end"]
+        return End[name], int(code)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def _describe(error: Exception) -> str:
-    return f"it has no file {REQUEST}" if isinstance(error, FileNotFoundError) else str(error)
+    if isinstance(error, FileNotFoundError):
+        return f"it has no file {REQUEST}"
+    if isinstance(error, OSError):
+        return str(error)
+    # of one of the file's members, but for a `ValueError` of all of it, which names the file
+    about = f"{REQUEST} is damaged: "
+    if isinstance(error, KeyError):
+        return f"{about}it lacks {error}"
+    return str(error) if REQUEST in str(error) else f"{about}{error}"
 
 
 def read_request(run_dir: Path) -> RunRequest:
@@ -125,7 +151,7 @@ def read_request(run_dir: Path) -> RunRequest:
         ConfigurationError: there is no such run, or it can't be resumed.
     """
     try:
-        found: dict[str, Any] = json.loads((run_dir / REQUEST).read_text())
+        found = read_object(run_dir / REQUEST)
         policy = RestartPolicy(**found["policy"])
         program = {
             **found["program"],
@@ -133,7 +159,7 @@ def read_request(run_dir: Path) -> RunRequest:
             "flags": tuple(found["program"]["flags"]),
         }
         options = Options(**found["options"])
-        os.chdir(found["folder"])
+        os.chdir(str(found["folder"]))  # a number would be a descriptor
         elastic = Elastic(**found["elastic"]) if found["elastic"] else None
         resized = found.get("resized")
         spec = Spec(
@@ -147,8 +173,23 @@ def read_request(run_dir: Path) -> RunRequest:
             oversubscribe=found["oversubscribe"],
             grace=found["grace"],
         )
-        seed = int(found["seed"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        request = RunRequest(
+            spec,
+            policy,
+            found["seed"],
+            tuple(found.get("track") or ()),
+            found.get("metrics_port"),
+            found.get("backend"),
+        )
+        _check_fields(request)
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ConfigurationError,
+    ) as error:
         raise ConfigurationError(
             f"{run_dir} is not the run directory of a run that can be resumed: {_describe(error)}."
             " Name the folder that `syrtos run` printed at its start."
@@ -158,20 +199,55 @@ def read_request(run_dir: Path) -> RunRequest:
             f"The run in {run_dir} kept no snapshots: runs with parameter servers or with"
             " `--max-restarts 0` don't."
         )
-    if (found.get("end") or [""])[0] == End.FINISHED.name:
+    if (ended := end_of(found)) and ended[0] is End.FINISHED:
         raise ConfigurationError(f"The run in {run_dir} has finished: there is nothing to resume.")
     if _digest(spec.program.name) != found.get("sha256", ""):
         print(f"syrtos: {spec.program.name} has changed since the run was begun.", file=sys.stderr)
-    track = tuple(found.get("track") or ())
-    return RunRequest(spec, policy, seed, track, found.get("metrics_port"), found.get("backend"))
+    return request
+
+
+def _check_fields(made: object) -> None:
+    """Compares the values of a dataclass, and of those in it, with the types of their fields.
+
+    Raises:
+        TypeError: a value has another type; the text names its field.
+    """
+    for name, hint in get_type_hints(type(made)).items():
+        value = getattr(made, name)
+        if not _fits(value, hint):
+            raise TypeError(f"`{name}` can't be {value!r}")
+
+
+def _fits(value: object, hint: Any) -> bool:
+    kind, arguments = get_origin(hint), get_args(hint)
+    if kind is Literal:
+        return value in arguments
+    if kind in (Union, types.UnionType):
+        return any(_fits(value, each) for each in arguments)
+    if kind is tuple:
+        return isinstance(value, tuple) and all(_fits(each, arguments[0]) for each in value)
+    if hint in (int, float):
+        return not isinstance(value, bool) and isinstance(value, int | hint)
+    if not isinstance(value, hint):
+        return False
+    if dataclasses.is_dataclass(value):
+        _check_fields(value)
+    return True
 
 
 def note(run_dir: Path, **facts: object) -> None:
-    """Adds facts to the request in the run directory, in the place of those with the same names."""
+    """Adds facts to the request in the run directory, in the place of those with the same names.
+
+    Raises:
+        OSError: the file can't be read or written.
+        ValueError: it is damaged.
+    """
     path = run_dir / REQUEST
-    durable.replace(
-        path, (json.dumps({**json.loads(path.read_text()), **facts}, indent=2) + "\n").encode()
-    )
+    durable.replace(path, _text(read_object(path) | facts))
+
+
+def _text(facts: Mapping[str, Any]) -> bytes:
+    return (json.dumps(facts, indent=2) + "\n").encode()
 
 
 def request_changes(workers: int | None, hosts: Sequence[Host] = ()) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,8 +37,25 @@ def print_summary(run_dir: Path) -> None:
 
 def print_table(run_dir: Path) -> None:
     """Prints the table of all generations of a run, if anything was computed."""
+    try:
+        _print_table(run_dir)
+    except Exception as error:
+        # a run has ended as it has, whatever its record looks like
+        print(
+            f"syrtos: no summary, as the record in {run_dir} is damaged: {type(error).__name__}:"
+            f" {error}",
+            file=sys.stderr,
+        )
+
+
+def _print_table(run_dir: Path) -> None:
     folders = generations.all_folders(run_dir)
     summary = summarize(*folders)
+    for path in summary.damaged:
+        print(
+            f"syrtos: {path} is damaged: the summary is without what can't be read.",
+            file=sys.stderr,
+        )
     if summary.steps or summary.shares["compute"] or summary.shares["evaluation"]:
         # only here: rich takes 45 ms to import, and a run that computes nothing should start and
         # end at once
@@ -55,7 +73,9 @@ def print_table(run_dir: Path) -> None:
 def _describe_speed(run_dir: Path, summary: Summary) -> str:
     """Writes down the speed of a run, and returns it in words."""
     try:
-        speed.write(run_dir, summary)
+        # on a full disk it is printed alone
+        with contextlib.suppress(OSError):
+            speed.write(run_dir, summary)
         return speed.sentence(run_dir, summary)
     except Exception as error:
         # a run that has ended well stays so, whatever the folders beside it look like

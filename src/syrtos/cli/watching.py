@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -62,7 +63,8 @@ def forget(run_dir: Path) -> None:
 
     That is reports, recommendations, profiles, and what trackers have kept there.
     """
-    kept = document(run_dir / "tracked.json").get("tensorboard", {}).get("known_as", "")
+    tracked = document(run_dir / "tracked.json").get("tensorboard")
+    kept = tracked.get("known_as", "") if isinstance(tracked, dict) else ""
     # A folder elsewhere may have other runs too.
     if kept == str(run_dir / "tensorboard"):
         shutil.rmtree(kept, ignore_errors=True)
@@ -100,7 +102,12 @@ def watching(run_dir: Path, track: Sequence[str], metrics_port: int | None) -> I
 def _tracking(run_dir: Path, words: Sequence[str]) -> Iterator[None]:
     """Context manager: a process of its own logs the run; at the end it logs the rest."""
     log = run_dir / "logs" / "track.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+    except OSError as error:
+        print(f"syrtos: {log} can't be written: {error.strerror}", file=sys.stderr)
+        log = Path(os.devnull)
     command = [
         sys.executable,
         "-P",
@@ -136,5 +143,8 @@ def _await(process: subprocess.Popen[bytes], log: Path) -> None:
         process.wait()
         code = -1
     if code:
-        last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it was stopped"]
+        said = ""
+        with contextlib.suppress(OSError):  # the run directory may have been removed
+            said = log.read_text(errors="replace").strip()
+        last = said.splitlines()[-1:] or ["it was stopped"]
         print(f"{last[0]}\nsyrtos: what trackers said is in {log}", file=sys.stderr)

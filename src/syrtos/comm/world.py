@@ -53,6 +53,8 @@ class Session:
             make the same instructions.
         rank_aware: whether the script has asked for its rank. Such a script decides itself which
             rank writes a file.
+        claims: the folder of the files by which workers tell each other about files that one of
+            them writes, if the launcher has made one; None: it is in the run directory.
         end: ends this worker in the middle of its script, as if it had come to its end; all workers
             call it together. None outside of a run.
         parts: the objects of higher rooms that last as long as the session, by their classes: see
@@ -69,6 +71,7 @@ class Session:
     questions: MPI.Comm | None = None
     same_processors: bool = True
     rank_aware: bool = False
+    claims: Path | None = None
     end: Callable[[], NoReturn] | None = None
     errors: collections.deque[BaseException] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_REMEMBERED)
@@ -126,9 +129,11 @@ class Session:
             self.ledger.say(asked_to_sync_every=self.options.sync_every)
         if self.options.shard_update:
             self.ledger.say(asked_to_shard_update=True)
+        if given := settings.take(settings.CLAIMS_VARIABLE):
+            self.claims = Path(given)
         # The claims of an earlier run in the same folder are none of this run's.
-        if self.world.local_rank == 0:
-            shutil.rmtree(claims_folder(run_dir), ignore_errors=True)
+        elif self.world.local_rank == 0:
+            shutil.rmtree(claims_folder(self), ignore_errors=True)
 
 
 @dataclasses.dataclass
@@ -243,9 +248,9 @@ def is_initialized() -> bool:
     return _joined.session is not None
 
 
-def claims_folder(run_dir: str) -> Path:
+def claims_folder(session: Session) -> Path:
     """Returns the folder in which the workers of a run note which of them writes a file."""
-    return Path(run_dir) / "claims"
+    return session.claims or Path(session.options.run_dir, "claims")
 
 
 @contextlib.contextmanager

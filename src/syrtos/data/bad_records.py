@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import sys
 import threading
 from pathlib import Path
 from typing import Literal, NotRequired, TypedDict, get_args
@@ -82,7 +84,8 @@ class BadRecords:
         if self._folder == Path(run_dir) / "data":
             return
         self._folder, self._rank = Path(run_dir) / "data", rank
-        _end_line(bad_list(self._folder, rank))
+        with contextlib.suppress(OSError):  # as in `_write`
+            _end_line(bad_list(self._folder, rank))
         # those that were found before there was a folder
         for bad in self._found.values():
             self._write(bad)
@@ -117,7 +120,15 @@ class BadRecords:
     def _write(self, bad: BadRecord) -> None:
         if self._folder is None:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._write_into(self._folder, bad)
+        except OSError as error:
+            # a full disk, for example, is no reason to end the training
+            self._folder = None
+            print(f"syrtos: records that are left out are listed no more: {error}", file=sys.stderr)
+
+    def _write_into(self, folder: Path, bad: BadRecord) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         facts: LeftOut = {
             "index": bad.index,
             "file": bad.file,
@@ -125,11 +136,11 @@ class BadRecords:
             "reason": bad.reason,
         }
         if self.on_bad_record == "quarantine" and bad.raw:
-            kept = self._folder / "quarantine" / f"record-{bad.index}-of-{Path(bad.file).name}"
+            kept = folder / "quarantine" / f"record-{bad.index}-of-{Path(bad.file).name}"
             kept.parent.mkdir(exist_ok=True)
             kept.write_bytes(bad.raw)
-            facts["kept"] = str(kept.relative_to(self._folder))
-        with bad_list(self._folder, self._rank).open("a", encoding="utf-8") as file:
+            facts["kept"] = str(kept.relative_to(folder))
+        with bad_list(folder, self._rank).open("a", encoding="utf-8") as file:
             file.write(json.dumps(facts) + "\n")
 
 
@@ -155,10 +166,9 @@ def left_out(*folders: Path) -> list[LeftOut]:
     # by record: after a restart, another worker may have met the same one
     found: dict[tuple[str, int], LeftOut] = {}
     for path in (path for folder in folders for path in (folder / "data").glob("bad-rank-*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                facts = json.loads(line)
-            except ValueError:  # of a worker that was killed while it wrote
-                continue
-            found[facts["file"], facts["index"]] = facts
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            # of a worker that was killed while it wrote, or damaged
+            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+                facts: LeftOut = json.loads(line)
+                found[str(facts["file"]), int(facts["index"])] = facts
     return [found[key] for key in sorted(found)]

@@ -11,9 +11,11 @@ run that goes on from a checkpoint begins with a line that says where it begins.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -94,10 +96,13 @@ class SampleLedger:
 
         A new beginning starts a new file.
         """
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        # a run that goes on continues the chain after the last whole line
-        self._chain = _mend(self._path) if position != Position() else ""
-        self._file = self._path.open("a" if position != Position() else "w", encoding="utf-8")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # a run that goes on continues the chain after the last whole line
+            self._chain = _mend(self._path) if position != Position() else ""
+            self._file = self._path.open("a" if position != Position() else "w", encoding="utf-8")
+        except OSError as error:
+            self._give_up(error)
         order: dict[str, object] = {
             "records": plan.records,
             "seed": plan.seed,
@@ -135,7 +140,7 @@ class SampleLedger:
         self.note_reached(position, now=True)
         with self._lock:
             if self._file:
-                self._file.close()
+                self._file.close()  # without a line in its buffer: all were flushed
             self._file = None
 
     def _write(self, facts: dict[str, object]) -> None:
@@ -145,10 +150,26 @@ class SampleLedger:
                 return
             facts = {**facts, "rank": self._rank, "of": self._size}
             self._chain = _link(self._chain, facts)
-            self._file.write(json.dumps({**facts, "chain": self._chain}) + "\n")
-            # handed to the system at once: a killed worker must not lose steps that are in a
-            # checkpoint
-            self._file.flush()
+            try:
+                self._file.write(json.dumps({**facts, "chain": self._chain}) + "\n")
+                # handed to the system at once: a killed worker must not lose steps that are in a
+                # checkpoint
+                self._file.flush()
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """Writes no more lines: a full disk, for example, is no reason to end the training."""
+        file, self._file = self._file, None
+        # closing it tries again to write what is left
+        with contextlib.suppress(OSError):
+            if file:
+                file.close()
+        print(
+            f"syrtos: the record of which samples were trained on ends here, {self._path} can't be"
+            f" written: {error.strerror}",
+            file=sys.stderr,
+        )
 
 
 def _link(chain: str, facts: dict[str, object]) -> str:
@@ -166,7 +187,11 @@ def _mend(path: Path) -> str:
     whole = text[: text.rfind(b"\n") + 1]
     if len(whole) < len(text):
         path.write_bytes(whole)
-    return json.loads(whole.splitlines()[-1])["chain"] if whole else ""
+    try:
+        return str(json.loads(whole.splitlines()[-1])["chain"]) if whole else ""
+    except (ValueError, KeyError, TypeError):
+        # it is damaged: the chain breaks here, as `verify` will say
+        return ""
 
 
 def next_generation(run_dir: str, name: str) -> int:

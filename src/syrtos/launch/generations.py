@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from syrtos.checkpoint import folders, head
 from syrtos.launch.outcome import End, Outcome
@@ -93,10 +94,13 @@ def run(
     with (
         signalling.answering_signals(series.came.append),
         closing(snapshots),
-        _durable(snapshots, series.kept, resume) if durable else nullcontext(),
+        _durable(snapshots, series, resume) if durable else nullcontext(),
     ):
         series.run()
         progress = _describe_progress(snapshots)
+    if durable:
+        # the last snapshot in memory may be none that could be written
+        progress = _describe_kept(series.kept)
     if series.outcome.end is End.FINISHED or not durable:
         folders.forget(series.kept)
     before = str(series.attempts[-2].outcome) if len(series.attempts) > 1 else ""
@@ -206,10 +210,8 @@ def has_snapshot(run_dir: Path) -> bool:
 def is_of_script(run_dir: Path) -> bool:
     """Returns whether the last snapshot is of a state that the script has committed itself."""
     try:
-        number = folders.numbers(run_dir / "snapshots")[0]
-        with folders.first_part(run_dir / "snapshots", number).open("rb") as file:
-            return bool(head.first_facts(iter(lambda: file.read(1 << 16), b""))["place"]["commits"])
-    except (OSError, ValueError, KeyError, IndexError):
+        return bool(_place_in(run_dir / "snapshots")["commits"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
         # there is no snapshot, or it is damaged
         return False
 
@@ -234,12 +236,13 @@ def _last_generation(run_dir: Path) -> int:
 
 
 @contextmanager
-def _durable(snapshots: Snapshots, folder: Path, resume: bool) -> Iterator[None]:
-    """Context manager: a thread copies the newest snapshot to ``folder`` now and then.
+def _durable(snapshots: Snapshots, series: _Series, resume: bool) -> Iterator[None]:
+    """Context manager: a thread copies the newest snapshot to the run directory now and then.
 
-    At the end the last snapshot is copied. Where a run goes on, the context manager begins with
-    loading the snapshot in ``folder``.
+    At the end of a run that has not finished the last snapshot is copied. Where a run goes on, the
+    context manager begins with loading the snapshot that is there.
     """
+    folder, copies = series.kept, _DiskCopies(snapshots, series.kept)
     if resume:
         number, complaints = folders.load(folder, snapshots)
         for complaint in complaints:
@@ -255,7 +258,7 @@ def _durable(snapshots: Snapshots, folder: Path, resume: bool) -> Iterator[None]
         took = 0.0
         while not over.wait(max(_DURABLE_EVERY, took / _DURABLE_COST)):
             began = time.thread_time()
-            _copy(snapshots, folder)
+            copies.make("The workers go on, and can be restarted from memory.")
             took = time.thread_time() - began
 
     thread = threading.Thread(target=keep, daemon=True)
@@ -265,20 +268,33 @@ def _durable(snapshots: Snapshots, folder: Path, resume: bool) -> Iterator[None]
     finally:
         over.set()
         thread.join()
-        _copy(snapshots, folder)
+        if not (series.attempts and series.outcome.end is End.FINISHED):
+            copies.make("It is lost with this process.")
 
 
-def _copy(snapshots: Snapshots, folder: Path) -> None:
-    try:
-        folders.save(snapshots, folder)
-    except (BlockingIOError, ConnectionError):
-        # Workers have replaced the snapshot, or a host is lost: the next one will do.
-        return
-    except OSError as error:
-        output.say(
-            f"no snapshot could be written to {folder}: {error}. The workers go on, and can be"
-            " restarted from memory."
-        )
+class _DiskCopies:
+    """The copies of snapshots in a folder; that its disk is full is said once."""
+
+    def __init__(self, snapshots: Snapshots, folder: Path) -> None:
+        self._snapshots, self._folder = snapshots, folder
+        self._said: set[str] = set()
+
+    def make(self, otherwise: str) -> None:
+        """Copies the newest snapshot, or says why not, and what follows: ``otherwise``."""
+        try:
+            folders.save(self._snapshots, self._folder)
+        except (BlockingIOError, ConnectionError):
+            # Workers have replaced the snapshot, or a host is lost: the next one will do.
+            return
+        except OSError as error:
+            if otherwise not in self._said:
+                self._said.add(otherwise)
+                why = error.strerror or error
+                output.say(
+                    f"the last snapshot could not be written to {self._folder} ({why}). {otherwise}"
+                )
+            return
+        self._said.clear()
 
 
 def _describe_progress(snapshots: Snapshots) -> str:
@@ -291,6 +307,33 @@ def _describe_progress(snapshots: Snapshots) -> str:
     except OSError:
         # A host was lost just now; another may have the snapshot.
         return f"snapshot {number}"
+    return _describe(place)
+
+
+def _describe_kept(folder: Path) -> str:
+    """Returns in words how far training is in the newest snapshot in a folder.
+
+    The text is empty if there is none that can be read.
+    """
+    try:
+        return _describe(_place_in(folder))
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return ""
+
+
+def _place_in(folder: Path) -> Mapping[str, Any]:
+    """Returns how far training is in the newest snapshot in a folder.
+
+    Raises:
+        IndexError: there is none.
+        OSError: it can't be read.
+        ValueError, KeyError, TypeError: it is damaged.
+    """
+    with folders.first_part(folder, folders.numbers(folder)[0]).open("rb") as file:
+        return head.first_facts(iter(lambda: file.read(1 << 16), b""))["place"]
+
+
+def _describe(place: Mapping[str, Any]) -> str:
     if place["commits"]:
         return f"commit {place['commits']} of the script"
     if place["ended"]:

@@ -308,7 +308,7 @@ class Membership:
                 _answer(self._run_dir, str(int(asked["number"]))),
             )
             taken.unlink()
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return
         error = ""
         try:
@@ -316,9 +316,11 @@ class Membership:
             # Written down first: what can't be written down is refused.
             self._resized(workers)
             self._most = float(workers)
-        except (ConfigurationError, OSError) as refused:
+        except (ConfigurationError, OSError, ValueError) as refused:
             error = str(refused)
-        durable.replace(answer, json.dumps({"error": error}).encode())
+        # who has asked hears no answer on a full disk; the run goes on
+        with contextlib.suppress(OSError):
+            durable.replace(answer, json.dumps({"error": error}).encode())
 
     def _check(self, workers: int) -> None:
         """Refuses a number of workers that the run can't have.

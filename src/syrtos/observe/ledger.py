@@ -8,6 +8,7 @@ with ``steps`` and ``samples`` (of this worker).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import socket
@@ -21,6 +22,7 @@ from typing import IO
 from syrtos.observe import steady
 from syrtos.observe.clock import Clock, ClockPart, Kind, Phase, process_age
 from syrtos.observe.gradient_norms import GradientNorms
+from syrtos.observe.unrecorded import Unrecorded
 
 # Seconds outside of steps that are worth a line before the next step.
 _WORTH_A_LINE = 0.1
@@ -64,9 +66,12 @@ class Ledger:
         """Writes to ``run_dir/ledger`` from now on, beginning with the time counted so far."""
         self.close()
         path = ledger_path(Path(run_dir), rank)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered: a worker that is killed loses no complete line.
-        self._file = path.open("wb", buffering=0)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Unbuffered: a worker that is killed loses no complete line.
+            self._file = path.open("wb", buffering=0)
+        except OSError as error:
+            self._end_record(error)
         self._folder = Path(run_dir) if rank == 0 else None
         # The new file has none of the facts yet.
         self.told = {}
@@ -323,6 +328,8 @@ class Ledger:
             self.say_sums()
             self.clock.unwind(self.clock.parts[0])
             self._record(self.clock.top)
+        # else the disk was full just now
+        if self._file is not None:
             self._file.close()
             self._file = None
 
@@ -359,12 +366,15 @@ class Ledger:
         try:
             self._file.write(json.dumps(line).encode() + b"\n")
         except OSError as error:
-            # A full disk, for example, is no reason to end the training.
-            self._file = None
-            print(
-                f"syrtos: the record of this run ends here, its file can't be written: {error}",
-                file=sys.stderr,
-            )
+            self._end_record(error)
+
+    def _end_record(self, error: OSError) -> None:
+        """Writes no more lines: a full disk, for example, is no reason to end the training."""
+        self._file = None
+        print(
+            f"syrtos: the record of this run ends here, its file can't be written: {error}",
+            file=sys.stderr,
+        )
 
 
 def pause(elapsed: float) -> float:
@@ -373,24 +383,33 @@ def pause(elapsed: float) -> float:
 
 
 @contextmanager
-def launching(run_dir: Path, began: float) -> Iterator[dict[str, object]]:
+def launching(
+    run_dir: Path, began: float, unrecorded: Unrecorded | None = None
+) -> Iterator[dict[str, object]]:
     """Context manager for the life of all workers of a run: records when it began and ended.
 
-    ``began`` is the start in seconds since the epoch. What is put into the dictionary that it
-    yields is recorded as the outcome.
+    What is put into the dictionary that it yields is recorded as the outcome.
+
+    Args:
+        run_dir: the folder of the generation.
+        began: the start in seconds since the epoch.
+        unrecorded: gets the file if it can't be written; None: that is an error.
     """
     path = launcher_path(run_dir)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    noting = unrecorded.noting if unrecorded else contextlib.nullcontext
     outcome: dict[str, object] = {}
-    _replace(path, {"began": began})
+    with noting(path):
+        _replace(path, {"began": began})
     try:
         yield outcome
     finally:
-        _replace(path, {"began": began, "ended": steady.now(), "outcome": outcome})
+        with noting(path):
+            _replace(path, {"began": began, "ended": steady.now(), "outcome": outcome})
 
 
 def _replace(path: Path, facts: Mapping[str, object]) -> None:
     # A reader finds a whole document at any moment.
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(facts))
     partial.replace(path)
@@ -408,7 +427,7 @@ def forget(run_dir: Path) -> None:
         "data/not-finite-rank-*.jsonl",
     ):
         for path in run_dir.glob(pattern):
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
 def verified_path(run_dir: Path) -> Path:
@@ -452,8 +471,9 @@ def ledger_path(run_dir: Path, rank: int) -> Path:
 def ledger_paths(run_dir: Path) -> dict[int, Path]:
     """Returns the files of the ledgers that are there, by rank, in order."""
     found = {
-        int(path.stem.removeprefix("rank-")): path
+        int(rank): path
         for path in (run_dir / "ledger").glob("rank-*.jsonl")
+        if (rank := path.stem.removeprefix("rank-")).isdecimal()
     }
     return dict(sorted(found.items()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -14,6 +15,7 @@ from syrtos.errors import ConfigurationError
 from syrtos.report import facts, page, trackers
 from syrtos.report.figures import Figures, FiguresPoint
 from syrtos.report.json_files import document
+from syrtos.report.ledger_lines import without_odd_members
 from syrtos.report.read import load
 from syrtos.report.trackers import About, Ended, Tracker
 
@@ -64,8 +66,9 @@ def follow(run_dir: Path, words: Sequence[str], goes_on: Callable[[], bool]) -> 
             word: {"known_as": tracker.known_as, "until": until[word]}
             for word, tracker in used.items()
         }
-        # A run that goes on later is logged from here on, not again.
-        durable.replace(run_dir / _STATE, json.dumps(state).encode())
+        # A run that goes on later is logged from here on, not again; but for one whose disk is full.
+        with contextlib.suppress(OSError):
+            durable.replace(run_dir / _STATE, json.dumps(state).encode())
         if last:
             break
         time.sleep(_PAUSE)
@@ -103,7 +106,7 @@ def _call_guarded(word: str, used: dict[str, Tracker], call: Callable[[], object
 
 def _read_about(run_dir: Path) -> About:
     """Returns the facts of a run that are known when it begins, from its request."""
-    request = document(run_dir / "run.json")
+    request = without_odd_members(document(run_dir / "run.json"))
     program = request.get("program") or {}
     script = str(program.get("name", "")) or run_dir.name
     parameters: dict[str, Any] = {

@@ -42,6 +42,23 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Returns the object in a whole file.
+
+    Raises:
+        OSError: the file can't be read.
+        ValueError: it is damaged, or holds something else than an object.
+    """
+    data = path.read_bytes()
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged: it holds no JSON object")
+    return found
+
+
 def document(path: Path) -> dict[str, Any]:
     """Returns the object in a whole file; empty if it is missing or damaged."""
     try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from syrtos.report.ledger_lines import is_sound_sample, sound_lines
 
 # Fewer samples say nothing: a sample is taken each second.
 _ENOUGH = 3
@@ -50,7 +51,7 @@ def _while_training(folder: Path) -> Iterator[Mapping[str, Any]]:
     """Yields the machine's part of samples with training steps since the sample before."""
     for path in sorted((folder / "ledger").glob("usage-*.jsonl")):
         before: int | None = None
-        for sample in _lines(path):
+        for sample in sound_lines(path, [], is_sound_sample):
             trained = int(sample.get("trained", 0))
             machine = sample.get("machine")
             if (
@@ -62,15 +63,3 @@ def _while_training(folder: Path) -> Iterator[Mapping[str, Any]]:
             ):
                 yield machine
             before = trained
-
-
-def _lines(path: Path) -> Iterable[Mapping[str, Any]]:
-    """Yields the complete lines of a file."""
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            found = json.loads(line)
-        except ValueError:
-            # A worker that was killed may leave half a line.
-            continue
-        if isinstance(found, dict):
-            yield found

@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,14 @@ from syrtos.observe.ledger import (
     ledger_paths,
     usage_path,
 )
-from syrtos.report.json_files import parse_line
+from syrtos.report.json_files import parse_line, read_object
+from syrtos.report.ledger_lines import (
+    is_sound_line,
+    is_sound_point,
+    is_sound_sample,
+    launcher_facts,
+    without_odd_members,
+)
 from syrtos.report.summary import EVALUATION, TRAINING
 
 Floats = npt.NDArray[np.float64]
@@ -216,7 +222,10 @@ def load(run_dir: Path, goes_on: bool = False) -> RunRecord:
             f"There is no folder {run_dir}. Name the run directory that `syrtos run` printed."
         )
     missing: list[str] = []
-    request = _json(run_dir / "run.json", missing)
+    asked = _json(run_dir / "run.json", missing)
+    request = without_odd_members(asked)
+    if odd := ", ".join(asked.keys() - request.keys()):
+        missing.append(f"{run_dir / 'run.json'} is damaged, and read without: {odd}.")
     found: list[Generation] = []
     began = 0.0
     for folder in all_folders(run_dir):
@@ -272,7 +281,8 @@ def _describe_absent_workers(
 ) -> list[str]:
     """Returns a sentence about workers without a ledger here."""
     # Workers on other hosts may write to their own disks.
-    expected = int(request.get("resized") or request.get("workers") or 0)
+    expected = request.get("resized") or request.get("workers")
+    expected = expected if isinstance(expected, int) else 0
     there = {each.rank for each in last.ranks}
     absent = (
         sorted(set(range(expected)) - there) if last.ranks and not request.get("elastic") else []
@@ -288,7 +298,9 @@ def _describe_absent_workers(
 
 
 def _generation(folder: Path, run_began: float, offset: float, missing: list[str]) -> Generation:
-    launcher = _json(launcher_path(folder), missing)
+    damaged: list[Path] = []
+    launcher = launcher_facts(launcher_path(folder), damaged)
+    missing += [f"{path} is damaged: what can't be read is left out." for path in damaged]
     paths = ledger_paths(folder)
     ranks = [_rank(rank, path, launcher.get("began", 0.0), missing) for rank, path in paths.items()]
     began = launcher.get("began") or min(
@@ -306,15 +318,15 @@ def _generation(folder: Path, run_began: float, offset: float, missing: list[str
         offset=offset if run_began else 0.0,
         seconds=seconds,
         outcome=outcome,
-        epochs=list(lines(epochs_path(folder), missing)),
-        curve=list(lines(curve_path(folder), missing)),
+        epochs=list(lines(epochs_path(folder), missing, is_sound_point)),
+        curve=list(lines(curve_path(folder), missing, is_sound_point)),
         usage=_usage(folder, missing),
     )
 
 
 def _rank(rank: int, path: Path, began: float, missing: list[str]) -> WorkerRecord:
     facts: dict[str, Any] = {}
-    told = _split_facts(lines(path, missing), facts)
+    told = _split_facts(lines(path, missing, is_sound_line), facts)
     parts = [_columns(part) for part in iter(lambda: list(itertools.islice(told, _PART)), [])] or [
         _columns([])
     ]
@@ -404,23 +416,32 @@ def _ends(rank: WorkerRecord) -> Floats:
 def _usage(folder: Path, missing: list[str]) -> list[Mapping[str, Any]]:
     found: list[Mapping[str, Any]] = []
     for path in sorted(usage_path(folder, 0).parent.glob("usage-*.jsonl")):
-        found += lines(path, missing)
+        found += lines(path, missing, is_sound_sample)
     return found
 
 
-def lines(path: Path, missing: list[str]) -> Iterator[dict[str, Any]]:
+def lines(
+    path: Path,
+    missing: list[str],
+    is_readable: Callable[[Mapping[str, Any]], bool] = lambda line: True,
+) -> Iterator[dict[str, Any]]:
     """Yields the readable lines of a file, and adds a sentence about the others to ``missing``."""
-    if not path.exists():
-        return
     damaged = 0
-    with path.open("rb") as file:
-        for line in file:
-            # a worker that was killed may have left half a line
-            found = parse_line(line) if line.endswith(b"\n") else {}
-            if found:
-                yield found
-            elif found is None:
-                damaged += 1
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                # a worker that was killed may have left half a line
+                if not line.endswith(b"\n"):
+                    continue
+                found = parse_line(line)
+                if found is not None and is_readable(found):
+                    yield found
+                else:
+                    damaged += 1
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        missing.append(f"{path} can't be read: {error.strerror}.")
     if damaged:
         missing.append(
             f"{damaged:,} line{'s' * (damaged > 1)} of {path} can't be read, and"
@@ -430,10 +451,11 @@ def lines(path: Path, missing: list[str]) -> Iterator[dict[str, Any]]:
 
 def _json(path: Path, missing: list[str]) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        return read_object(path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        missing.append(f"{path} can't be read: {error}.")
-        return {}
-    return found if isinstance(found, dict) else {}
+    except OSError as error:
+        missing.append(f"{path} can't be read: {error.strerror}.")
+    except ValueError as error:
+        missing.append(f"{error}.")
+    return {}

@@ -15,6 +15,7 @@ from typing import Any
 from syrtos import settings
 from syrtos.checkpoint import durable
 from syrtos.report.json_files import document
+from syrtos.report.ledger_lines import without_odd_members
 from syrtos.report.summary import Summary
 
 _FILE = "speed.json"
@@ -62,19 +63,31 @@ def find_measured(run_dir: Path) -> Speed | None:
     A run of one worker is preferred. None if there is no such run, or if this one has not written
     its speed.
     """
-    request, mine = document(run_dir / "run.json"), document(run_dir / _FILE)
+    request, mine = _request_of(run_dir), _speed_of(run_dir)
     if not mine:
         return None
-    found = [(folder.name, document(folder / _FILE)) for folder in _earlier(run_dir, request)]
+    found = [(folder.name, _speed_of(folder)) for folder in _earlier(run_dir, request)]
     measured = [
         (times, theirs["workers"], name, theirs["step"])
         for name, theirs in found
-        if theirs.get("workers", mine["workers"]) < mine["workers"]
+        if theirs
+        and theirs["workers"] < mine["workers"]
         and theirs.get("backend") == mine.get("backend")
         and (times := _ratio(mine, theirs, _batch(request)))
     ]
     # the last of those of one worker, as min() is stable
     return Speed(*min(measured, key=lambda each: each[1] != 1)) if measured else None
+
+
+def _speed_of(folder: Path) -> dict[str, Any]:
+    """Returns the speed of a run; empty if it has written none, or the file is damaged."""
+    found = document(folder / _FILE)
+    sound = all(isinstance(found.get(name), int | float) for name in ("workers", "step", "samples"))
+    return found if sound and found["step"] > 0 else {}
+
+
+def _request_of(folder: Path) -> dict[str, Any]:
+    return without_odd_members(document(folder / "run.json"))
 
 
 def _earlier(run_dir: Path, request: Mapping[str, Any]) -> list[Path]:
@@ -141,7 +154,7 @@ def _is_known(summary: Summary) -> bool:
 
 def _computes_the_same(request: Mapping[str, Any], folder: Path) -> bool:
     """Returns whether the run in ``folder`` is of the same script, arguments and kind of batch."""
-    theirs = document(folder / "run.json")
+    theirs = _request_of(folder)
     names = ("sha256", "program", "versions", "folder")
     same = bool(request.get("sha256")) and all(
         request.get(name) == theirs.get(name) for name in names

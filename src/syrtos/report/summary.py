@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from syrtos.observe.ledger import launcher_path, ledger_paths
-from syrtos.report.json_files import Tail
+from syrtos.report.ledger_lines import launcher_facts, sound_lines
 
 # The kinds of time of a worker, in the order in which they are shown, and their names on the
 # screen.
@@ -113,9 +112,9 @@ class Tally:
             for kind in _STEP_KINDS:
                 self.step_parts[kind] += record.get(kind, 0.0)
 
-    def complete_seconds(self, launcher: dict[str, float]) -> dict[str, float]:
+    def complete_seconds(self, launcher: Mapping[str, Any]) -> dict[str, float]:
         """Returns the seconds, with the time before the worker started and after its last line."""
-        if "ended" not in launcher or "began" not in self.facts:
+        if not {"began", "ended"} <= launcher.keys() or "began" not in self.facts:
             return self.seconds
         # Clocks of two hosts differ: all seconds together are as many as the launcher's own clock
         # says.
@@ -199,6 +198,7 @@ class Summary:
             waited less than the mean.
         facts: how things are done in this run, as rank 0 says.
         restarts: the cost of restarts.
+        damaged: the files of which something can't be read, and is left out.
     """
 
     workers: int
@@ -214,6 +214,7 @@ class Summary:
     skew: tuple[int, float] | None
     facts: dict[str, Any]
     restarts: Restarts
+    damaged: tuple[Path, ...] = ()
 
     @property
     def goodput(self) -> float:
@@ -262,6 +263,7 @@ def summarize(*folders: Path) -> Summary:
         facts=last.first.facts
         | {"left_out": sum(int(first.facts.get("left_out", 0)) for first in firsts)},
         restarts=_restarts(generations),
+        damaged=tuple(path for generation in generations for path in generation.damaged),
     )
 
 
@@ -269,9 +271,10 @@ class _Generation:
     """The ledgers of one generation of workers."""
 
     def __init__(self, folder: Path) -> None:
-        self.ranks = _tallies(folder)
+        self.damaged: list[Path] = []
+        self.ranks = _tallies(folder, self.damaged)
         self.first = self.ranks[0] if self.ranks else Tally()
-        self.launcher = _launcher_times(folder)
+        self.launcher = launcher_facts(launcher_path(folder), self.damaged)
         self.completed = [rank.complete_seconds(self.launcher) for rank in self.ranks]
         lasted = max(self.launcher.get("ended", 0.0) - self.launcher.get("began", 0.0), 0.0)
         self.seconds = max((sum(seconds.values()) for seconds in self.completed), default=lasted)
@@ -326,21 +329,14 @@ def _restarts(generations: list[_Generation]) -> Restarts:
     return found
 
 
-def _tallies(folder: Path) -> list[Tally]:
+def _tallies(folder: Path, damaged: list[Path]) -> list[Tally]:
     """Returns the sums of all ledgers of a generation, by rank."""
     found = []
     for _, path in sorted(ledger_paths(folder).items()):
         found.append(Tally())
-        # a worker that was killed may have left half a line
-        for line in Tail(path).read():
+        for line in sound_lines(path, damaged):
             found[-1].add(line)
     return found
-
-
-def _launcher_times(folder: Path) -> dict[str, float]:
-    """Returns the times at which a generation began and ended, as far as known."""
-    path = launcher_path(folder)
-    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def _pace(ranks: list[Tally]) -> Pace:

@@ -77,6 +77,20 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(
     assert names(tmp_path) == ["damaged-2", "snapshot-1"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["", "\0\xff", "[]", "3", '{"number": 2}', '{"sha256": 5}', '{"sha256": []}', '{"sha256": ["a"]}', "[" * 9999],
+)  # fmt: skip
+def test_a_manifest_with_other_contents_is_named(slots: Slots, tmp_path: Path, text: str) -> None:
+    for number in (1, 2):
+        commit(slots, number)
+        folders.save(slots, tmp_path)
+    (tmp_path / "snapshot-2" / "manifest.json").write_text(text)
+    number, complaints = folders.load(tmp_path, slots)
+    assert number == 1
+    assert "manifest.json is damaged: " in complaints[0]
+
+
 def test_a_draft_of_a_writer_that_was_killed_is_none(slots: Slots, tmp_path: Path) -> None:
     commit(slots, 1)
     folders.save(slots, tmp_path)

@@ -11,11 +11,12 @@ import pytest
 
 from syrtos.checkpoint.encoding import pack
 from syrtos.cli.execution import _goes_on, _may_be_forgotten, _run_lock, execute, this_machine
-from syrtos.cli.run_request import RunRequest, read_request
+from syrtos.cli.run_request import RunRequest, note, read_request
 from syrtos.errors import ConfigurationError
 from syrtos.launch.policy import RestartPolicy
 from syrtos.launch.program import parse
 from syrtos.launch.spec import Elastic, Host, Spec
+from syrtos.observe.unrecorded import Unrecorded
 from syrtos.settings import Options
 
 
@@ -104,6 +105,52 @@ def test_no_snapshot_is_removed_without_a_word(tmp_path: Path, request_in: RunRe
     ):
         execute(request_in, tmp_path)
     assert (tmp_path / "snapshots" / "snapshot-12").is_dir()
+
+
+ODD = ["", "\0\xff", "{", "[]", "7", "{}", '{"end": 3}', "[" * 9999]
+# A member of the request, and what it can't be.
+WRONG = [
+    ("policy", []), ("policy", {"restarts": "3"}), ("options", [1]), ("options", {"timeout": "long"}), ("options", {"batch": "none"}),
+    ("workers", "two"), ("workers", True), ("hosts", 3), ("hosts", [["a", 1]]), ("seed", None), ("seed", "x"), ("program", "train.py"),
+    ("program", {"name": 3, "arguments": [], "flags": []}), ("forward", [1]), ("elastic", 4), ("track", 5), ("track", [5]),
+    ("metrics_port", "a"), ("folder", 1 << 40), ("grace", [])
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_a_damaged_request_is_named(tmp_path: Path, request_in: RunRequest, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ConfigurationError, match=r"run\.json is damaged"):
+        read_request(tmp_path)
+    with pytest.raises(ConfigurationError, match="and has kept a snapshot"):
+        execute(request_in, tmp_path)
+    if text in ('{"end": 3}', "{}"):
+        return
+    unrecorded = Unrecorded()
+    with unrecorded.noting(tmp_path / "run.json"):
+        note(tmp_path, end=["FINISHED", 0])
+    assert "run.json is damaged" in unrecorded.sentence()
+    assert (tmp_path / "run.json").read_text() == text
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_request_with_another_type_is_named(
+    tmp_path: Path, request_in: RunRequest, name: str, value: object
+) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    assert not _goes_on(request_in, tmp_path) or name in ("seed", "track", "metrics_port")
+    with pytest.raises(ConfigurationError, match="can be resumed: "):
+        read_request(tmp_path)
+
+
+@pytest.mark.parametrize("end", [3, [], ["FINISHED"], ["NONE", 0], [[], 0], {"a": 1}, "FINISHED"])
+def test_an_odd_end_is_none(tmp_path: Path, request_in: RunRequest, end: object) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "end": end}))
+    assert read_request(tmp_path).seed == 7
+    with pytest.raises(ConfigurationError, match="has not finished, and has kept a snapshot"):
+        execute(request_in, tmp_path)
 
 
 def test_a_run_is_resumed_with_a_changed_script_and_a_word(

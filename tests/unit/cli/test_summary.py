@@ -13,6 +13,8 @@ from syrtos.cli.failure import print_failure
 from syrtos.cli.summary import print_summary, print_table
 from syrtos.launch.outcome import End, Outcome
 from syrtos.observe.ledger import launcher_path, ledger_path
+from syrtos.report import facts
+from syrtos.report.read import load
 
 WORKERS: dict[int, dict[str, Any]] = {0: {"host": "a", "pid": 10}, 1: {"host": "b", "pid": 101}}
 
@@ -55,6 +57,68 @@ def test_a_run_adds_up_on_one_screen(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert any(line.split()[:2] == ["waiting", "50.0%"] for line in lines)
     assert any(line.startswith("slowest") and "rank 1: the others wait" in line for line in lines)
     assert lines[-1] == f"run directory: {tmp_path}"
+
+
+ODD_LINES = [
+    b"\0\xff\xfe", b"[]", b"3", b"{}", b'{"phase": 3, "wall": 1}', b'{"phase": "train", "steps": 1}', b'{"phase": "train", "wall": "long"}',
+    b'{"phase": "train", "wall": 1, "steps": []}', b'{"phase": "train", "wall": NaN}', b'{"phase": "facts", "began": "now"}',
+    b'{"phase": "facts", "imported": 3}', b'{"phase": "facts", "trained": {}}', b"[" * 9999,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ODD_LINES)
+def test_a_line_that_no_worker_writes_is_left_out_and_its_file_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: bytes
+) -> None:
+    for rank in (0, 1):
+        train(tmp_path, rank, waited=0.0)
+    path = ledger_path(tmp_path, 1)
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    print_summary(tmp_path)
+    said = capsys.readouterr().err
+    assert f"{path} is damaged: the summary is without what can't be read." in said
+    assert "1,500 (median" in said
+    report = load(tmp_path)
+    assert any(f"1 line of {path} can't be read" in sentence for sentence in report.missing)
+    facts.of_run(report)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "\0\xff", "{", "[]", "7", '{"began": "now", "ended": 3.0}', '{"began": 1.0, "ended": []}', '{"outcome": 4}', "[" * 9999],
+)  # fmt: skip
+def test_what_a_launcher_has_not_written_is_left_out_and_its_file_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    train(tmp_path, 0, waited=0.0)
+    launcher_path(tmp_path).write_text(text)
+    print_summary(tmp_path)
+    said = capsys.readouterr().err
+    assert f"{launcher_path(tmp_path)} is damaged" in said
+    assert "1,500 (median" in said
+    report = load(tmp_path)
+    assert any(str(launcher_path(tmp_path)) in sentence for sentence in report.missing)
+    facts.of_run(report)
+
+
+@pytest.mark.parametrize("name", ["rank-x.jsonl", "rank-1.jsonl"])
+def test_other_files_among_ledgers_change_no_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    train(tmp_path, 0, waited=0.0)
+    (tmp_path / "ledger" / name).mkdir()
+    print_summary(tmp_path)
+    assert "1,500 (median" in capsys.readouterr().err
+
+
+def test_no_kind_of_record_changes_how_a_run_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, 0, waited=0.0)
+    path = ledger_path(tmp_path, 0)
+    path.write_text('{"phase": "facts", "input": ["of no known kind"]}\n' + path.read_text())
+    print_summary(tmp_path)
+    assert f"no summary, as the record in {tmp_path} is damaged" in capsys.readouterr().err
 
 
 def test_a_loop_of_the_scripts_own_has_a_rate_of_steps(

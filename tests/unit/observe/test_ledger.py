@@ -15,6 +15,7 @@ import pytest
 
 from syrtos.observe.clock import KINDS, Clock
 from syrtos.observe.ledger import Ledger, epochs_path, forget, launcher_path, launching, ledger_path
+from syrtos.observe.unrecorded import Unrecorded
 
 
 class Run:
@@ -219,9 +220,47 @@ def test_a_full_disk_ends_the_record_and_not_the_training(
     assert capsys.readouterr().err.count("the record of this run ends here") == 1
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_disk_that_is_full_at_the_end_of_the_record_is_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = ledger_path(tmp_path, 0)
+    path.parent.mkdir()
+    run = Run(tmp_path)
+    run.step()
+    with open("/dev/full", "wb", buffering=0) as full:
+        run.ledger._file = full
+        run.ledger.add("callbacks", "Mine", 1.0)
+        run.ledger.close()
+    assert capsys.readouterr().err.count("the record of this run ends here") == 1
+
+
+def test_a_record_that_can_not_be_begun_is_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ledger").touch()
+    run = Run(tmp_path)
+    run.step()
+    run.ledger.close()
+    assert capsys.readouterr().err.count("the record of this run ends here") == 1
+
+
+def test_what_a_launcher_can_not_write_is_noted_once(tmp_path: Path) -> None:
+    (tmp_path / "ledger").touch()
+    unrecorded = Unrecorded()
+    assert unrecorded.sentence() == ""
+    with launching(tmp_path, 12.0, unrecorded) as facts:
+        facts["end"] = "FINISHED"
+    path = tmp_path / "ledger" / "launcher.json"
+    assert unrecorded.sentence() == (
+        f"This could not be recorded, and the run went on without: {path} (File exists)."
+    )
+
+
 KILLED = """
 import os, signal, sys, time
 from syrtos.observe.ledger import Ledger
+from syrtos.observe.unrecorded import Unrecorded
 ledger = Ledger()
 ledger.open(sys.argv[1], 0)
 ledger.script_begins()

@@ -307,10 +307,14 @@ def _write(left_out: _LeftOut, records: Sequence[Record]) -> None:
     path = _list_of(left_out.session.options.run_dir, left_out.session.world.rank)
     if path is None:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     found = [{"index": index, "file": file, "offset": place} for index, file, place in records]
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"batch": left_out.batch.strip(" ()"), "records": found}) + "\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"batch": left_out.batch.strip(" ()"), "records": found}) + "\n")
+    except OSError as error:
+        # a full disk, for example, is no reason to end the training
+        print(f"syrtos: {path} can't be written: {error.strerror}", file=sys.stderr)
 
 
 def _list_of(folder: str, rank: int) -> Path | None:

@@ -57,8 +57,8 @@ class Recording:
         self._recorder = trace.state.recorder = SpanRecorder()
 
     def _start_framework(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="profile-", dir=self._session.options.run_dir)
         try:
+            self._folder = tempfile.mkdtemp(prefix="profile-", dir=self._session.options.run_dir)
             self._stop = backend.active().start_profiler(Path(self._folder))
         # Another profiler of the script's own may be running, or the framework may have been built
         # without one.
@@ -261,7 +261,11 @@ def write(events: list[_TraceEvent], path: Path) -> None:
     ]
     text = json.dumps({"traceEvents": shifted, "displayTimeUnit": "ms"}).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    try:
+        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    except OSError as error:
+        # a full disk, for example, is no reason to end the training
+        print(f"syrtos: {path} can't be written: {error.strerror}", file=sys.stderr)
 
 
 # Lines of a worker, from above.

@@ -1,4 +1,4 @@
-"""Files of the run directory by which workers tell each other about files that one of them writes.
+"""Files by which workers tell each other about files that one of them writes.
 
 A claim is the lock on one file, and the record of what has become of it. A turn is how far the
 first worker has come.
@@ -43,7 +43,9 @@ class Turn:
 
         ``number``: how many exchanges it lies after, and its own number since the last of them.
         """
-        self._path.write_text(f"{number[0]} {number[1]}", encoding="utf-8")
+        # On a full disk the others wait until it is late, and go on.
+        with contextlib.suppress(OSError):
+            self._path.write_text(f"{number[0]} {number[1]}", encoding="utf-8")
 
     def begun(self, number: tuple[int, int]) -> bool:
         """Returns whether the first worker has come as far as ``number``."""
@@ -146,10 +148,10 @@ class Claim:
         assert self._file is not None
         now = int(self._call.split()[0])
         recent = {call: facts for call, facts in known.items() if int(call.split()[0]) >= now}
-        self._file.seek(0)
-        self._file.truncate()
-        self._file.write(json.dumps(recent))
-        self._file.flush()
+        # On a full disk the others know of nothing, and do the work again.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._file.fileno(), 0)
+            os.pwrite(self._file.fileno(), json.dumps(recent).encode(), 0)
 
 
 def await_holder(key: str) -> None:
@@ -232,5 +234,4 @@ def _file_lock(
 
 
 def _path(key: str) -> Path:
-    run_dir = world.current().options.run_dir
-    return world.claims_folder(run_dir) / hashlib.sha256(key.encode()).hexdigest()[:24]
+    return world.claims_folder(world.current()) / hashlib.sha256(key.encode()).hexdigest()[:24]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from syrtos import settings
-from syrtos.checkpoint import durable, encoding, head
+from syrtos.checkpoint import encoding, ended_fits, head
 from syrtos.checkpoint.encoding import Arrays
 from syrtos.checkpoint.slots import Slots
 from syrtos.comm import world
@@ -141,8 +141,17 @@ class SnapshotStore:
 
         They are files of this host, or of another where this one has come later.
         """
-        parts = [file.read_bytes() for file in self._files(number)]
+        parts, damaged = ended_fits.read(self._folder(number))
+        for path in damaged:
+            print(
+                f"syrtos: {path} is damaged, as it has another SHA-256 than was written, and is not"
+                " used.",
+                file=sys.stderr,
+            )
         have = self._comm.agree("state of a fit that has ended", float(len(parts)))
+        # once all workers have read them
+        if self.world.local_rank == 0:
+            ended_fits.put_aside(damaged)
         if all(have) or not any(have):
             return parts
         root = next(rank for rank, count in enumerate(have) if count)
@@ -184,10 +193,11 @@ class SnapshotStore:
 
     def keep_ended(self) -> None:
         """Writes the ended `fit`'s state to a file, before its memory is used for another `fit`."""
-        if not self.last.ended or self.last.fit > KEPT_FITS or self._files(self.last.fit):
+        folder = self._folder(self.last.fit)
+        if not self.last.ended or self.last.fit > KEPT_FITS or ended_fits.are_there(folder):
             return
         try:
-            self._keep(self._folder(self.last.fit))
+            self._keep(folder)
         except OSError as error:
             print(
                 f"syrtos: fit {self.last.fit} would be trained again after a restart: {error}",
@@ -202,12 +212,7 @@ class SnapshotStore:
             self.kept += len(part)
             if self.kept > _KEPT_BYTES:
                 return
-            folder.mkdir(parents=True, exist_ok=True)
-            name = _name(number, parts)
-            # Hosts may share the folder, and then several write the same file.
-            draft = folder / f".{self.world.rank}-{name}"
-            durable.write(draft, part)
-            draft.rename(folder / name)
+            ended_fits.write(folder, number, parts, part, writer=self.world.rank)
 
     def commit(self, arrays: Arrays) -> None:
         """Keeps a state of the script, all of which is written by each host's first worker."""
@@ -224,24 +229,11 @@ class SnapshotStore:
                 *encoding.pieces(arrays, {"place": dataclasses.asdict(self.last)}),
             )
 
-    def _files(self, fit: int) -> list[Path]:
-        """Returns the files with the parts of an ended `fit` if all of them exist; else none."""
-        for first in self._folder(fit).glob("part-0-of-*.safetensors"):
-            count = int(first.stem.rpartition("-")[2])
-            files = [first.with_name(_name(part, count)) for part in range(count)]
-            if all(file.exists() for file in files):
-                return files
-        return []
-
     def _folder(self, fit: int) -> Path:
         """Returns the folder of a `fit` of this run."""
         # With the run's seed in its name: a host that shares no folder with the launcher may still
         # have the files of an earlier run.
         return self.folder / f"fit-{fit}-{settings.common_seed():x}"
-
-
-def _name(part: int, parts: int) -> str:
-    return f"part-{part}-of-{parts}.safetensors"
 
 
 def _of_rank(rank: int) -> str:

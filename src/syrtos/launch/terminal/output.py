@@ -53,7 +53,11 @@ class Pump(Reader):
         if event is not None:
             # A worker's line that was not finished when the event came.
             self._emit(before)
-            self._listener.on_event(event)
+            try:
+                self._listener.on_event(event)
+            except (KeyError, TypeError, ValueError):
+                # a line of the script's own that only begins as an event does
+                self._emit(mark + rest)
         elif not line.startswith(_MPIS) and not (self._listener.quiet and is_noise(line)):
             self._emit(line)
 
@@ -61,8 +65,9 @@ class Pump(Reader):
         if data:
             self.line_is_open = not data.endswith(b"\n")
         buffer = getattr(self._target, "buffer", None)
-        # `| head` has enough; the run goes on
-        with contextlib.suppress(BrokenPipeError):
+        # Nobody reads it any more, or its disk is full: the lines that follow may be events, without
+        # which the run ends otherwise.
+        with contextlib.suppress(OSError, ValueError):
             if buffer is None:
                 self._target.write(data.decode(errors="replace"))
             else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import sys
 import threading
 from collections.abc import Callable
 from typing import IO
@@ -17,6 +19,7 @@ class Reader:
     def __init__(self, source: IO[bytes], take: Callable[[bytes], object]) -> None:
         """Starts the thread; ``take`` gets each piece, and an empty piece at the end."""
         self._source, self._take = source, take
+        self._complained = False
         # Between the pipe and the function a piece is in neither: whoever asks then must not think
         # it has been taken.
         self._taking = threading.Lock()
@@ -53,7 +56,23 @@ class Reader:
             with self._taking:
                 piece = os.read(self._source.fileno(), _PIECE)
                 over = not piece
-                self._take(piece)
+                try:
+                    self._take(piece)
+                except Exception as error:
+                    # who writes into the pipe would wait for ever if nobody read it any more
+                    self._complain(error)
+
+    def _complain(self, error: Exception) -> None:
+        """Prints once that a piece could not be dealt with."""
+        if not self._complained:
+            self._complained = True
+            with contextlib.suppress(OSError, ValueError):
+                print(
+                    f"syrtos: some of what workers print is not shown: {type(error).__name__}:"
+                    f" {error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     def _readable(self, milliseconds: int | None) -> bool:
         """Waits at most ``milliseconds`` and returns whether there is data to read, or the end."""

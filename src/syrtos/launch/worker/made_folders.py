@@ -8,6 +8,7 @@ but one would fail.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -52,8 +53,10 @@ def install(notes: Path, is_rank_aware: Callable[[], bool]) -> None:
             if place in made or not _appears(place, note):
                 raise
         else:
-            notes.mkdir(parents=True, exist_ok=True)
-            note.touch()
+            # On a full disk the others fail, as they would without notes.
+            with contextlib.suppress(OSError):
+                notes.mkdir(parents=True, exist_ok=True)
+                note.touch()
         made.add(place)
 
     os.mkdir = mkdir

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
-import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -25,7 +23,14 @@ from syrtos.launch.processes import deferred_imports, leftovers, standard_input
 from syrtos.launch.program import Program, parse
 from syrtos.launch.remote import tasks
 from syrtos.launch.spec import new_run_dir
-from syrtos.launch.worker import heartbeat, interpreters, made_folders, main_module, tracebacks
+from syrtos.launch.worker import (
+    heartbeat,
+    interpreters,
+    log_files,
+    made_folders,
+    main_module,
+    tracebacks,
+)
 from syrtos.launch.worker.import_hook import after_import
 from syrtos.observe import steady
 from syrtos.topology import (
@@ -86,8 +91,7 @@ class _WorkerProcess:
         # Standard error goes to a log later on; the launcher reads from here.
         self._control = os.dup(2)
         self._supervised = supervised  # else no launcher reads the reports
-        self._tees: list[subprocess.Popen[bytes]] = []
-        self._log_path: Path | None = None
+        self._log: log_files.WorkerLog | None = None
 
     # -- running -------------------------------------------------------------------------------
 
@@ -171,7 +175,7 @@ class _WorkerProcess:
             self.rank = session.questions.Get_rank()
             self._tell("serves")
             return "server"
-        self._log_to(logs / f"rank-{self.rank}.log")
+        self._log_to(logs / f"rank-{self.rank}.log", is_shown=self.rank == 0)
         if not self._supervised and session.world.size > 1 and self.rank == 0:
             print(
                 f"syrtos: {session.world.size} workers, logs in {logs}", file=sys.stderr, flush=True
@@ -180,7 +184,7 @@ class _WorkerProcess:
         if session.options.profile and session.world.size > 1:
             session.ledger.began_ahead = time.perf_counter(), clocks.ahead(session.comm)
         if session.world.size > 1:
-            made_folders.install(world.claims_folder(run_dir), lambda: session.rank_aware)
+            made_folders.install(world.claims_folder(session), lambda: session.rank_aware)
         check_tf_config(settings.environment())
         settings.set_environment(
             tf_config_of(settings.environment(), self.rank, session.world.size)
@@ -269,9 +273,7 @@ class _WorkerProcess:
         self._finish()
         self._say_finished()
         _session().ledger.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._close_tees()
+        self._close_log()
         _end_children()
         events.drain(self._control)
         _exit(0)
@@ -311,7 +313,8 @@ class _WorkerProcess:
         cause = _cause(error)
         # The interpreter notes errors there, which functions of `atexit` may look at.
         sys.last_value = cause
-        self._log(tracebacks.full_text(cause))
+        if self._log is not None:
+            self._log.append(tracebacks.full_text(cause))
         advice = tracebacks.advice(cause, self._size())
         self._report_failure(
             tracebacks.short_text(cause) + f"\nsyrtos: {advice}\n" * bool(advice), 1
@@ -330,7 +333,7 @@ class _WorkerProcess:
         self._tell("failed", text=text, code=code)
         if not self._supervised:
             self._print(text)
-        if self._log_path is not None:
+        if self._log is not None:
             facts = {
                 "rank": self.rank,
                 "host": socket.gethostname(),
@@ -338,7 +341,7 @@ class _WorkerProcess:
                 "code": code,
                 "time": steady.now(),
             }
-            self._log_path.with_suffix(".failure").write_text(json.dumps(facts))
+            self._log.write_failure(facts)
 
     def _print(self, text: str) -> None:
         """Prints a failure on the terminal, where no launcher of ours does."""
@@ -346,7 +349,7 @@ class _WorkerProcess:
         if self._size() > 1:
             text = (
                 f"\nsyrtos: rank {self.rank} failed:\n\n{text.rstrip()}\n\nIts output is in"
-                f" {self._log_path}\n"
+                f" {self._log.path if self._log else 'no log'}\n"
             )
         sys.stderr.flush()
         os.write(self._control, text.encode(errors="replace"))
@@ -360,55 +363,16 @@ class _WorkerProcess:
     def _report_wait(self, call: str, seconds: float, watchdog: str) -> None:
         self._tell("waiting", call=call, seconds=seconds, watchdog=watchdog)
 
-    def _log(self, text: str) -> None:
-        """Writes a text into the log alone: the terminal gets less."""
-        if self._log_path is None:
-            return
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # They may still hold earlier output of the script, which goes before this text.
-        self._close_tees()
-        with self._log_path.open("a", encoding="utf-8", errors="replace") as log:
-            log.write(text)
-
-    def _tell(self, kind: str, **facts: object) -> None:
-        if self._supervised and not self._is_forked():
-            events.send(self._control, kind, self.rank, **facts)
-
-    def _log_to(self, path: Path) -> None:
-        """Sends output to the log; rank 0's also to the terminal."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._log_path = path
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Both streams append to it: neither writes over what the other has written.
-        path.write_bytes(b"")
-        for stream in (1, 2):
-            os.dup2(
-                (
-                    self._tee(path, stream)
-                    if path.name == "rank-0.log"
-                    else os.open(path, os.O_WRONLY | os.O_APPEND)
-                ),
-                stream,
-            )
+    def _log_to(self, path: Path, is_shown: bool = False) -> None:
+        """Sends output to a log; if it is shown, to the terminal too."""
+        self._log = log_files.WorkerLog(path, self._control, is_shown)
         faulthandler.enable()
         # The launcher asks for the stacks of all threads by this signal.
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 
-    def _tee(self, path: Path, stream: int) -> int:
-        """Returns a descriptor whose output goes to the log and to ``stream``'s present target."""
-        # It outlives Ctrl-C (-i, and a session of its own): the last lines of the script come after
-        # it.
-        tee = subprocess.Popen(
-            ["tee", "-ia", str(path)],
-            stdin=subprocess.PIPE,
-            stdout=os.dup(stream),
-            start_new_session=True,
-        )
-        assert tee.stdin is not None
-        self._tees.append(tee)
-        return tee.stdin.fileno()
+    def _tell(self, kind: str, **facts: object) -> None:
+        if self._supervised and not self._is_forked():
+            events.send(self._control, kind, self.rank, **facts)
 
     # -- ending --------------------------------------------------------------------------------
 
@@ -421,9 +385,7 @@ class _WorkerProcess:
             _exit(code)
         if world.is_initialized():
             _session().ledger.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._close_tees()
+        self._close_log()
         events.drain(self._control)
         if (
             self._options.asynchronous
@@ -438,19 +400,12 @@ class _WorkerProcess:
             MPI.COMM_WORLD.Abort(code)
         sys.exit(code)
 
-    def _close_tees(self) -> None:
-        os.dup2(self._control, 1)
-        os.dup2(self._control, 2)
-        for tee in self._tees:
-            assert tee.stdin is not None
-            tee.stdin.close()
-        for tee in self._tees:
-            try:
-                tee.wait(timeout=2)
-            except subprocess.TimeoutExpired:
-                # a child of the script still holds our output, and may for long
-                tee.terminate()
-        self._tees.clear()
+    def _close_log(self) -> None:
+        if self._log is None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        else:
+            self._log.close()
 
 
 def _activate(name: str) -> Callable[[], None]:

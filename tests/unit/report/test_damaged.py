@@ -1,0 +1,64 @@
+"""Records with odd contents: each is read without what can't be, and its file is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded import curve, epochs, generation, step, write
+
+from syrtos.cli.summary import print_summary
+from syrtos.observe.ledger import usage_path
+from syrtos.report import facts, page, text
+from syrtos.report.read import load
+
+WHOLE = [b"", b"\0\xff\n", b"{", b"[]\n", b"7\n", b"null\n", b"[" * 9999 + b"\n"]
+ODD = ("odd", [], {}, None, 1e400, -1, True)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    generation(tmp_path, 0.0, 9.0, [[step(number) for number in range(20)]] * 2)
+    point = {"time": 1001.0, "fit": 1, "trained": 5, "epoch": 1, "logs": {"loss": 1.0}}
+    epochs(tmp_path, [{**point, "epochs": 2, "step": 5, "steps_per_epoch": 5}])
+    curve(tmp_path, [{**point, "learning_rate": 0.1}])
+    machine = {"number": 0, "cpu": 9.0, "cores": 2, "memory": 1, "memory_total": 2, "read": None, "gpus": []}  # fmt: skip
+    sample = {"cpu_seconds": 0.5, "memory": 5, "rank": 0, "machine": machine}
+    samples = [{"time": 1000.0 + at, "trained": at, **sample} for at in range(5)]
+    write(usage_path(tmp_path, 0), samples)
+    request = {"program": {"name": "a.py", "arguments": ["--lr", "1"]}, "workers": 2, "options": {"timeout": 3.0}, "versions": {"keras": "3"}}  # fmt: skip
+    (tmp_path / "run.json").write_text(json.dumps({**request, "sha256": "a", "elastic": None}))
+    return tmp_path
+
+
+def variants(data: bytes, is_object: bool) -> Iterator[bytes]:
+    """Other contents of a file: nothing of it, half of it, and members of other types."""
+    yield from WHOLE
+    yield data[: len(data) // 2]
+    lines = [data] if is_object else data.splitlines(keepends=True)
+    first: dict[str, Any] = json.loads(lines[0])
+    for name in first:
+        for value in ODD:
+            yield b"".join([json.dumps({**first, name: value}).encode() + b"\n", *lines[1:]])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["run.json", *(f"ledger/{each}" for each in ("launcher.json", "rank-0.jsonl", "epochs.jsonl", "curve.jsonl", "usage-0.jsonl"))],
+)  # fmt: skip
+def test_a_damaged_file_changes_neither_an_exit_code_nor_is_it_a_traceback(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = run_dir / name
+    for data in list(variants(path.read_bytes(), name.endswith(".json"))):
+        path.write_bytes(data)
+        found = facts.of_run(load(run_dir))
+        text.report(found)
+        page.page([found], None, False)
+        print_summary(run_dir)
+        assert "no summary" not in capsys.readouterr().err, data
+    path.write_bytes(b"\0\xff\n")
+    assert any(str(path) in sentence for sentence in load(run_dir).missing)
