@@ -33,11 +33,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         os.kill(json.loads((tmp_path / "run" / ".lock").read_text())["pid"], signal.SIGKILL)
 
 
-def syrtos(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def syrtos(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Gives a command, and returns what it has printed."""
     return subprocess.run(
-        [SYRTOS, *words], cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
+        [SYRTOS, *words], cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, **variables},
+    )  # fmt: skip
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -106,9 +107,10 @@ def test_a_launcher_that_was_killed_and_a_run_that_has_finished(folder: Path) ->
     assert status.returncode == 1
     assert syrtos(folder, "stop", "run").returncode == 0
 
-    (folder / "train.py").write_text("print('whole')")
-    resumed = syrtos(folder, "resume", "run")
+    (folder / "train.py").write_text("import os; os.environ.get('EPOCHS'); print('whole')")
+    resumed = syrtos(folder, "resume", "run", EPOCHS="7")
     assert resumed.returncode == 0, resumed.stderr
+    assert "names have changed since the run was begun: EPOCHS.\n" in resumed.stderr
     assert syrtos(folder, "status", "run").stdout == "Finished: 1 restart.\n"
     assert syrtos(folder, "logs", "-f", "run").stdout == "whole\n"
     again = syrtos(folder, "resume", "run")

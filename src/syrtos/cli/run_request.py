@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from syrtos import settings
 from syrtos.checkpoint import durable
 from syrtos.cli.env import versions
+from syrtos.cli.script_environment import changed_names, fingerprints
 from syrtos.errors import ConfigurationError
 from syrtos.launch.outcome import End
 from syrtos.launch.policy import RestartPolicy
@@ -98,6 +100,7 @@ class RunRequest:
         facts = {
             "seed": self.seed,
             "backend": self.backend,
+            "environment": fingerprints(self.spec.program, settings.environment()),
             **watched,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
@@ -118,8 +121,8 @@ def _describe(error: Exception) -> str:
 def read_request(run_dir: Path) -> RunRequest:
     """Reads the request that `RunRequest.write` has written.
 
-    It changes to the folder in which the run was begun. If the script has changed since, a line
-    says so.
+    It changes to the folder in which the run was begun. If the script has changed since,
+    or a variable of the environment that it names, a line says so.
 
     Raises:
         ConfigurationError: there is no such run, or it can't be resumed.
@@ -162,6 +165,13 @@ def read_request(run_dir: Path) -> RunRequest:
         raise ConfigurationError(f"The run in {run_dir} has finished: there is nothing to resume.")
     if _digest(spec.program.name) != found.get("sha256", ""):
         print(f"syrtos: {spec.program.name} has changed since the run was begun.", file=sys.stderr)
+    kept = found.get("environment") or {}
+    if changed := changed_names(spec.program, settings.environment(), kept):
+        print(
+            "syrtos: variables of the environment that the script names have changed since the run"
+            f" was begun: {', '.join(changed)}.",
+            file=sys.stderr,
+        )
     track = tuple(found.get("track") or ())
     return RunRequest(spec, policy, seed, track, found.get("metrics_port"), found.get("backend"))
 
