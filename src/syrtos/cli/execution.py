@@ -226,6 +226,7 @@ def _run(
                 policy,
                 request.seed,
                 resume,
+                any_batches=request.any_batches,
                 gather=members.gather,
             )
         else:

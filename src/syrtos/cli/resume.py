@@ -18,6 +18,7 @@ from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 from syrtos.cli.run_request import read_request, request_changes
 from syrtos.errors import ConfigurationError
 from syrtos.launch.plan import make_plan
+from syrtos.launch.run_lock import going_on_error, is_going_on
 from syrtos.launch.spec import Spec, parse_hosts
 
 if TYPE_CHECKING:
@@ -40,19 +41,31 @@ def add_to(commands: Commands) -> None:
         "-n", type=int, dest="workers", metavar="N", help="another number of workers than before"
     )
     parser.add_argument("--hosts", metavar="A:2,B:2", help="other hosts than before")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help=(
+            "go on although the script has another batch size, or epochs of other lengths, than"
+            " before: from the beginning of the epoch"
+        ),
+    )
     parser.set_defaults(main=main)
 
 
 def main(chosen: argparse.Namespace) -> int:
     """Resumes the run, and returns its exit code."""
     run_dir = find_run_dir(chosen.run_dir)
+    if is_going_on(run_dir):
+        # before anything is said of its script
+        raise going_on_error(run_dir)
     request = read_request(run_dir)
     _choose_backend(request.backend)
     spec = _resized_spec(request.spec, chosen)
     # refused before anything is written
     make_plan(spec, this_machine(spec.hosts), settings.environment())
     changes = request_changes(chosen.workers, spec.hosts if chosen.hosts else ())
-    return execute(dataclasses.replace(request, spec=spec), run_dir, resume=True, changes=changes)
+    request = dataclasses.replace(request, spec=spec, any_batches=chosen.force)
+    return execute(request, run_dir, resume=True, changes=changes)
 
 
 def _choose_backend(backend: str | None) -> None:

@@ -38,6 +38,7 @@ class RunRequest:
         metrics_port: the port on the loopback interface at which Prometheus finds the run's
             figures; None: none.
         backend: the backend of Keras that the environment named; None: none.
+        any_batches: whether training may go on with other batches than those of its snapshot.
     """
 
     spec: Spec
@@ -46,6 +47,7 @@ class RunRequest:
     track: tuple[str, ...] = ()
     metrics_port: int | None = None
     backend: str | None = None
+    any_batches: bool = False
 
     def identifying_facts(self) -> dict[str, Any]:
         """Returns all that tells requests apart, as JSON has it.
