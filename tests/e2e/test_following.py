@@ -56,7 +56,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_the_launcher_that_runs_now_is_followed(folder: Path) -> None:
-    """A run in the background is stopped, resumed on a terminal, and stopped again by two."""
+    """A run in the background is resumed there, then on a terminal, and stopped by two at once."""
     run = (folder / "run").resolve()
     began = syrtos(folder, "run", "--detach", "--run-dir", "run", "--max-restarts", "1", "train.py", "one")  # fmt: skip
     assert began.returncode == 0, began.stderr
@@ -74,9 +74,15 @@ def test_the_launcher_that_runs_now_is_followed(folder: Path) -> None:
     assert syrtos(folder, "status", "run").returncode == 143
 
     (folder / "one").unlink()
+    assert syrtos(folder, "resume", "--detach", "run").stdout == f"{run}\n"
+    wait_for((folder / "one").exists)
+    assert syrtos(folder, "logs", "run").stdout.count("worker None\n") == 2
+    assert syrtos(folder, "stop", "run").returncode == 0
+
+    (folder / "one").unlink()
     resumed = start(folder, "resume", "run")
     wait_for((folder / "one").exists)
-    assert syrtos(folder, "status", "run").stdout == "Running: no training step yet, 1 restart.\n"
+    assert syrtos(folder, "status", "run").stdout == "Running: no training step yet, 2 restarts.\n"
     logs = syrtos(folder, "logs", "run")
     assert logs.stdout == "worker None\n"
     assert "the log of rank 0 follows" in logs.stderr
@@ -93,7 +99,7 @@ def test_the_launcher_that_runs_now_is_followed(folder: Path) -> None:
     assert resumed.wait(60) == 143
     said = "".join((folder / f"terminal-{each.pid}").read_text() for each in both)
     assert said.count(f"Stop signal sent to launcher {resumed.pid}") == 1
-    assert f"no run is going on in {run}. Stopped: 1 restart." in syrtos(folder, "stop", "run").stderr  # fmt: skip
+    assert f"no run is going on in {run}. Stopped: 2 restarts." in syrtos(folder, "stop", "run").stderr  # fmt: skip
 
 
 def test_a_launcher_that_was_killed_and_a_run_that_has_finished(folder: Path) -> None:

@@ -217,13 +217,21 @@ def _submit(engine: Engine, wanted: EngineRequest, detach: bool) -> int:
         raise going_on_error(wanted.run_dir)
     facts = engine.submit(wanted)
     keep_submission(wanted.run_dir, engine.name, facts)
-    run_dir = shlex.quote(str(wanted.run_dir))
     if detach:
-        print(f"syrtos: submitted: `syrtos status {run_dir}` says how it is, `syrtos logs -f {run_dir}` what it prints, `syrtos stop {run_dir}` ends it",
-              file=sys.stderr)  # fmt: skip
-        print(wanted.run_dir)
-        return 0
+        return print_submitted(wanted.run_dir)
     return follow(engine.submitted_run(facts))
+
+
+def print_submitted(run_dir: Path) -> int:
+    """Prints how a run that was submitted is followed, and returns the exit code."""
+    name = shlex.quote(str(run_dir))
+    print(
+        f"syrtos: submitted: `syrtos status {name}` says how it is, `syrtos logs -f {name}` what it"
+        f" prints, `syrtos stop {name}` ends it",
+        file=sys.stderr,
+    )
+    print(run_dir)
+    return 0
 
 
 def follow(submitted: Submitted) -> int:

@@ -49,7 +49,7 @@ def find_followed(run_dir: Path) -> Submitted | None:
     if launcher is None or (submitted and not isinstance(submitted, LaunchedRun)):
         return submitted
     # One that was started in the background just now has not come to the lock yet.
-    if submitted and submitted.launcher.since > launcher.since:
+    if submitted and submitted.launcher.since > launcher.since and not launcher.runs():
         return submitted
     return LaunchedRun(run_dir, launcher)
 

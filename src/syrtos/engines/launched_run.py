@@ -77,6 +77,8 @@ class LaunchedRun(Submitted):
 
     def stop(self, at_once: bool = False) -> None:
         if self.launcher.send(signal.SIGKILL if at_once else signal.SIGTERM):
+            # One that was suspended takes no signal before it goes on.
+            self.launcher.send(signal.SIGCONT)
             return
         if self.launcher.is_elsewhere and not self._read_end():
             raise ConfigurationError(

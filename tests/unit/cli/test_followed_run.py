@@ -47,8 +47,9 @@ def followed_launcher(folder: Path) -> Launcher | None:
 
 
 def test_the_newest_launcher_is_followed(tmp_path: Path) -> None:
-    old = Launcher.of(os.getpid(), in_background=True)
-    new = dataclasses.replace(old, pid=1, since=old.since + 1)
+    running = Launcher.of(os.getpid(), in_background=True)
+    old = dataclasses.replace(running, born=1)
+    new = dataclasses.replace(old, since=old.since + 1)
     assert followed_run.find_followed(tmp_path) is None
     submit(tmp_path, old)
     assert followed_launcher(tmp_path) == old
@@ -56,6 +57,9 @@ def test_the_newest_launcher_is_followed(tmp_path: Path) -> None:
     assert followed_launcher(tmp_path) == new
     submit(tmp_path, dataclasses.replace(old, since=new.since + 1))  # and is about to take the lock
     assert followed_launcher(tmp_path) == dataclasses.replace(old, since=new.since + 1)
+    lock(tmp_path, running)  # which is why the other is refused
+    assert followed_launcher(tmp_path) == running
+    lock(tmp_path, new)
     followed_run.forget_submission(tmp_path)
     followed_run.forget_submission(tmp_path)
     assert followed_launcher(tmp_path) == new

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import subprocess
 from pathlib import Path
 
@@ -51,6 +52,8 @@ def test_a_launcher_that_has_recorded_nothing(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         run = LaunchedRun(tmp_path, Launcher.of(process.pid, in_background=True))
         assert run.state().phase == "running"
+        # also one that Ctrl-Z has suspended is stopped
+        process.send_signal(signal.SIGSTOP)
         run.stop()
         process.wait(10)
     says = f"The launcher ended without recording a result. See {tmp_path}/output.log."
