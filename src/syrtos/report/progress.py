@@ -97,7 +97,7 @@ def read_progress(run_dir: Path) -> RunProgress:
     found = RunProgress(restarts=len(folders) - 1, silent=_silent(folders[-1], now))
     for folder in reversed(folders):
         is_newest = folder == folders[-1]
-        points, ends = _last_lines(curve_path(folder)), _last_lines(epochs_path(folder))
+        points, ends = _last_points(curve_path(folder)), _last_points(epochs_path(folder))
         if points or ends:
             found = _in_fit(found, points, ends, now)
         elif trained := int((_last_lines(usage_path(folder, 0)) or [{}])[-1].get("trained") or 0):
@@ -180,8 +180,8 @@ def _samples_per_second(folder: Path) -> float:
     total = 0.0
     for path in ledger_paths(folder).values():
         lines = [line for line in _last_lines(path) if line.get("samples") and line.get("steps")]
-        recent = [line for line in lines if line["phase"] == "train"][-_STEPS:]
-        if seconds := sum(line["wall"] for line in recent):
+        recent = [line for line in lines if line.get("phase") == "train"][-_STEPS:]
+        if seconds := sum(line.get("wall", 0.0) for line in recent):
             total += sum(line["samples"] for line in recent) / seconds
     return total
 
@@ -197,6 +197,16 @@ def _silent(folder: Path, now: float) -> float | None:
     return max(now - max(times), 0.0) if times else None
 
 
+def _last_points(path: Path) -> list[dict[str, Any]]:
+    """Returns the last points of a curve; damaged ones are left out."""
+    wanted = {"time": (int, float), "trained": int, "epoch": int}
+    return [
+        line
+        for line in _last_lines(path)
+        if all(isinstance(line.get(name), kind) for name, kind in wanted.items())
+    ]
+
+
 def _last_lines(path: Path) -> list[dict[str, Any]]:
     """Returns the last whole lines of a file, without damaged ones; none without a file."""
     try:
@@ -204,7 +214,7 @@ def _last_lines(path: Path) -> list[dict[str, Any]]:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - _END, 0))
             lines = file.read().split(b"\n")
-    except FileNotFoundError:
+    except OSError:
         return []
     # The first line may be cut off, and the last one half written.
     whole = lines[1 if size > _END else 0 : -1]

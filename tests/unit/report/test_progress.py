@@ -101,6 +101,11 @@ def test_a_loop_of_the_scripts_own_has_steps_alone(tmp_path: Path) -> None:
     assert read_progress(tmp_path / "none").describe() == ""
 
 
+def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path, [point(1.0, 1, 2), {"tmme": 3}, {**point(0, 1, 3), "epoch": "x"}], steps=[{"samples": 1, "steps": 1}])  # fmt: skip
+    assert read_progress(tmp_path).describe_running() == "epoch 1/5, step 2/10, loss 0.4061"
+
+
 def test_a_step_that_takes_long_is_said(tmp_path: Path) -> None:
     write(tmp_path, [point(121.0, 2, 2), point(120.0, 2, 3)], steps=[STEP])
     says = read_progress(tmp_path).describe_running()
