@@ -19,6 +19,9 @@ OnDivergence = Literal["stop", "repair"]
 CompileUpdate = Literal["auto", "on", "off"]
 Step = Literal["tried", "partitioned"]
 Verify = Literal["first", "off", "only"]
+# The treatment of a script whose batches differ from those that it had when a snapshot was made.
+# They are ignored where the same launcher starts workers again: such data is drawn at random.
+OtherBatches = Literal["ignored", "compared", "any"]
 
 _SECRET_NAME = re.compile(
     r"secret|passw|passphrase|pwd|credential|(api|access|private)[_-]?key|(^|[_-])(token|key|auth|pw)$",

@@ -147,7 +147,7 @@ def test_detached(cluster: slurm.Slurm, tmp_path: Path) -> None:
     submitted = on_slurm(cluster, tmp_path, "--detach")
     assert "run" in output_of(submitted)
     pauses.wait_for((tmp_path / "reached").exists)
-    assert "run: running" in output_of(
+    assert "Running: epoch " in output_of(
         start(cluster, tmp_path, str(pauses.SYRTOS), "status", "run")
     )
     assert "epoch 3\n" in output_of(start(cluster, tmp_path, str(pauses.SYRTOS), "logs", "run"))
@@ -155,7 +155,7 @@ def test_detached(cluster: slurm.Slurm, tmp_path: Path) -> None:
     said = output_of(start(cluster, tmp_path, str(pauses.SYRTOS), "logs", "-f", "run"))
     assert "`syrtos resume" in said
     state = start(cluster, tmp_path, str(pauses.SYRTOS), "status", "run")
-    assert "stopped (its state is saved" in output_of(state)
+    assert "Its state is saved" in output_of(state)
     assert state.returncode == 75
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -242,6 +243,50 @@ def test_a_run_is_resumed_after_its_launcher_has_ended(
     again = run(folder, resume=True, within=60.0)
     assert again.code == 2
     assert "has finished: there is nothing to resume" in again.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("backend", ["tensorflow", *(pytest.param(other, marks=pytest.mark.long) for other in ("jax", "torch"))])  # fmt: skip
+def test_a_script_with_other_batches_is_refused(tmp_path: Path, backend: str) -> None:
+    """Only a person's word lets it go on, from the beginning of the epoch."""
+    env = {"KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1"}
+    command = ("-n", "2", "--oversubscribe", "--max-restarts", "3", SCRIPTS / "other_batches.py")
+    stopped = Run(tmp_path, *command, env={**env, "WAITS": "25"}, forked=True)
+    stopped.until_exist("waits", within=120.0)
+    stopped.send(signal.SIGTERM)
+    assert stopped.ends(within=60.0).code == 75, stopped.stderr
+    shutil.copytree(tmp_path / "run", tmp_path / "kept")
+
+    def resume(*words: str, **variables: str) -> Run:
+        shutil.rmtree(tmp_path / "run")
+        shutil.copytree(tmp_path / "kept", tmp_path / "run")
+        return run(tmp_path, *words, env={**env, **variables}, forked=True, resume=True, within=180.0)  # fmt: skip
+
+    for changed, says in (
+        (
+            {"BATCH": "32", "STEPS": "5"},
+            "A step of `fit` trains on 32 rows, and trained on 16 when",
+        ),
+        ({"STEPS": "8"}, "An epoch of `fit` has 8 steps, and had 10 when"),
+    ):
+        refused = resume(**changed)
+        assert refused.code == 1
+        assert says in refused.stderr
+        assert "`syrtos resume RUN_DIR --force`" in refused.stderr
+        assert "no restart: the script does not go with its snapshot." in refused.stderr
+        assert f"have changed since the run was begun: {', '.join(changed)}, WAITS." in refused.stderr  # fmt: skip
+    place = re.search(r"from step (\d+) \((in|the end of) epoch (\d)\)", stopped.stderr)
+    assert place, stopped.stderr
+    epoch = int(place[3]) + (place[2] != "in")
+    forced = resume("--force", BATCH="32", STEPS="5")
+    assert forced.code == 0, forced.stderr
+    assert (
+        f"trained on 16 before: it goes on from the beginning of epoch {epoch}\n" in forced.stderr
+    )
+    assert forced.stdout == f"made {int(place[1]) + 5 * (5 - epoch)} in epochs [0, 1, 2, 3]\n"
+    as_before = resume()
+    assert as_before.stdout == "made 40 in epochs [0, 1, 2, 3]\n"
 
 
 _BY_THEMSELVES = (

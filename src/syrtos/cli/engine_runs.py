@@ -1,31 +1,27 @@
-"""`syrtos run --on ENGINE`, `--detach`, and `syrtos status`, `logs`, `stop` of a run directory."""
+"""`syrtos run --on ENGINE` and `--detach`: runs that an engine takes."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from syrtos import settings
-from syrtos.checkpoint import durable
-from syrtos.cli.execution import ConnectedHosts, going_on_error, is_going_on
-from syrtos.engines.engine import Engine, EngineRequest, ReachableHosts, Submitted, read_end
+from syrtos.cli.execution import ConnectedHosts
+from syrtos.cli.followed_run import keep_submission, print_pieces
+from syrtos.engines.engine import Engine, EngineRequest, ReachableHosts, Submitted
 from syrtos.engines.registry import engine_of
 from syrtos.errors import ConfigurationError, SyrtosError
 from syrtos.interrupts import raise_interrupts
 from syrtos.launch.program import Program, parse
+from syrtos.launch.run_lock import going_on_error, is_going_on
 from syrtos.launch.terminal import output
-from syrtos.report.json_files import document
 
-# What an engine needs to find a submitted run again, in the run directory.
-_FACTS = "engine.json"
 # The word after --on for hosts on each of which this command was started.
 PLACED = "placed"
 # For launchers none of whose hosts is this machine, whatever their names.
@@ -235,22 +231,22 @@ def _submit(engine: Engine, wanted: EngineRequest, detach: bool) -> int:
     if is_going_on(wanted.run_dir):
         raise going_on_error(wanted.run_dir)
     facts = engine.submit(wanted)
-    durable.replace(
-        wanted.run_dir / _FACTS, json.dumps({"engine": engine.name, "facts": facts}).encode()
-    )
-    run_dir = shlex.quote(str(wanted.run_dir))
+    keep_submission(wanted.run_dir, engine.name, facts)
     if detach:
-        print(f"syrtos: submitted: `syrtos status {run_dir}` says how it is, `syrtos logs -f {run_dir}` what it prints, `syrtos stop {run_dir}` ends it",
-              file=sys.stderr)  # fmt: skip
-        print(wanted.run_dir)
-        return 0
+        return print_submitted(wanted.run_dir)
     return follow(engine.submitted_run(facts))
 
 
-def find_submitted(run_dir: Path) -> Submitted | None:
-    """Returns the run that was submitted with this run directory; None if there is none."""
-    kept: dict[str, Any] = document(run_dir / _FACTS)
-    return engine_of(kept["engine"]).submitted_run(kept["facts"]) if kept else None
+def print_submitted(run_dir: Path) -> int:
+    """Prints how a run that was submitted is followed, and returns the exit code."""
+    name = shlex.quote(str(run_dir))
+    print(
+        f"syrtos: submitted: `syrtos status {name}` says how it is, `syrtos logs -f {name}` what it"
+        f" prints, `syrtos stop {name}` ends it",
+        file=sys.stderr,
+    )
+    print(run_dir)
+    return 0
 
 
 def follow(submitted: Submitted) -> int:
@@ -262,12 +258,12 @@ def follow(submitted: Submitted) -> int:
     over = threading.Event()
     threading.Thread(target=_tell_waiting, args=(submitted, over), daemon=True).start()
     try:
-        _print_pieces(submitted.output(follow=True))
+        print_pieces(submitted.output(follow=True))
     except KeyboardInterrupt:
         output.say("ends the run")
         submitted.stop()
         try:
-            _print_pieces(submitted.output(follow=True), silent=True)
+            print_pieces(submitted.output(follow=True), silent=True)
         except KeyboardInterrupt:
             submitted.stop(at_once=True)
         return _INTERRUPTED
@@ -290,72 +286,3 @@ def _tell_waiting(submitted: Submitted, over: threading.Event) -> None:
         if state.phase == "waiting" and state.why and state.why != told:
             output.say(state.why)
             told = state.why
-
-
-def _print_pieces(pieces: Iterator[bytes], silent: bool = False) -> None:
-    for piece in pieces:
-        if not silent:
-            sys.stdout.buffer.write(piece)
-            sys.stdout.flush()
-
-
-def print_status(run_dir: Path) -> int:
-    """Prints the state of a run, and its reason.
-
-    Returns:
-        0 while it runs or waits and after it has finished, else its exit code.
-
-    Raises:
-        ConfigurationError: there is no run in the folder.
-    """
-    submitted = find_submitted(run_dir)
-    state = submitted.state() if submitted else read_end(run_dir)
-    if state is None:
-        facts: Mapping[str, Any] = document(run_dir / "run.json")
-        if not facts:
-            raise ConfigurationError(
-                f"There is no run in {run_dir}: name the folder that `syrtos run` has printed."
-            )
-        print(
-            f"{run_dir}: running, or its launcher is gone; `syrtos report {run_dir}` shows how far"
-            " it is"
-        )
-        return 0
-    print(f"{run_dir}: {state.phase}" + f" ({state.why})" * bool(state.why))
-    return (state.code or 1) if state.phase in ("failed", "stopped") else 0
-
-
-def print_output(run_dir: Path, follow_it: bool) -> int:
-    """Prints what a submitted run has printed.
-
-    Raises:
-        ConfigurationError: the run was not submitted.
-    """
-    submitted = _require_submitted(run_dir)
-    _print_pieces(submitted.output(follow_it))
-    return 0
-
-
-def stop(run_dir: Path) -> int:
-    """Asks the engine of a submitted run to end it.
-
-    Raises:
-        ConfigurationError: the run was not submitted.
-    """
-    _require_submitted(run_dir).stop()
-    print(
-        f"syrtos: the run was asked to end; `syrtos status {run_dir}` says when it has",
-        file=sys.stderr,
-    )
-    return 0
-
-
-def _require_submitted(run_dir: Path) -> Submitted:
-    submitted = find_submitted(run_dir)
-    if submitted is None:
-        raise ConfigurationError(
-            f"The run in {run_dir} was not submitted (`syrtos run --detach`, `--on`): its own"
-            " terminal shows its output and stops it with Ctrl-C. Its workers' output is in"
-            f" {run_dir / 'logs'}."
-        )
-    return submitted

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import functools
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syrtos import settings
 from syrtos.cli.failure import print_failure
+from syrtos.cli.followed_run import forget_submission
 from syrtos.cli.run_request import (
     REQUEST,
     RunRequest,
@@ -27,7 +26,7 @@ from syrtos.cli.run_request import (
 from syrtos.cli.summary import print_summary, print_table
 from syrtos.cli.watching import forget as forget_watched
 from syrtos.cli.watching import watching
-from syrtos.engines.engine import STOPPED
+from syrtos.engines.engine import BY_SCHEDULER, STOPPED
 from syrtos.errors import ConfigurationError
 from syrtos.launch import generations, limits, lost_workers
 from syrtos.launch.membership import Membership
@@ -38,6 +37,7 @@ from syrtos.launch.processes.signalling import answering_signals
 from syrtos.launch.processes.standard_input import has_data, input_descriptor
 from syrtos.launch.processes.standby import Standby
 from syrtos.launch.remote.here import is_here
+from syrtos.launch.run_lock import LOCK, taking_run_lock
 from syrtos.launch.snapshots import AgentSnapshots, LocalSnapshots, Snapshots
 from syrtos.launch.spec import Host, Spec
 from syrtos.launch.supervise import supervise
@@ -52,9 +52,6 @@ if TYPE_CHECKING:
     from syrtos.launch.processes.zygote_process import EarlyStart
     from syrtos.launch.remote.agents import Agent, Agents
 
-_LOCK = ".lock"
-# The end of a run that a scheduler has stopped.
-_BY_SCHEDULER = [End.STOPPED.name, 128 + signal.SIGTERM]
 # Seconds before a process is made ready to fork the next generation, where no person has asked for
 # restarts: short runs are spared it.
 _STANDBY_AFTER = 10.0
@@ -94,7 +91,7 @@ def execute(
     unrecorded = Unrecorded()
     with unrecorded.noting(run_dir):
         _make_folder(run_dir)
-    with _run_lock(run_dir):
+    with taking_run_lock(run_dir):
         # A scheduler that queues a job again gives the very same command.
         if not resume and generations.has_snapshot(run_dir):
             if _goes_on(request, run_dir):
@@ -121,6 +118,9 @@ def execute(
                 f"syrtos: {run_dir} holds an earlier run, whose logs and record this one replaces.",
                 file=sys.stderr,
             )
+        if not request.spec.placed:
+            # From now on it is this process that is followed, and nothing that was submitted.
+            forget_submission(run_dir)
         if not resume:
             forget_watched(run_dir)
         with unrecorded.noting(run_dir / REQUEST):
@@ -143,7 +143,7 @@ def _make_folder(run_dir: Path) -> None:
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / _LOCK).touch()
+        (run_dir / LOCK).touch()
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -184,7 +184,7 @@ def _goes_on(request: RunRequest, run_dir: Path) -> bool:
     found = document(run_dir / REQUEST)
     if request.differences(found):
         return False
-    return found.get("end") in (None, _BY_SCHEDULER) or generations.is_of_script(run_dir)
+    return found.get("end") in (None, BY_SCHEDULER) or generations.is_of_script(run_dir)
 
 
 def _why_not(request: RunRequest, run_dir: Path) -> str:
@@ -208,47 +208,6 @@ def _may_be_forgotten(request: RunRequest, run_dir: Path) -> bool:
     policy = document(run_dir / REQUEST).get("policy")
     asked = policy.get("asked", True) if isinstance(policy, dict) else True
     return not (request.policy.asked or asked or generations.is_of_script(run_dir))
-
-
-@contextlib.contextmanager
-def _run_lock(run_dir: Path) -> Iterator[None]:
-    """Context manager: no other process runs anything in this folder.
-
-    Raises:
-        ConfigurationError: another process runs something in the folder.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            file = stack.enter_context((run_dir / _LOCK).open("a"))
-            # The kernel drops the lock when this process ends, however it does.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise going_on_error(run_dir) from error
-        except OSError:
-            # The file system has no locks, or no room: nothing is known of other runs.
-            pass
-        yield
-
-
-def going_on_error(run_dir: Path) -> ConfigurationError:
-    """Returns the error of a command in whose run directory another process runs something."""
-    return ConfigurationError(
-        f"A run in {run_dir} is going on. Wait for its end, stop it, or name another folder with"
-        " --run-dir."
-    )
-
-
-def is_going_on(run_dir: Path) -> bool:
-    """Returns whether a launcher runs something in this folder; writes nothing into it."""
-    try:
-        with (run_dir / _LOCK).open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        # There is no folder, it is none of a run, or the file system has no locks.
-        pass
-    return False
 
 
 def _execute(
@@ -319,6 +278,7 @@ def _run(
                 policy,
                 request.seed,
                 resume,
+                any_batches=request.any_batches,
                 gather=members.gather,
                 came=came,
             )
@@ -423,7 +383,7 @@ def _print_failed(ended: generations.RunEnd, run_dir: Path, restarts_asked: bool
     if not ended.resumable or again_the_same:
         return ended.outcome.code
     mended = ", once the cause is mended" if ended.reason else ""
-    by_scheduler = [ended.outcome.end.name, ended.outcome.code] == _BY_SCHEDULER
+    by_scheduler = [ended.outcome.end.name, ended.outcome.code] == BY_SCHEDULER
     # a full disk may have prevented the snapshot that the scheduler's signal asked for
     goes_on = generations.has_snapshot(run_dir) and by_scheduler
     same = ", and so does the same command with this --run-dir" * goes_on

@@ -1,6 +1,6 @@
 """`syrtos jobs`, `describe`, `status`, `logs`, `stop`: list, show, follow and end training jobs.
 
-`status`, `logs` and `stop` also serve runs that were submitted.
+`status`, `logs` and `stop` also serve run directories.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from syrtos.cli import engine_runs
+from syrtos.cli import followed_run
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 
 if TYPE_CHECKING:
@@ -42,14 +42,10 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser("describe", help="show all about a training job, as JSON")
     parser.set_defaults(main=_describe)
     parser.add_argument("name")
-    parser = commands.add_parser(
-        "status", help="say how a run is that was submitted with --detach or --on"
-    )
+    parser = commands.add_parser("status", help="say how far a run is, or how it ended")
     parser.set_defaults(main=_status_of_run)
     add_run_dir(parser)
-    parser = commands.add_parser(
-        "logs", help="print the output of a training job, or of a run that was submitted"
-    )
+    parser = commands.add_parser("logs", help="print the output of a training job or of a run")
     parser.set_defaults(main=_logs)
     parser.add_argument(
         "-f", "--follow", action="store_true", help="follow the output until its end"
@@ -58,7 +54,7 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "stop",
         help=(
-            "stop a training job (SIGTERM, SIGKILL after two minutes), or a run that was submitted"
+            "stop a training job (SIGTERM, SIGKILL after two minutes) or a run, and wait for the end of a run"
         ),
     )
     parser.set_defaults(main=_stop)
@@ -106,12 +102,12 @@ def _describe(chosen: argparse.Namespace) -> int:
 
 
 def _status_of_run(chosen: argparse.Namespace) -> int:
-    return engine_runs.print_status(find_run_dir(chosen.run_dir))
+    return followed_run.print_status(find_run_dir(chosen.run_dir))
 
 
 def _logs(chosen: argparse.Namespace) -> int:
     if chosen.name is None or Path(chosen.name).is_dir():
-        return engine_runs.print_output(
+        return followed_run.print_output(
             find_run_dir(chosen.name and Path(chosen.name)), chosen.follow
         )
     from syrtos.jobs.client import local
@@ -145,7 +141,7 @@ def _instances(service: Service, name: str) -> int:
 
 def _stop(chosen: argparse.Namespace) -> int:
     if Path(chosen.name).is_dir():
-        return engine_runs.stop(Path(chosen.name).resolve())
+        return followed_run.stop(Path(chosen.name).resolve())
     from syrtos.jobs.client import local
 
     local.ask_to_stop(_service(), chosen.name)

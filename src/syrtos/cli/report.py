@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from syrtos.checkpoint import durable
-from syrtos.cli.execution import is_going_on
 from syrtos.cli.run_dirs import find_run_dir
 from syrtos.errors import ConfigurationError
+from syrtos.launch.run_lock import is_going_on
 from syrtos.report import compare, facts, page, text
 from syrtos.report.read import RunRecord, load
 

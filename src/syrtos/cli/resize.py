@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from syrtos.cli.execution import is_going_on
 from syrtos.cli.run import check_may_resize
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 from syrtos.cli.run_request import read_request
 from syrtos.errors import ConfigurationError
 from syrtos.launch.membership import ask_for
+from syrtos.launch.run_lock import is_going_on
 
 if TYPE_CHECKING:
     from syrtos.cli.parsing import Commands

@@ -9,15 +9,20 @@ import argparse
 import dataclasses
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syrtos import settings
+from syrtos.cli.engine_runs import print_submitted
 from syrtos.cli.execution import execute, this_machine
+from syrtos.cli.followed_run import keep_submission
 from syrtos.cli.run import check_may_resize
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 from syrtos.cli.run_request import read_request, request_changes
+from syrtos.engines import background
 from syrtos.errors import ConfigurationError
 from syrtos.launch.plan import make_plan
+from syrtos.launch.run_lock import going_on_error, is_going_on
 from syrtos.launch.spec import Spec, parse_hosts
 
 if TYPE_CHECKING:
@@ -40,19 +45,49 @@ def add_to(commands: Commands) -> None:
         "-n", type=int, dest="workers", metavar="N", help="another number of workers than before"
     )
     parser.add_argument("--hosts", metavar="A:2,B:2", help="other hosts than before")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help=(
+            "go on although the script has another batch size, or epochs of other lengths, than"
+            " before: from the beginning of the epoch"
+        ),
+    )
+    parser.add_argument(
+        "--detach",
+        action="store_true",
+        help="go on in the background; `syrtos status`, `logs` and `stop` RUN_DIR follow it",
+    )
     parser.set_defaults(main=main)
 
 
 def main(chosen: argparse.Namespace) -> int:
     """Resumes the run, and returns its exit code."""
     run_dir = find_run_dir(chosen.run_dir)
+    if is_going_on(run_dir):
+        # before anything is said of its script
+        raise going_on_error(run_dir)
     request = read_request(run_dir)
     _choose_backend(request.backend)
     spec = _resized_spec(request.spec, chosen)
     # refused before anything is written
     make_plan(spec, this_machine(spec.hosts), settings.environment())
+    if chosen.detach:
+        return _resume_in_background(run_dir, chosen)
     changes = request_changes(chosen.workers, spec.hosts if chosen.hosts else ())
-    return execute(dataclasses.replace(request, spec=spec), run_dir, resume=True, changes=changes)
+    request = dataclasses.replace(request, spec=spec, any_batches=chosen.force)
+    return execute(request, run_dir, resume=True, changes=changes)
+
+
+def _resume_in_background(run_dir: Path, chosen: argparse.Namespace) -> int:
+    options = {"-n": chosen.workers, "--hosts": chosen.hosts}
+    given = [
+        word for name, value in options.items() if value is not None for word in (name, str(value))
+    ]
+    words = ("resume", str(run_dir), *given, *(["--force"] if chosen.force else []))
+    facts = background.start(run_dir, sys.executable, words)
+    keep_submission(run_dir, background.ENGINE.name, facts)
+    return print_submitted(run_dir)
 
 
 def _choose_backend(backend: str | None) -> None:

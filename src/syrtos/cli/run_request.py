@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from syrtos import settings
 from syrtos.checkpoint import durable
 from syrtos.cli.env import versions
+from syrtos.cli.script_environment import changed_names, fingerprints
 from syrtos.errors import ConfigurationError
 from syrtos.launch.outcome import End
 from syrtos.launch.policy import RestartPolicy
@@ -38,6 +40,7 @@ class RunRequest:
         metrics_port: the port on the loopback interface at which Prometheus finds the run's
             figures; None: none.
         backend: the backend of Keras that the environment named; None: none.
+        any_batches: whether training may go on with other batches than those of its snapshot.
     """
 
     spec: Spec
@@ -46,6 +49,7 @@ class RunRequest:
     track: tuple[str, ...] = ()
     metrics_port: int | None = None
     backend: str | None = None
+    any_batches: bool = False
 
     def identifying_facts(self) -> dict[str, Any]:
         """Returns all that tells requests apart, as JSON has it.
@@ -100,6 +104,7 @@ class RunRequest:
         facts = {
             "seed": self.seed,
             "backend": self.backend,
+            "environment": fingerprints(self.spec.program, settings.environment()),
             **watched,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
@@ -144,8 +149,8 @@ def _describe(error: Exception) -> str:
 def read_request(run_dir: Path) -> RunRequest:
     """Reads the request that `RunRequest.write` has written.
 
-    It changes to the folder in which the run was begun. If the script has changed since, a line
-    says so.
+    It changes to the folder in which the run was begun. If the script has changed since,
+    or a variable of the environment that it names, a line says so.
 
     Raises:
         ConfigurationError: there is no such run, or it can't be resumed.
@@ -203,6 +208,13 @@ def read_request(run_dir: Path) -> RunRequest:
         raise ConfigurationError(f"The run in {run_dir} has finished: there is nothing to resume.")
     if _digest(spec.program.name) != found.get("sha256", ""):
         print(f"syrtos: {spec.program.name} has changed since the run was begun.", file=sys.stderr)
+    kept = found.get("environment") or {}
+    if changed := changed_names(spec.program, settings.environment(), kept):
+        print(
+            "syrtos: variables of the environment that the script names have changed since the run"
+            f" was begun: {', '.join(changed)}.",
+            file=sys.stderr,
+        )
     return request
 
 

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from syrtos.cli.execution import is_going_on
 from syrtos.cli.watching import TRACKERS
 from syrtos.errors import ConfigurationError
+from syrtos.launch.run_lock import is_going_on
 from syrtos.report import following
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,8 @@ Phase = Literal["waiting", "running", "finished", "failed", "stopped"]
 # The exit code of a launcher that a scheduler has stopped, and whose run goes on when it is started
 # again (EX_TEMPFAIL of sysexits.h).
 STOPPED = 75
+# The end of a run that a scheduler has stopped, as its launcher writes it down.
+BY_SCHEDULER = [End.STOPPED.name, 128 + signal.SIGTERM]
 _EVERY = 0.5  # seconds between two looks at a file that grows
 
 
@@ -128,7 +131,13 @@ class RunState:
 
 
 class Submitted(ABC):
-    """A run that an engine has taken."""
+    """A run that an engine has taken.
+
+    Attributes:
+        name: the words for what runs it in sentences about it, e.g. ``job 12``.
+    """
+
+    name: str = "the run"
 
     @abstractmethod
     def state(self) -> RunState:
@@ -214,21 +223,27 @@ def growing(path: Path, submitted: Submitted, follow: bool) -> Iterator[bytes]:
     """Yields a file's contents in pieces; with ``follow`` what is added until the run has ended."""
     position, over = 0, not follow
     while True:
-        try:
-            with path.open("rb") as file:
-                file.seek(position)
-                while piece := file.read(1 << 16):
-                    position += len(piece)
-                    yield piece
-        except FileNotFoundError:
-            # The run has not begun to write.
-            pass
+        for piece in read_from(path, position):
+            position += len(piece)
+            yield piece
         if over:
             return
         # what was written before its end is read once more
         over = submitted.state().is_over
         if not over:
             time.sleep(_EVERY)
+
+
+def read_from(path: Path, position: int) -> Iterator[bytes]:
+    """Yields the rest of a file from ``position`` on, in pieces; nothing while there is no file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(position)
+            while piece := file.read(1 << 16):
+                yield piece
+    except FileNotFoundError:
+        # The run has not begun to write.
+        return
 
 
 def read_end(run_dir: Path) -> RunState | None:
@@ -246,4 +261,6 @@ def read_end(run_dir: Path) -> RunState | None:
         run_dir
     )
     says = f"`syrtos report {run_dir}` says what happened{goes_on}."
+    if found == BY_SCHEDULER and goes_on:
+        code = STOPPED
     return RunState(phase, "" if phase == "finished" else says, int(code))

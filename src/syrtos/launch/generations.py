@@ -23,7 +23,7 @@ from syrtos.launch.policy import Attempt, Decision, RestartPolicy, decide
 from syrtos.launch.processes import signalling
 from syrtos.launch.snapshots import Snapshots
 from syrtos.launch.terminal import output
-from syrtos.settings import SEED_VARIABLE, SNAPSHOTS_VARIABLE
+from syrtos.settings import SEED_VARIABLE, SNAPSHOTS_VARIABLE, OtherBatches
 
 # Seconds between two copies of a snapshot to the run directory.
 _DURABLE_EVERY = 30.0
@@ -63,6 +63,7 @@ def run(
     resume: bool = False,
     *,
     durable: bool = True,
+    any_batches: bool = False,
     gather: Callable[[Callable[[], bool]], None] = lambda over: None,
     came: list[int] | None = None,
     say: Callable[[str], None] = output.say,
@@ -78,6 +79,7 @@ def run(
         seed: the workers' common seed, the same in each generation.
         resume: whether the run goes on from a snapshot in ``run_dir``.
         durable: whether snapshots are copied to ``run_dir``, for a later `resume`.
+        any_batches: whether training may go on with other batches than those of the snapshot.
         gather: waits until it is known which hosts the next generation has, or until its argument
             says that the run is over.
         came: gets the signals that come when no generation answers them; ``start`` answers those
@@ -88,9 +90,19 @@ def run(
     if not resume:
         forget(run_dir)
     series = _Series(
-        start, snapshots, run_dir, policy, seed, first, durable, gather, say, run_dir,
+        start,
+        snapshots,
+        run_dir,
+        policy,
+        seed,
+        first,
+        durable,
+        "any" if any_batches else "compared" if resume else "ignored",
+        gather,
+        say,
+        run_dir,
         [] if came is None else came,
-    )  # fmt: skip
+    )
     with (
         signalling.answering_signals(series.came.append),
         closing(snapshots),
@@ -112,6 +124,7 @@ class _Series:
     """The generations of a run, one after the other.
 
     Attributes:
+        batches: the treatment of batches that differ from those of the snapshot.
         came: signals that came when no workers were there to take them.
         attempts: the generations that have ended.
         decision: what the policy made of the last of them.
@@ -126,6 +139,7 @@ class _Series:
     seed: int
     first: int
     durable: bool
+    batches: OtherBatches
     gather: Callable[[Callable[[], bool]], None]
     say: Callable[[str], None]
     folder: Path
@@ -171,7 +185,11 @@ class _Series:
 
         The common seed of the workers is among the variables.
         """
-        described = {**self.snapshots.facts_for_writers(workers), "folder": str(self.kept)}
+        described = {
+            **self.snapshots.facts_for_writers(workers),
+            "folder": str(self.kept),
+            "batches": self.batches,
+        }
         return {SNAPSHOTS_VARIABLE: json.dumps(described), SEED_VARIABLE: str(self.seed)}
 
 

@@ -23,6 +23,7 @@ _OUTAGE = re.compile(
 # Errors after which the next generation would go wrong too, and why.
 _FINAL = {
     "DivergenceError": "the replicas had diverged, and so have their snapshots",
+    "SnapshotError": "the script does not go with its snapshot",
     "NonFiniteError": "the same batch would give the same gradient again",
 }
 

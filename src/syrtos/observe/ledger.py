@@ -450,7 +450,8 @@ def epochs_path(run_dir: Path) -> Path:
 def curve_path(run_dir: Path) -> Path:
     """Returns the file in which rank 0 records points within epochs.
 
-    Each point has ``epoch``, ``logs`` and ``learning_rate``.
+    Each point has ``epoch``, ``epochs``, ``batch`` (in the epoch, from 1), ``steps_per_epoch``,
+    ``logs`` and ``learning_rate``.
     """
     return run_dir / "ledger" / "curve.jsonl"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,10 +75,3 @@ def test_options_that_contradict_each_other(
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(ConfigurationError, match=says):
         engine_runs.engine_for(chosen(**given))
-
-
-def test_a_run_of_nobody(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="There is no run in"):
-        engine_runs.print_status(tmp_path)
-    with pytest.raises(ConfigurationError, match="was not submitted"):
-        engine_runs.stop(tmp_path)

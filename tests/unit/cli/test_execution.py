@@ -1,4 +1,4 @@
-"""One run at a time in a folder; and what goes on when it is started again."""
+"""What goes on when it is started again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from syrtos.checkpoint.encoding import pack
-from syrtos.cli.execution import _goes_on, _may_be_forgotten, _run_lock, execute, this_machine
+from syrtos.cli.execution import _goes_on, _may_be_forgotten, execute, this_machine
 from syrtos.cli.run_request import RunRequest, note, read_request
 from syrtos.errors import ConfigurationError
 from syrtos.launch.policy import RestartPolicy
@@ -18,16 +18,6 @@ from syrtos.launch.program import parse
 from syrtos.launch.spec import Elastic, Host, Spec
 from syrtos.observe.unrecorded import Unrecorded
 from syrtos.settings import Options
-
-
-def test_a_folder_in_which_a_run_is_going_on_takes_no_other(tmp_path: Path) -> None:
-    for _ in range(2):
-        with (
-            _run_lock(tmp_path),
-            pytest.raises(ConfigurationError, match="is going on"),
-            _run_lock(tmp_path),
-        ):
-            pass
 
 
 @pytest.fixture

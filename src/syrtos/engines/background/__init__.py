@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import socket
+import dataclasses
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from syrtos.engines.engine import Engine, EngineRequest, RunState, Submitted, growing, read_end
+from syrtos.engines.engine import Engine, EngineRequest, Submitted
+from syrtos.engines.launched_run import LaunchedRun
 from syrtos.errors import ConfigurationError
-from syrtos.launch import events
-from syrtos.launch.processes import signalling
-
-_OUTPUT = "output.log"
+from syrtos.launch.run_lock import OUTPUT, Launcher
 
 
 class BackgroundEngine(Engine):
@@ -25,83 +22,39 @@ class BackgroundEngine(Engine):
         return {}
 
     def submit(self, wanted: EngineRequest) -> dict[str, str]:
-        wanted.run_dir.mkdir(parents=True, exist_ok=True)
-        with (wanted.run_dir / _OUTPUT).open("ab") as output:
-            process = subprocess.Popen(
-                [
-                    wanted.python,
-                    "-m",
-                    "syrtos",
-                    "run",
-                    "--run-dir",
-                    str(wanted.run_dir),
-                    *wanted.words,
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # It outlives the terminal of this command.
-                start_new_session=True,
-            )
-        facts = {
-            "pid": process.pid,
-            "host": socket.gethostname(),
-            "machine": events.machine(),
-            "born": events.born(process.pid),
-        }
-        return {
-            "run_dir": str(wanted.run_dir),
-            **{name: str(value) for name, value in facts.items()},
-        }
+        command = ("run", "--run-dir", str(wanted.run_dir), *wanted.words)
+        return start(wanted.run_dir, wanted.python, command)
 
     def submitted_run(self, facts: Mapping[str, str]) -> Submitted:
-        return _Process(facts)
-
-
-class _Process(Submitted):
-    def __init__(self, facts: Mapping[str, str]) -> None:
-        self._facts, self._run_dir = facts, Path(facts["run_dir"])
-
-    def state(self) -> RunState:
-        if self._runs():
-            return RunState("running")
-        if ended := read_end(self._run_dir):
-            return ended
-        if elsewhere := self._elsewhere():
-            return RunState(
-                "running",
-                f"It was started on {elsewhere}, and only there it is known whether it still runs.",
-            )
-        return RunState(
-            "failed", f"The launcher is gone without a word: {self._run_dir / _OUTPUT} may say why."
-        )
-
-    def _elsewhere(self) -> str:
-        """Returns the name of the host where the run was started; empty if it is this machine."""
-        host = self._facts.get("host", "")
-        return host if host != socket.gethostname() else ""
-
-    def _runs(self) -> bool:
-        # Elsewhere, or after a start of the machine, the number means another process.
-        if self._facts["machine"] != str(events.machine()):
-            return False
-        pid = int(self._facts["pid"])
-        stat = events.stat(pid)
-        return bool(stat) and stat[0] not in "ZX" and str(events.born(pid)) == self._facts["born"]
-
-    def output(self, follow: bool) -> Iterator[bytes]:
-        return growing(self._run_dir / _OUTPUT, self, follow)
-
-    def stop(self, at_once: bool = False) -> None:
-        if (elsewhere := self._elsewhere()) and not read_end(self._run_dir):
+        launcher = Launcher.from_facts(facts)
+        if launcher is None:
             raise ConfigurationError(
-                f"The run in {self._run_dir} was started on {elsewhere}, and this is"
-                f" {socket.gethostname()}: give the command there."
+                f"{facts.get('run_dir', 'The run directory')} does not say which process its run"
+                " was started as: it was written by another version of syrtos."
             )
-        if self._runs():
-            signalling.to_process(
-                int(self._facts["pid"]), signal.SIGKILL if at_once else signal.SIGTERM
-            )
+        return LaunchedRun(Path(facts["run_dir"]), launcher)
+
+
+def start(run_dir: Path, python: str, command: Sequence[str]) -> dict[str, str]:
+    """Starts a command of syrtos in the background, and returns facts by which it is found again.
+
+    Args:
+        run_dir: its run directory.
+        python: the interpreter that runs it.
+        command: the words after `syrtos`.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / OUTPUT).open("ab") as output:
+        process = subprocess.Popen(
+            [python, "-m", "syrtos", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # It outlives the terminal of this command.
+            start_new_session=True,
+        )
+    facts = dataclasses.asdict(Launcher.of(process.pid, in_background=True))
+    return {"run_dir": str(run_dir), **{name: str(value) for name, value in facts.items()}}
 
 
 ENGINE = BackgroundEngine()

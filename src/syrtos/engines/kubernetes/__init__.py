@@ -153,6 +153,7 @@ class _Run(Submitted):
     def __init__(self, cluster: KubernetesNamespace, kind: Kind, name: str, pods: int) -> None:
         self._cluster, self._name, self._pods = cluster, name, pods
         self._kind: Kind = kind
+        self.name = f"{kind} {name}"
 
     def state(self) -> RunState:
         return self._look()[1]

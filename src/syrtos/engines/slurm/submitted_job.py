@@ -39,6 +39,7 @@ class SubmittedJob(Submitted):
 
     def __init__(self, number: str, run_dir: Path, is_array: bool = False) -> None:
         self._number, self._run_dir, self._is_array = number, run_dir, is_array
+        self.name = f"job {number}"
         self._state = RunState("waiting")
         self._asked: float | None = None
 

@@ -15,8 +15,7 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,48 +23,26 @@ from syrtos.checkpoint import encoding
 from syrtos.checkpoint.encoding import Arrays
 from syrtos.comm import compression, world
 from syrtos.comm.world import Session
-from syrtos.errors import SnapshotError
 from syrtos.keras import backend, fitting, keras_internals
 from syrtos.keras.features import learning_rate
 from syrtos.keras.recovery import snapshot_store
+from syrtos.keras.recovery.skipping import (
+    Batches,
+    CountedTraining,
+    SkippedTraining,
+    batches_from,
+    read_batches,
+)
 from syrtos.keras.recovery.snapshot_store import Progress, SnapshotStore
 from syrtos.keras.replica import snapshot, state
 
 if TYPE_CHECKING:
-    from syrtos.keras.protocols import CallbackList, Logs, Model, TrainingParams
+    from syrtos.keras.protocols import CallbackList, Logs, Model
 
 # Snapshots take at most this part of the time (CheckFreq's bound; Mohan et al., FAST 2021).
 _COST = 0.035
 # So many steps lie at most between the first two snapshots of a process.
 _MOST_AFTER_FIRST = 4.0
-
-
-class CountedTraining(Protocol):
-    """An object that counts the steps of a `fit`, also of those that are drawn again."""
-
-    def data_epoch_begins(self, epoch: int, params: TrainingParams) -> None:
-        """Notes that the batches of an epoch are drawn from now on."""
-        ...
-
-    def data_step_is_over(self, batch: int) -> None:
-        """Notes that a batch has been trained on."""
-        ...
-
-    def data_epoch_ends(self) -> None:
-        """Notes that the batches of an epoch have been trained on."""
-        ...
-
-    def counters(self) -> dict[str, int]:
-        """Returns how much has been trained."""
-        ...
-
-    def arrays(self) -> Arrays:
-        """Returns the other values of this worker from which training goes on."""
-        ...
-
-    def count_from(self, counters: dict[str, int], arrays: Arrays) -> None:
-        """Restores what `counters` and `arrays` gave."""
-        ...
 
 
 def keeps_snapshots() -> bool:
@@ -142,6 +119,7 @@ class Protection:
         self._session: Session = world.current()
         self._place = Progress(fit=run.fits, trained=run.last.trained if run.fits > 1 else 0)
         self._since = 0  # calls since the last snapshot
+        self._batches: Batches | None = None  # of this `fit`, once its first step is made
         self._written_at = time.perf_counter()
         # plain attributes of callbacks that `on_train_begin` has left as they were
         self._begun_with = [snapshot.plain_attributes(callback) for callback in self._callbacks()]
@@ -182,12 +160,31 @@ class Protection:
             return
         place = self._place = self._committed.place
         self._model._initial_epoch = place.first_epoch or None
-        _Replay(
-            self._everyone, self._model, self._training, place, self._committed.facts["logs"], self
+        SkippedTraining(
+            self._session,
+            self._everyone,
+            self._model,
+            self._training,
+            place,
+            self._committed.facts["logs"],
+            self,
+            self._run.batches,
         )
 
-    def put_back(self) -> None:
-        """Restores the state as it was committed."""
+    def first_step_made(self, samples: float) -> str:
+        """Notes the batches of this `fit` once its first step is made, before anything is put back.
+
+        ``samples``: this worker's rows of that step.
+
+        Returns how they differ from those that the snapshot was made with; empty if they are alike.
+        """
+        self._batches = read_batches(self._session, samples, self._everyone.params)
+        if self._committed is None:
+            return ""
+        return batches_from(self._committed.facts).difference(self._batches)
+
+    def put_back(self, counters: dict[str, int] | None = None) -> None:
+        """Restores the state as it was committed, and possibly other ``counters``."""
         assert self._committed is not None
         found, self._committed = self._committed, None
         with self._session.ledger.span("checkpoint"):
@@ -198,7 +195,7 @@ class Protection:
         self._session.ledger.say(trained=found.place.trained)
         self._model.stop_training = found.facts["stop"]
         learning_rate.put_back(self._model.optimizer, found.facts["climb"])
-        self._training.count_from(found.facts["counters"], found.mine)
+        self._training.count_from(counters or found.facts["counters"], found.mine)
         if not found.place.epoch_ended and not found.place.ended:
             snapshot.show_epoch(self._callbacks(), found.place.epoch)
         self._written_at = time.perf_counter()
@@ -219,6 +216,9 @@ class Protection:
             self._place, calls=calls, trained=trained, epoch=epoch, epoch_ended=False, cut=cut
         )
         self._since += 1
+        if self._batches is None:
+            count = keras_internals.steps_in_call(self._model)
+            self.first_step_made(self._session.ledger.clock.top.samples / count)
         if self._since >= self._run.interval and have_met:
             self._commit(logs)
 
@@ -320,6 +320,7 @@ class Protection:
             "stop": bool(getattr(self._model, "stop_training", False)),
             "climb": learning_rate.facts_of(getattr(self._model, "optimizer", None)),
             "counters": self._training.counters(),
+            "batches": dataclasses.asdict(self._batches or Batches()),
             "logs": {
                 name: float(value)
                 for name, value in dict[str, Any](logs or {}).items()
@@ -347,114 +348,3 @@ def _complain(error: Exception) -> None:
     print(f"syrtos: no more snapshots: {type(error).__name__}: {error}", file=sys.stderr)
     if not isinstance(error, MemoryError):
         traceback.print_exc()
-
-
-class _Replay:
-    """Replaces the list of callbacks while a resumed `fit` skips batches that it was trained on."""
-
-    def __init__(
-        self,
-        everyone: CallbackList,
-        model: Model,
-        training: CountedTraining,
-        place: Progress,
-        logs: dict[str, float],
-        protection: Protection,
-    ) -> None:
-        """``logs``: those of the last step."""
-        self._everyone, self._callbacks, self._training = everyone, everyone.callbacks, training
-        self._model, self._place, self._logs, self._protection = model, place, logs, protection
-        self._calls = self._epoch = 0
-        self._evaluated = False
-        self._train, self._test = model.train_function, model.test_function
-        model.train_function, model.test_function = self._skip_training, self._skip_test
-        everyone.callbacks = [self]
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        if name.startswith(("on_", "set_")):
-            return lambda *args, **kwargs: None
-        raise AttributeError(name)
-
-    def _skip_training(self, *given: Any) -> object:
-        """Stands for the training function: draws batches, and leaves out all steps but the first.
-
-        It takes batches, and with JAX before them a state, which it gives back.
-        """
-        # The first step is computed: it builds what is built by a first step.
-        assert self._train is not None
-        if self._calls:
-            result = self._skip(self._logs, *given)
-        else:
-            result = self._train(*given)
-            if self._place.calls == 1:
-                result = (self._logs, *result[1:]) if len(given) > 1 else self._logs
-        # After the call: one that finds no batch raises, and does not count.
-        self._calls += 1
-        return result
-
-    def _skip_test(self, *given: Any) -> object:
-        """Stands for the function that evaluates: computes the first step alone.
-
-        The first step is computed for what it builds.
-        """
-        if self._evaluated:
-            return self._skip({}, *given)
-        self._evaluated = True
-        assert self._test is not None
-        return self._test(*given)
-
-    def _skip(self, logs: dict[str, float], *given: Any) -> object:
-        backend.active().skip_batches(
-            given[-1], int(getattr(self._model, "steps_per_execution", None) or 1)
-        )
-        return (logs, *given[:-1]) if len(given) > 1 else logs
-
-    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        self._epoch = epoch
-        self._training.data_epoch_begins(epoch, self._everyone.params)
-
-    def on_test_begin(self, logs: Logs = None) -> None:
-        """Makes the function that evaluates, and puts `_skip_test` in its place again."""
-        # Keras has left out to make the function, for there was one. Later it can't be made: with
-        # JAX a step takes the variables' values away.
-        self._model.test_function = self._test
-        self._model.make_test_function()
-        self._test, self._model.test_function = self._model.test_function, self._skip_test
-
-    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        self._training.data_step_is_over(batch)
-        if self._calls != self._place.calls:
-            return
-        if not self._place.epoch_ended:
-            self._end()
-        elif self._place.cut:
-            self._model.stop_training = True
-
-    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        self._training.data_epoch_ends()
-        if self._calls == self._place.calls:
-            if not self._place.ended:
-                self._end()
-            else:
-                self._model.stop_training = True
-
-    def on_train_end(self, logs: Logs = None) -> None:
-        if self._calls != self._place.calls or not self._place.ended:
-            raise SnapshotError(
-                f"The data of `fit` ended after {self._calls} batches, and {self._place.calls} had"
-                " been trained on when the snapshot was made. A run is continued with the data"
-                " that it began with. Start it anew with another --run-dir."
-            )
-        self._end()
-
-    def _end(self) -> None:
-        if self._calls and self._epoch != self._place.epoch:
-            raise SnapshotError(
-                f"Step {self._calls} of `fit` is in epoch {self._epoch + 1}, and was in epoch"
-                f" {self._place.epoch + 1} when the snapshot was made: the script makes other"
-                " batches than before. Where they depend on the number of workers, continue with"
-                " as many as before; else begin anew with another --run-dir."
-            )
-        self._model.train_function, self._model.test_function = self._train, self._test
-        self._everyone.callbacks = self._callbacks
-        self._protection.put_back()

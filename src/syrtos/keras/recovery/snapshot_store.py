@@ -84,12 +84,13 @@ class SnapshotStore:
         """
         Args:
             text: what the launcher or agent has written into the environment: the places of slots,
-                and the folder for `fit`s that have ended.
+                the folder for `fit`s that have ended, and the treatment of other batches.
             session: the workers.
         """
         told = json.loads(text)
         self.slots = Slots([tuple(pair) for pair in told["places"]])
         self.folder = Path(told["folder"])
+        self.batches: settings.OtherBatches = told["batches"]
         self.world, self._comm, self._ledger = session.world, session.comm, session.ledger
         self.number = self.slots.committed_number()
         self.fits = 0

@@ -236,7 +236,12 @@ class AfterUsers(_Quiet):
             self._protection.batch_ended(fit.epoch, count, logs, have_met)
         self._session.ledger.end_step(_index(batch), count)
         self._session.ledger.point(
-            lambda: self._curve_point(fit.epoch, logs, learning_rate.rate_of(self.model))
+            lambda: {
+                **self._curve_point(fit.epoch, logs, learning_rate.rate_of(self.model)),
+                "epochs": self.params.get("epochs"),
+                "batch": fit.batch + 1,
+                "steps_per_epoch": self.params.get("steps"),
+            }
         )
 
     def _curve_point(self, epoch: int, logs: Logs, rate: float | None) -> dict[str, object]:

@@ -29,10 +29,9 @@ class HeldSnapshots:
         told = json.loads(env.get(SNAPSHOTS_VARIABLE, "{}"))
         if "parts" not in told:
             return dict(env)
-        self._slots_for(told["parts"])
+        self._slots_for(told.pop("parts"))
         assert self._memory is not None
-        places = json.dumps({"places": self._memory.places, "folder": told["folder"]})
-        return {**env, SNAPSHOTS_VARIABLE: places}
+        return {**env, SNAPSHOTS_VARIABLE: json.dumps({**told, "places": self._memory.places})}
 
     def _slots_for(self, parts: int) -> Slots:
         with self._making:

@@ -165,13 +165,13 @@ def test_the_commands_follow_a_detached_run(
     assert b"is lost with the pods" in capfdbinary.readouterr().err
     server.say(server.add_pod("digits", 0), "epoch 1")
     assert main(["status", "digits"]) == 0
-    assert b"digits: running" in capfdbinary.readouterr().out
+    assert b"Running." in capfdbinary.readouterr().out
     assert main(["logs", "digits"]) == 0
     assert capfdbinary.readouterr().out == b"host 0 | epoch 1\n"
     assert main(["stop", "digits"]) == 0
     assert {kind for kind in server.names() if kind != "Pod"} == set()
     assert main(["status", "digits"]) == 75
-    assert b"stopped" in capfdbinary.readouterr().out
+    assert b"Stopped. The cluster has no JobSet digits" in capfdbinary.readouterr().out
 
 
 # -- refusals ------------------------------------------------------------------------------------------------

@@ -1,0 +1,209 @@
+"""`syrtos status`, `logs` and `stop` of a run directory: they follow who runs the run now."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from syrtos.checkpoint import durable
+from syrtos.engines.engine import RunState, Submitted, read_end
+from syrtos.engines.launched_run import LaunchedRun
+from syrtos.engines.registry import engine_of
+from syrtos.errors import ConfigurationError
+from syrtos.launch.run_lock import is_going_on, launcher_of
+from syrtos.launch.terminal import output
+from syrtos.report.json_files import document
+
+# What an engine needs to find a submitted run again, in the run directory.
+_FACTS = "engine.json"
+_EVERY = 0.1  # seconds between two looks at a run that is to end
+# Seconds that a run may take to end after its scripts' time is over: it saves its last snapshot.
+_PATIENCE, _GRACE = 60.0, 10.0
+
+
+def keep_submission(run_dir: Path, engine: str, facts: Mapping[str, str]) -> None:
+    """Writes down which engine a run was submitted to, and its facts."""
+    durable.replace(run_dir / _FACTS, json.dumps({"engine": engine, "facts": facts}).encode())
+
+
+def forget_submission(run_dir: Path) -> None:
+    """Removes what `keep_submission` has written: the run goes on, or anew, without that engine."""
+    (run_dir / _FACTS).unlink(missing_ok=True)
+
+
+def find_followed(run_dir: Path) -> Submitted | None:
+    """Returns who runs the run in a folder, or ran it last; None if nobody is known.
+
+    That is the engine that it was submitted to, or else the launcher that has taken the lock last.
+    """
+    kept: dict[str, Any] = document(run_dir / _FACTS)
+    submitted = engine_of(kept["engine"]).submitted_run(kept["facts"]) if kept else None
+    launcher = launcher_of(run_dir)
+    if launcher is None or (submitted and not isinstance(submitted, LaunchedRun)):
+        return submitted
+    # One that was started in the background just now has not come to the lock yet.
+    if submitted and submitted.launcher.since > launcher.since and not launcher.runs():
+        return submitted
+    return LaunchedRun(run_dir, launcher)
+
+
+def print_status(run_dir: Path) -> int:
+    """Prints the state of a run, and how far it is or its reason.
+
+    Returns:
+        0 while it runs or waits and after it has finished, else its exit code.
+
+    Raises:
+        ConfigurationError: there is no run in the folder.
+    """
+    followed = find_followed(run_dir)
+    state = _state_of(run_dir, followed)
+    print(describe_state(run_dir, followed, state))
+    return (state.code or 1) if state.phase in ("failed", "stopped") else 0
+
+
+def _state_of(run_dir: Path, followed: Submitted | None) -> RunState:
+    """Returns the state of a run, also of one whose launcher nobody has written down.
+
+    Raises:
+        ConfigurationError: there is no run in the folder.
+    """
+    if followed is not None:
+        return followed.state()
+    if is_going_on(run_dir):
+        return RunState("running")
+    if not document(run_dir / "run.json"):
+        raise ConfigurationError(
+            f"There is no run in {run_dir}: name the folder that `syrtos run` has printed."
+        )
+    return read_end(run_dir) or RunState(
+        "failed", f"The launcher ended without recording a result. See {run_dir / 'logs'}."
+    )
+
+
+def describe_state(run_dir: Path, followed: Submitted | None, state: RunState) -> str:
+    """Returns the state of a run in one line."""
+    # only here: `syrtos run` has no use for it at its start
+    from syrtos.report.progress import read_progress, silence_worth_a_word
+
+    if state.phase == "waiting":
+        return f"Waiting: {state.why}" if state.why else "Waiting."
+    if state.phase == "failed" and state.code is None and state.why:
+        return _sentence(state.why)
+    progress = read_progress(run_dir)
+    if state.phase != "running":
+        far = progress.describe()
+        head = f"{state.phase.capitalize()}{f': {far}' * bool(far)}."
+        return f"{head} {_sentence(state.why)}".rstrip()
+    launcher = followed.launcher if isinstance(followed, LaunchedRun) else None
+    if launcher and launcher.is_suspended():
+        text = f"Running, but launcher {launcher.pid} is suspended (`kill -CONT {launcher.pid}`)."
+    elif launcher and (silent := silence_worth_a_word(progress, launcher.since)):
+        text = f"Running, but no sign of life for {silent:.0f} s."
+    elif launcher or progress.silent is not None:
+        text = f"Running: {progress.describe_running()}."
+    else:
+        # its folder is on another machine
+        text = "Running."
+    return f"{text} {state.why}".rstrip()
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def print_output(run_dir: Path, follow_it: bool) -> int:
+    """Prints what a run has printed, or where a terminal shows that, the log of rank 0.
+
+    Raises:
+        ConfigurationError: there is no run in the folder.
+    """
+    followed = _require_followed(run_dir)
+    if isinstance(followed, LaunchedRun) and not followed.launcher.in_background:
+        output.say("this run prints on a terminal of its own; the log of rank 0 follows")
+    print_pieces(followed.output(follow_it))
+    return 0
+
+
+def print_pieces(pieces: Iterator[bytes], silent: bool = False) -> None:
+    """Prints what comes, as it comes; with ``silent`` it is only read."""
+    for piece in pieces:
+        if not silent:
+            sys.stdout.buffer.write(piece)
+            sys.stdout.flush()
+
+
+def stop(run_dir: Path) -> int:
+    """Sends the run's launcher, or its engine, the signal to stop, and waits for its end.
+
+    Returns:
+        0 if the run has ended and recorded how, or had ended before; else 1.
+
+    Raises:
+        ConfigurationError: there is no run in the folder, or it can't be stopped from here.
+    """
+    followed = _require_followed(run_dir)
+    state = followed.state()
+    if state.is_over:
+        output.say(f"no run is going on in {run_dir}. {describe_state(run_dir, followed, state)}")
+        return 0
+    with _stopping(run_dir) as is_first:
+        if is_first:
+            followed.stop()
+            output.say(f"Stop signal sent to {followed.name}; waiting…")
+        else:
+            output.say(f"Another `syrtos stop` has sent {followed.name} the signal; waiting…")
+        return _await_end(run_dir, followed)
+
+
+def _await_end(run_dir: Path, followed: Submitted) -> int:
+    patience = float(document(run_dir / "run.json").get("grace") or _GRACE) + _PATIENCE
+    deadline = time.monotonic() + patience
+    while not (state := followed.state()).is_over:
+        if time.monotonic() > deadline:
+            output.say(
+                f"{followed.name} has not ended within {patience:.0f} s: `syrtos status {run_dir}`"
+                f" says when it has. Another `syrtos stop {run_dir}` ends its workers at once."
+            )
+            return 1
+        time.sleep(_EVERY)
+    output.say(describe_state(run_dir, followed, state))
+    return 1 if state.code is None and state.phase == "failed" else 0
+
+
+@contextlib.contextmanager
+def _stopping(run_dir: Path) -> Iterator[bool]:
+    """Context manager: yields whether no other command stops the run at this moment.
+
+    A second signal would end workers that still save their state.
+    """
+    descriptor = os.open(run_dir, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_first = True
+        except BlockingIOError:
+            is_first = False
+        except OSError:
+            # The file system has no locks for folders: nothing is known of other commands.
+            is_first = True
+        yield is_first
+    finally:
+        os.close(descriptor)
+
+
+def _require_followed(run_dir: Path) -> Submitted:
+    followed = find_followed(run_dir)
+    if followed is None:
+        raise ConfigurationError(
+            f"There is no run in {run_dir} whose launcher is known: name the folder that `syrtos"
+            " run` has printed. Its workers' output is in its folder `logs`."
+        )
+    return followed
