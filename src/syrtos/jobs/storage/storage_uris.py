@@ -16,6 +16,7 @@ from syrtos import settings
 from syrtos.errors import ConfigurationError, DataError
 from syrtos.jobs.storage.objects import FolderStore, ObjectFacts, ObjectStore, check_bucket
 from syrtos.jobs.storage.remote_store import RemoteStore
+from syrtos.jobs.store.database import PATIENCE
 from syrtos.jobs.store.home import Home
 
 _READ = 1 << 20
@@ -235,12 +236,16 @@ def _pieces(path: Path) -> Iterator[bytes]:
             yield piece
 
 
-def store_of(home: Home) -> ObjectStore:
+def store_of(home: Home, patience: float = PATIENCE) -> ObjectStore:
     """Returns a service's object store: that of SYRTOS_S3_ENDPOINT, or a folder of its own.
 
     SYRTOS_S3_ENDPOINT is an address, or ``aws``.
+
+    Args:
+        home: the service's folder.
+        patience: for so many seconds an index that is locked is asked again.
     """
     endpoint = settings.environment().get("SYRTOS_S3_ENDPOINT")
     if endpoint:
         return RemoteStore(home.objects, "" if endpoint == "aws" else endpoint)
-    return FolderStore(home.objects)
+    return FolderStore(home.objects, patience)

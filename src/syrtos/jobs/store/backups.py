@@ -47,9 +47,7 @@ class Backups:
                 copy has.
         """
         copies = self.newest_first()
-        wrong = (
-            _fault_of(self._database) if self._database.exists() else "is gone" if copies else ""
-        )
+        wrong = fault_of(self._database) if self._database.exists() else "is gone" if copies else ""
         if not wrong and copies and self._has_lost_jobs(self._database, copies[0]):
             wrong = "holds no job any more"
         if not wrong:
@@ -79,7 +77,7 @@ class Backups:
         the new one.
         """
         for copy in self.newest_first():
-            if _fault_of(copy):
+            if fault_of(copy):
                 continue
             # made beside it, and renamed when it is complete
             draft = self._database.with_name(".restored.sqlite")
@@ -92,14 +90,7 @@ class Backups:
                 # what begins again
                 opened.execute(_END_ALL)
                 opened.commit()
-            aside = time.strftime("damaged-%Y%m%d-%H%M%S-")
-            # with its journal, which SQLite would apply to the new file
-            for path in (
-                self._database,
-                *(self._database.with_name(self._database.name + end) for end in ("-wal", "-shm")),
-            ):
-                with contextlib.suppress(FileNotFoundError):
-                    path.rename(path.with_name(aside + path.name))
+            set_aside(self._database)
             draft.replace(self._database)
             return copy
         return None
@@ -126,6 +117,16 @@ class Backups:
             old.unlink()
 
 
+def set_aside(database: Path) -> Path:
+    """Renames a damaged SQLite file, which stays beside its place; returns the new path."""
+    aside = time.strftime("damaged-%Y%m%d-%H%M%S-")
+    # with its journal, which SQLite would apply to a new file
+    for path in (database, *(database.with_name(database.name + end) for end in ("-wal", "-shm"))):
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(path.with_name(aside + path.name))
+    return database.with_name(aside + database.name)
+
+
 def _copy(source: Path, target: Path) -> None:
     """Makes a consistent copy of a database, even while other processes write to it."""
     # by SQLite itself (sqlite.org/backup.html): a copy of the file might catch half a transaction
@@ -144,7 +145,7 @@ def _copy(source: Path, target: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _fault_of(database: Path) -> str:
+def fault_of(database: Path) -> str:
     """Returns a database file's fault as the end of a sentence about it; empty if there is none.
 
     Raises:
