@@ -148,6 +148,9 @@ class ObjectStore(abc.ABC):
         """Returns a local file that is the object and never changes; None if there is none."""
         return None
 
+    def close(self) -> None:  # noqa: B027 - most keep nothing open
+        """Ends the use of the store by this process; does nothing by default."""
+
     def all(self, bucket: str, prefix: str) -> Iterator[ObjectFacts]:
         """Yields the objects whose keys begin with ``prefix``, by key."""
         after = ""
