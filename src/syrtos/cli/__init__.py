@@ -33,6 +33,7 @@ _COMMANDS = {command: file for group in _GROUPS.values() for command, file in gr
 _WITH_SCRIPTS = ("run", "verify")
 _OF_JOBS = (
     "sqlalchemy",
+    "regex",
     "starlette",
     "uvicorn",
     "httptools",

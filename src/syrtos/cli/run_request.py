@@ -101,9 +101,10 @@ class RunRequest:
             **watched,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        (run_dir / REQUEST).write_text(
-            json.dumps(self.identifying_facts() | facts, indent=2) + "\n"
-        )
+        path = run_dir / REQUEST
+        # for its owner alone: an argument of the script may be a secret
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(self.identifying_facts() | facts, indent=2) + "\n")
 
 
 def _digest(script: str) -> str:

@@ -146,6 +146,8 @@ class StorageURIs:
         paths = (
             [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
         )
+        for path in paths:
+            self._check_folder(path.resolve(), path.as_uri())
 
         def source(path: Path) -> JobFile:
             return JobFile(
@@ -166,6 +168,11 @@ class StorageURIs:
             )
         # resolved: a link must not lead out of the folders that are allowed
         path = Path(urllib.parse.unquote(parts.path)).resolve()
+        self._check_folder(path, uri)
+        return path
+
+    def _check_folder(self, path: Path, uri: str) -> None:
+        """Raises ConfigurationError unless a path without links is in a folder that is allowed."""
         if self._files is not None and not any(
             path.is_relative_to(folder) for folder in self._files
         ):
@@ -173,7 +180,6 @@ class StorageURIs:
                 f"{uri} is not in a folder that this service allows: start it with `syrtos serve"
                 f" --files {path.parent}`, or use s3://."
             )
-        return path
 
 
 def split(uri: str) -> tuple[str, str]:

@@ -49,7 +49,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
     The process ends with the script's exit code.
     """
-    program = parse(sys.argv[1:] if arguments is None else arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    program = parse([*given, *settings.take_arguments()])
     env = settings.environment()
     # These two may start the interpreter again, so they come before all else.
     tasks.adopt(env, _rank_before_mpi(env))
