@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import ssl
 import threading
@@ -25,6 +26,7 @@ from syrtos.jobs.storage.storage_uris import StorageURIs, store_of
 from syrtos.jobs.store.home import Home, try_lock
 from syrtos.jobs.store.job_store import Store
 from syrtos.jobs.tuning.driver import Driver
+from syrtos.launch.processes import signalling
 
 _HEADERS_IN = 20.0
 _LARGEST_HEAD = 1 << 17
@@ -184,12 +186,19 @@ class Server:
         self._thread: threading.Thread | None = None
 
     def run(self) -> None:
-        """Serves until SIGINT or SIGTERM."""
+        """Serves until SIGINT, SIGTERM or SIGHUP."""
+        # uvicorn raises a SIGTERM again when it has closed its connections: it must not end the
+        # process before `close`
+        for number in filter(signalling.is_wanted, (signal.SIGTERM, signal.SIGHUP)):
+            signal.signal(number, self._end)
         self._start_threads()
         try:
             self._server.run(sockets=[self._socket])
         finally:
             self.close()
+
+    def _end(self, *_: object) -> None:
+        self._server.should_exit = True
 
     async def serve(self) -> None:
         """Serves in the present event loop, in a thread that gets no signals, until `close`."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,14 @@ class Redactor:
     def __call__(self, line: str) -> str:
         return self._pattern.sub(_HIDDEN, line) if self._pattern else line
 
-    def redact_file(self, path: Path) -> None:
-        """Hides the secrets in a file of text that no process writes to any more."""
+    def redact_files(self, paths: Iterable[Path]) -> None:
+        """Hides the secrets in files of text that no process writes to any more."""
+        for path in paths:
+            # a disk may have no room for the copy
+            with contextlib.suppress(OSError):
+                self._redact_file(path)
+
+    def _redact_file(self, path: Path) -> None:
         with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
             if not any(self(line) != line for line in file):
                 return

@@ -169,10 +169,6 @@ class Runner:
             processes.end(mark(self._home, self._name))
             self._watch.close()
             self._record.save()
-            for path in self._home.job(self._name).glob("attempt-*/**/logs/*"):
-                # a disk without room for the copy: the folder is this user's alone
-                with contextlib.suppress(OSError):
-                    self._record.redact.redact_file(path)
             if not self._failed_inside:
                 leave_nothing(self._home, self._name)
 
@@ -316,6 +312,9 @@ class Runner:
             # uploaded
             self._trained = True
             self._keep_record()
+            # the files to which the job's processes have written
+            output = self._home.job(self._name).glob("attempt-*/**/logs/*")
+            self._record.redact.redact_files(output)
             for each in kept:
                 each.finish()
         if self._workers.channel_error and not self._record.why:

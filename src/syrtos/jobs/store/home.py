@@ -182,6 +182,8 @@ def write_new(path: Path, text: str) -> None:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     # unlike a rename, a link does not replace a file that another process has made in the meantime
     try:
         os.link(name, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import importlib
 import json
@@ -49,13 +50,14 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
     The process ends with the script's exit code.
     """
-    given = sys.argv[1:] if arguments is None else arguments
-    program = parse([*given, *settings.take_arguments()])
+    program = parse(sys.argv[1:] if arguments is None else arguments)
     env = settings.environment()
     # These two may start the interpreter again, so they come before all else.
     tasks.adopt(env, _rank_before_mpi(env))
     if detect(env):
         seeds.hash_alike(env)
+    hidden = settings.take_arguments()
+    program = dataclasses.replace(program, arguments=(*program.arguments, *hidden))
     settings.forget_secret()
     options, rank = settings.options_from(env), _rank_before_mpi(env)
     supervised, inputs = (
