@@ -146,7 +146,7 @@ def test_secrets_are_on_no_command_line_and_in_no_log(service: Service, distribu
         assert SECRET not in text
         assert f"'{PIN}'" not in text
     assert "arguments 5" in service.raw(name)
-    for path in service.home.rglob("run.json"):
+    for path in service.home.glob("jobs/*/attempt-*/run.json"):
         assert path.stat().st_mode & 0o077 == 0
         assert SECRET not in path.read_text()
 

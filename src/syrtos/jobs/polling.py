@@ -26,7 +26,9 @@ class PollingThread(ABC):
         self.name, self._pause = name, pause
         self._over, self._wake = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._deaths, self._looked_at, self._failed = 0, time.monotonic(), ""
+        self._deaths, self._looked_at = 0, time.monotonic()
+        # what is wrong now, and what was reported last: not five times a second
+        self._failed = self._reported = ""
 
     @abstractmethod
     def look(self) -> None:
@@ -93,13 +95,15 @@ class PollingThread(ABC):
     def _poll(self) -> None:
         try:
             self.look()
-            self._failed = ""
+            self._failed = self._reported = ""
         except Exception as error:
             # `fault` is for anybody: what the error says may name files and jobs
             self._failed = type(error).__name__
-            # a report that can't be made is no reason to end
-            with contextlib.suppress(Exception):
-                self.report_failure(error)
+            if str(error) != self._reported:
+                self._reported = str(error)
+                # a report that can't be made is no reason to end
+                with contextlib.suppress(Exception):
+                    self.report_failure(error)
         try:
             self.after_poll()
         except Exception as error:

@@ -82,3 +82,17 @@ def test_a_complaint_that_can_not_be_printed(lost: str, monkeypatch: pytest.Monk
     os.close(descriptor)
     with contextlib.suppress(OSError):
         stream.close()
+
+
+def test_a_reader_that_sleeps_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    with io.TextIOWrapper(io.FileIO(writing, "w")) as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        complain("text")
+        monkeypatch.undo()
+    os.close(reading)

@@ -104,7 +104,7 @@ class _Patient(HttpToolsProtocol):
             self._late.cancel()
 
 
-class _Watching(uvicorn.Server):
+class _WatchedServer(uvicorn.Server):
     """Starts threads again that have died."""
 
     def __init__(self, config: uvicorn.Config, threads: Sequence[PollingThread]) -> None:
@@ -182,7 +182,7 @@ class Server:
             self.url, str(tls[0].resolve()) if tls else None, allowed, capacity, placement
         )
         app = App(self.service, self._wake, Health(self._threads))
-        self._server = _Watching(_configuration(app, tls), self._threads)
+        self._server = _WatchedServer(_configuration(app, tls), self._threads)
         self._thread: threading.Thread | None = None
 
     def run(self) -> None:

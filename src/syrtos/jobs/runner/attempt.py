@@ -21,7 +21,7 @@ from pathlib import Path
 from syrtos import settings
 from syrtos.engines.reservation import NodesLostError
 from syrtos.errors import DataError, LaunchError, SyrtosError
-from syrtos.jobs.complaints import complain_in_full
+from syrtos.jobs.complaints import complain, complain_in_full
 from syrtos.jobs.credentials import job_secret, variables
 from syrtos.jobs.observation import logs, metrics, series
 from syrtos.jobs.requests import secrecy, states
@@ -71,6 +71,9 @@ def main() -> None:
         return
     # until `supervise` has handlers of its own
     signal.signal(signal.SIGTERM, _too_early)
+    if home.backups and not home.backups.database.exists():
+        complain(f"the database {home.backups.database} is gone; {name} is left as it is.")
+        return
     processes.adopt_orphans()
     store = Store(home.database, home.place, _PATIENCE)
     try:

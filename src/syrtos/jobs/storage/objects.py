@@ -32,6 +32,7 @@ from syrtos.jobs.store.backups import fault_of, set_aside
 from syrtos.jobs.store.database import (
     PATIENCE,
     checkpoint,
+    identity,
     patiently,
     prepare_sqlite,
     writing,
@@ -339,7 +340,7 @@ class FolderStore(ObjectStore):
 
     def _open_index(self, connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
         prepare_sqlite(connection, record)
-        record.info["file"] = _identity(self._index)
+        record.info["file"] = identity(self._index)
         if found := object_index.complete(connection, self._files):
             complain(
                 f"the index {self._index} was missing or empty: {found} objects were found again"
@@ -350,7 +351,7 @@ class FolderStore(ObjectStore):
         self, _connection: sqlite3.Connection, record: ConnectionPoolEntry, _proxy: object
     ) -> None:
         """Has a connection to a file opened again that is not the index any more."""
-        if record.info.get("file") != _identity(self._index):
+        if record.info.get("file") != identity(self._index):
             raise exc.DisconnectionError(f"{self._index} has been removed or replaced.")
 
     def _rows(self, chosen: sql.Executable) -> Sequence[RowMapping]:
@@ -367,15 +368,6 @@ class FolderStore(ObjectStore):
     def _write(self, statement: sql.Executable) -> None:
         with writing(self._engine, self._patience) as connection:
             connection.execute(statement)
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Returns what tells a file from another one of the same name; None if there is none."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _is_older(path: Path, seconds: float) -> bool:

@@ -33,7 +33,7 @@ class Backups:
     """
 
     def __init__(self, database: Path, folder: Path) -> None:
-        self._database, self._folder = database, folder
+        self.database, self._folder = database, folder
 
     def newest_first(self) -> list[Path]:
         """Returns the paths of the copies, the newest first."""
@@ -47,8 +47,8 @@ class Backups:
                 copy has.
         """
         copies = self.newest_first()
-        wrong = fault_of(self._database) if self._database.exists() else "is gone" if copies else ""
-        if not wrong and copies and self._has_lost_jobs(self._database, copies[0]):
+        wrong = fault_of(self.database) if self.database.exists() else "is gone" if copies else ""
+        if not wrong and copies and self._has_lost_jobs(self.database, copies[0]):
             wrong = "holds no job any more"
         if not wrong:
             return
@@ -59,7 +59,7 @@ class Backups:
             if copies
             else "There is no copy of it. To begin without jobs, move it away."
         )
-        raise ConfigurationError(f"The database {self._database} {wrong}. {offer}")
+        raise ConfigurationError(f"The database {self.database} {wrong}. {offer}")
 
     @staticmethod
     def _has_lost_jobs(database: Path, copy: Path) -> bool:
@@ -80,7 +80,7 @@ class Backups:
             if fault_of(copy):
                 continue
             # made beside it, and renamed when it is complete
-            draft = self._database.with_name(".restored.sqlite")
+            draft = self.database.with_name(".restored.sqlite")
             _copy(copy, draft)
             with (
                 contextlib.closing(sqlite3.connect(draft)) as opened,
@@ -90,8 +90,8 @@ class Backups:
                 # what begins again
                 opened.execute(_END_ALL)
                 opened.commit()
-            set_aside(self._database)
-            draft.replace(self._database)
+            set_aside(self.database)
+            draft.replace(self.database)
             return copy
         return None
 
@@ -104,13 +104,13 @@ class Backups:
         """
         now = time.time() if now is None else now
         copies = self.newest_first()
-        if not self._database.exists() or (copies and now - copies[0].stat().st_mtime < _EVERY):
+        if not self.database.exists() or (copies and now - copies[0].stat().st_mtime < _EVERY):
             return
         # a copy of a damaged database would push out a good one
         self.check()
         self._folder.mkdir(mode=0o700, exist_ok=True)
         _copy(
-            self._database,
+            self.database,
             self._folder / (time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + _SUFFIX),
         )
         for old in self.newest_first()[_KEPT:]:

@@ -8,16 +8,18 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import sqlalchemy as sql
 from sqlalchemy import event, exc
 from sqlalchemy.engine import Connection, Engine, RowMapping
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from syrtos.errors import ConfigurationError
 
 FoundT = TypeVar("FoundT")
-PATIENCE = 30.0  # seconds: a client that waits for an answer gets an error then
+PATIENCE = 45.0  # seconds: a client that waits for an answer gets an error then
 _PAUSE = 0.1
 
 
@@ -149,7 +151,38 @@ def _engine(url: str) -> Engine:
         raise _unreachable(url, error) from error
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", prepare_sqlite)
+        if engine.url.database:
+            _watch_file(engine, Path(engine.url.database))
     return engine
+
+
+def _watch_file(engine: Engine, path: Path) -> None:
+    """Refuses connections to a file that was removed: what is written there would be lost."""
+
+    def note(_connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
+        record.info["file"] = identity(path)
+
+    def check(_connection: sqlite3.Connection, record: ConnectionPoolEntry, _proxy: object) -> None:
+        found = identity(path)
+        if found is None:
+            raise ConfigurationError(
+                f"The database {path} has been removed while it was used. Stop the service, and put"
+                " the file back, or start `syrtos serve --restore`."
+            )
+        if found != record.info["file"]:
+            raise exc.DisconnectionError(f"{path} has been replaced.")
+
+    event.listen(engine, "connect", note)
+    event.listen(engine, "checkout", check)
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Returns what tells a file from another one of the same name; None if there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:

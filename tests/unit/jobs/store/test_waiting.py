@@ -11,6 +11,7 @@ import sqlalchemy as sql
 from sqlalchemy import exc
 from stored_records import record
 
+from syrtos.errors import ConfigurationError
 from syrtos.jobs.store.database import Database, patiently
 from syrtos.jobs.store.job_store import Store
 
@@ -73,3 +74,16 @@ def test_a_copy_of_the_file_alone_has_all_jobs(tmp_path: Path) -> None:
     store.close()
     (tmp_path / "copy.sqlite").write_bytes(path.read_bytes())
     assert Store(f"sqlite:///{tmp_path / 'copy.sqlite'}").get("kept")
+
+
+def test_a_job_is_not_taken_that_would_be_lost(tmp_path: Path) -> None:
+    """As where the database's file has been removed while the service runs."""
+    path = tmp_path / "jobs.sqlite"
+    store = Store(f"sqlite:///{path}")
+    store.add(record("kept", 1.0))
+    path.rename(tmp_path / "away")
+    with pytest.raises(ConfigurationError, match="has been removed while it was used"):
+        store.add(record("lost", 2.0))
+    (tmp_path / "away").rename(path)
+    assert store.get("kept")
+    assert not store.get("lost")
