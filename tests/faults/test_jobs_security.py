@@ -1296,6 +1296,7 @@ def _without_expect(request: Any, **_: Any) -> None:
         del request.headers["Expect"]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_health_says_what_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = threading.Event()
 
