@@ -38,6 +38,8 @@ SEED_VARIABLE = "SYRTOS_SEED"
 # standard input, the processes of TF_CONFIG's tasks, and where they keep snapshots.
 SUPERVISED_VARIABLE = "SYRTOS_SUPERVISED"
 INPUT_VARIABLE = "SYRTOS_INPUT"
+# The arguments of a script whose command line must not show them, as JSON.
+ARGUMENTS_VARIABLE = "SYRTOS_ARGUMENTS"
 TASKS_VARIABLE = "SYRTOS_TASKS"
 SNAPSHOTS_VARIABLE = "SYRTOS_SNAPSHOTS"
 CLAIMS_VARIABLE = "SYRTOS_CLAIMS"
@@ -410,6 +412,11 @@ def take(name: str) -> str:
     Processes that are started from here then don't inherit it.
     """
     return os.environ.pop(name, "")
+
+
+def take_arguments() -> tuple[str, ...]:
+    """Removes the variable with the arguments of this process's script, and returns them."""
+    return tuple(json.loads(take(ARGUMENTS_VARIABLE) or "[]"))
 
 
 def set_environment(values: Mapping[str, str]) -> None:

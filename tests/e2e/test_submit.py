@@ -300,6 +300,14 @@ def test_what_keras_2_saved_to_a_folder_is_a_saved_model(tmp_path: Path) -> None
         assert "1/saved_model.pb" in archive.getnames()
 
 
+def test_a_model_is_named_only_if_there_is_one(tmp_path: Path) -> None:
+    (tmp_path / "idle.py").write_text("print('saves nothing')")
+    done = submit(tmp_path, "idle.py", "--instances", "2")
+    assert done.returncode == 0, done.stderr
+    assert "Completed, no model: the script wrote nothing to SM_MODEL_DIR" in done.stderr
+    assert "model.tar.gz" not in done.stderr
+
+
 def test_a_failed_job_says_why(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise ValueError('no good')")
     done = submit(tmp_path, "broken.py")

@@ -1250,3 +1250,73 @@ def _sleeping() -> set[int]:
             ):
                 found.add(int(folder.name))
     return found
+
+
+REFUSED = {
+    "a bucket that is not there": {"Bucket": "nope-nope", "Key": "a", "Body": b"v" * 10},
+    "a key too long": {"Bucket": "bucket", "Key": "k" * 1025, "Body": b"v" * 10},
+    "a wrong digest": {"Bucket": "bucket", "Key": "a", "Body": b"v" * 10, "ContentMD5": "A" * 22 + "=="},
+    "a wrong checksum": {"Bucket": "bucket", "Key": "a", "Body": b"v" * 10, "ChecksumCRC32": "AAAAAA=="},
+    "an object that is there": {"Bucket": "bucket", "Key": "a", "Body": b"v" * 10, "IfNoneMatch": "*"},
+    "a wrong bucket, and much": {"Bucket": "nope-nope", "Key": "a", "Body": b"v" * (3 << 20)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("expects", [True, False], ids=["waits", "sends at once"])
+def test_a_request_after_a_refused_one_is_answered(server: Server, expects: bool) -> None:
+    """One connection of an unmodified boto3 for all of them, and no second try."""
+    boto3, config = pytest.importorskip("boto3"), pytest.importorskip("botocore.config")
+    key, secret = server.service.home.keys()
+
+    def client(secret: str) -> Any:
+        made = boto3.client(
+            "s3", endpoint_url=server.url, aws_access_key_id=key, aws_secret_access_key=secret,
+            region_name="us-west-2",
+            config=config.Config(
+                retries={"max_attempts": 0}, max_pool_connections=1, s3={"addressing_style": "path"}
+            ),
+        )  # fmt: skip
+        if not expects:
+            made.meta.events.register("before-send.s3", _without_expect)
+        return made
+
+    good, bad = client(secret), client(secret[::-1])
+    good.put_object(Bucket="bucket", Key="a", Body=b"A")
+    for what, asked in REFUSED.items():
+        with pytest.raises(Exception, match=r"An error occurred \("):
+            good.put_object(**asked)
+        assert good.get_object(Bucket="bucket", Key="a")["Body"].read() == b"A", what
+    for _ in range(2):
+        with pytest.raises(Exception, match="SignatureDoesNotMatch"):
+            bad.put_object(Bucket="bucket", Key="a", Body=b"v" * 10)
+
+
+def _without_expect(request: Any, **_: Any) -> None:
+    if "Expect" in request.headers:
+        del request.headers["Expect"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_health_says_what_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = threading.Event()
+
+    def die(self: object) -> None:
+        looks.set()
+        raise SystemExit
+
+    with serving(tmp_path / "home") as server:
+        assert health(server) == (200, "ok", 0)
+        with monkeypatch.context() as patched:
+            patched.setattr(type(server.queue), "look", die)
+            assert looks.wait(30)
+            wait_until(lambda: server.queue.deaths > 0)
+            wait_until(lambda: health(server)[0] == 503)
+        wait_until(lambda: health(server)[0] == 200)
+
+
+def health(server: Server) -> tuple[int, str, int]:
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=30)
+    connection.request("GET", "/health")
+    answer = connection.getresponse()
+    facts = json.loads(answer.read())
+    return answer.status, facts["status"], facts["restarts"]["queue"]

@@ -20,18 +20,22 @@ def force(path: Path) -> None:
         os.close(descriptor)
 
 
-def write(path: Path, data: bytes) -> None:
-    """Writes a file, and waits until it is on disk."""
-    path.write_bytes(data)
+def write(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Writes a file, and waits until it is on disk; a new one gets the mode, less the umask."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        file.write(data)
     force(path)
 
 
-def replace(path: Path, data: bytes) -> None:
-    """Writes a file that appears whole, in the place of one that may be there."""
+def replace(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Writes a file that appears whole, in the place of one that may be there.
+
+    ``mode`` are its permissions, less the umask.
+    """
     # a rename puts it there whole: who reads at that moment gets the old file or the new one
     draft = path.with_suffix(".partial")
     try:
-        write(draft, data)
+        write(draft, data, mode)
         draft.replace(path)
     except OSError:
         # half a file would take the room that the next one needs

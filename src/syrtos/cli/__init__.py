@@ -38,6 +38,7 @@ _WITH_SCRIPTS = ("run", "verify")
 _RUNNING = ("run", "resume", "verify", "tune", "submit", "horovodrun", "smddprun")
 _OF_JOBS = (
     "sqlalchemy",
+    "regex",
     "starlette",
     "uvicorn",
     "httptools",

@@ -111,7 +111,7 @@ class RunRequest:
         path = run_dir / REQUEST
         # better none than that of another run, where there is no room for this one
         path.unlink(missing_ok=True)
-        durable.replace(path, _text(self.identifying_facts() | facts))
+        _write(path, self.identifying_facts() | facts)
 
 
 def _digest(script: str) -> str:
@@ -255,11 +255,12 @@ def note(run_dir: Path, **facts: object) -> None:
         ValueError: it is damaged.
     """
     path = run_dir / REQUEST
-    durable.replace(path, _text(read_object(path) | facts))
+    _write(path, read_object(path) | facts)
 
 
-def _text(facts: Mapping[str, Any]) -> bytes:
-    return (json.dumps(facts, indent=2) + "\n").encode()
+def _write(path: Path, facts: Mapping[str, Any]) -> None:
+    # For its owner alone: an argument of the script may be a secret.
+    durable.replace(path, (json.dumps(facts, indent=2) + "\n").encode(), mode=0o600)
 
 
 def request_changes(workers: int | None, hosts: Sequence[Host] = ()) -> dict[str, object]:

@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from syrtos.cli.engine_runs import add_engine, values_of
 from syrtos.errors import ConfigurationError
 
@@ -75,6 +73,7 @@ def add_to(commands: Commands) -> None:
 
 def main(chosen: argparse.Namespace) -> int:
     """Serves until a signal ends it."""
+    from syrtos.jobs.complaints import complain
     from syrtos.jobs.http.server import Server
     from syrtos.jobs.placement import UNLIMITED
     from syrtos.jobs.runner.job_command import cores
@@ -94,15 +93,14 @@ def main(chosen: argparse.Namespace) -> int:
     placement = _placement(chosen)
     capacity = chosen.capacity or (UNLIMITED if placement.engine else cores())
     server = Server(home, capacity, chosen.host, chosen.port, tls, files, placement)
-    out = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        _serve(server, home, out)
+        _serve(server, home)
     except KeyboardInterrupt:
         # a person's Ctrl-C: uvicorn raises it again when it has closed its connections
         code = 130
     else:
         code = 0
-    out.print("syrtos: ended; running jobs continue, and the next start adopts them")
+    complain("ended; running jobs continue, and the next start adopts them")
     return code
 
 
@@ -132,16 +130,18 @@ def _placement(chosen: argparse.Namespace) -> Placement:
     return Placement(chosen.on, values, chosen.gpus_per_instance or 0)
 
 
-def _serve(server: Server, home: Home, out: Console) -> None:
+def _serve(server: Server, home: Home) -> None:
+    from syrtos.jobs.complaints import complain
     from syrtos.jobs.http.page import token
 
     service = server.service
     workers = "workers" if service.limit is None else f"{service.limit} workers at once"
     where = f" on nodes of {service.placement.engine}" * bool(service.placement.engine)
-    out.print(f"syrtos: serving training jobs at {server.url}, {workers}{where}, in {home.path}")
-    out.print('  SDKs of this shell:  eval "$(syrtos aws-env)"')
-    out.print(f"  page:                {server.url}/?token={token(home)}")
-    sys.stderr.flush()
+    complain(
+        f"serving training jobs at {server.url}, {workers}{where}, in {home.path}\n"
+        '  SDKs of this shell:  eval "$(syrtos aws-env)"\n'
+        f"  page:                {server.url}/?token={token(home)}"
+    )
     server.run()
 
 

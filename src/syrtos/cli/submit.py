@@ -92,11 +92,9 @@ def main(chosen: argparse.Namespace) -> int:
         print(estimator.latest_training_job)
         return 0
     job = estimator.describe()
-    print(
-        f"syrtos: {job['TrainingJobName']} {job['TrainingJobStatus']}, model:"
-        f" {estimator.model_data}",
-        file=sys.stderr,
-    )
+    model = estimator.saved_model
+    what = f"model: {model}" if model else "no model: the script wrote nothing to SM_MODEL_DIR"
+    print(f"syrtos: {job['TrainingJobName']} {job['TrainingJobStatus']}, {what}", file=sys.stderr)
     return 0 if job["TrainingJobStatus"] == "Completed" else 1
 
 

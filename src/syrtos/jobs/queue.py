@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from syrtos import settings
 from syrtos.jobs.api.service import Service
+from syrtos.jobs.complaints import complain
 from syrtos.jobs.polling import PollingThread
 from syrtos.jobs.requests import states
 from syrtos.jobs.runner import attempt, processes
@@ -29,16 +30,14 @@ class Queue(PollingThread):
     """Starts jobs, and notices when their runners are gone."""
 
     def __init__(self, service: Service) -> None:
-        super().__init__(_LOOK)
+        super().__init__("queue", _LOOK)
         self._service = service
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._kept_at = -_KEEP_EVERY
 
     def report_failure(self, error: Exception) -> None:
         """Prints that the jobs could not be scheduled."""
-        print(
-            f"syrtos: the queue could not schedule the jobs: {error}", file=sys.stderr, flush=True
-        )
+        complain(f"the queue could not schedule the jobs: {error}")
 
     def after_poll(self) -> None:
         """Copies the database and reserves room on the disk, once a minute."""
@@ -54,7 +53,7 @@ class Queue(PollingThread):
                 backups.keep()
         except Exception as error:
             # a full disk, say: jobs go on
-            print(f"syrtos: the database could not be copied: {error}", file=sys.stderr, flush=True)
+            complain(f"the database could not be copied: {error}")
 
     def look(self) -> None:
         """Starts jobs that wait, and deals with those whose runners are gone."""

@@ -170,6 +170,12 @@ class Estimator:
         """The URI of the latest job's model."""
         return model_uri(local.find_record(local.service_of(self._home), self._latest()))
 
+    @property
+    def saved_model(self) -> str | None:
+        """The URI of the latest job's model; None if the job has saved none."""
+        found = self.model_data
+        return found if local.service_of(self._home).places.exists(found) else None
+
     def describe(self) -> dict[str, object]:
         """Returns DescribeTrainingJob's answer about the latest job."""
         return describe_job(local.find_record(local.service_of(self._home), self._latest()))

@@ -9,8 +9,6 @@ import datetime
 import functools
 import hashlib
 import re
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,12 +18,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from syrtos.jobs.api.service import ApiError, Service
+from syrtos.jobs.complaints import complain_in_full
 from syrtos.jobs.credentials import Caller, caller_of
 from syrtos.jobs.http import bodies, identity, model, protocols, refusals, signing, unserved
 from syrtos.jobs.http.bodies import BodyTooLargeError
 from syrtos.jobs.http.cloudwatch import LogsService
 from syrtos.jobs.http.cloudwatch_metrics import MetricsService
 from syrtos.jobs.http.exposition import Exposition
+from syrtos.jobs.http.health import Health
 from syrtos.jobs.http.page import Page
 from syrtos.jobs.http.s3 import S3
 from syrtos.jobs.http.s3_form import S3Error, error_response
@@ -52,15 +52,16 @@ class App:
 
     Args:
         changed: called when a job was created or stopped.
+        health: answers those who watch the service.
     """
 
-    def __init__(self, service: Service, changed: Callable[[], None]) -> None:
+    def __init__(self, service: Service, changed: Callable[[], None], health: Health) -> None:
         self._service = service
         self._changed = changed
         self._s3 = S3(service.objects)
         self._metrics = MetricsService(service)
-        # these check keys of their own: a token in a cookie, and one in a header
-        self._unsigned = (Page(service, changed), Exposition(service))
+        # these check keys of their own, a token in a cookie and one in a header, or need none
+        self._unsigned = (Page(service, changed), Exposition(service), health)
         self._operations = {
             "sagemaker": {
                 **{name: getattr(service, _snake(name)) for name in _TRAINING},
@@ -73,12 +74,15 @@ class App:
         """Answers a request; an error inside is reported to the outside without its details."""
         if scope["type"] != "http":
             return
-        request = Request(scope, receive)
+        body = bodies.Incoming(scope, receive)
         try:
-            response = await self._answer(request)
+            response = await self._answer(Request(scope, body.receive))
+            # a request that was refused before its body was read must not spoil the next one
+            if not await body.drain():
+                _last(response)
         except ClientDisconnect:
             return
-        await response(scope, receive, send)
+        await response(scope, body.receive, send)
 
     async def _answer(self, request: Request) -> Response:
         url = request.scope["raw_path"].decode("latin1").partition("?")[0]
@@ -101,14 +105,13 @@ class App:
             return await self._answer_signed(request, url, headers, service)
         except BodyTooLargeError:
             text = "Your proposed upload exceeds the maximum allowed size"
-            return _last(_error(request, service, "EntityTooLarge", text, 413))
+            return _error(request, service, "EntityTooLarge", text, 413)
         except UnicodeDecodeError:
             return _error(request, service, "InvalidURI", "Couldn't parse the specified URI.", 400)
         except UnsignedRequest as error:
             code = _NAMES.get(service, {}).get(error.code, error.code)
-            return _last(
-                _error(request, service, code, str(error), 400 if error.code in _MALFORMED else 403)
-            )
+            status = 400 if error.code in _MALFORMED else 403
+            return _error(request, service, code, str(error), status)
         except ObjectChangedError:
             text = "At least one of the pre-conditions you specified did not hold."
             return _error(request, service, "PreconditionFailed", text, 412)
@@ -120,7 +123,7 @@ class App:
             raise
         except Exception:
             # its details are for the service's own log: they may name files and keys
-            traceback.print_exc(file=sys.stderr)
+            complain_in_full()
             text = "We encountered an internal error. Please try again."
             return _error(
                 request,
@@ -241,7 +244,7 @@ def _error(request: Request, service: str, code: str, message: str, status: int)
 
 
 def _last(response: Response) -> Response:
-    """Makes a response the last of its connection: no more is read of a refused request."""
+    """Makes a response the last of its connection."""
     response.headers["Connection"] = "close"
     return response
 

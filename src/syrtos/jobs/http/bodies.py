@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import re
 import zlib
@@ -13,6 +14,7 @@ from typing import Protocol
 
 import google_crc32c
 from starlette.requests import Request
+from starlette.types import Message, Receive, Scope
 
 from syrtos.jobs.http import signing
 from syrtos.jobs.http.signing import Signed, UnsignedRequest
@@ -24,8 +26,55 @@ _LONGEST_LINE = 1 << 12
 _SHA256, _SIZE = re.compile("[0-9a-f]{64}"), re.compile(rb"[0-9a-fA-F]{1,16}")
 
 
+_LARGEST_UNWANTED = 16 << 20
+_LONGEST_PAUSE, _LONGEST_UNWANTED = 1.0, 5.0  # seconds
+
+
 class BodyTooLargeError(Exception):
     """A body is longer than this service takes."""
+
+
+class Incoming:
+    """The body of a request on its way, which an answer may leave unread.
+
+    Args:
+        scope: the request, in ASGI's form.
+        receive: ASGI's function that returns its next piece.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self._receive = receive
+        headers = dict(scope["headers"])
+        self._announced = int(headers.get(b"content-length", b"0"))
+        self._is_read = not self._announced and b"transfer-encoding" not in headers
+        # such a client sends the body only when it is read
+        self._waits = headers.get(b"expect", b"").lower() == b"100-continue"
+
+    async def receive(self) -> Message:
+        """Returns the next piece."""
+        self._waits = False
+        message = await self._receive()
+        if message["type"] == "http.disconnect" or not message.get("more_body"):
+            self._is_read = True
+        return message
+
+    async def drain(self) -> bool:
+        """Reads the rest of a body that the answer did not need, and drops it.
+
+        Returns:
+            Whether all was read. If not, the connection can't be used again: the next request
+            would be taken for the rest of this one.
+        """
+        if not self._is_read and (self._waits or self._announced > _LARGEST_UNWANTED):
+            return False
+        size = 0
+        # by both: a client that sends nothing must not wait for its answer
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LONGEST_UNWANTED):
+                while not self._is_read and size < _LARGEST_UNWANTED:
+                    message = await asyncio.wait_for(self.receive(), _LONGEST_PAUSE)
+                    size += len(message.get("body", b""))
+        return self._is_read
 
 
 async def pieces(request: Request, limit: int) -> AsyncIterator[bytes]:

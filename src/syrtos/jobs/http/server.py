@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import ssl
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,13 +17,16 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from syrtos.errors import ConfigurationError
 from syrtos.jobs.api.service import Service
 from syrtos.jobs.http.app import App
+from syrtos.jobs.http.health import Health
 from syrtos.jobs.placement import Placement
+from syrtos.jobs.polling import PollingThread
 from syrtos.jobs.queue import Queue
 from syrtos.jobs.storage.objects import FolderStore
 from syrtos.jobs.storage.storage_uris import StorageURIs, store_of
 from syrtos.jobs.store.home import Home, try_lock
 from syrtos.jobs.store.job_store import Store
 from syrtos.jobs.tuning.driver import Driver
+from syrtos.launch.processes import signalling
 
 _HEADERS_IN = 20.0
 _LARGEST_HEAD = 1 << 17
@@ -99,6 +104,20 @@ class _Patient(HttpToolsProtocol):
             self._late.cancel()
 
 
+class _WatchedServer(uvicorn.Server):
+    """Starts threads again that have died."""
+
+    def __init__(self, config: uvicorn.Config, threads: Sequence[PollingThread]) -> None:
+        super().__init__(config)
+        self._threads = threads
+
+    async def on_tick(self, counter: int) -> bool:
+        """Looks after the threads, ten times a second."""
+        for thread in self._threads:
+            thread.revive()
+        return await super().on_tick(counter)
+
+
 class Server:
     """A service that answers at an address.
 
@@ -139,21 +158,21 @@ class Server:
             )
         if home.backups:
             home.backups.check()
-        # of the service before, whose address must not be taken for this one's
-        (home.path / "endpoint.json").unlink(missing_ok=True)
+        allowed = files if files is not None else (None if host in _LOOPBACK else [])
+        # the limits are this service's from now on; the address of the service before must not be
+        # taken for this one's
+        home.announce(None, None, allowed, capacity, placement)
         objects = store_of(home)
         if isinstance(objects, FolderStore):
+            objects.repair()
             objects.sweep()
-        allowed = files if files is not None else (None if host in _LOOPBACK else [])
+        self._store = Store(home.database, home.place)
         self.service = Service(
-            home,
-            Store(home.database, home.place),
-            StorageURIs(objects, allowed),
-            capacity,
-            placement,
+            home, self._store, StorageURIs(objects, allowed), capacity, placement
         )
         self.queue = Queue(self.service)
         self.tuning = Driver(self.service, self.queue.wake)
+        self._threads = (self.queue, self.tuning)
         self._socket = _listening(host, port)
         scheme = "https" if tls else "http"
         self.url = (
@@ -162,22 +181,28 @@ class Server:
         home.announce(
             self.url, str(tls[0].resolve()) if tls else None, allowed, capacity, placement
         )
-        self._server = uvicorn.Server(_configuration(App(self.service, self._wake), tls))
+        app = App(self.service, self._wake, Health(self._threads))
+        self._server = _WatchedServer(_configuration(app, tls), self._threads)
         self._thread: threading.Thread | None = None
 
     def run(self) -> None:
-        """Serves until SIGINT or SIGTERM."""
-        self.queue.start()
-        self.tuning.start()
+        """Serves until SIGINT, SIGTERM or SIGHUP."""
+        # uvicorn raises a SIGTERM again when it has closed its connections: it must not end the
+        # process before `close`
+        for number in filter(signalling.is_wanted, (signal.SIGTERM, signal.SIGHUP)):
+            signal.signal(number, self._end)
+        self._start_threads()
         try:
             self._server.run(sockets=[self._socket])
         finally:
             self.close()
 
+    def _end(self, *_: object) -> None:
+        self._server.should_exit = True
+
     async def serve(self) -> None:
         """Serves in the present event loop, in a thread that gets no signals, until `close`."""
-        self.queue.start()
-        self.tuning.start()
+        self._start_threads()
         # without the handlers of signals that `serve` would install
         await self._server._serve([self._socket])
 
@@ -185,6 +210,10 @@ class Server:
         """Serves in a thread, until `close`."""
         self._thread = threading.Thread(target=lambda: asyncio.run(self.serve()), daemon=True)
         self._thread.start()
+
+    def _start_threads(self) -> None:
+        for thread in self._threads:
+            thread.start()
 
     def _wake(self) -> None:
         self.tuning.wake()
@@ -198,6 +227,8 @@ class Server:
         if self._thread:
             self._thread.join()
         self._socket.close()
+        self._store.close()
+        self.service.objects.close()
         if self._lock:
             self._lock.close()
 

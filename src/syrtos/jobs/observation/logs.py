@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from syrtos.jobs.complaints import complain_in_full
+
 GROUP = "/aws/sagemaker/TrainingJobs"
 _LONGEST = 32_000  # characters of one event
 _CONTROL = re.compile(
@@ -166,9 +168,14 @@ class LogTail:
 
     def _run(self) -> None:
         while not self._over.wait(0.1):
-            # a full disk takes no events; the job's end says so
-            with contextlib.suppress(OSError):
+            try:
                 self._look()
+            except OSError:
+                # a full disk takes no events; the job's end says so
+                continue
+            except Exception:
+                # the lines that follow are read all the same
+                complain_in_full()
 
     def _look(self, last: bool = False) -> None:
         for k, (path, take) in enumerate(self._sources):

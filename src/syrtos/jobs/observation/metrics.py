@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import math
-import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+import regex
+
 from syrtos.errors import ConfigurationError
 from syrtos.observe.ledger import epochs_path
+
+Pattern = regex.Pattern[str]
+Match = regex.Match[str]
+
+_LONGEST_SEARCH = 0.5  # processor seconds for one line
+_MOST_LATE = 3  # lines
 
 
 class EpochFacts(TypedDict, total=False):
@@ -51,17 +59,39 @@ class Metrics:
         self._patterns = [
             (definition["Name"], _compile_metric(definition)) for definition in definitions
         ]
+        self._late = collections.Counter[str]()
+        self._complaints: list[str] = []
 
     def take(self, lines: Sequence[str]) -> list[tuple[str, float]]:
         """Looks for metrics in lines of output, and returns the names and finite values found."""
         taken: list[tuple[str, float]] = []
         for line in lines:
-            for name, pattern in self._patterns:
-                found = pattern.search(line)
+            for name, pattern in [*self._patterns]:
+                found = self._search(name, pattern, line)
                 value = _number(found[1]) if found and pattern.groups else None
                 if value is not None and self._keep(name, value):
                     taken.append((name, value))
         return taken
+
+    def new_complaints(self) -> list[str]:
+        """Returns what is wrong with the expressions, each complaint once."""
+        found, self._complaints = self._complaints, []
+        return found
+
+    def _search(self, name: str, pattern: Pattern, line: str) -> Match | None:
+        # `re` may take years for a line, and no other thread runs meanwhile
+        try:
+            return pattern.search(line, timeout=_LONGEST_SEARCH, concurrent=True)
+        except TimeoutError:
+            self._late[name] += 1
+        if self._late[name] == _MOST_LATE:
+            self._patterns = [one for one in self._patterns if one[0] != name]
+            self._complaints.append(
+                f"the metric {name} is not looked for any more: its regular expression"
+                f" {pattern.pattern!r} has taken more than {_LONGEST_SEARCH:g} s for each of"
+                f" {_MOST_LATE} lines. Nested repetitions cause that; write it without them."
+            )
+        return None
 
     def _keep(self, name: str, value: float) -> bool:
         # neither JSON nor SageMaker's API has such numbers, and the last finite one would look like
@@ -75,10 +105,10 @@ class Metrics:
         return True
 
 
-def _compile_metric(definition: Mapping[str, str]) -> re.Pattern[str]:
+def _compile_metric(definition: Mapping[str, str]) -> Pattern:
     try:
-        return re.compile(definition["Regex"])
-    except re.error as error:
+        return regex.compile(definition["Regex"])
+    except (regex.error, OverflowError, RecursionError) as error:
         raise ConfigurationError(
             f"The metric {definition['Name']} has the regular expression {definition['Regex']!r},"
             f" which can't be read: {error}."

@@ -15,6 +15,7 @@ from syrtos.jobs.requests.hyperparameters import arguments_v2, decode, of_script
 from syrtos.jobs.requests.shapes import ChannelFacts, Drivers, Resources, TrainingRequest
 from syrtos.settings import BatchMode
 
+ML = PurePosixPath("/opt/ml")
 Kind = Literal[
     "none", "mpi", "smdataparallel", "parameter_server", "multi_worker_mirrored_strategy", "copies"
 ]
@@ -291,11 +292,25 @@ def _check(request: Mapping[str, Any], drivers: Mapping[str, object]) -> None:
             "The files of the channel sm_drivers must be JSON objects, as SageMaker's SDK writes"
             " them."
         )
+    for part in ("CheckpointConfig", "TensorBoardOutputConfig"):
+        path = (request.get(part) or {}).get("LocalPath")
+        if path:
+            _check_local_path(part, path)
     # a name becomes a folder under /opt/ml/input/data
     names = [channel["ChannelName"] for channel in request.get("InputDataConfig") or ()]
     if len(set(names)) < len(names) or {".", ".."} & set(names):
         raise ConfigurationError(
             f"Each channel needs a name of its own. Received: {', '.join(names)}."
+        )
+
+
+def _check_local_path(part: str, given: str) -> None:
+    path = PurePosixPath(given)
+    above = path == PurePosixPath("/") or path in (ML, ML.parent)
+    if not path.is_absolute() or ".." in path.parts or "\0" in given or above:
+        raise ConfigurationError(
+            f"{part}.LocalPath is the absolute path of a folder, without `..`, below {ML} or beside"
+            f" it. Received: {given!r}."
         )
 
 

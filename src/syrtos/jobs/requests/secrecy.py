@@ -2,40 +2,80 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from syrtos.jobs.requests.hyperparameters import decode
 from syrtos.settings import is_secret
 
 _HIDDEN = "******"
+_PARTS = ("Environment", "HyperParameters", "StaticHyperParameters")
+_SHORT = 6
+
+
+# Values that say nothing, and would hide ordinary words.
+_NO_SECRETS = frozenset({"", "true", "false", "none", "null"})
 
 
 def secrets_of(request: Mapping[str, Any]) -> list[str]:
     """Returns the values in a request whose names say that they are secret."""
     # a script may print a value as it was given or as it was parsed from JSON
-    pairs = [
-        *(request.get("Environment") or {}).items(),
-        *(request.get("HyperParameters") or {}).items(),
-    ]
-    return [
-        str(form) for name, value in pairs if is_secret(name) for form in (value, decode(value))
-    ]
+    found: list[str] = []
+    for part in _PARTS:
+        for name, value in (request.get(part) or {}).items():
+            if is_secret(name):
+                found.append(value)
+            found += _secrets_in(decode(value), is_secret(name))
+    return [text for text in found if text.lower() not in _NO_SECRETS]
+
+
+def _secrets_in(value: object, secret: bool) -> list[str]:
+    """Returns the secret texts and numbers in a value of JSON."""
+    if isinstance(value, dict):
+        pairs = [(secret or is_secret(str(name)), part) for name, part in value.items()]
+    elif isinstance(value, list):
+        pairs = [(secret, part) for part in value]
+    else:
+        return [str(value)] if secret else []
+    return [text for is_one, part in pairs for text in _secrets_in(part, is_one)]
 
 
 def redact(request: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a request, or a tuning job's definition of training jobs, without secret values."""
     hidden = {
         part: {
-            name: _placeholder(value) if is_secret(name) else value
+            name: _placeholder(value) if is_secret(name) else _redact_inside(value)
             for name, value in request[part].items()
         }
-        for part in ("Environment", "HyperParameters", "StaticHyperParameters")
+        for part in _PARTS
         if request.get(part)
     }
     return {**request, **hidden}
+
+
+def _redact_inside(text: str) -> str:
+    """Returns a value without the secrets that are parts of it, where it is JSON."""
+    value = decode(text) if text.startswith(("{", "[")) else None
+    return json.dumps(_hide(value)) if _secrets_in(value, False) else text
+
+
+def _hide(value: object) -> object:
+    if isinstance(value, dict):
+        return {
+            name: _HIDDEN if is_secret(str(name)) else _hide(part) for name, part in value.items()
+        }
+    return [_hide(part) for part in value] if isinstance(value, list) else value
+
+
+def has_secret_arguments(request: Mapping[str, Any]) -> bool:
+    """Returns whether the command line of a job's script has a secret hyperparameter."""
+    given = {"HyperParameters": request.get("HyperParameters") or {}}
+    return bool(secrets_of(given))
 
 
 def _placeholder(value: str) -> str:
@@ -55,10 +95,33 @@ class Redactor:
             for text in secrets
             for form in (*text.splitlines(), repr(text)[1:-1], json.dumps(text)[1:-1])
         }
-        # shorter values would hide parts of ordinary words; the longest first, or a part of it
-        # would be hidden in its place
-        wanted = sorted((text for text in shown if len(text) >= 6), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, wanted))) if wanted else None
+        # the longest first, or a part of it would be hidden in its place
+        wanted = sorted(filter(None, shown), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(_expression, wanted))) if wanted else None
 
     def __call__(self, line: str) -> str:
-        return self._pattern.sub("******", line) if self._pattern else line
+        return self._pattern.sub(_HIDDEN, line) if self._pattern else line
+
+    def redact_files(self, paths: Iterable[Path]) -> None:
+        """Hides the secrets in files of text that no process writes to any more."""
+        for path in paths:
+            # a disk may have no room for the copy
+            with contextlib.suppress(OSError):
+                self._redact_file(path)
+
+    def _redact_file(self, path: Path) -> None:
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            if not any(self(line) != line for line in file):
+                return
+            file.seek(0)
+            draft = path.with_name(f".{path.name}.redacted")
+            with draft.open("w", encoding="utf-8", errors="surrogateescape", newline="") as kept:
+                os.fchmod(kept.fileno(), 0o600)
+                kept.writelines(self(line) for line in file)
+        draft.replace(path)
+
+
+def _expression(text: str) -> str:
+    # a short value as a word of its own only: it would hide parts of ordinary words and numbers
+    escaped = re.escape(text)
+    return escaped if len(text) >= _SHORT else rf"(?<![\w.]){escaped}(?!\w|\.\d)"

@@ -14,15 +14,14 @@ import random
 import shutil
 import signal
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from syrtos import settings
 from syrtos.engines.reservation import NodesLostError
 from syrtos.errors import DataError, LaunchError, SyrtosError
+from syrtos.jobs.complaints import complain, complain_in_full
 from syrtos.jobs.credentials import job_secret, variables
 from syrtos.jobs.observation import logs, metrics, series
 from syrtos.jobs.requests import secrecy, states
@@ -45,13 +44,14 @@ from syrtos.jobs.runner.attempt_record import (
 from syrtos.jobs.runner.failure_reason import failure_reason, unlogged_failures
 from syrtos.jobs.runner.reserved_nodes import JobRequester, ReservedNodes, reserved_nodes
 from syrtos.jobs.runner.time_limit import TimeLimit
+from syrtos.jobs.runner.watch import Watch
 from syrtos.jobs.runner.workers import Workers
 from syrtos.jobs.storage import artifacts
 from syrtos.jobs.storage.artifacts import Checkpoints
 from syrtos.jobs.storage.storage_uris import StorageURIs, store_of
 from syrtos.jobs.store import runs
 from syrtos.jobs.store.home import Home, try_lock
-from syrtos.jobs.store.job_store import Record, Store
+from syrtos.jobs.store.job_store import Store
 from syrtos.launch import generations
 from syrtos.launch.outcome import End, Outcome
 from syrtos.launch.policy import RestartPolicy
@@ -59,7 +59,8 @@ from syrtos.launch.snapshots import AgentSnapshots, LocalSnapshots
 from syrtos.launch.terminal.noise import is_noise
 
 LOCK = "runner.lock"
-_LOOK = 0.2
+_PATIENCE = 3600.0  # seconds that a database may be locked, or away: what is trained is not lost
+_LONGEST_END = 240.0  # seconds, twice of what scripts have from SIGTERM on
 
 
 def main() -> None:
@@ -71,20 +72,25 @@ def main() -> None:
         return
     # until `supervise` has handlers of its own
     signal.signal(signal.SIGTERM, _too_early)
-    store = Store(home.database, home.place)
+    if home.backups and not home.backups.database.exists():
+        complain(f"the database {home.backups.database} is gone; {name} is left as it is.")
+        return
+    processes.adopt_orphans()
+    store = Store(home.database, home.place, _PATIENCE)
     try:
         if home.placement().engine:
             # the folder in which its processes begin must be on all nodes, as this one is
             os.chdir(home.job(name))
         runner = Runner(home, store, name)
     except Exception as error:
-        traceback.print_exc()
+        complain_in_full()
         kind = "ClientError" if isinstance(error, SyrtosError) else "InternalServerError"
         fail(store, name, f"{kind}: {error}")
         return
     # no process of the job shall inherit it
     settings.forget_secret()
     runner.run()
+    store.close()
     lock.close()
 
 
@@ -100,7 +106,7 @@ class Runner:
 
     def __init__(self, home: Home, store: Store, name: str) -> None:
         self._home, self._store, self._name = home, store, name
-        self._places = StorageURIs(store_of(home), home.files())
+        self._places = StorageURIs(store_of(home, _PATIENCE), home.files())
         self._folders = job_command.Folders(home.job(name), enter.can_isolate())
         record = store.get(name)
         assert record is not None
@@ -108,7 +114,6 @@ class Runner:
         self._job = read(
             record.request, programs.drivers_of(record.request, self._places), self._placement.gpus
         )
-        self._limits = TimeLimit(self._job.limits.running, record.wait_until)
         self._run_dir = self._folders.run_dir(record.attempts)
         self._restarts_before = states.restarts(record.state.transitions)
         self._streams = logs.of(home.job(name) / "logs")
@@ -126,7 +131,14 @@ class Runner:
             {} if self._job.is_offline else variables(home, record.access_key, secret)
         )
         self._series = series.SeriesRecorder(home.job(name))
-        self._over = threading.Event()
+        self._watch = Watch(
+            store,
+            record,
+            TimeLimit(self._job.limits.running, record.wait_until),
+            self._obey,
+            self._record.save,
+        )
+        self._asked_at = time.monotonic()
         self._trained = self._told = self._failed_inside = self._finished = False
         self._workers: Workers | None = None
         self._requester = JobRequester(
@@ -135,8 +147,7 @@ class Runner:
 
     def run(self) -> None:
         """Downloads, trains and uploads; every outcome is written down."""
-        watch = threading.Thread(target=self._watch, daemon=True)
-        watch.start()
+        self._watch.start()
         try:
             self._attempt()
         except AttemptSupersededError:
@@ -160,14 +171,13 @@ class Runner:
                 self._fail_for_room(f"{type(error).__name__}: {error}")
                 return
             self._home.reserve.release()
-            traceback.print_exc()
+            complain_in_full()
             self._record.fail(f"InternalServerError: {type(error).__name__}: {error}")
             self._failed_inside = True
         finally:
-            self._over.set()
             # what scripts have left behind, before their files are removed
             processes.end(mark(self._home, self._name))
-            watch.join(timeout=5)
+            self._watch.close()
             self._record.save()
             if not self._failed_inside:
                 leave_nothing(self._home, self._name)
@@ -265,6 +275,7 @@ class Runner:
                 self._folders.seen(self._job, host, path) for host in range(len(self._job.hosts))
             }
             for folder in folders:
+                artifacts.check_inside(folder, self._folders.job, self._job.tensorboard[1])
                 folder.mkdir(parents=True, exist_ok=True)
             kept.append(Checkpoints(self._places, uri, sorted(folders)))
         return kept
@@ -311,6 +322,9 @@ class Runner:
             # uploaded
             self._trained = True
             self._keep_record()
+            # the files to which the job's processes have written
+            output = self._home.job(self._name).glob("attempt-*/**/logs/*")
+            self._record.redact.redact_files(output)
             for each in kept:
                 each.finish()
         if self._workers.channel_error and not self._record.why:
@@ -408,6 +422,8 @@ class Runner:
                 [self._record.redact(line) for line in lines if not is_noise(line.encode())]
             )
             self._series.add(self._record.metrics.take(lines))
+            for complaint in self._record.metrics.new_complaints():
+                self._record.say(f"syrtos: {complaint}")
 
         return take
 
@@ -441,22 +457,8 @@ class Runner:
 
     # -- requests from outside ------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        """Stops the job on request or at the end of its time, and records its progress."""
-        saved = time.monotonic()
-        while not self._over.wait(_LOOK):
-            try:
-                self._look()
-                if time.monotonic() - saved > 1.0:
-                    self._record.save()
-                    saved = time.monotonic()
-            except Exception:
-                # a database that is away for a moment must not make the job deaf
-                traceback.print_exc()
-
-    def _look(self) -> None:
-        record = self._store.get(self._name)
-        why = self._wanted_end(record) if record else "Stopped"
+    def _obey(self, why: str) -> None:
+        """Ends the workers, and at last this process, once something asks for the job's end."""
         if why and not self._trained:
             self._record.why = self._record.why or why
         workers = self._workers
@@ -470,12 +472,19 @@ class Runner:
             self._told = True
             # `supervise`, in the main thread, passes it on to the workers
             os.kill(os.getpid(), signal.SIGTERM)
+        if not self._record.why or self._trained:
+            self._asked_at = time.monotonic()
+        elif time.monotonic() > self._asked_at + _LONGEST_END:
+            self._end_at_once()
 
-    def _wanted_end(self, record: Record) -> str:
-        if record.state.status == "Stopping":
-            return "Stopped"
-        exceeded = self._limits.exceeded(record.state.transitions)
-        return exceeded or ("Interrupted" if record.yields else "")
+    def _end_at_once(self) -> None:
+        """Ends the job and this process, whose main thread hangs in something."""
+        processes.end(mark(self._home, self._name))
+        fault = f"syrtos: the job did not end within {_LONGEST_END:.0f} seconds; it is ended now."
+        with contextlib.suppress(OSError):
+            self._record.say(fault)
+        self._record.finish(self._record.why)
+        os._exit(1)
 
     # -- the record ----------------------------------------------------------------------------
 

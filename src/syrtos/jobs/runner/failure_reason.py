@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,8 @@ from syrtos.jobs.observation.logs import LogStream
 from syrtos.jobs.requests.request import Job
 from syrtos.jobs.runner.job_command import Folders
 from syrtos.launch.outcome import End, Outcome
+
+_LONGEST = 1 << 16  # bytes
 
 
 def failure_reason(job: Job, folders: Folders, outcome: Outcome, stream: LogStream) -> str:
@@ -18,8 +22,7 @@ def failure_reason(job: Job, folders: Folders, outcome: Outcome, stream: LogStre
         stream: the log of the first instance, whose last line says why where nothing else does.
     """
     for host in range(len(job.hosts)):
-        path = folders.failure(host)
-        if path.is_file() and (text := path.read_text(errors="replace").strip()):
+        if text := _read_start(folders.failure(host), folders.job):
             return f"AlgorithmError: {text}"
     if outcome.end in (End.LOST, End.NOT_STARTED) and outcome.status is None and outcome.why:
         return f"InternalServerError: rank {outcome.rank} {outcome.why}"
@@ -39,6 +42,20 @@ def failure_reason(job: Job, folders: Folders, outcome: Outcome, stream: LogStre
         f"AlgorithmError: ExecuteUserScriptError:\nExitCode {outcome.code}\nErrorMessage"
         f' "{text}"{where}{extra}\n{command}'
     )
+
+
+def _read_start(path: Path, job: Path) -> str:
+    """Returns the beginning of a file that a script may have written; empty if there is none."""
+    # a script may put a link to a file of others there, a pipe, or as much as the disk takes
+    try:
+        if not path.resolve().is_relative_to(job.resolve()):
+            return ""
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            return file.read(_LONGEST).decode(errors="replace").strip() if is_file else ""
+    except (OSError, RuntimeError):
+        return ""
 
 
 def unlogged_failures(outcome: Outcome, run_dir: Path) -> Iterator[str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from syrtos import settings
 from syrtos.engines.reservation import Node
 from syrtos.errors import ConfigurationError
+from syrtos.jobs.requests import secrecy
 from syrtos.jobs.requests.request import Job
 from syrtos.jobs.runner import contract, processes
 from syrtos.jobs.runner.contract import ML, InstanceFacts
@@ -286,7 +287,12 @@ def _spec(
         hosts=str(folders.job / "instances" / "hosts"),
         mounts=mounts,
         fixed=tuple(fixed) if folders.isolated else (),
-        variables={**variables, **own, **contract.environment(job, host, place)},
+        variables={
+            **variables,
+            **own,
+            **contract.environment(job, host, place),
+            **_hidden_arguments(job, place),
+        },
         rank=host if copies else None,
         output=str(run_dir / "logs" / f"{job.hosts[host]}.log") if copies else "",
     )
@@ -296,7 +302,8 @@ def _worker(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
     assert job.program is not None
     place = folders.instance_facts(job, host, 0)
     script = f"{place.instance_path(job.program.folder)}/{job.program.entry}"
-    return [str(python), "-m", "syrtos.launch.worker.main", script, *arguments(job, place)]
+    shown = [] if _hides_arguments(job) else arguments(job, place)
+    return [str(python), "-m", "syrtos.launch.worker.main", script, *shown]
 
 
 def _copy(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
@@ -305,6 +312,8 @@ def _copy(job: Job, folders: Folders, host: int, python: Path) -> list[str]:
     if program is None or program.driven:
         # where there are no mounts, the command's paths are those of this machine
         return [word.replace(ML, place.root) for word in job.command]
+    if _hides_arguments(job):
+        return [str(python), "-m", "syrtos.jobs.runner.script", program.entry]
     if program.is_python:
         return [str(python), program.entry, *arguments(job, place)]
     return [
@@ -320,6 +329,22 @@ def arguments(job: Job, place: InstanceFacts) -> list[str]:
     """Returns the script's arguments, with paths below ``/opt/ml`` as they are on this machine."""
     assert job.program is not None
     return [place.instance_path(word) for word in job.program.arguments]
+
+
+def _hides_arguments(job: Job) -> bool:
+    """Returns whether a script gets its arguments by a variable.
+
+    Anybody on a machine can read the command lines of its processes (ps(1)).
+    """
+    # the interpreter of a shell script has no other way to give it arguments
+    is_python = job.program is not None and job.program.is_python and not job.program.driven
+    return is_python and secrecy.has_secret_arguments(job.request)
+
+
+def _hidden_arguments(job: Job, place: InstanceFacts) -> dict[str, str]:
+    if not _hides_arguments(job):
+        return {}
+    return {settings.ARGUMENTS_VARIABLE: json.dumps(arguments(job, place))}
 
 
 def cores() -> int:

@@ -5,18 +5,26 @@ Archives are checked before they are unpacked.
 
 from __future__ import annotations
 
+import bz2
+import contextlib
+import gzip
+import lzma
 import re
 import shutil
 import tarfile
 import tempfile
 import threading
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import IO, Any, cast
 
 from syrtos.errors import DataError
 from syrtos.jobs.storage.storage_uris import StorageURIs, safe_name
 
 _LARGEST = 8 << 30
+_MOST_MEMBERS = 250_000
+_LARGEST_READ = 16 << 20
 
 
 def pack(folders: Sequence[Path], archive: Path) -> int:
@@ -32,6 +40,12 @@ def pack(folders: Sequence[Path], archive: Path) -> int:
             for name, path in files.items():
                 tar.add(path, name, recursive=False)
     return len(files)
+
+
+def check_inside(folder: Path, outer: Path, name: str) -> None:
+    """Raises DataError if a folder of a job, called ``name``, is outside of ``outer`` by a link."""
+    if not folder.resolve().is_relative_to(outer.resolve()):
+        raise DataError(f"{name} is a link that leads out of the job's folders. Name a folder.")
 
 
 def _merge_folders(folders: Sequence[Path]) -> dict[str, Path]:
@@ -55,15 +69,59 @@ def unpack(archive: Path, folder: Path) -> None:
             devices, or unpacks to more than 8 GiB.
     """
     try:
-        with tarfile.open(archive, "r:*") as tar:
-            members = tar.getmembers()
-            for member in members:
+        with bounded_archive(archive) as tar:
+            size, members = 0, []
+            # one by one: the headers alone may be more than memory
+            for member in tar:
                 _check(member, archive.name)
-            if sum(member.size for member in members) > _LARGEST:
-                raise DataError(f"{archive.name} unpacks to more than {_LARGEST >> 30} GiB.")
+                size += member.size
+                members.append(member)
+                if size > _LARGEST or len(members) > _MOST_MEMBERS:
+                    raise DataError(
+                        f"{archive.name} unpacks to more than {_LARGEST >> 30} GiB, or"
+                        f" {_MOST_MEMBERS} files."
+                    )
             tar.extractall(folder, members, filter="data")
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{archive.name} can't be unpacked: {error}") from error
+
+
+@contextlib.contextmanager
+def bounded_archive(archive: Path) -> Iterator[tarfile.TarFile]:
+    """Context manager: opens an archive of which no header can fill the memory.
+
+    Raises:
+        DataError: it has such a header.
+    """
+    with archive.open("rb") as file:
+        opener = _opener_of(file.read(10))
+    with (
+        opener(archive, "rb") as plain,
+        tarfile.open(fileobj=cast(IO[bytes], _BoundedFile(plain)), mode="r:") as tar,
+    ):
+        yield tar
+
+
+def _opener_of(start: bytes) -> Callable[..., Any]:
+    """Returns the function that opens an archive which begins so."""
+    if start.startswith(b"\x1f\x8b"):
+        return gzip.open
+    if start.startswith(b"BZh") and start[4:] == b"1AY&SY":
+        return bz2.open
+    return lzma.open if start.startswith(b"\xfd7zXZ") else open
+
+
+class _BoundedFile:
+    """A file for `tarfile`, which reads the long headers of an archive at once."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= _LARGEST_READ:
+            raise DataError(f"A header of the archive has {size} bytes.")
+        return self._file.read(size)
 
 
 def _check(member: tarfile.TarInfo, archive: str) -> None:
@@ -89,6 +147,9 @@ def upload(
     Returns:
         Whether there were any files.
     """
+    # a script may have put a link in the place of a folder
+    inner = scratch.resolve()
+    folders = [folder for folder in folders if folder.resolve().is_relative_to(inner)]
     if archive is None:
         files = _merge_folders(folders)
         for name, path in files.items():
@@ -113,6 +174,8 @@ class Checkpoints:
         self, places: StorageURIs, uri: str, folders: Sequence[Path], every: float = 1.0
     ) -> None:
         self._places, self._uri, self._folders, self._every = places, uri, folders, every
+        # as they are before a script can put links in their places
+        self._roots = {folder: folder.resolve() for folder in folders}
         self._seen: dict[Path, tuple[int, int]] = {}
         self._sent: dict[Path, tuple[int, int]] = {}
         self._names: set[str] = set()
@@ -162,6 +225,9 @@ class Checkpoints:
         names = set()
         for folder in self._folders:
             for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+                if not path.resolve().is_relative_to(self._roots[folder]):
+                    # a link out of the folder
+                    continue
                 name = path.relative_to(folder)
                 if any(_UNFINISHED.fullmatch(part) for part in name.parts):
                     continue

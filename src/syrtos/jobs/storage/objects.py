@@ -1,6 +1,6 @@
 """Buckets and objects, the part of S3 that jobs need, in a local folder or in a real S3 behind it.
 
-In the folder, an object is a file that never changes (``blobs``) and a row that names it.
+In the folder, an object is a file that never changes, and a row of the index that names it.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import abc
 import dataclasses
 import hashlib
-import os
 import re
 import secrets
 import shutil
+import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,10 +20,23 @@ from typing import IO
 import sqlalchemy as sql
 from sqlalchemy import event, exc
 from sqlalchemy.engine import RowMapping
+from sqlalchemy.pool import ConnectionPoolEntry
 
-from syrtos.checkpoint.durable import force
+from syrtos.checkpoint import durable
 from syrtos.errors import ConfigurationError, DataError
-from syrtos.jobs.store.database import prepare_sqlite
+from syrtos.jobs.complaints import complain
+from syrtos.jobs.storage import object_index
+from syrtos.jobs.storage.object_files import ObjectFiles
+from syrtos.jobs.storage.object_index import buckets, objects
+from syrtos.jobs.store.backups import fault_of, set_aside
+from syrtos.jobs.store.database import (
+    PATIENCE,
+    checkpoint,
+    identity,
+    patiently,
+    prepare_sqlite,
+    writing,
+)
 
 _READ = 1 << 20
 _LONGEST_UPLOAD = 7 * 86400.0
@@ -136,6 +149,9 @@ class ObjectStore(abc.ABC):
         """Returns a local file that is the object and never changes; None if there is none."""
         return None
 
+    def close(self) -> None:  # noqa: B027 - most keep nothing open
+        """Ends the use of the store by this process; does nothing by default."""
+
     def all(self, bucket: str, prefix: str) -> Iterator[ObjectFacts]:
         """Yields the objects whose keys begin with ``prefix``, by key."""
         after = ""
@@ -162,42 +178,28 @@ class ObjectStore(abc.ABC):
         self.put(bucket, key, copy, digest.hexdigest(), {})
 
 
-_metadata = sql.MetaData()
-_buckets = sql.Table(
-    "buckets",
-    _metadata,
-    sql.Column("name", sql.Text, primary_key=True),
-    sql.Column("created", sql.Float),
-)
-_objects = sql.Table(
-    "objects",
-    _metadata,
-    sql.Column("bucket", sql.Text, primary_key=True),
-    sql.Column("key", sql.Text, primary_key=True),
-    sql.Column("blob", sql.Text, nullable=False),
-    sql.Column("size", sql.Integer, nullable=False),
-    sql.Column("etag", sql.Text, nullable=False),
-    sql.Column("modified", sql.Float, nullable=False),
-    sql.Column("headers", sql.JSON, nullable=False),
-)
-
-
 class FolderStore(ObjectStore):
-    """Objects in a folder of this machine, which several processes may share."""
+    """Objects in a folder of this machine, which several processes may share.
 
-    def __init__(self, folder: Path) -> None:
+    The index that finds them is made from their files where it is missing, emptied or damaged.
+
+    Args:
+        folder: the store's folder.
+        patience: for so many seconds an index that is locked is asked again.
+    """
+
+    def __init__(self, folder: Path, patience: float = PATIENCE) -> None:
         super().__init__(folder)
-        self._engine = sql.create_engine(f"sqlite:///{folder / 'index.sqlite'}")
-        event.listen(self._engine, "connect", prepare_sqlite)
-        _metadata.create_all(self._engine)
+        self._files, self._patience = ObjectFiles(folder), patience
+        self._index = folder / "index.sqlite"
+        self._engine = sql.create_engine(f"sqlite:///{self._index}")
+        event.listen(self._engine, "connect", self._open_index)
+        event.listen(self._engine, "checkout", self._check_present)
 
     def buckets(self) -> list[tuple[str, float]]:
         """Reads the buckets from the index, by name."""
-        with self._engine.connect() as connection:
-            return [
-                (row.name, row.created)
-                for row in connection.execute(sql.select(_buckets).order_by(_buckets.c.name))
-            ]
+        rows = self._rows(sql.select(buckets).order_by(buckets.c.name))
+        return [(row["name"], row["created"]) for row in rows]
 
     def make_bucket(self, bucket: str) -> bool:
         """Adds a bucket to the index; False if it exists.
@@ -207,14 +209,17 @@ class FolderStore(ObjectStore):
         """
         check_bucket(bucket)
         try:
-            self._write(sql.insert(_buckets).values(name=bucket, created=time.time()))
+            with writing(self._engine, self._patience) as connection:
+                connection.execute(sql.insert(buckets).values(name=bucket, created=time.time()))
+                self._files.add_bucket(bucket)
         except exc.IntegrityError:
             return False
         return True
 
     def remove_bucket(self, bucket: str) -> None:
         """Removes a bucket from the index."""
-        self._write(sql.delete(_buckets).where(_buckets.c.name == bucket))
+        self._write(sql.delete(buckets).where(buckets.c.name == bucket))
+        self._files.remove_bucket(bucket)
 
     def has_bucket(self, bucket: str) -> bool:
         """Returns whether the index has this bucket."""
@@ -228,7 +233,7 @@ class FolderStore(ObjectStore):
     def read(self, bucket: str, entry: ObjectFacts, start: int, stop: int) -> Iterator[bytes]:
         """Reads a part of an object's file."""
         try:
-            file = (self.folder / "blobs" / entry.blob).open("rb")
+            file = self._files.blob(entry.blob).open("rb")
         except FileNotFoundError as error:
             raise DataError(
                 f"s3://{bucket}/{entry.key} was replaced or removed while it was read."
@@ -244,104 +249,129 @@ class FolderStore(ObjectStore):
         headers: dict[str, str],
         replaces: str | None = None,
     ) -> None:
-        """Moves ``file`` to the blobs, and then changes the object's row in the index."""
-        blob = f"{file.name[:2]}/{file.name}"
-        path = self.folder / "blobs" / blob
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("rb+") as opened:
-            # the file, and the entries that name it, are on the disk before the row: a host that
-            # crashes has the old object or the new one
-            os.fsync(opened.fileno())
-            size = os.fstat(opened.fileno()).st_size
-        # jobs may have a link to it (`local_file`): whoever writes to that must not change the
-        # object
-        file.chmod(0o444)
-        file.rename(path)
-        force(path.parent)
-        force(path.parent.parent)
-        row = {
-            "blob": blob,
-            "size": size,
-            "etag": etag,
-            "modified": time.time(),
-            "headers": headers,
-        }
-        with self._engine.connect() as connection:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        """Moves ``file`` to the object's files, and then changes its row in the index."""
+        durable.force(file)
+        with writing(self._engine, self._patience) as connection:
             found = connection.execute(
-                sql.select(_objects.c.blob, _objects.c.etag).where(*_is(bucket, key))
+                sql.select(objects.c.blob, objects.c.etag).where(*_is(bucket, key))
             ).first()
             old, before = found or (None, "")
             # in the transaction: of two writers with one condition only the first succeeds
             if replaces is not None and replaces != before:
-                path.unlink()
+                file.unlink()
                 raise ObjectChangedError
+            row = dataclasses.asdict(self._files.add(file, bucket, key, etag, headers))
             if old is None:
-                connection.execute(sql.insert(_objects).values(bucket=bucket, key=key, **row))
+                connection.execute(sql.insert(objects).values(**row))
             else:
-                connection.execute(sql.update(_objects).where(*_is(bucket, key)).values(**row))
-            connection.commit()
+                connection.execute(sql.update(objects).where(*_is(bucket, key)).values(**row))
         # readers that have it open read on
-        self._drop(old)
+        if old is not None:
+            self._files.remove(old)
 
     def list(self, bucket: str, prefix: str, after: str, limit: int) -> list[ObjectFacts]:
         """Reads a page of objects from the index."""
-        key = _objects.c.key
-        wanted = sql.select(_objects).where(_objects.c.bucket == bucket, key >= prefix, key > after)
+        key = objects.c.key
+        wanted = sql.select(objects).where(objects.c.bucket == bucket, key >= prefix, key > after)
         if prefix:
             # a range, which an index answers: the largest letter comes after all keys with the
             # prefix
             wanted = wanted.where(key < prefix + chr(0x10FFFF))
-        with self._engine.connect() as connection:
-            return [
-                _entry(row)
-                for row in connection.execute(wanted.order_by(key).limit(limit)).mappings()
-            ]
+        return [_entry(row) for row in self._rows(wanted.order_by(key).limit(limit))]
 
     def delete(self, bucket: str, key: str) -> None:
-        """Removes an object's row and its file."""
+        """Removes an object's row and its files."""
         row = self._row(bucket, key)
-        self._write(sql.delete(_objects).where(*_is(bucket, key)))
-        self._drop(row["blob"] if row else None)
+        self._write(sql.delete(objects).where(*_is(bucket, key)))
+        if row:
+            self._files.remove(row["blob"])
 
     def local_file(self, entry: ObjectFacts) -> Path | None:
         """Returns the object's file."""
-        return self.folder / "blobs" / entry.blob
+        return self._files.blob(entry.blob)
+
+    def close(self) -> None:
+        """Leaves the whole index in its file, for those who copy it."""
+        checkpoint(self._engine)
+
+    # -- the index and the files ---------------------------------------------------------------
+
+    def repair(self) -> None:
+        """Makes a damaged or emptied index anew; the damaged one stays beside it."""
+        fault = fault_of(self._index) if self._index.exists() else ""
+        if fault:
+            self._engine.dispose()
+            aside = set_aside(self._index)
+            complain(f"the index {self._index} {fault}. It is made anew; the old one is {aside}.")
+        # a connection completes the index
+        self.buckets()
 
     def sweep(self, older: float = 3600.0) -> None:
-        """Removes orphaned files and abandoned uploads.
+        """Takes up objects that the index does not name, and removes abandoned uploads.
+
+        A process that was killed has left such objects, or the index is a copy of another day. Of
+        objects, only the files of those that have been replaced are removed.
 
         Args:
-            older: files that no row names are removed if they are older than this, in seconds:
-                killed processes left them. Uploads that were not completed within a week are
-                removed too.
+            older: files that are younger, in seconds, are left alone: they may belong to a write
+                that goes on. Uploads that were not completed within a week are removed.
         """
         for folder in (self.folder / "uploads").glob("*"):
             if time.time() - folder.stat().st_mtime > _LONGEST_UPLOAD:
                 shutil.rmtree(folder, ignore_errors=True)
-        with self._engine.connect() as connection:
-            named = set(connection.execute(sql.select(_objects.c.blob)).scalars())
-        for path in [*self.folder.glob("blobs/??/*"), *self.folder.glob("incoming/*")]:
-            # young ones may belong to a write that goes on
-            orphan = f"{path.parent.name}/{path.name}" not in named
-            if orphan and path.is_file() and time.time() - path.stat().st_ctime > older:
+        for path in self.folder.glob("incoming/*"):
+            if _is_older(path, older):
                 path.unlink(missing_ok=True)
-
-    def _row(self, bucket: str, key: str) -> RowMapping | None:
-        with self._engine.connect() as connection:
-            return (
-                connection.execute(sql.select(_objects).where(*_is(bucket, key))).mappings().first()
+        with writing(self._engine, self._patience) as connection:
+            named = set(connection.execute(sql.select(objects.c.blob)).scalars())
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, sqlite3.Connection)
+            taken_up = sum(
+                object_index.take_up(driver, self._files, found)
+                for found in self._files.all(besides=named)
+                if _is_older(self._files.blob(found.blob), older)
+            )
+        if taken_up:
+            complain(f"{taken_up} objects in {self.folder} were not in the index, and are again.")
+        if nameless := self._files.nameless(besides=named):
+            complain(
+                f"{nameless} files in {self.folder / 'blobs'} are named by nothing; they are kept."
             )
 
-    def _write(self, statement: sql.Executable) -> None:
-        with self._engine.connect() as connection:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-            connection.execute(statement)
-            connection.commit()
+    def _open_index(self, connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
+        prepare_sqlite(connection, record)
+        record.info["file"] = identity(self._index)
+        if found := object_index.complete(connection, self._files):
+            complain(
+                f"the index {self._index} was missing or empty: {found} objects were found again"
+                " by their files."
+            )
 
-    def _drop(self, blob: str | None) -> None:
-        if blob is not None:
-            (self.folder / "blobs" / blob).unlink(missing_ok=True)
+    def _check_present(
+        self, _connection: sqlite3.Connection, record: ConnectionPoolEntry, _proxy: object
+    ) -> None:
+        """Has a connection to a file opened again that is not the index any more."""
+        if record.info.get("file") != identity(self._index):
+            raise exc.DisconnectionError(f"{self._index} has been removed or replaced.")
+
+    def _rows(self, chosen: sql.Executable) -> Sequence[RowMapping]:
+        def read() -> Sequence[RowMapping]:
+            with self._engine.connect() as connection:
+                return connection.execute(chosen).mappings().all()
+
+        return patiently(read, self._patience)
+
+    def _row(self, bucket: str, key: str) -> RowMapping | None:
+        rows = self._rows(sql.select(objects).where(*_is(bucket, key)))
+        return rows[0] if rows else None
+
+    def _write(self, statement: sql.Executable) -> None:
+        with writing(self._engine, self._patience) as connection:
+            connection.execute(statement)
+
+
+def _is_older(path: Path, seconds: float) -> bool:
+    return path.is_file() and time.time() - path.stat().st_ctime > seconds
 
 
 def check_bucket(name: str) -> None:
@@ -366,7 +396,7 @@ def _part(file: IO[bytes], start: int, stop: int) -> Iterator[bytes]:
 
 
 def _is(bucket: str, key: str) -> Sequence[sql.ColumnElement[bool]]:
-    return (_objects.c.bucket == bucket, _objects.c.key == key)
+    return (objects.c.bucket == bucket, objects.c.key == key)
 
 
 def _entry(row: RowMapping) -> ObjectFacts:

@@ -16,6 +16,7 @@ from syrtos import settings
 from syrtos.errors import ConfigurationError, DataError
 from syrtos.jobs.storage.objects import FolderStore, ObjectFacts, ObjectStore, check_bucket
 from syrtos.jobs.storage.remote_store import RemoteStore
+from syrtos.jobs.store.database import PATIENCE
 from syrtos.jobs.store.home import Home
 
 _READ = 1 << 20
@@ -145,6 +146,8 @@ class StorageURIs:
         paths = (
             [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
         )
+        for path in paths:
+            self._check_folder(path.resolve(), path.as_uri())
 
         def source(path: Path) -> JobFile:
             return JobFile(
@@ -165,6 +168,11 @@ class StorageURIs:
             )
         # resolved: a link must not lead out of the folders that are allowed
         path = Path(urllib.parse.unquote(parts.path)).resolve()
+        self._check_folder(path, uri)
+        return path
+
+    def _check_folder(self, path: Path, uri: str) -> None:
+        """Raises ConfigurationError unless a path without links is in a folder that is allowed."""
         if self._files is not None and not any(
             path.is_relative_to(folder) for folder in self._files
         ):
@@ -172,7 +180,6 @@ class StorageURIs:
                 f"{uri} is not in a folder that this service allows: start it with `syrtos serve"
                 f" --files {path.parent}`, or use s3://."
             )
-        return path
 
 
 def split(uri: str) -> tuple[str, str]:
@@ -235,12 +242,16 @@ def _pieces(path: Path) -> Iterator[bytes]:
             yield piece
 
 
-def store_of(home: Home) -> ObjectStore:
+def store_of(home: Home, patience: float = PATIENCE) -> ObjectStore:
     """Returns a service's object store: that of SYRTOS_S3_ENDPOINT, or a folder of its own.
 
     SYRTOS_S3_ENDPOINT is an address, or ``aws``.
+
+    Args:
+        home: the service's folder.
+        patience: for so many seconds an index that is locked is asked again.
     """
     endpoint = settings.environment().get("SYRTOS_S3_ENDPOINT")
     if endpoint:
         return RemoteStore(home.objects, "" if endpoint == "aws" else endpoint)
-    return FolderStore(home.objects)
+    return FolderStore(home.objects, patience)

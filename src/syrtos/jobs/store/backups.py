@@ -33,7 +33,7 @@ class Backups:
     """
 
     def __init__(self, database: Path, folder: Path) -> None:
-        self._database, self._folder = database, folder
+        self.database, self._folder = database, folder
 
     def newest_first(self) -> list[Path]:
         """Returns the paths of the copies, the newest first."""
@@ -47,10 +47,8 @@ class Backups:
                 copy has.
         """
         copies = self.newest_first()
-        wrong = (
-            _fault_of(self._database) if self._database.exists() else "is gone" if copies else ""
-        )
-        if not wrong and copies and self._has_lost_jobs(self._database, copies[0]):
+        wrong = fault_of(self.database) if self.database.exists() else "is gone" if copies else ""
+        if not wrong and copies and self._has_lost_jobs(self.database, copies[0]):
             wrong = "holds no job any more"
         if not wrong:
             return
@@ -61,7 +59,7 @@ class Backups:
             if copies
             else "There is no copy of it. To begin without jobs, move it away."
         )
-        raise ConfigurationError(f"The database {self._database} {wrong}. {offer}")
+        raise ConfigurationError(f"The database {self.database} {wrong}. {offer}")
 
     @staticmethod
     def _has_lost_jobs(database: Path, copy: Path) -> bool:
@@ -79,10 +77,10 @@ class Backups:
         the new one.
         """
         for copy in self.newest_first():
-            if _fault_of(copy):
+            if fault_of(copy):
                 continue
             # made beside it, and renamed when it is complete
-            draft = self._database.with_name(".restored.sqlite")
+            draft = self.database.with_name(".restored.sqlite")
             _copy(copy, draft)
             with (
                 contextlib.closing(sqlite3.connect(draft)) as opened,
@@ -92,15 +90,8 @@ class Backups:
                 # what begins again
                 opened.execute(_END_ALL)
                 opened.commit()
-            aside = time.strftime("damaged-%Y%m%d-%H%M%S-")
-            # with its journal, which SQLite would apply to the new file
-            for path in (
-                self._database,
-                *(self._database.with_name(self._database.name + end) for end in ("-wal", "-shm")),
-            ):
-                with contextlib.suppress(FileNotFoundError):
-                    path.rename(path.with_name(aside + path.name))
-            draft.replace(self._database)
+            set_aside(self.database)
+            draft.replace(self.database)
             return copy
         return None
 
@@ -113,17 +104,27 @@ class Backups:
         """
         now = time.time() if now is None else now
         copies = self.newest_first()
-        if not self._database.exists() or (copies and now - copies[0].stat().st_mtime < _EVERY):
+        if not self.database.exists() or (copies and now - copies[0].stat().st_mtime < _EVERY):
             return
         # a copy of a damaged database would push out a good one
         self.check()
         self._folder.mkdir(mode=0o700, exist_ok=True)
         _copy(
-            self._database,
+            self.database,
             self._folder / (time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + _SUFFIX),
         )
         for old in self.newest_first()[_KEPT:]:
             old.unlink()
+
+
+def set_aside(database: Path) -> Path:
+    """Renames a damaged SQLite file, which stays beside its place; returns the new path."""
+    aside = time.strftime("damaged-%Y%m%d-%H%M%S-")
+    # with its journal, which SQLite would apply to a new file
+    for path in (database, *(database.with_name(database.name + end) for end in ("-wal", "-shm"))):
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(path.with_name(aside + path.name))
+    return database.with_name(aside + database.name)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -144,7 +145,7 @@ def _copy(source: Path, target: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _fault_of(database: Path) -> str:
+def fault_of(database: Path) -> str:
     """Returns a database file's fault as the end of a sentence about it; empty if there is none.
 
     Raises:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
 
 import sqlalchemy as sql
 from sqlalchemy import event, exc
 from sqlalchemy.engine import Connection, Engine, RowMapping
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from syrtos.errors import ConfigurationError
+
+FoundT = TypeVar("FoundT")
+PATIENCE = 45.0  # seconds: a client that waits for an answer gets an error then
+_PAUSE = 0.1
 
 
 class Database:
@@ -19,12 +28,14 @@ class Database:
 
     Args:
         url: in SQLAlchemy's form.
+        patience: for so many seconds a database that is locked, or away, is asked again.
 
     Raises:
         ConfigurationError: there is no such database, or its driver is missing.
     """
 
-    def __init__(self, url: str, metadata: sql.MetaData) -> None:
+    def __init__(self, url: str, metadata: sql.MetaData, patience: float = PATIENCE) -> None:
+        self._patience = patience
         self.engine = _engine(url)
         self.is_sqlite = self.engine.dialect.name == "sqlite"
         self._make(url, lambda: metadata.create_all(self.engine))
@@ -39,7 +50,7 @@ class Database:
             ConfigurationError: the database can't be reached.
         """
         try:
-            make()
+            patiently(make, self._patience)
         except exc.OperationalError as error:
             # between the question whether it is there and its making, another process may have made
             # it
@@ -54,23 +65,78 @@ class Database:
         self, chosen: sql.Executable, parameters: Mapping[str, object] | None = None
     ) -> list[RowMapping]:
         """Returns the rows that a query finds."""
-        with self.engine.connect() as connection:
-            return list(connection.execute(chosen, parameters or {}).mappings())
 
-    @contextmanager
-    def writing(self) -> Iterator[Connection]:
+        def read() -> list[RowMapping]:
+            with self.engine.connect() as connection:
+                return list(connection.execute(chosen, parameters or {}).mappings())
+
+        return patiently(read, self._patience)
+
+    def writing(self) -> contextlib.AbstractContextManager[Connection]:
         """Context manager: one transaction, which is rolled back if the block raises."""
-        with self.engine.connect() as connection:
-            if self.is_sqlite:
+        return writing(self.engine, self._patience)
+
+    def close(self) -> None:
+        """Moves into a database's file what is still in the journal beside it."""
+        if self.is_sqlite:
+            checkpoint(self.engine)
+
+
+@contextmanager
+def writing(engine: Engine, patience: float = PATIENCE) -> Iterator[Connection]:
+    """Context manager: one transaction, which is rolled back if the block raises.
+
+    A database that is locked, or away, is waited for as long as ``patience`` says, in seconds.
+    """
+
+    def begin() -> Connection:
+        connection = engine.connect()
+        try:
+            if engine.dialect.name == "sqlite":
                 # as a writer from the first: two readers that want to become writers would wait for
                 # each other
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
-            try:
-                yield connection
-            except BaseException:
-                connection.rollback()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    with patiently(begin, patience) as connection:
+        try:
+            yield connection
+        except BaseException:
+            connection.rollback()
+            raise
+        connection.commit()
+
+
+def patiently(ask: Callable[[], FoundT], patience: float = PATIENCE) -> FoundT:
+    """Calls a function again for ``patience`` seconds while a database is locked or away."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return ask()
+        except exc.OperationalError as error:
+            if not _passes(error) or time.monotonic() > until:
                 raise
-            connection.commit()
+            time.sleep(_PAUSE)
+
+
+def _passes(error: exc.OperationalError) -> bool:
+    """Returns whether an error is one of a database that another process holds, or that is away."""
+    if isinstance(error.orig, sqlite3.Error):
+        return error.orig.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return error.connection_invalidated
+
+
+def checkpoint(engine: Engine) -> None:
+    """Moves what is in the journal of an SQLite file into the file, and closes its connections."""
+    # whoever copies the file alone has all of it. A file that is damaged, or locked, keeps its
+    # journal
+    with contextlib.suppress(exc.DatabaseError), engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA busy_timeout=1000")
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    engine.dispose()
 
 
 # one for each database in a process: each has a pool of connections
@@ -85,14 +151,45 @@ def _engine(url: str) -> Engine:
         raise _unreachable(url, error) from error
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", prepare_sqlite)
+        if engine.url.database:
+            _watch_file(engine, Path(engine.url.database))
     return engine
+
+
+def _watch_file(engine: Engine, path: Path) -> None:
+    """Refuses connections to a file that was removed: what is written there would be lost."""
+
+    def note(_connection: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
+        record.info["file"] = identity(path)
+
+    def check(_connection: sqlite3.Connection, record: ConnectionPoolEntry, _proxy: object) -> None:
+        found = identity(path)
+        if found is None:
+            raise ConfigurationError(
+                f"The database {path} has been removed while it was used. Stop the service, and put"
+                " the file back, or start `syrtos serve --restore`."
+            )
+        if found != record.info["file"]:
+            raise exc.DisconnectionError(f"{path} has been replaced.")
+
+    event.listen(engine, "connect", note)
+    event.listen(engine, "checkout", check)
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Returns what tells a file from another one of the same name; None if there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     """Sets up a new connection: concurrent readers beside a writer, and durable commits."""
     # transactions are begun by `writing`: the driver would begin them later, and as readers
     connection.isolation_level = None
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"):
+    for pragma in ("busy_timeout=10000", "journal_mode=WAL", "synchronous=FULL"):
         connection.execute(f"PRAGMA {pragma}")
 
 

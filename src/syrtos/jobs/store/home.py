@@ -121,7 +121,8 @@ class Home:
 
     def files(self) -> list[Path] | None:
         """Returns the folders that the last service's jobs may name by ``file://``; None: any."""
-        found = self._read_announcement().get("files")
+        # none where no service has said which: its file may have been lost
+        found = self._read_announcement().get("files", [])
         return None if found is None else [Path(folder) for folder in found]
 
     def capacity(self) -> int:
@@ -131,7 +132,7 @@ class Home:
     def _read_announcement(self) -> dict[str, Any]:
         try:
             return json.loads((self.path / "endpoint.json").read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
             return {}
 
     def placement(self) -> Placement:
@@ -141,13 +142,16 @@ class Home:
 
     def announce(
         self,
-        url: str,
+        url: str | None,
         certificate: str | None,
         files: list[Path] | None,
         capacity: int,
         placement: Placement | None = None,
     ) -> None:
-        """Writes the service's address for this user's processes, and its limits for runners."""
+        """Writes the service's address for this user's processes, and its limits for runners.
+
+        A service that does not answer yet has no address.
+        """
         folders = None if files is None else [str(path) for path in files]
         facts: dict[str, object] = {
             "url": url,
@@ -178,6 +182,8 @@ def write_new(path: Path, text: str) -> None:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     # unlike a rename, a link does not replace a file that another process has made in the meantime
     try:
         os.link(name, path)

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from syrtos.jobs.requests.states import JobState
 from syrtos.jobs.store.backups import ALL_DELETED
-from syrtos.jobs.store.database import Database
+from syrtos.jobs.store.database import PATIENCE, Database
 
 _metadata = sql.MetaData()
 _jobs = sql.Table(
@@ -131,14 +131,15 @@ class Store:
     Args:
         url: a database, in SQLAlchemy's form.
         place: the name of the service; services that share a database run their own jobs only.
+        patience: for so many seconds a database that is locked, or away, is asked again.
 
     Raises:
         ConfigurationError: there is no such database, or its driver is missing.
     """
 
-    def __init__(self, url: str, place: str = "") -> None:
+    def __init__(self, url: str, place: str = "", patience: float = PATIENCE) -> None:
         self._place = place
-        self._database = Database(url, _metadata)
+        self._database = Database(url, _metadata, patience)
 
     def add(self, record: Record) -> bool:
         """Writes down a new job; False if its name is taken."""
@@ -152,26 +153,17 @@ class Store:
 
     def get(self, name: str) -> Record | None:
         """Returns the job of this name; None if there is none."""
-        with self._database.engine.connect() as connection:
-            row = connection.execute(_BY_NAME, {"wanted": name}).mappings().first()
-        return _record(row) if row else None
+        rows = self._database.rows(_BY_NAME, {"wanted": name})
+        return _record(rows[0]) if rows else None
 
     def by_key(self, access_key: str) -> Record | None:
         """Returns the job whose script has this access key; None if there is none."""
-        with self._database.engine.connect() as connection:
-            row = (
-                connection.execute(sql.select(_jobs).where(_jobs.c.access_key == access_key))
-                .mappings()
-                .first()
-            )
-        return _record(row) if row else None
+        found = self._all(sql.select(_jobs).where(_jobs.c.access_key == access_key))
+        return found[0] if found else None
 
     def active(self) -> list[Brief]:
         """Returns the service's jobs that have not ended, oldest first."""
-        with self._database.engine.connect() as connection:
-            return [
-                Brief(**row._mapping) for row in connection.execute(_ACTIVE, {"here": self._place})
-            ]
+        return [Brief(**row) for row in self._database.rows(_ACTIVE, {"here": self._place})]
 
     def change(self, name: str, how: Callable[[Record], Record | None]) -> Record | None:
         """Replaces a job by the result of ``how``, in one transaction; None leaves it unchanged.
@@ -235,12 +227,14 @@ class Store:
     def counts(self) -> dict[tuple[str, str], int]:
         """Returns the number of jobs for each pair of status and secondary status."""
         kinds = (_jobs.c.status, _jobs.c.secondary)
-        chosen = sql.select(*kinds, sql.func.count()).group_by(*kinds)
-        with self._database.engine.connect() as connection:
-            return {
-                (status, secondary): count
-                for status, secondary, count in connection.execute(chosen)
-            }
+        chosen = sql.select(*kinds, sql.func.count().label("count")).group_by(*kinds)
+        return {
+            (row["status"], row["secondary"]): row["count"] for row in self._database.rows(chosen)
+        }
+
+    def close(self) -> None:
+        """Leaves the whole record in the database's file, for those who copy it."""
+        self._database.close()
 
     def _all(self, chosen: sql.Executable) -> list[Record]:
         return [_record(row) for row in self._database.rows(chosen)]

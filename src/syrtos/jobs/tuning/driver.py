@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from syrtos.jobs.api.service import ApiError, Service
+from syrtos.jobs.complaints import complain
 from syrtos.jobs.polling import PollingThread
 from syrtos.jobs.store.tunings import TrialEntry, TuningRecord
 from syrtos.jobs.tuning import printed_metrics, requests, trial_rows, warm_start
@@ -19,7 +20,6 @@ from syrtos.jobs.tuning.decision import SearchDecision, decide
 from syrtos.jobs.tuning.operations import search_of
 from syrtos.jobs.tuning.search import Search
 from syrtos.jobs.tuning.trials import SearchTrial
-from syrtos.launch.terminal import output
 
 _LOOK = 0.4
 _LONGEST_REASON = 1024
@@ -33,14 +33,14 @@ class Driver(PollingThread):
     """
 
     def __init__(self, service: Service, changed: Callable[[], None]) -> None:
-        super().__init__(_LOOK)
+        super().__init__("driver of tuning jobs", _LOOK)
         self._service, self._changed = service, changed
         # by name; they don't change any more, and are read only once
         self._ended: dict[str, SearchTrial] = {}
 
     def report_failure(self, error: Exception) -> None:
         """Prints that the tuning jobs could not be looked at."""
-        output.say(f"the tuning jobs could not be looked at: {error}")
+        complain(f"the tuning jobs could not be looked at: {error}")
 
     def look(self) -> None:
         """Carries on each tuning job that has not ended; an error in one does not stop others."""
@@ -50,7 +50,7 @@ class Driver(PollingThread):
                 self._carry_on(record)
             except Exception as error:
                 # an error of one tuning job must not hold the others up
-                output.say(
+                complain(
                     f"the tuning job {record.name} could not be carried on: {type(error).__name__}:"
                     f" {error}"
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import importlib
 import os
@@ -61,6 +62,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     tasks.adopt(env, _rank_before_mpi(env))
     if detect(env):
         seeds.hash_alike(env)
+    hidden = settings.take_arguments()
+    program = dataclasses.replace(program, arguments=(*program.arguments, *hidden))
     settings.forget_secret()
     options, rank = settings.options_from(env), _rank_before_mpi(env)
     supervised, inputs = (

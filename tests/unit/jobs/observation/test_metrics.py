@@ -123,3 +123,15 @@ def test_the_value_that_says_most() -> None:
     assert metrics.headline([], {"train:x": [1.0, 0.0], "loss": [2.0, 0.0]}) == ("loss", 2.0)
     assert metrics.headline([{"logs": {}}], {"train:x": [1.0, 0.0]}) == ("train:x", 1.0)
     assert metrics.headline([], {}) is None
+
+
+def test_an_expression_of_exponential_time_is_given_up_and_the_others_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics, "_LONGEST_SEARCH", 0.05)
+    found = Metrics([{"Name": "slow", "Regex": r"((?:a|aa)+)$"}, LOSS])
+    found.take(["loss: 1 " + "a" * 60 + "b"] * 5)
+    assert values(found) == {"loss": 1.0}
+    (said,) = found.new_complaints()
+    assert "the metric slow is not looked for any more" in said
+    assert found.new_complaints() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from syrtos.errors import ConfigurationError
 from syrtos.jobs.credentials import new_access_key
 from syrtos.jobs.http.server import Server
 from syrtos.jobs.observation import logs
 from syrtos.jobs.requests import states
+from syrtos.jobs.requests.request import TimeLimits
 from syrtos.jobs.runner import attempt
 from syrtos.jobs.runner.attempt import Runner
+from syrtos.jobs.runner.watch import Watch
 from syrtos.jobs.storage.storage_uris import StorageURIs
 from syrtos.jobs.store.home import Home, try_lock
 from syrtos.jobs.store.job_store import Record, Store
@@ -198,3 +202,40 @@ def test_a_service_that_has_just_begun_has_no_address_yet(home: Home) -> None:
 def test_places_of_a_runner_can_be_read(home: Home) -> None:
     _, attempt = prepared(home, record("placed"))
     assert isinstance(attempt._places, StorageURIs)
+
+
+def test_no_file_is_allowed_where_no_service_says_which(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    assert home.files() == []
+    _, attempt = prepared(home, record("closed"))
+    with pytest.raises(ConfigurationError, match="not in a folder that this service allows"):
+        attempt._places.under((tmp_path / "secret").as_uri())
+    home.announce(None, None, None, 1)
+    assert home.files() is None
+    (home.path / "endpoint.json").write_text("")
+    assert home.files() == []
+
+
+def test_a_job_ends_at_its_time_while_its_record_can_not_be_read(home: Home) -> None:
+    """As where another process holds the database, and where a thread of the attempt hangs."""
+    found = record("limited", StoppingCondition={"MaxRuntimeInSeconds": 1})
+    store, _ = prepared(home, found)
+    for status in ("Downloading", "Training"):
+        store.change("limited", lambda r, status=status: r.with_transition(status))
+    hangs, ends = threading.Event(), threading.Event()
+
+    class Hanging(Store):
+        def get(self, name: str) -> Record | None:
+            hangs.wait()
+            return super().get(name)
+
+    def obey(why: str) -> None:
+        if why == "MaxRuntimeExceeded":
+            ends.set()
+
+    limits = TimeLimits(1.0, None, None)
+    watch = Watch(Hanging(home.database), end_of(store, "limited"), limits, obey, lambda: None)
+    watch.start()
+    assert ends.wait(30)
+    hangs.set()
+    watch.close()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
+import gzip
 import io
+import lzma
 import os
 import random
+import shutil
 import tarfile
 import time
 from collections.abc import Callable
@@ -369,3 +373,50 @@ def test_a_store_that_fails_for_a_moment_is_tried_again(
         time.sleep(0.01)
     checkpoints.finish()
     assert kept(places) == {"a": "1"}
+
+
+def test_archives_whose_headers_would_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        member = tarfile.TarInfo("a")
+        member.pax_headers = {"comment": "x" * (17 << 20)}
+        tar.addfile(member)
+    with pytest.raises(DataError, match="header"):
+        artifacts.unpack(path, tmp_path / "into")
+    monkeypatch.setattr(artifacts, "_MOST_MEMBERS", 3)
+    with tarfile.open(path, "w:gz") as tar:
+        for number in range(4):
+            tar.addfile(tarfile.TarInfo(f"{number}"))
+    with pytest.raises(DataError, match="more than"):
+        artifacts.unpack(path, tmp_path / "into")
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress])
+def test_archives_of_each_compression(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+    (tmp_path / "BZ").write_text("x")
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w") as tar:
+        tar.add(tmp_path / "BZ", "BZ")
+    (tmp_path / "archive").write_bytes(compress(plain.getvalue()))
+    artifacts.unpack(tmp_path / "archive", tmp_path / "into")
+    assert (tmp_path / "into" / "BZ").read_text() == "x"
+
+
+def test_checkpoints_follow_no_link_out_of_their_folder(
+    places: StorageURIs, tmp_path: Path
+) -> None:
+    folder, private = tmp_path / "checkpoints", tmp_path / "private"
+    for path in (folder, private):
+        path.mkdir()
+        (path / "own").write_text(path.name)
+    kept = artifacts.Checkpoints(places, "s3://bucket/c", [folder])
+    (folder / "last").symlink_to(folder / "own")
+    (folder / "out").symlink_to(private / "own")
+    kept.copy(settled=False)
+    assert [one.name for one in places.under("s3://bucket/c/")] == ["last", "own"]
+    shutil.rmtree(folder)
+    folder.symlink_to(private)
+    kept.copy(settled=False)
+    assert not places.exists("s3://bucket/c/")

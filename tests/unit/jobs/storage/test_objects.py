@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sqlite3
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -246,22 +248,118 @@ def test_files_of_objects_can_not_be_written_to(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o222 == 0
 
 
-def test_sweep_removes_what_nobody_names_and_nothing_else(tmp_path: Path) -> None:
+def test_sweep_removes_abandoned_uploads_and_no_file_of_an_object(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "objects")
     store.make_bucket("bucket")
     put(store, "bucket", "k", b"kept")
     left = store.incoming()
     left.write_bytes(b"left")
-    orphan = tmp_path / "objects" / "blobs" / "zz" / "zz00"
-    orphan.parent.mkdir()
-    orphan.write_bytes(b"orphan")
+    unknown = tmp_path / "objects" / "blobs" / "zz" / "zz00"
+    unknown.parent.mkdir()
+    unknown.write_bytes(b"an object of which nothing says what it is")
     store.sweep()
     assert left.exists()
-    assert orphan.exists()
     store.sweep(older=-1.0)
     assert not left.exists()
-    assert not orphan.exists()
+    assert unknown.exists()
     assert content(store, "bucket", "k") == b"kept"
+
+
+def _lose(index: Path, _store: FolderStore) -> None:
+    for path in index.parent.glob("index.sqlite*"):
+        path.unlink()
+
+
+def _empty(index: Path, _store: FolderStore) -> None:
+    index.write_bytes(b"")
+
+
+def _truncate(index: Path, store: FolderStore) -> None:
+    store.close()
+    os.truncate(index, index.stat().st_size // 2)
+
+
+def _overwrite(index: Path, store: FolderStore) -> None:
+    store.close()
+    index.write_bytes(b"\xff" * index.stat().st_size)
+
+
+def _take_back(index: Path, store: FolderStore) -> None:
+    """The index of another day, which names none of the objects."""
+    store.close()
+    _lose(index, store)
+    with sqlite3.connect(index) as older:
+        older.execute("CREATE TABLE buckets (name TEXT PRIMARY KEY, created FLOAT)")
+        older.execute(
+            "CREATE TABLE objects (bucket TEXT, key TEXT, blob TEXT, size INTEGER, etag TEXT,"
+            " modified FLOAT, headers JSON, PRIMARY KEY (bucket, key))"
+        )
+        older.execute("PRAGMA user_version = 1")
+
+
+@pytest.mark.parametrize("harm", [_lose, _empty, _truncate, _overwrite, _take_back])
+def test_an_index_is_made_again_from_the_objects(
+    tmp_path: Path, harm: Callable[[Path, FolderStore], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = FolderStore(tmp_path / "objects")
+    store.make_bucket("bucket")
+    store.make_bucket("empty")
+    headers = {"content-type": "text/x", "x-amz-meta-who": "é"}
+    for key in KEYS:
+        put(store, "bucket", key, key.encode(), headers)
+    put(store, "bucket", "a", b"replaced", headers)
+    before = [store.head("bucket", key) for key in KEYS]
+
+    harm(tmp_path / "objects" / "index.sqlite", store)
+    again = FolderStore(tmp_path / "objects")
+    again.repair()
+    again.sweep(older=-1.0)
+    assert [again.head("bucket", key) for key in KEYS] == before
+    assert [entry.headers for entry in again.all("bucket", "")] == [headers] * len(KEYS)
+    assert content(again, "bucket", "a") == b"replaced"
+    assert harm is _take_back or [name for name, _ in again.buckets()] == ["bucket", "empty"]
+    assert "index" in capsys.readouterr().err
+    put(again, "bucket", "new", b"n")
+    assert content(FolderStore(tmp_path / "objects"), "bucket", "new") == b"n"
+
+
+def test_an_index_that_is_lost_while_processes_use_it(tmp_path: Path) -> None:
+    store, other = FolderStore(tmp_path / "objects"), FolderStore(tmp_path / "objects")
+    store.make_bucket("bucket")
+    put(store, "bucket", "k", b"1")
+    assert other.head("bucket", "k")
+    _lose(tmp_path / "objects" / "index.sqlite", store)
+    put(store, "bucket", "l", b"2")
+    assert [entry.key for entry in other.all("bucket", "")] == ["k", "l"]
+
+
+def test_objects_of_an_older_version_get_names(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "objects")
+    store.make_bucket("bucket")
+    put(store, "bucket", "k", b"1")
+    store.close()
+    index = tmp_path / "objects" / "index.sqlite"
+    with sqlite3.connect(index) as older:
+        older.execute("PRAGMA user_version = 0")
+    for name in ("names", "buckets"):
+        shutil.rmtree(tmp_path / "objects" / name)
+    FolderStore(tmp_path / "objects").repair()
+    _lose(index, store)
+    assert content(FolderStore(tmp_path / "objects"), "bucket", "k") == b"1"
+
+
+def test_what_a_killed_process_has_left_does_not_replace_what_came_after(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "objects")
+    store.make_bucket("bucket")
+    put(store, "bucket", "k", b"old")
+    kept = tmp_path / "kept"
+    shutil.copytree(tmp_path / "objects", kept)
+    put(store, "bucket", "k", b"new")
+    for name in ("blobs", "names"):
+        shutil.copytree(kept / name, tmp_path / "objects" / name, dirs_exist_ok=True)
+    store.sweep(older=-1.0)
+    assert content(store, "bucket", "k") == b"new"
+    assert len(list(tmp_path.glob("objects/blobs/*/*"))) == 1
 
 
 def test_writers_of_one_key_leave_one_whole_object(tmp_path: Path) -> None:

@@ -206,3 +206,17 @@ def test_a_manifest() -> None:
 def test_no_manifest(text: str) -> None:
     with pytest.raises(DataError, match="A manifest is a JSON list"):
         manifest(text)
+
+
+def test_links_out_of_a_folder_that_is_allowed(places: StorageURIs, tmp_path: Path) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    (inside / "deep").mkdir(parents=True)
+    outside.write_text("x")
+    (inside / "own").write_text("y")
+    (inside / "alias").symlink_to(inside / "own")
+    closed = StorageURIs(places.objects, [inside])
+    assert [one.name for one in closed.under(inside.as_uri())] == ["alias", "own"]
+    (inside / "deep" / "link").symlink_to(outside)
+    for name in ("", "deep", "deep/link"):
+        with pytest.raises(ConfigurationError, match="not in a folder that this service allows"):
+            closed.under((inside / name).as_uri())
