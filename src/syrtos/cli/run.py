@@ -183,6 +183,12 @@ def _add_watching(parser: argparse.ArgumentParser) -> None:
     watched.add_argument("--profile", default="", metavar="steps=A:B",
                          help="profile the training steps after step A up to step B, at most 200, of all workers: RUN_DIR/trace.json.gz")  # fmt: skip
     watched.add_argument(
+        "--summary",
+        choices=("short", "full"),
+        default="short",
+        help="what is printed at the end: ten lines (default), or all figures of the run",
+    )
+    watched.add_argument(
         "--metrics-port",
         type=int,
         metavar="PORT",
@@ -283,7 +289,9 @@ def _launch(chosen: argparse.Namespace, run_dir: Path, connected: ConnectedHosts
     _warn_of_one_worker(chosen, spec)
     seed = random.SystemRandom().randrange(2**31)
     backend = settings.environment().get("KERAS_BACKEND")
-    request = RunRequest(spec, policy, seed, track, chosen.metrics_port, backend)
+    request = RunRequest(
+        spec, policy, seed, track, chosen.metrics_port, backend, chosen.summary == "full"
+    )
     return execute(request, run_dir, connected=connected, early=chosen.early)
 
 
@@ -381,8 +389,8 @@ def _warn_of_one_worker(chosen: argparse.Namespace, spec: Spec) -> None:
     late = [word for word in spec.program.arguments if word in ("-n", "--hosts", "--hostfile")]
     if late and chosen.workers is None and not spec.hosts:
         print(
-            f"syrtos: `{late[0]}` stands after the script and is an argument of the script; this"
-            f" run has one worker. For more write `syrtos run {late[0]} ... {spec.program.name}`.",
+            f"syrtos: `{late[0]}` after the script goes to the script, so this run has one worker."
+            f" For more write `syrtos run {late[0]} ... {spec.program.name}`.",
             file=sys.stderr,
         )
 

@@ -36,6 +36,7 @@ class RunRequest:
         metrics_port: the port on the loopback interface at which Prometheus finds the run's
             figures; None: none.
         backend: the backend of Keras that the environment named; None: none.
+        full_summary: whether the summary at the end has all that the ledgers say.
     """
 
     spec: Spec
@@ -44,6 +45,7 @@ class RunRequest:
     track: tuple[str, ...] = ()
     metrics_port: int | None = None
     backend: str | None = None
+    full_summary: bool = False
 
     def identifying_facts(self) -> dict[str, Any]:
         """Returns all that tells requests apart, as JSON has it.

@@ -90,7 +90,7 @@ def test_an_epoch_of_fewer_samples_is_named(tmp_path: Path) -> None:
     }
     (tmp_path / "ledger" / "epochs.jsonl").write_text(json.dumps(epoch) + "\n")
     text = noise_scale.describe_noise_scale(load(tmp_path))["text"]
-    assert "about 23 workers with as many samples" in text
+    assert "about 23 workers, if each keeps the 16 samples that it has now" in text
     assert "No step can have that many here: an epoch had about 130 samples." in text
 
 
@@ -99,6 +99,16 @@ def test_a_batch_that_is_larger_than_the_noise_scale(tmp_path: Path) -> None:
     found = noise_scale.describe_noise_scale(load(tmp_path))
     assert found["scale"] == pytest.approx(20, rel=0.25)
     assert "A larger batch would mostly average noise that does not matter" in found["text"]
+    assert "more workers pay off only if" in found["text"]
+
+
+@pytest.mark.parametrize("noise", [4.0, 300.0])
+def test_where_workers_do_not_pay_none_are_named(tmp_path: Path, noise: float) -> None:
+    """The report says elsewhere to use fewer of them."""
+    write(tmp_path, [16, 16], noise)
+    text = noise_scale.describe_noise_scale(load(tmp_path), pays=False)["text"]
+    assert "The gradient noise scale is about" in text
+    assert "workers" not in text
 
 
 def test_noise_alone_gives_no_number(tmp_path: Path) -> None:
