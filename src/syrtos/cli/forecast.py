@@ -31,7 +31,7 @@ def add_to(commands: Commands) -> None:
             "syrtos forecast [RUN_DIR] [-n N ...] [--batch global|per-worker] [--per-host M]"
             " [--gbit G ...] [--latency US] [--json]"
         ),
-        help="what a step of a finished run would take with more workers",
+        help="estimate the time of a step of a finished run with more workers",
         description=(
             "Forecast the time of a step, from a finished run of two workers or more on one host."
             " As in the run, N workers divide its global batch, or each of them has a batch of its"
@@ -105,13 +105,16 @@ def main(chosen: argparse.Namespace) -> int:
     batch = chosen.batch or ran_with
     alone = _one_worker(run_dir) if ran_with == "global" else None
     step = forecast.measured_step(_last_trained_folder(run_dir), alone and alone.step)
+    one = alone.step if alone and batch == ran_with else with_workers(step, 1, batch).own
     rows = [
         _row(
-            step,
-            batch,
-            workers,
-            chosen.per_host or step.workers,
-            Link(chosen.latency * 1e-6, gbit * 1e9 / 8),
+            with_workers(step, workers, batch),
+            Layout(
+                workers,
+                -(-workers // (chosen.per_host or step.workers)),
+                Link(chosen.latency * 1e-6, gbit * 1e9 / 8),
+            ),
+            (workers if batch == "per-worker" else 1) * one,
             gbit,
         )
         for gbit in dict.fromkeys(chosen.gbit)
@@ -159,29 +162,19 @@ def _last_trained_folder(run_dir: Path) -> Path:
     return next((folder for folder in reversed(folders) if forecast.is_measured(folder)), run_dir)
 
 
-def _row(
-    step: MeasuredStep, batch: str, workers: int, per_host: int, link: Link, gbit: float
-) -> dict[str, Any]:
-    place = Layout(workers, -(-workers // per_host), link)
-    each, one = (with_workers(step, number, batch) for number in (workers, 1))
-    seconds = {name: way(each, place) for name, way in WAYS.items()}
-    # Of runs whose samples are not known, steps are compared.
-    trained, alone = (
-        (workers * each.samples, one.rate)
-        if one.samples
-        else (workers if batch == "per-worker" else 1, 1 / one.own)
-    )
-    speeds = {name: trained / taken / alone for name, taken in seconds.items()}
+def _row(step: MeasuredStep, place: Layout, alone: float, gbit: float) -> dict[str, Any]:
+    """Returns the forecast of a step; one worker takes ``alone`` s for as many samples."""
+    seconds = {name: way(step, place) for name, way in WAYS.items()}
     return {
         "gbit": gbit,
-        "workers": workers,
+        "workers": place.workers,
         "hosts": place.hosts,
         "seconds": seconds,
         "samples_per_second": {
-            name: workers * each.samples / taken for name, taken in seconds.items()
+            name: place.workers * step.samples / taken for name, taken in seconds.items()
         },
-        "speed": speeds,
-        "efficiency": {name: times / workers for name, times in speeds.items()},
+        "speed": {name: alone / taken for name, taken in seconds.items()},
+        "efficiency": {name: alone / taken / place.workers for name, taken in seconds.items()},
     }
 
 

@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parses as argparse does; an option that this command does not have ends the process."""
-        found, left = super().parse_known_args(args, namespace)
+        found, left = super().parse_known_args(args, namespace or argparse.Namespace())
         unknown = [word.partition("=")[0] for word in left if word.startswith("-")]
         # The parser of the whole command line sees what those of the commands have left.
         if unknown and self._subparsers is None:

@@ -186,7 +186,7 @@ def _add_watching(parser: argparse.ArgumentParser) -> None:
         "--summary",
         choices=("short", "full"),
         default="short",
-        help="what is printed at the end: ten lines (default), or all figures of the run",
+        help="figures at the end of the run: some ten lines (default), or all",
     )
     watched.add_argument(
         "--metrics-port",
@@ -201,7 +201,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     group.add_argument(
         "--batch", choices=get_args(BatchMode), default=defaults.batch,
-        help="a batch of the script is split over all workers (default), or is the batch of each worker (as with Horovod)",
+        help="divide each batch of the script among all workers (default), or give each worker whole batches (as with Horovod)",
     )  # fmt: skip
     group.add_argument(
         "--sync-batchnorm",
@@ -230,17 +230,17 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--staleness", type=int, metavar="K",
                        help="with --ps: updates by which a worker may be ahead of the slowest; 0: synchronous (default: unlimited)")  # fmt: skip
     group.add_argument("--exchange", choices=get_args(Exchange), default=defaults.exchange,
-                       help="what sums gradients: MPI, or the framework's own collectives (default: those on GPUs and with JAX, else MPI)")  # fmt: skip
+                       help="sum gradients by MPI, or by the framework's own collectives (default: those on GPUs and with JAX, else MPI)")  # fmt: skip
     group.add_argument("--on-nan", choices=get_args(OnNaN), default=defaults.on_nan,
                        help="for a gradient that is NaN or infinite, before it is applied: stop the run; skip the batch; warn: apply it, and say "
                        "when the loss is (default)")  # fmt: skip
     group.add_argument("--on-divergence", choices=get_args(OnDivergence), default=defaults.on_divergence,
                        help="stop: end the run when weights differ (default); repair: compare at each snapshot, go on from the last")  # fmt: skip
     group.add_argument("--verify", choices=[way for way in get_args(Verify) if way != "only"], default=defaults.verify,
-                       help="first: before the first batch counts, compute some of its rows both whole and split, where a step is not Keras's own alone; what "
-                       "differs is not split (default). off: split every step")  # fmt: skip
+                       help="first: before the first batch counts, compute some of its rows both whole and split, where parts of a step are not Keras's own; "
+                       "steps that differ are not split (default). off: split every step")  # fmt: skip
     group.add_argument("--compile-update", choices=get_args(CompileUpdate), default=defaults.compile_update,
-                       help="whether XLA compiles the optimizer's update, with TensorFlow (default: on CPUs, for 1M parameters or more)")  # fmt: skip
+                       help="let XLA compile the optimizer's update, with TensorFlow (default: on CPUs, for 1M parameters or more)")  # fmt: skip
     group.add_argument("--shard-update", action="store_true",
                        help="a worker updates its part of each variable, and keeps the optimizer's state of that part alone (ZeRO stage 1)")  # fmt: skip
     group.add_argument("--sync-every", metavar="H[:RATE[:MOMENTUM]]",
@@ -248,7 +248,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        "of gradients in each step; the mean change is applied at RATE (default: 1) with Nesterov MOMENTUM (default: 0); see "
                        "docs/slow-networks.md")  # fmt: skip
     group.add_argument("--compress", default=defaults.compress, metavar="CODEC",
-                       help="for slow networks: gradients travel as bf16, fp16 or powersgd:R (rank R), and what was not sent is added to the next gradient; "
+                       help="for slow networks: gradients travel as bf16, fp16 or powersgd:R (rank R), and the rest of each is added to the next gradient; "
                        " auto: bf16 where a link is slow enough (default: none)")  # fmt: skip
     group.add_argument("--bucket-mb", type=float, default=defaults.bucket_mb, metavar="MB",
                        help="size of the buckets in which gradients are exchanged (default: %(default)s)")  # fmt: skip

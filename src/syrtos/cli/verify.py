@@ -172,8 +172,8 @@ def _print(functions: list[Mapping[str, Any]], workers: int, is_whole: bool) -> 
         console.print(_table(title, function, workers))
         if function["whole"]:
             console.print(
-                f"Not split: {function['whole']}. {function['computes']} the whole batch: right,"
-                " and no faster.",
+                f"Not split: {function['whole']}. {function['computes']} the whole batch: results"
+                " are right, and training is no faster.",
                 highlight=False,
             )
     rows = [

@@ -69,11 +69,6 @@ class MeasuredStep:
     sums: float
     meetings: float
 
-    @property
-    def rate(self) -> float:
-        """Samples per second of one worker alone, that computes a step like this."""
-        return self.samples / self.own
-
 
 @dataclasses.dataclass(frozen=True)
 class Layout:

@@ -232,14 +232,18 @@ def beside_one_worker(tmp_path: Path, alone: float) -> Path:
     return run
 
 
+@pytest.mark.parametrize("alone", [0.105, 0.05])
 def test_the_forecast_of_a_run_is_the_speed_that_its_report_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    alone: float,
 ) -> None:
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
-    run = beside_one_worker(tmp_path, alone=0.105)
+    run = beside_one_worker(tmp_path, alone)
     measured = speed.find_measured(run)
     assert measured is not None
-    assert measured.times == pytest.approx(0.105 / 0.11)
+    assert measured.times == pytest.approx(alone / 0.11)
     two, eight = forecast_of(run, capsys, "-n", "2", "8", "--per-host", "8", "--gbit", "10")
     assert two["batch"] == "global"
     assert two["speed"]["each step"] == pytest.approx(measured.times)
