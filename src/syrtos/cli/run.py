@@ -386,11 +386,13 @@ def _hosts(chosen: argparse.Namespace) -> tuple[Host, ...]:
 
 
 def _warn_of_one_worker(chosen: argparse.Namespace, spec: Spec) -> None:
-    late = [word for word in spec.program.arguments if word in ("-n", "--hosts", "--hostfile")]
+    words = spec.program.arguments
+    late = [number for number, word in enumerate(words) if word in ("-n", "--hosts", "--hostfile")]
     if late and chosen.workers is None and not spec.hosts:
+        option = " ".join(words[late[0] : late[0] + 2])
         print(
-            f"syrtos: `{late[0]}` after the script goes to the script, so this run has one worker."
-            f" For more write `syrtos run {late[0]} ... {spec.program.name}`.",
+            f"syrtos: `{words[late[0]]}` after the script goes to the script, so this run has one"
+            f" worker. For more write `syrtos run {option} {spec.program.name}`.",
             file=sys.stderr,
         )
 
