@@ -83,7 +83,7 @@ def pytest_make_collect_report(
     """Skips a file that imports a missing framework in its first lines."""
     report = yield
     missing = re.search(r"No module named '(\w+)", str(report.longrepr))
-    if report.failed and missing and missing[1] in PACKAGES.values():
+    if report.failed and missing and missing[1] in _missing_frameworks():
         report.outcome = "skipped"
         report.longrepr = (str(collector.path), 0, f"Skipped: {_reason_of_skip([missing[1]])}")
     return report
@@ -99,6 +99,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: ORDER.get(item.path.stem, ORDER.get(item.path.parent.name, len(ORDER)))
     )
+
+
+def _missing_frameworks() -> set[str]:
+    return {name for name in PACKAGES.values() if importlib.util.find_spec(name) is None}
 
 
 def _reason_of_skip(missing: Sequence[str]) -> str:
