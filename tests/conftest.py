@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import signal
 import sys
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,12 @@ PACKAGES = {
     "Keras 2": "tf_keras",
 }
 
+FRAMEWORKS = ("tensorflow", "torch", "jax")
+# Keras's default is TensorFlow: without it all tests use a framework that is there.
+if importlib.util.find_spec("tensorflow") is None:
+    for framework in filter(importlib.util.find_spec, FRAMEWORKS):
+        os.environ.setdefault("KERAS_BACKEND", framework)
+
 
 # The zygotes that the processes of pytest-xdist share, and what ends them.
 SHARING = contextlib.ExitStack()
@@ -69,21 +77,37 @@ def pytest_unconfigure() -> None:
     SHARING.close()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skips a file that imports a missing framework in its first lines."""
+    report = yield
+    missing = re.search(r"No module named '(\w+)", str(report.longrepr))
+    if report.failed and missing and missing[1] in _missing_frameworks():
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, f"Skipped: {_reason_of_skip([missing[1]])}")
+    return report
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what needs a missing framework; sorts folders, which `--no-loadscope-reorder` keeps in this order."""
     for item in items:
         if missing := sorted(
             name for name in _packages_of(item) if importlib.util.find_spec(name) is None
         ):
-            names = ", ".join(missing)
-            item.add_marker(
-                pytest.mark.skip(
-                    reason=f"{names} is not installed: `make test BACKENDS=...` chooses what is"
-                )
-            )
+            item.add_marker(pytest.mark.skip(reason=_reason_of_skip(missing)))
     items.sort(
         key=lambda item: ORDER.get(item.path.stem, ORDER.get(item.path.parent.name, len(ORDER)))
     )
+
+
+def _missing_frameworks() -> set[str]:
+    return {name for name in PACKAGES.values() if importlib.util.find_spec(name) is None}
+
+
+def _reason_of_skip(missing: Sequence[str]) -> str:
+    return f"{', '.join(missing)} is not installed: `make test BACKENDS=...` chooses what is"
 
 
 def _packages_of(item: pytest.Item) -> set[str]:

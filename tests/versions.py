@@ -8,6 +8,8 @@ import tomllib
 import venv
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".venv-versions"
 EXTRAS = "tensorflow,jax,torch,legacy,examples,remote,parquet,jobs,kubernetes,postgres,dev"
@@ -15,12 +17,16 @@ FRAMEWORKS = ("keras", "tensorflow", "tf_keras")
 
 
 def minimums() -> list[str]:
-    """The lowest release of each framework that is declared, with its newest fixes: ``keras==3.12.*``."""
+    """The lowest release of each framework that is declared, with its newest fixes: ``keras==3.13.*``."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = [*project["dependencies"], *project["optional-dependencies"]["tensorflow"]]
     declared += project["optional-dependencies"]["legacy"]
-    pairs = (requirement.split(">=") for requirement in declared)
-    return [f"{name}=={version}.*" for name, version in pairs if name in FRAMEWORKS]
+    return [_minimum(each) for each in map(Requirement, declared) if each.name in FRAMEWORKS]
+
+
+def _minimum(declared: Requirement) -> str:
+    least = next(each.version for each in declared.specifier if each.operator == ">=")
+    return f"{declared.name}=={'.'.join(least.split('.')[:2])}.*"
 
 
 def build(name: str) -> Path:

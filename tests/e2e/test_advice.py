@@ -27,7 +27,7 @@ WAYS = {
     "input": ("slow input", "Let each worker read its own records", 1.2, 1.8),
     "one reader": ("slow reader", "Look at what rank 1 reads from", 1.5, 9.0),
     "one worker": ("slow worker", "what else computes on the cores of rank 1", 1.5, 9.0),
-    "tiny batches": ("tiny batches", "Use one worker", 1.05, 3.0),
+    "tiny batches": ("tiny batches", "Use `-n 1`", 1.05, 3.0),
     "checkpoints": ("frequent checkpoints", "Save a fifth as often", 1.1, 5.0),
     "retracing": ("retracing", "`step` has 60 of them", 1.2, 9.0),
     "skewed": (

@@ -32,6 +32,7 @@ model.fit(x, y, batch_size=8, epochs=3, verbose=0, validation_data=(x, y), callb
 loss, mae = model.evaluate(x, y, verbose=0)
 print("of each row", (model.predict(x, batch_size=8, verbose=0) > y).shape)
 model.save("model.keras")
+open("history.csv", "a").write("2 batches")
 print("weights", keras.models.load_model("best.keras", compile=False).count_params())
 """
 
@@ -76,7 +77,9 @@ def test_a_script_is_compared_and_its_files_are_left_alone(tmp_path: Path, backe
         ("variable", "loss/total"),
         ("output", "1"),
     } <= compared
-    assert sorted(os.listdir(tmp_path)) == ["model.keras", "train.py"]
+    assert sorted(os.listdir(tmp_path)) == ["history.csv", "model.keras", "train.py"]
+    line = f"train.py:{SCRIPT[: SCRIPT.index('open(')].count(chr(10)) + 1}"
+    assert f"{line}  open('history.csv', 'a')" in done.stderr
     assert (tmp_path / "model.keras").read_text() == "a model that was trained for a week"
 
 

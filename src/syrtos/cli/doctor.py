@@ -27,7 +27,7 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "doctor",
         usage="syrtos doctor [-n N] [--fix | --write] SCRIPT | syrtos doctor [--hosts a,b]",
-        help="what will be wrong or slow when a script runs on several workers",
+        help="find what will be wrong or slow when a script runs on several workers",
         description=(
             "Reads a script, and the modules beside it that it imports, and says what will break,"
             " come out wrong or be slow when it runs on several workers. Nothing is run. Without a"

@@ -48,7 +48,7 @@ def add_engine(group: argparse._ActionsContainer, engines: str, values: str) -> 
         default=[],
         metavar="NAME=VALUE",
         dest="engine_values",
-        help=f"with --on: what only that engine has, e.g. {values}; may be repeated",
+        help=f"with --on: an option of that engine alone, e.g. {values}; may be repeated",
     )
 
 
@@ -57,7 +57,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where")
     add_engine(
         group,
-        "what places the workers: slurm, kubernetes, ray; or placed: something has started this"
+        "the system that places the workers: slurm, kubernetes, ray; or placed: something has started this"
         " very command on each host, whose variables say which it is (default: this machine or"
         " --hosts; in an allocation of Slurm its nodes)",
         "time=2:00:00 or image=...",

@@ -230,7 +230,7 @@ def _execute(
         if ended.outcome.end is not End.FINISHED:
             return _print_failed(ended, run_dir, request.policy.asked)
         if not verifies:
-            print_summary(run_dir)
+            print_summary(run_dir, request.full_summary)
         return ended.outcome.code
 
 

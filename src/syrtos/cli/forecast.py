@@ -7,13 +7,15 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from syrtos.cli.run_dirs import add_run_dir, find_run_dir
 from syrtos.errors import ConfigurationError
 from syrtos.launch import generations
-from syrtos.report import forecast
-from syrtos.report.forecast import WAYS, Layout, Link, MeasuredStep
+from syrtos.report import forecast, speed
+from syrtos.report.forecast import WAYS, Layout, Link, MeasuredStep, with_workers
+from syrtos.report.json_files import document
+from syrtos.settings import BatchMode
 
 if TYPE_CHECKING:
     from syrtos.cli.parsing import Commands
@@ -26,14 +28,14 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "forecast",
         usage=(
-            "syrtos forecast [RUN_DIR] [-n N ...] [--per-host M] [--gbit G ...] [--latency US]"
-            " [--json]"
+            "syrtos forecast [RUN_DIR] [-n N ...] [--batch global|per-worker] [--per-host M]"
+            " [--gbit G ...] [--latency US] [--json]"
         ),
-        help="what a step of a finished run would take with more workers",
+        help="estimate the time of a step of a finished run with more workers",
         description=(
             "Forecast the time of a step, from a finished run of two workers or more on one host."
-            " Each worker keeps its number of samples: N workers train N times the samples of one"
-            " in a step."
+            " As in the run, N workers divide its global batch, or each of them has a batch of its"
+            " own."
         ),
         epilog=(
             "Example: syrtos forecast runs/20261124-101500-1a2b -n 8 64 --per-host 8 --gbit 10 100"
@@ -48,6 +50,14 @@ def add_to(commands: Commands) -> None:
         metavar="N",
         default=[8, 64, 512],
         help="numbers of workers (default: 8 64 512)",
+    )
+    parser.add_argument(
+        "--batch",
+        choices=get_args(BatchMode),
+        help=(
+            "global: a step has the samples of the run's steps, whatever the number of workers;"
+            " per-worker: each worker keeps its number of samples (default: as in the run)"
+        ),
     )
     parser.add_argument(
         "--per-host", type=int, metavar="M", help="workers on each host (default: as in the run)"
@@ -90,13 +100,21 @@ def main(chosen: argparse.Namespace) -> int:
             raise ConfigurationError(
                 f"`{name}` must be more than 0, and finite. Received: {wrong[0]}."
             )
-    step = forecast.measured_step(_last_trained_folder(find_run_dir(chosen.run_dir)))
+    run_dir = find_run_dir(chosen.run_dir)
+    ran_with = speed.batch_of(document(run_dir / "run.json"))
+    batch = chosen.batch or ran_with
+    alone = _one_worker(run_dir) if ran_with == "global" else None
+    step = forecast.measured_step(_last_trained_folder(run_dir), alone and alone.step)
+    one = alone.step if alone and batch == ran_with else with_workers(step, 1, batch).own
     rows = [
         _row(
-            step,
-            workers,
-            chosen.per_host or step.workers,
-            Link(chosen.latency * 1e-6, gbit * 1e9 / 8),
+            with_workers(step, workers, batch),
+            Layout(
+                workers,
+                -(-workers // (chosen.per_host or step.workers)),
+                Link(chosen.latency * 1e-6, gbit * 1e9 / 8),
+            ),
+            (workers if batch == "per-worker" else 1) * one,
             gbit,
         )
         for gbit in dict.fromkeys(chosen.gbit)
@@ -104,10 +122,35 @@ def main(chosen: argparse.Namespace) -> int:
     ]
     if chosen.json:
         for row in rows:
-            print(json.dumps({"step": dataclasses.asdict(step), **row}))
+            print(json.dumps({"step": dataclasses.asdict(step), "batch": batch, **row}))
     else:
-        _print(step, rows)
+        _print(step, rows, _describe_batch(step, batch, alone))
     return 0
+
+
+def _one_worker(run_dir: Path) -> speed.Speed | None:
+    """Returns the speed against a run of one worker, if one was measured and not disturbed."""
+    found = speed.find_measured(run_dir)
+    return found if found and found.workers == 1 and not found.is_disturbed else None
+
+
+def _describe_batch(step: MeasuredStep, batch: str, alone: speed.Speed | None) -> str:
+    """Returns which batch the workers train, and what is assumed of smaller ones, in words."""
+    if batch == "per-worker":
+        return (
+            f"`--batch per-worker`: each worker has {step.samples:,.0f} samples in a step, so N"
+            " workers train N times as many."
+        )
+    grows = (
+        f"by {alone.run}, of one worker"
+        if alone
+        else "assuming that all computing does; a run with `-n 1` measures it"
+    )
+    return (
+        f"`--batch global`: the workers divide the {step.samples * step.workers:,.0f} samples of a"
+        f" step. {_ms(step.own - step.fixed)} of a worker's {_ms(step.own)} ms shrink with its"
+        f" samples ({grows})."
+    )
 
 
 def _last_trained_folder(run_dir: Path) -> Path:
@@ -119,24 +162,23 @@ def _last_trained_folder(run_dir: Path) -> Path:
     return next((folder for folder in reversed(folders) if forecast.is_measured(folder)), run_dir)
 
 
-def _row(
-    step: MeasuredStep, workers: int, per_host: int, link: Link, gbit: float
-) -> dict[str, Any]:
-    place = Layout(workers, -(-workers // per_host), link)
+def _row(step: MeasuredStep, place: Layout, alone: float, gbit: float) -> dict[str, Any]:
+    """Returns the forecast of a step; one worker takes ``alone`` s for as many samples."""
     seconds = {name: way(step, place) for name, way in WAYS.items()}
     return {
         "gbit": gbit,
-        "workers": workers,
+        "workers": place.workers,
         "hosts": place.hosts,
         "seconds": seconds,
         "samples_per_second": {
-            name: workers * step.samples / each for name, each in seconds.items()
+            name: place.workers * step.samples / taken for name, taken in seconds.items()
         },
-        "efficiency": {name: step.own / each for name, each in seconds.items()},
+        "speed": {name: alone / taken for name, taken in seconds.items()},
+        "efficiency": {name: alone / taken / place.workers for name, taken in seconds.items()},
     }
 
 
-def _print(step: MeasuredStep, rows: list[dict[str, Any]]) -> None:
+def _print(step: MeasuredStep, rows: list[dict[str, Any]], batch: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -147,6 +189,7 @@ def _print(step: MeasuredStep, rows: list[dict[str, Any]]) -> None:
         f" waiting for slower workers and {_ms(step.inside)} in exchanging"
         f" {step.gradients / 1e6:,.2f} MB of gradients."
     )
+    console.print(batch)
     for gbit in dict.fromkeys(row["gbit"] for row in rows):
         table = Table(
             title=f"{gbit:g} Gbit/s: milliseconds of a step",
@@ -154,25 +197,28 @@ def _print(step: MeasuredStep, rows: list[dict[str, Any]]) -> None:
             box=None,
             pad_edge=False,
         )
-        for name in ("workers", "hosts", "samples/s", "efficiency", *WAYS):
+        for name in ("workers", "hosts", "samples/s", "speed", "efficiency", *WAYS):
             table.add_column(name, justify="right")
         for row in (row for row in rows if row["gbit"] == gbit):
-            samples, efficiency = row["samples_per_second"][_OURS], row["efficiency"][_OURS]
-            times = [_ms(seconds) for seconds in row["seconds"].values()]
+            samples, times, efficiency = (
+                row[name][_OURS] for name in ("samples_per_second", "speed", "efficiency")
+            )
+            taken = [_ms(seconds) for seconds in row["seconds"].values()]
             table.add_row(
                 f"{row['workers']:,}",
                 f"{row['hosts']:,}",
                 f"{samples:,.0f}",
+                f"{times:.2f}×",
                 f"{efficiency:.0%}",
-                *times,
+                *taken,
             )
         console.print(table)
     console.print(
-        f"`{_OURS}` is how syrtos exchanges, to which samples/s and efficiency (the part of a step"
-        " in which a worker computes) belong; `ring`: around one ring of all workers; `sharded`:"
-        " with --shard-update; `every 32`: with --sync-every 32. Exchanges are taken to hide"
-        " behind nothing. Forecasts for two hosts were 8 % too low to 4 % too high"
-        " (docs/performance.md)."
+        "speed: samples/s against one worker; efficiency: speed divided by the workers; both with"
+        f" `{_OURS}`, which is how syrtos exchanges. `ring`: around one ring of all workers;"
+        " `sharded`: with --shard-update; `every 32`: with --sync-every 32. Assumes no overlap of"
+        " communication and compute. For two hosts, forecasts were within -8 % to +4 % of what was"
+        " measured (docs/performance.md)."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NoReturn
@@ -15,26 +16,22 @@ if TYPE_CHECKING:
 
 # Words of a command line are few and short, and resemble each other less than names of a module do.
 _ALIKE = 0.6
-# Options of other launchers (horovodrun, torchrun, accelerate, mpiexec) by the one that means the
-# same here.
+# Options of other launchers (horovodrun, torchrun, accelerate, mpiexec) and of data loaders, without
+# their hyphens and underscores, by the one that means the same here.
 _ELSEWHERE = {
-    "--gpus": "-n",
-    "--n": "-n",
-    "--np": "-n",
-    "-np": "-n",
-    "--nproc": "-n",
-    "--nproc-per-node": "-n",
-    "--nproc_per_node": "-n",
-    "--num-processes": "-n",
-    "--num-workers": "-n",
-    "--num_processes": "-n",
-    "--workers": "-n",
-    "-H": "--hosts",
-    "--host": "--hosts",
-    "--machinefile": "--hostfile",
-    "--timeout-seconds": "--timeout",
-    "--elastic-timeout": "--timeout",
-}  # fmt: skipfrom syrtos.launch.spelling import closest_name
+    **dict.fromkeys(
+        (
+            "gpus", "n", "ngpus", "np", "nproc", "nprocs", "nprocesses", "nprocpernode", "ntasks", "numgpus", "numproc", "numprocs",
+            "numprocesses", "numworkers", "nworkers", "processes", "procs", "tasks", "workers", "worldsize",
+        ),
+        "-n",
+    ),
+    "H": "--hosts",
+    "host": "--hosts",
+    "machinefile": "--hostfile",
+    "timeoutseconds": "--timeout",
+    "elastictimeout": "--timeout",
+}  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):
@@ -44,6 +41,17 @@ class Parser(argparse.ArgumentParser):
         """Prints what is wrong and where help is, and ends the process with exit code 2."""
         end = "" if message.endswith((".", "?")) else "."
         self.exit(2, f"{self.prog.partition(' ')[0]}: {message}{end} `{self.prog} -h` explains.\n")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parses as argparse does; an option that this command does not have ends the process."""
+        found, left = super().parse_known_args(args, namespace or argparse.Namespace())
+        unknown = [word.partition("=")[0] for word in left if word.startswith("-")]
+        # The parser of the whole command line sees what those of the commands have left.
+        if unknown and self._subparsers is None:
+            self._refuse_option(unknown[0])
+        return found, left
 
     def refuse_unknown_options(self, words: Sequence[str]) -> None:
         """Ends the process if one of the leading options is unknown to this parser.
@@ -60,10 +68,13 @@ class Parser(argparse.ArgumentParser):
             if name in known:
                 if "=" not in word and known[name].nargs != 0:
                     next(rest, None)
-            elif name in _ELSEWHERE or not any(
+            elif _elsewhere(name) or not any(
                 len(option) == 2 and word.startswith(option) for option in known
             ):
-                self.error(f"there is no option {name}{suggest(name, known)}")
+                self._refuse_option(name)
+
+    def _refuse_option(self, name: str) -> NoReturn:
+        self.error(f"there is no option {name}{suggest(name, self._option_string_actions)}")
 
 
 class Help(argparse.Action):
@@ -106,9 +117,15 @@ class Help(argparse.Action):
 def closest(word: str, known: Iterable[str]) -> str:
     """Returns what was probably meant; empty where nothing is like it."""
     known = list(known)
-    if (other := _ELSEWHERE.get(word)) in known:
-        return other or ""
+    if (other := _elsewhere(word)) in known:
+        return other
     return closest_name(word, known, _ALIKE) or ""
+
+
+def _elsewhere(word: str) -> str:
+    """Returns the option that a word of another launcher means; empty where there is none."""
+    name = re.sub("[-_]", "", word)
+    return _ELSEWHERE.get(name if name == "H" else name.lower(), "") if word != "-h" else ""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -33,7 +33,7 @@ def add_to(commands: Commands) -> None:
     """Adds the subcommand to the parser."""
     parser = commands.add_parser(
         "report",
-        help="where the time of a run went, and what to change",
+        help="show where the time of a run went, and what to change",
         description=(
             "Write a report about a run as one HTML file, RUN_DIR/report.html, and print what it"
             " recommends. Two run directories are compared."

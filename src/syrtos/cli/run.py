@@ -183,6 +183,12 @@ def _add_watching(parser: argparse.ArgumentParser) -> None:
     watched.add_argument("--profile", default="", metavar="steps=A:B",
                          help="profile the training steps after step A up to step B, at most 200, of all workers: RUN_DIR/trace.json.gz")  # fmt: skip
     watched.add_argument(
+        "--summary",
+        choices=("short", "full"),
+        default="short",
+        help="figures at the end of the run: some ten lines (default), or all",
+    )
+    watched.add_argument(
         "--metrics-port",
         type=int,
         metavar="PORT",
@@ -195,7 +201,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
     group.add_argument(
         "--batch", choices=get_args(BatchMode), default=defaults.batch,
-        help="a batch of the script is split over all workers (default), or is the batch of each worker (as with Horovod)",
+        help="divide each batch of the script among all workers (default), or give each worker whole batches (as with Horovod)",
     )  # fmt: skip
     group.add_argument(
         "--sync-batchnorm",
@@ -224,20 +230,20 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--staleness", type=int, metavar="K",
                        help="with --ps: updates by which a worker may be ahead of the slowest; 0: synchronous (default: unlimited)")  # fmt: skip
     group.add_argument("--exchange", choices=get_args(Exchange), default=defaults.exchange,
-                       help="what sums gradients: MPI, or the framework's own collectives (default: those on GPUs and with JAX, else MPI)")  # fmt: skip
+                       help="sum gradients by MPI, or by the framework's own collectives (default: those on GPUs and with JAX, else MPI)")  # fmt: skip
     group.add_argument("--on-nan", choices=get_args(OnNaN), default=defaults.on_nan,
                        help="for a gradient that is NaN or infinite, before it is applied: stop the run; skip the batch; warn: apply it, and say "
                        "when the loss is (default)")  # fmt: skip
     group.add_argument("--on-divergence", choices=get_args(OnDivergence), default=defaults.on_divergence,
                        help="stop: end the run when weights differ (default); repair: compare at each snapshot, go on from the last")  # fmt: skip
     group.add_argument("--verify", choices=[way for way in get_args(Verify) if way != "only"], default=defaults.verify,
-                       help="first: before the first batch counts, compute some of its rows both whole and split, where a step is not Keras's own alone; what "
-                       "differs is not split (default). off: split every step")  # fmt: skip
+                       help="first: before the first batch counts, compute some of its rows both whole and split, where parts of a step are not Keras's own; "
+                       "steps that differ are not split (default). off: split every step")  # fmt: skip
     group.add_argument("--step", choices=get_args(Step), default=defaults.step,
                        help="partitioned: Keras 3 on TensorFlow computes one program of the whole batch on all workers: Dropout and BatchNormalization are "
                        "those of one process. tried: workers compute shares, as the first batch has shown (default)")  # fmt: skip
     group.add_argument("--compile-update", choices=get_args(CompileUpdate), default=defaults.compile_update,
-                       help="whether XLA compiles the optimizer's update, with TensorFlow (default: on CPUs, for 1M parameters or more)")  # fmt: skip
+                       help="let XLA compile the optimizer's update, with TensorFlow (default: on CPUs, for 1M parameters or more)")  # fmt: skip
     group.add_argument("--shard-update", action="store_true",
                        help="a worker updates its part of each variable, and keeps the optimizer's state of that part alone (ZeRO stage 1)")  # fmt: skip
     group.add_argument("--sync-every", metavar="H[:RATE[:MOMENTUM]]",
@@ -245,7 +251,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        "of gradients in each step; the mean change is applied at RATE (default: 1) with Nesterov MOMENTUM (default: 0); see "
                        "docs/slow-networks.md")  # fmt: skip
     group.add_argument("--compress", default=defaults.compress, metavar="CODEC",
-                       help="for slow networks: gradients travel as bf16, fp16 or powersgd:R (rank R), and what was not sent is added to the next gradient; "
+                       help="for slow networks: gradients travel as bf16, fp16 or powersgd:R (rank R), and the rest of each is added to the next gradient; "
                        " auto: bf16 where a link is slow enough (default: none)")  # fmt: skip
     group.add_argument("--bucket-mb", type=float, default=defaults.bucket_mb, metavar="MB",
                        help="size of the buckets in which gradients are exchanged (default: %(default)s)")  # fmt: skip
@@ -286,7 +292,9 @@ def _launch(chosen: argparse.Namespace, run_dir: Path, connected: ConnectedHosts
     _warn_of_one_worker(chosen, spec)
     seed = random.SystemRandom().randrange(2**31)
     backend = settings.environment().get("KERAS_BACKEND")
-    request = RunRequest(spec, policy, seed, track, chosen.metrics_port, backend)
+    request = RunRequest(
+        spec, policy, seed, track, chosen.metrics_port, backend, chosen.summary == "full"
+    )
     return execute(request, run_dir, connected=connected, early=chosen.early)
 
 
@@ -381,11 +389,13 @@ def _hosts(chosen: argparse.Namespace) -> tuple[Host, ...]:
 
 
 def _warn_of_one_worker(chosen: argparse.Namespace, spec: Spec) -> None:
-    late = [word for word in spec.program.arguments if word in ("-n", "--hosts", "--hostfile")]
+    words = spec.program.arguments
+    late = [number for number, word in enumerate(words) if word in ("-n", "--hosts", "--hostfile")]
     if late and chosen.workers is None and not spec.hosts:
+        option = " ".join(words[late[0] : late[0] + 2])
         print(
-            f"syrtos: `{late[0]}` stands after the script and is an argument of the script; this"
-            f" run has one worker. For more write `syrtos run {late[0]} ... {spec.program.name}`.",
+            f"syrtos: `{words[late[0]]}` after the script goes to the script, so this run has one"
+            f" worker. For more write `syrtos run {option} {spec.program.name}`.",
             file=sys.stderr,
         )
 

@@ -41,6 +41,7 @@ class RunRequest:
             figures; None: none.
         backend: the backend of Keras that the environment named; None: none.
         any_batches: whether training may go on with other batches than those of its snapshot.
+        full_summary: whether the summary at the end has all that the ledgers say.
     """
 
     spec: Spec
@@ -50,6 +51,7 @@ class RunRequest:
     metrics_port: int | None = None
     backend: str | None = None
     any_batches: bool = False
+    full_summary: bool = False
 
     def identifying_facts(self) -> dict[str, Any]:
         """Returns all that tells requests apart, as JSON has it.

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from syrtos.launch import generations
 from syrtos.observe.ledger import ledger_paths
@@ -26,19 +26,24 @@ _WAYS = {
     "records": "each worker reads all records and prepares its own",
     "sliced": "each worker reads and prepares all records, and takes its rows of each batch",
 }
+_MOST_KINDS = 4  # of time, in the short form
+_WIDTH = 160  # columns, where there is no terminal
 _ALWAYS = ("compute", "exchange", "wait", "input", "rest")
 
 
-def print_summary(run_dir: Path) -> None:
-    """Prints the summary of a run's ledgers; only the run directory if nothing was computed."""
-    print_table(run_dir)
+def print_summary(run_dir: Path, full: bool = False) -> None:
+    """Prints the summary of a run's ledgers; only the run directory if nothing was computed.
+
+    ``full`` adds all kinds of time, and how data were read and weights updated.
+    """
+    print_table(run_dir, full)
     print(f"run directory: {run_dir}", file=sys.stderr)
 
 
-def print_table(run_dir: Path) -> None:
+def print_table(run_dir: Path, full: bool = False) -> None:
     """Prints the table of all generations of a run, if anything was computed."""
     try:
-        _print_table(run_dir)
+        _print_table(run_dir, full)
     except Exception as error:
         # a run has ended as it has, whatever its record looks like
         print(
@@ -48,7 +53,7 @@ def print_table(run_dir: Path) -> None:
         )
 
 
-def _print_table(run_dir: Path) -> None:
+def _print_table(run_dir: Path, full: bool) -> None:
     folders = generations.all_folders(run_dir)
     summary = summarize(*folders)
     for path in summary.damaged:
@@ -62,11 +67,13 @@ def _print_table(run_dir: Path) -> None:
         from rich.console import Console
 
         console = Console(stderr=True, highlight=False)
-        table = _table(summary, _describe_speed(run_dir, summary))
-        for text in _busy_machines(folders[-1], summary):
+        if not console.is_terminal:
+            console.width = _WIDTH
+        table = _table(summary, _describe_speed(run_dir, summary), full)
+        for text in _busy_machines(folders[-1], summary) if full else ():
             table.add_row("cores", text)
         console.print(table)
-        _print_recommended(console, run_dir, summary, folders)
+        _print_advice(console, run_dir, summary, folders)
         _print_bad_records(console, folders)
 
 
@@ -97,36 +104,44 @@ def _busy_machines(folder: Path, summary: Summary) -> Iterator[str]:
             )
 
 
-def _print_recommended(
-    console: Console, run_dir: Path, summary: Summary, folders: list[Path]
-) -> None:
-    """Prints what to change first, and whether an earlier forecast came true.
+def _print_advice(console: Console, run_dir: Path, summary: Summary, folders: list[Path]) -> None:
+    """Prints the one change that should gain most, and what an earlier change has gained."""
+    from rich.markup import escape
 
-    That forecast came with the advice of an earlier run.
+    kept = _recommendation(console, run_dir, summary, folders)
+    if kept.get("recommended"):
+        console.print(
+            f"[yellow]recommended[/]: {escape(kept['recommended']['text'])}"
+            f" `syrtos report {escape(str(run_dir))}` says why.",
+            soft_wrap=True,
+        )
+    elif not kept and (measured := speed.find_measured(run_dir)) and measured.advice:
+        console.print(f"[yellow]recommended[/]: {measured.advice}", soft_wrap=True)
+    if kept.get("before"):
+        console.print(kept["before"]["text"], soft_wrap=True, markup=False)
+
+
+def _recommendation(
+    console: Console, run_dir: Path, summary: Summary, folders: list[Path]
+) -> dict[str, Any]:
+    """Writes down what is recommended after a run, and returns it.
+
+    The result is empty for short runs and for those whose ledgers take long to read.
     """
     size = sum(path.stat().st_size for folder in folders for path in ledger_paths(folder).values())
     if summary.training_seconds < _WORTH_A_WORD or size > _LONG:
-        return
-    from rich.markup import escape
-
+        return {}
     # Only now: NumPy takes 0.1 s to import.
     from syrtos.report import promises, read
 
     try:
-        kept = promises.keep(read.load(run_dir))
+        return promises.keep(read.load(run_dir))
     except Exception as error:
         # a run that has ended well stays so, whatever its record looks like
         console.print(
             f"no recommendation: {type(error).__name__}: {error}", soft_wrap=True, markup=False
         )
-        return
-    if kept.get("recommended"):
-        console.print(
-            f"[yellow]recommended[/]: {escape(kept['recommended']['text'])}", soft_wrap=True
-        )
-        console.print(f"why: `syrtos report {run_dir}`", soft_wrap=True, markup=False)
-    if kept.get("before"):
-        console.print(kept["before"]["text"], soft_wrap=True, markup=False)
+        return {}
 
 
 def _print_bad_records(console: Console, folders: list[Path]) -> None:
@@ -147,69 +162,87 @@ def _print_bad_records(console: Console, folders: list[Path]) -> None:
         )
 
 
-def _table(summary: Summary, against_one: str) -> Table:
+def _table(summary: Summary, against_one: str, full: bool) -> Table:
     from rich.table import Table
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("workers", str(summary.workers))
-    if against_one:
-        table.add_row("speed", against_one)
-    span = (
-        "of all generations" if summary.restarts.number else "from the start of the run to its end"
-    )
-    table.add_row("time", f"{summary.seconds:,.1f} s, {span}")
-    if summary.steps:
-        table.add_row(
-            "steps", f"{summary.steps:,} {_step_kind(summary)}(median {summary.step_ms:.1f} ms)"
-        )
-    if summary.restarts.number:
-        table.add_row("restarts", _restarts(summary))
-        table.add_row("goodput", f"{summary.goodput:.1%} of the time was not lost to restarts")
-    if summary.facts.get("left_out"):
-        table.add_row(
-            "left out", f"updates whose gradients were not finite: {summary.facts['left_out']:,}"
-        )
-    if update := _update(summary):
-        table.add_row("optimizer", update)
-    if sent := _exchange_text(summary):
-        table.add_row("sent", sent)
-    if "input" in summary.facts:
-        table.add_row("data", _WAYS[summary.facts["input"]])
-    if "first_batch" in summary.facts:
-        aside = ", BatchNormalization aside" * ("own_statistics" in summary.facts)
-        table.add_row(
-            "first batch",
-            f"equal to one process{aside}: {max(summary.facts['first_batch'], 1e-8):.0e}",
-        )
-    if "not_split" in summary.facts:
-        table.add_row(
-            "[yellow]not split[/]", f"{summary.facts['not_split']}; computed as by one process"
-        )
-    if summary.steps:
-        table.add_row(*_rate(summary))
-    # then XLA exchanges inside of a step, and does not tell for how long
-    compiled = summary.facts.get("exchange") == "compiled"
-    for kind, words in SHARES.items():
-        share = summary.shares[kind]
-        if share >= 0.0005 or (kind in _ALWAYS and not (compiled and kind == "exchange")):
-            table.add_row(
-                f"{words} + exchange" if compiled and kind == "compute" else words,
-                f"{share:6.1%} {'█' * round(share * 40)}",
-            )
-    if summary.skew and summary.skew[1] > 0.1:
-        table.add_row(
-            "slowest",
-            f"rank {summary.skew[0]}: the others wait {summary.skew[1]:.0%} more of their time",
-        )
+    for name, text in _rows(summary, against_one, full):
+        table.add_row(name, text)
     return table
 
 
-def _update(summary: Summary) -> str:
+def _rows(summary: Summary, against_one: str, full: bool) -> Iterator[tuple[str, str]]:
+    yield "workers", str(summary.workers)
+    if against_one:
+        yield "speed", against_one
+    yield from _pace_rows(summary, full)
+    yield from _way_rows(summary, full)
+    shares = _shares(summary)
+    if full:
+        yield from ((name, f"{share:6.1%} {'█' * round(share * 40)}") for name, share in shares)
+    else:
+        most = sorted(shares, key=lambda each: -each[1])[:_MOST_KINDS]
+        yield "spent on", ", ".join(f"{name} {share:.0%}" for name, share in most)
+    if summary.skew and summary.skew[1] > 0.1:
+        yield (
+            "slowest",
+            f"rank {summary.skew[0]}: the others wait {summary.skew[1]:.0%} more of their time",
+        )
+
+
+def _pace_rows(summary: Summary, full: bool) -> Iterator[tuple[str, str]]:
+    span = (
+        "of all generations" if summary.restarts.number else "from the start of the run to its end"
+    )
+    yield "time", f"{summary.seconds:,.1f} s, {span}"
+    if summary.steps:
+        unit, rate, over = _rate(summary)
+        steps = f"{summary.steps:,} {_step_kind(summary)}(median {summary.step_ms:.1f} ms)"
+        yield "steps", steps if full else f"{steps}, {rate} {unit}"
+        if full:
+            yield unit, f"{rate} {over}"
+    if summary.restarts.number:
+        yield "restarts", _restarts(summary)
+        yield "goodput", f"{summary.goodput:.1%} of the time was not lost to restarts"
+
+
+def _way_rows(summary: Summary, full: bool) -> Iterator[tuple[str, str]]:
+    """Yields how steps were made."""
+    facts = summary.facts
+    if facts.get("left_out"):
+        yield "left out", f"updates whose gradients were not finite: {facts['left_out']:,}"
+    if update := _update(summary, full):
+        yield "optimizer", update
+    if sent := _exchange_text(summary):
+        yield "sent", sent
+    if full and "input" in facts:
+        yield "data", _WAYS[facts["input"]]
+    if "first_batch" in facts:
+        aside = ", BatchNormalization aside" * ("own_statistics" in facts)
+        yield "first batch", f"equal to one process{aside}: {max(facts['first_batch'], 1e-8):.0e}"
+    if "not_split" in facts:
+        yield "[yellow]not split[/]", f"{facts['not_split']}; computed as by one process"
+
+
+def _shares(summary: Summary) -> list[tuple[str, float]]:
+    """Returns the kinds of time that are shown, by their names, with their parts of all time."""
+    # then XLA exchanges inside of a step, and does not tell for how long
+    compiled = summary.facts.get("exchange") == "compiled"
+    return [
+        (f"{words} + exchange" if compiled and kind == "compute" else words, summary.shares[kind])
+        for kind, words in SHARES.items()
+        if summary.shares[kind] >= 0.0005
+        or (kind in _ALWAYS and not (compiled and kind == "exchange"))
+    ]
+
+
+def _update(summary: Summary, full: bool) -> str:
     """Returns how optimizers update the weights.
 
-    The text is empty where each of them does it on every worker in the framework's own way.
+    The text is empty where each of them does it on every worker in the framework's own way, and,
+    unless ``full``, where XLA compiles that way.
     """
-    compiled = "compiled by XLA" * (summary.facts.get("update") == "compiled")
+    compiled = "compiled by XLA" * (full and summary.facts.get("update") == "compiled")
     if "state_whole" in summary.facts:
         kept, whole = (summary.facts[name] / 1e6 for name in ("state_kept", "state_whole"))
         digits = 0 if whole >= 10 else 2
@@ -258,7 +291,7 @@ def _step_kind(summary: Summary) -> str:
     return "updates of the script's own loop " if summary.loops else ""
 
 
-def _rate(summary: Summary) -> tuple[str, str]:
+def _rate(summary: Summary) -> tuple[str, str, str]:
     """Returns samples, or else steps, per second, and the period that they are counted over."""
     over = (
         "from the first update to the last"
@@ -266,5 +299,5 @@ def _rate(summary: Summary) -> tuple[str, str]:
         else "over all of fit, with validation and callbacks"
     )
     if summary.samples_per_second:
-        return "samples/s", f"{summary.samples_per_second:,.0f} {over}"
-    return "steps/s", f"{summary.steps_per_second:,.1f} {over}"
+        return "samples/s", f"{summary.samples_per_second:,.0f}", over
+    return "steps/s", f"{summary.steps_per_second:,.1f}", over

@@ -32,7 +32,11 @@ def add_to(commands: Commands) -> None:
             " their options."
         ),
     )
-    parser.add_argument("form", metavar="batch | lr | SEARCH.yaml", help="what to find")
+    parser.add_argument(
+        "form",
+        metavar="batch | lr | SEARCH.yaml",
+        help="batch size, learning rate, or hyperparameters",
+    )
     parser.add_argument(
         "rest",
         nargs=argparse.REMAINDER,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import collections
 import json
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from syrtos.cli.run_request import RunRequest
 from syrtos.errors import ConfigurationError
 from syrtos.launch.plan import make_plan
 from syrtos.launch.policy import RestartPolicy
-from syrtos.launch.program import parse
+from syrtos.launch.program import Program, parse
 from syrtos.launch.spec import Spec
 from syrtos.observe.ledger import verified_path
 from syrtos.settings import Options
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from syrtos.cli.parsing import Commands
 
 _WIDTH = 160  # columns, where there is no terminal
+# Calls that write files, and characters of one of them.
+_WRITES_SHOWN, _LONGEST_CALL = 10, 100
 
 
 def add_to(commands: Commands) -> None:
@@ -45,7 +49,8 @@ def add_to(commands: Commands) -> None:
             " function, some rows are computed whole, as one process does, and split, as the"
             " workers do; gradients, losses, metrics and assigned variables are compared. The exit"
             " code is 1 where any differs by more than 1e-4 (with 16 bits: 5e-2). The script runs"
-            " to its end; models that Keras saves, logs and backups of its callbacks are not kept."
+            " to its end: models that Keras saves, logs and backups of its callbacks are not kept; files"
+            " that the script itself writes are, and are named before."
         ),
     )
     parser.set_defaults(main=main)
@@ -91,6 +96,7 @@ def main(chosen: argparse.Namespace) -> int:
         )
         # refused before anything is started
         make_plan(spec, this_machine(spec.hosts), settings.environment())
+        _print_writes(spec.program)
         code = execute(RunRequest(spec, RestartPolicy(0), 0), run_dir)
         functions = list(_functions(run_dir))
     finally:
@@ -106,6 +112,36 @@ def main(chosen: argparse.Namespace) -> int:
         not functions
         or any(_differs(row, f) for f in functions if not f["whole"] for row in f["rows"])
     )
+
+
+def _print_writes(program: Program) -> None:
+    """Prints the calls by which the script itself writes files: they are made in the check too."""
+    from syrtos.doctor import program as doctor
+    from syrtos.doctor.rules.files import own_writes
+
+    try:
+        found = [*own_writes(doctor.load(_file_of(program)))]
+    except ConfigurationError:
+        # The run says what is wrong of the file.
+        return
+    if not found:
+        return
+    print(
+        "syrtos: the script itself writes files, and this check does not undo it:", file=sys.stderr
+    )
+    for script, call in found[:_WRITES_SHOWN]:
+        text = textwrap.shorten(ast.unparse(call), _LONGEST_CALL, placeholder=" ...")
+        print(f"  {script.path}:{call.lineno}  {text}", file=sys.stderr)
+    if more := len(found[_WRITES_SHOWN:]):
+        print(f"  and {more} more", file=sys.stderr)
+
+
+def _file_of(program: Program) -> Path:
+    """Returns the file of a program, if a module is one of the current folder."""
+    if not program.is_module:
+        return Path(program.name)
+    module = Path(*program.name.split("."))
+    return module / "__main__.py" if module.is_dir() else module.with_suffix(".py")
 
 
 def _functions(run_dir: Path) -> Iterator[Mapping[str, Any]]:
@@ -136,8 +172,8 @@ def _print(functions: list[Mapping[str, Any]], workers: int, is_whole: bool) -> 
         console.print(_table(title, function, workers))
         if function["whole"]:
             console.print(
-                f"Not split: {function['whole']}. {function['computes']} the whole batch: right,"
-                " and no faster.",
+                f"Not split: {function['whole']}. {function['computes']} the whole batch: results"
+                " are right, and training is no faster.",
                 highlight=False,
             )
     rows = [

@@ -14,7 +14,7 @@ from syrtos.errors import ConfigurationError
 Method = Callable[..., Any]
 
 # The versions with which the patches of this room were seen to work.
-SEEN = {"keras": "3.12.4 and 3.15.1", "tf_keras": "2.18 to 2.21"}
+SEEN = {"keras": "3.13.2 and 3.15.1", "tf_keras": "2.18 to 2.21"}
 
 
 @dataclasses.dataclass(frozen=True)

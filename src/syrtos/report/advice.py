@@ -7,13 +7,14 @@ else is taken to change. The next run says whether it came true (`syrtos.report.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from syrtos.observe.clock import KINDS
-from syrtos.report import speed
+from syrtos.report import noise_scale, speed
 from syrtos.report.forecast import SHARDING
 from syrtos.report.read import WorkerRecord
 from syrtos.report.situation import FIRST, Situation
@@ -45,6 +46,7 @@ class Recommendation:
         action: the change that is recommended, in words.
         saved: s of the time of training that the change should save.
         training: s of training.
+        is_measured: whether ``cost`` is the gain itself, as two runs have shown it.
     """
 
     rule: str
@@ -52,6 +54,7 @@ class Recommendation:
     action: str
     saved: float
     training: float
+    is_measured: bool = False
 
     @property
     def gain(self) -> float:
@@ -60,8 +63,9 @@ class Recommendation:
 
     def __str__(self) -> str:
         action = self.action[:1].upper() + self.action[1:]
-        faster = f"{self.gain:.1f}× as fast" if self.gain >= 1.15 else f"{self.gain - 1:.0%} faster"
-        return f"{self.cost}. {action}: training should be {faster}."
+        if self.is_measured:
+            return f"{self.cost}. {action}."
+        return f"{self.cost}. {action}: training should be {_faster(self.gain)}."
 
     def facts(self) -> dict[str, Any]:
         """Returns the finding as plain values, for JSON."""
@@ -70,14 +74,23 @@ class Recommendation:
             "cost": self.cost,
             "action": self.action,
             "gain": round(self.gain, 3),
+            "is_measured": self.is_measured,
             "text": str(self),
         }
+
+
+def _faster(gain: float) -> str:
+    return f"{gain:.1f}× as fast" if gain >= 1.15 else f"{gain - 1:.0%} faster"
 
 
 def findings(situation: Situation) -> list[Recommendation]:
     """Returns the findings of all rules that are worth a word, the greatest saving first."""
     found = [finding for rule in RULES if (finding := rule(situation)) is not None]
-    worth = [f for f in found if f.saved >= max(_WORTH_SECONDS, _WORTH_SHARE * f.training)]
+    worth = [
+        f
+        for f in found
+        if f.saved >= max(0.0 if f.is_measured else _WORTH_SECONDS, _WORTH_SHARE * f.training)
+    ]
     return sorted(worth, key=lambda finding: -finding.saved)
 
 
@@ -263,15 +276,13 @@ def tiny_batches(situation: Situation) -> Recommendation | None:
         return None
     known = speed.find_measured(situation.run.folder)
     # What was measured is worth more than what is computed below.
-    if known:
-        cost = (
-            f"{situation.workers} workers train {known.times:.2f}× as fast as {known.workers} did"
-            f" ({known.run})"
-        )
-        action = f"use `-n {known.workers}`, whose gain this is, or a larger batch"
-        return _finding(
-            situation, "tiny batches", cost, action, (1 - known.times) * situation.training
-        )
+    if known and not known.is_disturbed:
+        were = "was" if known.workers == 1 else "were"
+        cost = f"{known.fewer} {were} {_faster(1 / known.times)} ({known.run})"
+        saved = (1 - known.times) * situation.training
+        action = _fewer(situation, known.workers)
+        found = _finding(situation, "tiny batches", cost, action, saved)
+        return dataclasses.replace(found, is_measured=True)
     if situation.facts.get("exchange") == "compiled":
         # Where XLA exchanges, computing is not told from exchanging.
         return None
@@ -292,8 +303,16 @@ def tiny_batches(situation: Situation) -> Recommendation | None:
         f" workers compute {computes * 1e3:.1f} ms and exchange and wait {meets * 1e3:.1f} ms; one"
         f" worker alone takes {alone * 1e3:.1f} ms at most"
     )
-    action = "use one worker (`-n 1`), whose gain this is, or a larger batch"
-    return _finding(situation, "tiny batches", cost, action, (wall - alone) * situation.count)
+    saved = (wall - alone) * situation.count
+    return _finding(situation, "tiny batches", cost, _fewer(situation, 1), saved)
+
+
+def _fewer(situation: Situation, workers: int) -> str:
+    """Returns the action of fewer workers, or of a larger batch where that is of use."""
+    measured = noise_scale.describe_noise_scale(situation.run)
+    # Beyond the noise scale a larger batch keeps workers busy, and the training gains nothing.
+    is_of_use = measured.get("scale", math.inf) > measured.get("batch", 0.0)
+    return f"use `-n {workers}`" + ", or a larger batch" * is_of_use
 
 
 def exchange_bound(situation: Situation) -> Recommendation | None:

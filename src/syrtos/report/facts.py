@@ -35,6 +35,9 @@ def of_run(run: RunRecord) -> Facts:
     found = situation.of(run)
     findings = advice.findings(found) if found else []
     seconds = waterfall.of_run(run)
+    measured = speed.find_measured(run.folder)
+    is_slower = measured is not None and not measured.is_disturbed and measured.times < 1
+    pays = not is_slower and all(finding.rule != "tiny batches" for finding in findings)
     return {
         "version": VERSION,
         "run": _run(run),
@@ -46,7 +49,8 @@ def of_run(run: RunRecord) -> Facts:
         ),
         "before": promises.read_kept(run.folder).get("before"),
         "split": _split(run),
-        "speed": speed.describe_measured(run.folder),
+        "speed": "" if measured is None else str(measured),
+        "batch": _batch(run, found),
         "parts": PARTS,
         "seconds": seconds,
         "goodput": waterfall.goodput(seconds),
@@ -61,7 +65,7 @@ def of_run(run: RunRecord) -> Facts:
         "heat": steps.heat(run),
         "curves": curves.describe_curves(run),
         "exchange": exchanged.describe_exchange(run),
-        "noise_scale": noise_scale.describe_noise_scale(run),
+        "noise_scale": noise_scale.describe_noise_scale(run, pays),
         "machines": machines.describe_machines(run),
         "data": _data(run),
         "incidents": _incidents(run),
@@ -121,6 +125,25 @@ def changed_options(given: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in given.items()
         if name != "run_dir" and defaults.get(name) != value
     }
+
+
+def _batch(run: RunRecord, found: situation.Situation | None) -> str:
+    """Returns the samples of a step and which of them a worker trains; empty if not known."""
+    shares = [steps.median(each.samples) for each in found.steps] if found else []
+    whole, mean = sum(shares), sum(shares) / max(len(shares), 1)
+    if not whole:
+        return ""
+    if len(shares) == 1:
+        return f"A step has {whole:,.0f} samples."
+    if speed.batch_of(run.request) == "per-worker":
+        return (
+            f"A step has {whole:,.0f} samples: each of the {len(shares)} workers has a batch of its"
+            f" own of {mean:,.0f} (`--batch per-worker`)."
+        )
+    return (
+        f"A step has {whole:,.0f} samples, which {len(shares)} workers divide (`--batch global`):"
+        f" {mean:,.0f} each."
+    )
 
 
 def _reason_for_nothing(seconds: waterfall.Seconds, trains: bool) -> str:

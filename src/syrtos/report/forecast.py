@@ -1,10 +1,11 @@
 """A forecast of a step with more workers, from the ledgers of a finished run.
 
-The forecast also takes the latency and the bandwidth of a link. Each worker keeps its number of
-samples, so twice the workers train twice the samples in a step. Costs of collectives are those of
-Thakur, Rabenseifner and Gropp 2005 (doi:10.1177/1094342005051521): a sum of S bytes over H hosts
-sends 2 (H - 1) / H · S over each host's link, in 2 · ⌈log₂ H⌉ rounds of latency, or in 2 (H - 1)
-around a ring. Exchanges are taken to hide behind nothing, as on processors whose cores all compute.
+The forecast also takes the latency and the bandwidth of a link. With a global batch each of N
+workers computes one of N parts of the same samples (`with_workers`); with a batch per worker, twice
+the workers train twice the samples in a step. Costs of collectives are those of Thakur, Rabenseifner
+and Gropp 2005 (doi:10.1177/1094342005051521): a sum of S bytes over H hosts sends 2 (H - 1) / H · S
+over each host's link, in 2 · ⌈log₂ H⌉ rounds of latency, or in 2 (H - 1) around a ring. No overlap
+of communication and compute is assumed, as on processors whose cores all compute.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class MeasuredStep:
         workers: the number of workers of the run.
         samples: samples of one worker.
         own: s that a worker spends by itself.
+        fixed: s of ``own`` that do not grow with the worker's samples.
         waits: s in which a worker waits for slower ones.
         update: s of ``own`` in the optimizer's update.
         inside: s in exchanges, which went through memory.
@@ -59,6 +61,7 @@ class MeasuredStep:
     workers: int
     samples: float
     own: float
+    fixed: float
     waits: float
     update: float
     inside: float
@@ -83,6 +86,25 @@ class Layout:
     def wire(self, size: float) -> float:
         """Returns the seconds in which a host sends its part of a sum of ``size`` bytes."""
         return 2 * (self.hosts - 1) / self.hosts * size / self.link.bandwidth
+
+
+def with_workers(step: MeasuredStep, workers: int, batch: str) -> MeasuredStep:
+    """Returns the step of each of ``workers`` workers, as far as it spends time by itself.
+
+    Args:
+        step: the measured step.
+        workers: the number of workers.
+        batch: "global" or "per-worker", as for `syrtos run --batch`.
+    """
+    if batch == "per-worker":
+        return step
+    whole = step.samples * step.workers
+    # The slowest worker has one of the samples that can't be divided equally.
+    most = math.ceil(whole / workers) if whole else 0
+    times = most / step.samples if most else step.workers / workers
+    return dataclasses.replace(
+        step, samples=whole / workers, own=step.fixed + (step.own - step.fixed) * times
+    )
 
 
 def hierarchical(step: MeasuredStep, place: Layout) -> float:
@@ -135,8 +157,13 @@ WAYS: Mapping[str, Callable[[MeasuredStep, Layout], float]] = {
 }
 
 
-def measured_step(run_dir: Path) -> MeasuredStep:
+def measured_step(run_dir: Path, alone: float | None = None) -> MeasuredStep:
     """Returns the step of a finished run, or of one generation of its workers.
+
+    Args:
+        run_dir: the folder of the run or of the generation.
+        alone: s of a step of one worker that computes all samples of the step; None if none was
+            measured: then all computing is taken to grow with the samples.
 
     Raises:
         ConfigurationError: the folder is not that of a run; the run had one worker or several
@@ -150,10 +177,17 @@ def measured_step(run_dir: Path) -> MeasuredStep:
         statistics.fmean(_median(lines, kind) for lines in steps)
         for kind in ("exchange", "update", "wait")
     )
+    own = statistics.fmean(_median(lines, "wall") for lines in steps) - exchange - waits
+    if alone is None:
+        kinds = ["compute"] if facts.get("input") == "sliced" else ["compute", "input"]
+        grows = sum(statistics.fmean(_median(lines, kind) for lines in steps) for kind in kinds)
+    else:
+        grows = (alone - own) / (len(steps) - 1)
     return MeasuredStep(
         workers=len(steps),
         samples=statistics.fmean(_median(lines, "samples") for lines in steps),
-        own=statistics.fmean(_median(lines, "wall") for lines in steps) - exchange - waits,
+        own=own,
+        fixed=own - min(max(grows, 0.0), own),
         waits=waits,
         update=update,
         inside=exchange,

@@ -28,13 +28,16 @@ _DRAWS, _BLOCKS, _WINDOWS = 500, 16, 40
 _NOT = "The gradient noise scale was not measured: "
 
 
-def describe_noise_scale(run: RunRecord) -> dict[str, Any]:
+def describe_noise_scale(run: RunRecord, pays: bool = True) -> dict[str, Any]:
     """Returns the last trained generation's noise scale, from the second half of its steps.
 
     ``scale`` is in samples, with ``low`` and ``high`` (95 % of draws of blocks of steps); ``batch``
     is the number of samples of a step, ``series`` has step and scale over the run, ``supported`` is
-    the number of workers that are worth it, ``rates`` are factors for the learning rate, and
-    ``text`` says what follows. If ``scale`` is missing, the text says why.
+    the number of workers that such a batch keeps busy as it keeps these, ``rates`` are factors for
+    the learning rate, and ``text`` says what follows. If ``scale`` is missing, the text says why.
+
+    ``pays``: whether the run's workers are faster than fewer of them; else the text names no number
+    of workers.
     """
     measured = _by_moments(run) if run.facts.get("exchange") == "compiled" else _measurements(run)
     if isinstance(measured, str):
@@ -66,7 +69,8 @@ def describe_noise_scale(run: RunRecord) -> dict[str, Any]:
         "measured": len(at),
         "supported": supported,
         "rates": _rates(scale, batch),
-        "text": _text((scale, low, high), batch, workers, supported) + _epoch_limit(scale, epoch),
+        "text": _text((scale, low, high), batch, workers, supported if pays else 0)
+        + _epoch_limit(scale, epoch),
     }
 
 
@@ -200,6 +204,7 @@ def _epoch_limit(scale: float, epoch: float) -> str:
 def _text(
     measured: tuple[float, float | None, float | None], batch: float, workers: int, supported: int
 ) -> str:
+    """Says what follows for the batch and, unless ``supported`` is 0, for the number of workers."""
     scale, low, high = measured
     between = f" ({_round(low or 0.0)} to {_round(high) if high is not None else 'unknown'})"
     told = (
@@ -207,17 +212,21 @@ def _text(
         f" {batch:,.0f}."
     )
     if scale < batch:
+        more = ": more workers pay off only if each takes a smaller part of this batch"
         return (
-            f"{told} A larger batch would mostly average noise that does not matter any more: more"
-            " workers pay off only if each takes a smaller part of this batch."
+            f"{told} A larger batch would mostly average noise that does not matter any more"
+            f"{more * bool(supported)}."
         )
+    more = (
+        f": about {_round(supported)} workers, if each keeps the {batch / workers:,.0f} samples that"
+        " it has now (a larger `batch_size`, or `--batch per-worker`)"
+    )
     rates = _rates(scale, batch)
     return (
-        f"{told} Batches up to that size are worth it: about {_round(supported)} workers with as"
-        f" many samples as each of the {workers} has now. A learning rate that suits this batch"
-        f" would be multiplied there by {_round(rates['linear'])} (linear scaling, for SGD),"
-        f" {_round(rates['square_root'])} (square root, for Adam and the like) or"
-        f" {_round(rates['noise_scale'])} (what the noise scale says of SGD). The noise scale grows"
+        f"{told} Batches up to that size are worth it{more * bool(supported)}. A learning rate that"
+        f" suits this batch would be multiplied there by {_round(rates['linear'])} (linear scaling,"
+        f" for SGD), {_round(rates['square_root'])} (square root, for Adam and the like) or"
+        f" {_round(rates['noise_scale'])} (by the noise scale, for SGD). The noise scale grows"
         " while a model learns."
     )
 

@@ -75,8 +75,8 @@ def _previous_run_facts(run: RunRecord, rate: float) -> dict[str, Any] | None:
         return None
     came = round(rate / past, 3)
     text = (
-        f"The run before, {earlier.name}, was told: {recommended['action']}:"
-        f" {recommended['gain']:.2f}× expected. Since then {changed} changed, and this run trains"
+        f"The advice after {earlier.name} was: {recommended['action']}"
+        f" ({recommended['gain']:.2f}× expected). Since then {changed} changed, and this run trains"
         f" {came:.2f}× as many samples per second."
     )
     return {

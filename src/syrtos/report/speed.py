@@ -20,7 +20,7 @@ from syrtos.report.summary import Summary
 
 _FILE = "speed.json"
 _ENOUGH_STEPS = 5  # for a median of steps that says something
-_SHORT = 0.05  # s of a step that exchanging takes a large part of
+_MORE_THAN_NOISE = 1.005  # times what so many workers can gain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +32,40 @@ class Speed:
         workers: the number of workers of the earlier run.
         run: the name of the earlier run's folder.
         step: s of the earlier run's step.
+        most: how many times as many workers the run has.
     """
 
     times: float
     workers: int
     run: str
     step: float
+    most: float
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the earlier run was slower than it can have been by itself.
+
+        N workers compute no more than N times as fast as one.
+        """
+        return self.times > _MORE_THAN_NOISE * self.most
+
+    @property
+    def fewer(self) -> str:
+        """The workers of the earlier run, in words."""
+        return "one worker" if self.workers == 1 else f"{self.workers} workers"
+
+    @property
+    def advice(self) -> str:
+        """The change that a gain below 1 asks for; empty for all others."""
+        return f"Use `-n {self.workers}`, or a larger batch." if self.times < 1.0 else ""
+
+    def __str__(self) -> str:
+        if self.is_disturbed:
+            return (
+                f"not known: {self.run}, of {self.fewer}, was disturbed, as it was more than"
+                f" {self.most:g}× slower. Repeat it with `-n {self.workers}`."
+            )
+        return f"{self.times:.2f}× of {self.fewer} (median {self.step * 1e3:,.1f} ms a step in {self.run})"
 
 
 def write(run_dir: Path, summary: Summary) -> None:
@@ -60,7 +88,7 @@ def write(run_dir: Path, summary: Summary) -> None:
 def find_measured(run_dir: Path) -> Speed | None:
     """Returns the speed against the same script's last run with fewer workers beside ``run_dir``.
 
-    A run of one worker is preferred. None if there is no such run, or if this one has not written
+    A run that was not disturbed is preferred, then one of one worker. None if there is no such run, or if this one has not written
     its speed.
     """
     request, mine = _request_of(run_dir), _speed_of(run_dir)
@@ -68,15 +96,15 @@ def find_measured(run_dir: Path) -> Speed | None:
         return None
     found = [(folder.name, _speed_of(folder)) for folder in _earlier(run_dir, request)]
     measured = [
-        (times, theirs["workers"], name, theirs["step"])
+        Speed(times, theirs["workers"], name, theirs["step"], mine["workers"] / theirs["workers"])
         for name, theirs in found
         if theirs
         and theirs["workers"] < mine["workers"]
         and theirs.get("backend") == mine.get("backend")
-        and (times := _ratio(mine, theirs, _batch(request)))
+        and (times := _ratio(mine, theirs, batch_of(request)))
     ]
-    # the last of those of one worker, as min() is stable
-    return Speed(*min(measured, key=lambda each: each[1] != 1)) if measured else None
+    # the last of the best, as min() is stable
+    return min(measured, key=lambda each: (each.is_disturbed, each.workers != 1), default=None)
 
 
 def _speed_of(folder: Path) -> dict[str, Any]:
@@ -121,30 +149,12 @@ def sentence(run_dir: Path, summary: Summary) -> str:
     """Returns the speed in words; empty for one worker, and where steps are not comparable."""
     if summary.workers < 2 or not _is_known(summary):
         return ""
-    if text := describe_measured(run_dir):
-        return text
+    if found := find_measured(run_dir):
+        return str(found)
     if summary.facts.get("exchange") == "compiled":
-        return "not known: XLA computes and exchanges in one program; a run with `-n 1` measures it"
-    most = summary.pace.alone / summary.pace.step
-    return f"at most {most:.2f}× of one worker; a run with `-n 1` measures it"
-
-
-def describe_measured(run_dir: Path) -> str:
-    """Returns the speed against an earlier run in words; empty if there is none to compare with."""
-    found = find_measured(run_dir)
-    if found is None:
-        return ""
-    fewer = "one worker" if found.workers == 1 else f"{found.workers} workers"
-    text = (
-        f"{found.times:.2f}× of {fewer} (median {found.step * 1e3:,.1f} ms a step in {found.run})"
-    )
-    if found.times >= 1.0:
-        return text
-    if found.step < _SHORT:
-        return (
-            f"{text}: such steps are too short to split here. Use fewer workers, or a larger batch"
-        )
-    return f"{text}: `syrtos report` says what the workers wait for"
+        return "not known: XLA computes and exchanges in one program. Run with `-n 1` to measure."
+    most = min(summary.pace.alone / summary.pace.step, summary.workers)
+    return f"Estimated: at most {most:.2f}× of one worker. Run with `-n 1` to measure."
 
 
 def _is_known(summary: Summary) -> bool:
@@ -159,8 +169,9 @@ def _computes_the_same(request: Mapping[str, Any], folder: Path) -> bool:
     same = bool(request.get("sha256")) and all(
         request.get(name) == theirs.get(name) for name in names
     )
-    return same and _batch(request) == _batch(theirs)
+    return same and batch_of(request) == batch_of(theirs)
 
 
-def _batch(request: Mapping[str, Any]) -> Any:
-    return (request.get("options") or {}).get("batch")
+def batch_of(request: Mapping[str, Any]) -> str:
+    """Returns how a run was asked to divide batches: "global" or "per-worker"."""
+    return str((request.get("options") or {}).get("batch") or settings.Options().batch)

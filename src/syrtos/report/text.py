@@ -58,7 +58,9 @@ def _report(facts: Facts) -> Iterator[RenderableType]:
         yield Text(facts["split"], "yellow" if facts["split"].startswith("Not") else "")
     if facts["speed"]:
         yield Text(f"Speed: {facts['speed']}")
-    yield Text("\nWhere the time went (a worker, in the mean)")
+    if facts["batch"]:
+        yield Text(f"Batch: {facts['batch']}")
+    yield Text("\nWhere the time went (average of the workers)")
     yield _seconds(facts)
     yield from _steps(facts)
     yield from _metrics(facts)
@@ -135,7 +137,7 @@ def _others(facts: Facts) -> Iterator[RenderableType]:
         if cpu:
             memory = f"{most / 1e9:,.1f} of {(machine['memory_total'] or 0) / 1e9:,.1f} GB"
             yield Text(
-                f"\n{machine['name']}: processors {sum(cpu) / len(cpu):.0f} % busy in the mean, at"
+                f"\n{machine['name']}: processors {sum(cpu) / len(cpu):.0f} % busy on average, at"
                 f" most {memory} of memory in use"
             )
     data = facts["data"]

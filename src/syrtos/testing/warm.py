@@ -68,7 +68,9 @@ def zygote_path(env: Mapping[str, str]) -> str:
     """
     env = {"KERAS_BACKEND": "tensorflow", **env}  # Keras's own default
     keras = "tf_keras" if env.get("TF_USE_LEGACY_KERAS", "") in ("1", "true", "True") else "keras"
-    modules = tuple(name for name in (keras, "tensorflow") if importlib.util.find_spec(name))
+    # Keras can't be imported without its backend.
+    wanted = (keras, "tensorflow") if importlib.util.find_spec(env["KERAS_BACKEND"]) else ()
+    modules = tuple(name for name in wanted if importlib.util.find_spec(name))
     read = tuple(
         sorted(
             item

@@ -86,8 +86,8 @@ def _updates(result: BatchSearch, batch: int) -> list[str]:
     They also say where the useful batch is measured.
     """
     support = (
-        "The other half of the question is how large a batch the training can use: the gradient"
-        " noise scale in `syrtos report`, of several workers."
+        "`syrtos report` of a run with several workers estimates how large a batch the training can"
+        " use: the gradient noise scale."
     )
     if batch <= result.own or not result.own:
         return [support]

@@ -106,7 +106,8 @@ def test_a_number_of_workers_after_the_script_is_told(
         (["-n", "1", str(script), "-n", "2"], False),
     ):
         assert cli.main(["run", "--run-dir", str(tmp_path / "run"), *words]) == 0
-        assert ("`-n` stands after the script" in capfd.readouterr().err) == told
+        says = f"`-n` after the script goes to the script, so this run has one worker. For more write `syrtos run -n 2 {script}`."
+        assert (says in capfd.readouterr().err) == told
 
 
 def test_the_scripts_double_dash_is_its_own(dry_run: DryRun) -> None:

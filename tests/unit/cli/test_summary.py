@@ -50,11 +50,11 @@ def test_a_run_adds_up_on_one_screen(tmp_path: Path, capsys: pytest.CaptureFixtu
     lines = captured.err.splitlines()
     assert captured.out == ""
     assert lines[0].split() == ["workers", "2"]
-    assert lines[1].split()[:4] == ["speed", "at", "most", "1.00×"]
+    assert lines[1].split()[:5] == ["speed", "Estimated:", "at", "most", "1.00×"]
     assert lines[2].split()[:3] == ["time", "1,500.0", "s,"]
     assert lines[3].startswith("steps") and "1,500 (median" in lines[3]  # noqa: PT018
-    assert any(line.split()[:2] == ["samples/s", "16"] for line in lines)
-    assert any(line.split()[:2] == ["waiting", "50.0%"] for line in lines)
+    assert lines[3].rstrip().endswith(", 16 samples/s")
+    assert any(line.startswith("spent on") and "waiting 50%" in line for line in lines)
     assert any(line.startswith("slowest") and "rank 1: the others wait" in line for line in lines)
     assert lines[-1] == f"run directory: {tmp_path}"
 
@@ -121,11 +121,53 @@ def test_no_kind_of_record_changes_how_a_run_has_ended(
     assert f"no summary, as the record in {tmp_path} is damaged" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_the_short_form_has_ten_lines_and_each_advice_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], full: bool
+) -> None:
+    """All that a usual run of ten seconds can have: a measured speed, an advice, busy cores and a slow worker."""
+    facts = {"first_batch": 1e-7, "own_statistics": "bn", "input": "sliced", "update": "compiled"}
+    kinds = dict.fromkeys(("input", "update", "exchange", "callbacks", "rest"), 0.001)
+    for rank, waited in ((0, 0.0065), (1, 0.0)):
+        train(tmp_path / "two", rank, waited, wall=0.03, compute=0.025 - waited, **kinds)
+        with ledger_path(tmp_path / "two", rank).open("a") as file:
+            file.write(json.dumps({"phase": "facts", **facts}) + "\n")
+    train(tmp_path / "one", 0, 0.0, wall=0.02, compute=0.02, samples=16.0)
+    request = {"sha256": "1", "program": {"name": "train.py"}, "options": {"batch": "global"}}
+    for name in ("one", "two"):
+        (tmp_path / name / "run.json").write_text(json.dumps(request))
+        print_summary(tmp_path / name, full)
+        screen = capsys.readouterr().err
+    lines = [line.rstrip() for line in screen.splitlines()]
+    assert (len(lines) <= 10) is not full, screen
+    assert screen.count("larger batch") == 1
+    assert screen.count("`-n 1`") == 1
+    assert (
+        "recommended: one worker was 1.5× as fast (one). Use `-n 1`, or a larger batch." in screen
+    )
+    assert " ".join(lines[1].split()) == "speed 0.67× of one worker (median 20.0 ms a step in one)"
+    assert ("each worker reads and prepares all records" in screen) is full
+    assert ("compiled by XLA" in screen) is full
+    assert ("█" in screen) is full
+
+
+def test_a_short_training_that_gains_nothing_is_told_so_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, ranks in (("one", 1), ("two", 2)):
+        for rank in range(ranks):
+            train(tmp_path / name, rank, 0.0, wall=0.001 * ranks, compute=0.001 * ranks)
+        request = {"sha256": "1", "options": {"batch": "global"}}
+        (tmp_path / name / "run.json").write_text(json.dumps(request))
+        print_summary(tmp_path / name)
+    assert "recommended: Use `-n 1`, or a larger batch.\n" in capsys.readouterr().err
+
+
 def test_a_loop_of_the_scripts_own_has_a_rate_of_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path, 0, waited=0.0, phase="loop", samples=0.0)
-    print_summary(tmp_path)
+    print_summary(tmp_path, full=True)
     screen = capsys.readouterr().err
     assert "1,500 updates of the script's own loop" in screen
     assert "1.0 from the first update to the last" in screen
@@ -226,7 +268,7 @@ def test_what_is_sent_and_updated_is_said(
     train(tmp_path, 1, waited=0.2)
     with ledger_path(tmp_path, 0).open("a") as file:
         file.write(json.dumps({"phase": "facts", **facts}) + "\n")
-    print_summary(tmp_path)
+    print_summary(tmp_path, full=True)
     assert says in " ".join(capsys.readouterr().err.split())
 
 

@@ -30,6 +30,14 @@ UNSERVED = "tf.estimator.DNNClassifier([8], columns)\n"
 # rule, script in which its last line is at fault, near script that is well
 CASES = {
     "opened for writing": ("file-on-every-rank", PLAIN + "open('a.txt', 'w')\n", PLAIN + "open('a.txt')\n"),
+    "a path opened": ("file-on-every-rank", PLAIN + "from pathlib import Path\nPath('a').open('a')\n", PLAIN + "album.open('wax.txt')\n"),
+    "an archive": ("file-on-every-rank", PLAIN + "import tarfile\ntarfile.open('a', 'w:gz')\n", PLAIN + "import tarfile\ntarfile.open('a', 'r:xz')\n"),
+    "statistics of shares": (
+        "share-statistics",
+        KERAS + "keras.layers.BatchNormalization()\n",
+        KERAS + "keras.layers.BatchNormalization(synchronized=True)\nkeras.layers.BatchNormalization(trainable=False)\n",
+    ),
+    "masks of shares": ("share-masks", KERAS + "keras.layers.Dropout(0.5)\n", KERAS + "keras.layers.Dense(1)\n"),
     "opened on one rank": ("file-on-every-rank", PLAIN + "open('a', mode='a')\n", PLAIN + SYRTOS + "if syrtos.rank() == 0:\n    open('a', 'a')\n"),
     "left before": (
         "file-on-every-rank",
@@ -325,6 +333,20 @@ def _parsed(text: str) -> program.ScriptProgram:
     from syrtos.doctor.script import parse
 
     return program.ScriptProgram([parse(Path("train.py"), text)])
+
+
+def test_layers_of_shares_are_named_once_and_not_on_jax(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = KERAS + 3 * "keras.layers.BatchNormalization()\n"
+    (one,) = found(tmp_path, layers, "share-statistics")
+    assert one.severity is Severity.NOTE
+    assert "(and in 2 more places) normalizes over each worker's share" in one.says
+    assert "--sync-batchnorm" in one.fix
+    assert not found(tmp_path, layers, "share-statistics", workers=1)
+    assert not found(tmp_path, layers, "share-statistics", batch="per-worker")
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    assert not found(tmp_path, layers, "share-statistics")
 
 
 def test_options_of_the_run_change_what_is_found(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syrtos.observe.gradient_norms import GradientNorms
-from syrtos.report import noise_scale
+from syrtos.report import facts, noise_scale
 from syrtos.report.read import load
 
 DIMENSION = 50
@@ -90,7 +91,7 @@ def test_an_epoch_of_fewer_samples_is_named(tmp_path: Path) -> None:
     }
     (tmp_path / "ledger" / "epochs.jsonl").write_text(json.dumps(epoch) + "\n")
     text = noise_scale.describe_noise_scale(load(tmp_path))["text"]
-    assert "about 23 workers with as many samples" in text
+    assert "about 23 workers, if each keeps the 16 samples that it has now" in text
     assert "No step can have that many here: an epoch had about 130 samples." in text
 
 
@@ -99,6 +100,16 @@ def test_a_batch_that_is_larger_than_the_noise_scale(tmp_path: Path) -> None:
     found = noise_scale.describe_noise_scale(load(tmp_path))
     assert found["scale"] == pytest.approx(20, rel=0.25)
     assert "A larger batch would mostly average noise that does not matter" in found["text"]
+    assert "more workers pay off only if" in found["text"]
+
+
+@pytest.mark.parametrize("noise", [4.0, 300.0])
+def test_where_workers_do_not_pay_none_are_named(tmp_path: Path, noise: float) -> None:
+    """The report says elsewhere to use fewer of them."""
+    write(tmp_path, [16, 16], noise)
+    text = noise_scale.describe_noise_scale(load(tmp_path), pays=False)["text"]
+    assert "The gradient noise scale is about" in text
+    assert "workers" not in text
 
 
 def test_noise_alone_gives_no_number(tmp_path: Path) -> None:
@@ -163,3 +174,44 @@ def test_steps_that_add_up_gradients_are_not_measured() -> None:
     norms.begin(0, 1)
     norms.add([np.full(4, 2, np.float16)], [np.ones(4, np.float16)], 1.0)
     assert norms.take() == (16.0, 4.0)
+
+
+def beside_one_worker(tmp_path: Path, noise: float, alone: float) -> dict[str, Any]:
+    """Returns the report of two workers with steps of 10 ms beside one whose steps take ``alone`` s."""
+    write(tmp_path / "two", [16, 16], noise)
+    (tmp_path / "one").mkdir()
+    request = {"sha256": "1", "program": {}, "versions": {}, "options": {"batch": "global"}}
+    for name, workers, step in (("two", 2, 0.01), ("one", 1, alone)):
+        (tmp_path / name / "run.json").write_text(json.dumps(request))
+        measured = {"workers": workers, "step": step, "samples": 32.0}
+        (tmp_path / name / "speed.json").write_text(json.dumps(measured))
+    return facts.of_run(load(tmp_path / "two"))
+
+
+@pytest.mark.parametrize(
+    ("noise", "action"), [(300.0, "use `-n 1`, or a larger batch"), (4.0, "use `-n 1`")]
+)
+def test_a_report_has_one_verdict_on_the_number_of_workers(
+    tmp_path: Path, noise: float, action: str
+) -> None:
+    found = beside_one_worker(tmp_path, noise, alone=0.005)
+    assert found["recommended"]["action"] == action
+    assert found["recommended"]["text"].startswith("one worker was 2.0× as fast (one). Use `-n 1`")
+    assert "worker" not in found["noise_scale"]["text"]
+    assert found["batch"] == (
+        "A step has 32 samples, which 2 workers divide (`--batch global`): 16 each."
+    )
+
+
+def test_where_workers_pay_the_noise_scale_names_how_many(tmp_path: Path) -> None:
+    found = beside_one_worker(tmp_path, 300.0, alone=0.018)
+    assert found["recommended"] is None
+    assert found["speed"].startswith("1.80× of one worker")
+    assert "workers, if each keeps the 16 samples that it has now" in found["noise_scale"]["text"]
+
+
+def test_a_disturbed_run_is_no_fact_in_a_report(tmp_path: Path) -> None:
+    found = beside_one_worker(tmp_path, 300.0, alone=0.0614)
+    assert found["recommended"] is None
+    assert found["speed"].startswith("not known: one, of one worker, was disturbed")
+    assert "6.1" not in json.dumps(found["speed"])

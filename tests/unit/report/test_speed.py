@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,7 @@ def test_one_worker_has_no_speed_against_one(tmp_path: Path) -> None:
 
 def test_without_an_earlier_run_it_is_bounded_by_what_workers_compute(tmp_path: Path) -> None:
     said = speed.sentence(tmp_path / "a", run_of(tmp_path / "a", 2, 0.02, wait=0.01))
-    assert said.startswith("at most 1.33× of one worker")
-    assert "-n 1" in said
+    assert said == "Estimated: at most 1.33× of one worker. Run with `-n 1` to measure."
 
 
 def test_where_xla_exchanges_only_a_run_of_one_worker_says_it(tmp_path: Path) -> None:
@@ -70,8 +70,44 @@ def test_an_earlier_run_of_one_worker_is_what_it_is_measured_by(tmp_path: Path) 
     run_of(tmp_path / "one", 1, 0.02)
     summary = run_of(tmp_path / "two", 2, 0.02, wait=0.02)
     assert speed.sentence(tmp_path / "two", summary) == (
-        "0.50× of one worker (median 20.0 ms a step in one): such steps are too short to split here. Use fewer workers, or a larger batch"
+        "0.50× of one worker (median 20.0 ms a step in one)"
     )
+    found = speed.find_measured(tmp_path / "two")
+    assert found is not None
+    assert found.advice == "Use `-n 1`, or a larger batch."
+
+
+@pytest.mark.parametrize("compute", [0.1, 0.04])
+def test_workers_that_gain_more_than_their_number_had_a_disturbed_run_to_compare_with(
+    tmp_path: Path, compute: float
+) -> None:
+    run_of(tmp_path / "one", 1, 0.2)
+    summary = run_of(tmp_path / "two", 2, compute)
+    said = speed.sentence(tmp_path / "two", summary)
+    if compute == 0.1:
+        assert said == "2.00× of one worker (median 200.0 ms a step in one)"
+    else:
+        assert said == (
+            "not known: one, of one worker, was disturbed, as it was more than 2× slower."
+            " Repeat it with `-n 1`."
+        )
+
+
+def test_an_undisturbed_run_is_compared_with_first(tmp_path: Path) -> None:
+    run_of(tmp_path / "one", 1, 0.4)
+    run_of(tmp_path / "two", 2, 0.12)
+    summary = run_of(tmp_path / "four", 4, 0.09)
+    assert speed.sentence(tmp_path / "four", summary).startswith("1.33× of 2 workers")
+    run_of(tmp_path / "again", 1, 0.2)
+    assert speed.sentence(tmp_path / "four", summary).startswith("2.22× of one worker")
+
+
+def test_an_estimate_is_no_more_than_the_number_of_workers(tmp_path: Path) -> None:
+    """Rank 0 may have had the smaller part of the work."""
+    summary = run_of(tmp_path / "a", 2, 0.02)
+    pace = dataclasses.replace(summary.pace, alone=0.05)
+    said = speed.sentence(tmp_path / "a", dataclasses.replace(summary, pace=pace))
+    assert said.startswith("Estimated: at most 2.00×")
 
 
 def test_samples_count_where_each_worker_has_a_batch_of_its_own(tmp_path: Path) -> None:

@@ -71,6 +71,20 @@ _CHANGES = re.compile(
     r"\b(tar|unzip|wget|curl|rm|mv|cp|mkdir|git clone|aws s3|gsutil|pip install)\b"
 )
 _FOLDER = frozenset({"os.makedirs", "os.mkdir"})
+# Functions that open a file like Python's own `open`, with a mode as their second argument.
+_OPEN = frozenset(
+    {
+        "io.open",
+        "codecs.open",
+        "gzip.open",
+        "bz2.open",
+        "lzma.open",
+        "tarfile.open",
+        "zipfile.ZipFile",
+        "tensorflow.io.gfile.GFile",
+    }
+)
+_MODE = re.compile("[rwaxbtU+]+")
 
 
 def files(program: ScriptProgram) -> Iterator[Finding]:
@@ -84,17 +98,25 @@ def files(program: ScriptProgram) -> Iterator[Finding]:
             yield dataclasses.replace(found, fix=f"{_compute_first(call)}{found.fix}")
 
 
+def own_writes(program: ScriptProgram) -> Iterator[tuple[Script, ast.Call]]:
+    """Yields the calls by which the script itself writes, moves or removes files, on any worker.
+
+    Calls of Keras are left out, and files in temporary folders.
+    """
+    for script, call in program.calls():
+        if not _is_in_temporary_folder(script, call) and (
+            _check_write(program, script, call) or script.meaning(call.func) in _ONCE
+        ):
+            yield script, call
+
+
 def _check_write(program: ScriptProgram, script: Script, call: ast.Call) -> Finding | None:
     path, name = script.meaning(call.func), method(call)
-    if (
-        isinstance(call.func, ast.Name) and name == "open" and name not in script.imported_paths
-    ) or path in (
-        "io.open",
-        "codecs.open",
-        "gzip.open",
-        "tensorflow.io.gfile.GFile",
-    ):
-        return _check_open(script, call)
+    if path in _OPEN or (name == "open" and _is_builtin(script, call)):
+        return _check_open(script, call, argument(call, "mode", 1))
+    if name == "open" and isinstance(call.func, ast.Attribute) and not path:
+        # the method of a `Path`
+        return _check_open(script, call, argument(call, "mode", 0))
     if path == "h5py.File" and not str(
         script.constant(argument(call, "mode", 1)) or "r"
     ).startswith(("w", "a")):
@@ -187,9 +209,14 @@ def _compute_first(call: ast.Call) -> str:
     return f"call `{shared[0]}` on all workers first, and with its result: " if shared else ""
 
 
-def _check_open(script: Script, call: ast.Call) -> Finding | None:
-    mode = script.constant(argument(call, "mode", 1))
-    if not isinstance(mode, str) or not set(mode) & set("wax+"):
+def _is_builtin(script: Script, call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and call.func.id not in script.imported_paths
+
+
+def _check_open(script: Script, call: ast.Call, given: ast.expr | None) -> Finding | None:
+    # Of an archive the compression follows: "w:gz".
+    mode = str(script.constant(given)).partition(":")[0]
+    if not _MODE.fullmatch(mode) or not set(mode) & set("wax+"):
         return None
     if "a" in mode:
         return at(
@@ -225,12 +252,21 @@ def _has_own_path(script: Script, call: ast.Call) -> bool:
     Such a path contains the rank or the number of the process, or is in a temporary folder or in
     memory.
     """
-    values = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return _is_in_temporary_folder(script, call) or any(
+        depends_on(script, value, "rank", "local_rank", "getpid") for value in _values(call)
+    )
+
+
+def _is_in_temporary_folder(script: Script, call: ast.Call) -> bool:
+    return any(_is_temporary(script, value, frozenset()) for value in _values(call))
+
+
+def _values(call: ast.Call) -> Iterator[ast.expr]:
+    """Yields the arguments of a call, and what a method is called on."""
+    yield from call.args
+    yield from (keyword.value for keyword in call.keywords)
     if isinstance(call.func, ast.Attribute):
-        values.append(call.func.value)
-    if any(depends_on(script, value, "rank", "local_rank", "getpid") for value in values):
-        return True
-    return any(_is_temporary(script, value, frozenset()) for value in values)
+        yield call.func.value
 
 
 def _is_temporary(script: Script, node: ast.AST, seen: frozenset[str]) -> bool:

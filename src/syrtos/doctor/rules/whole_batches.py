@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from syrtos import settings
+from syrtos.doctor import machine_packages
 from syrtos.doctor.finding import Finding, Severity, at
 from syrtos.doctor.program import ScriptProgram
 from syrtos.doctor.script import Script, argument, method
@@ -46,6 +48,54 @@ def stateful_layers(program: ScriptProgram) -> Iterator[Finding]:
                 "leave the number of rows open: `shape=` in place of `batch_shape=`, no"
                 " `batch_size=`",
             )
+
+
+def layers_of_shares(program: ScriptProgram) -> Iterator[Finding]:
+    """Finds the layers that compute something else from a worker's share than from the batch."""
+    if not _is_split(program) or program.workers < 2:
+        return
+    # A step of JAX is one program of the whole batch.
+    if machine_packages.chosen_backend(settings.environment())[0] == "jax":
+        return
+    found: dict[str, list[tuple[Script, ast.Call]]] = {}
+    for script, call in program.calls():
+        path = script.meaning(call.func)
+        layer = path.removeprefix("keras.layers.")
+        if path != layer and layer in _OF_SHARES and not _is_of_whole_batches(script, call):
+            found.setdefault(layer, []).append((script, call))
+    for layer, calls in found.items():
+        says, fix = _OF_SHARES[layer]
+        more = f" (and in {len(calls) - 1} more places)" if len(calls) > 1 else ""
+        rule = "share-statistics" if layer == "BatchNormalization" else "share-masks"
+        yield at(*calls[0], rule, Severity.NOTE, f"`{layer}`{more} {says}", fix)
+
+
+_MASKS = (
+    "draws other random numbers on each worker, so results differ from those of one process, as with"
+    " another seed",
+    "nothing needs to change",
+)
+# Layers by their names in `keras.layers`, with what several workers change and what to do.
+_OF_SHARES = {
+    "BatchNormalization": (
+        "normalizes over each worker's share of a batch, so results differ from those of one"
+        " process",
+        "give `--sync-batchnorm` to normalize over the whole batch",
+    ),
+    **dict.fromkeys(
+        (
+            "AlphaDropout", "Dropout", "GaussianDropout", "GaussianNoise", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D",
+        ),
+        _MASKS,
+    ),
+}  # fmt: skip
+
+
+def _is_of_whole_batches(script: Script, call: ast.Call) -> bool:
+    return (
+        script.constant(argument(call, "synchronized")) is True
+        or script.constant(argument(call, "trainable")) is False
+    )
 
 
 def mixing_losses(program: ScriptProgram) -> Iterator[Finding]:

@@ -182,11 +182,15 @@ def tell_own_statistics(plan: SplitPlan, model: Model, session: Session) -> None
         return
     session.ledger.say(own_statistics=found[0].name)
     if session.world.rank == 0:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        layers, normalize, they = (
+            (f"{len(found)} BatchNormalization layers", "normalize", "them")
+            if len(found) > 1
+            else (f"the BatchNormalization layer `{found[0].name}`", "normalizes", "it")
+        )
         print(
-            f"syrtos: `{found[0].name}`{more} (BatchNormalization) uses mean and variance of each"
-            " worker's share of a batch while it trains, so the results differ from those of one"
-            " process. `--sync-batchnorm` computes them over the whole batch.",
+            f"syrtos: {layers} {normalize} over each worker's share of a batch, so results differ"
+            f" from those of one process. `--sync-batchnorm` lets {they} normalize over the whole"
+            " batch.",
             file=sys.stderr,
         )
 

@@ -116,7 +116,7 @@ const SyrtosReport = (() => {
 
   /** A part begins where the one before it ends, so that all of them span the run. */
   function waterfall() {
-    const node = section("Where the time went", "Seconds of a worker, in the mean. The parts add up to the time of the run.");
+    const node = section("Where the time went", "Average seconds per worker. The parts add up to the time of the run.");
     const chart = new Chart("Where the time went: a bar for each part of the run's time", 60);
     const values = fold();
     const ranks = new Chart("The same for each worker", 60);
@@ -410,11 +410,12 @@ const SyrtosReport = (() => {
     const more = facts.findings.slice(1, FEW).map((one) => el("li", {}, ...marked(one.text)));
     node.append(el("div", { class: `report-advice${r ? "" : " report-none"}` },
       el("strong", {}, ...marked(r ? `Do this first: ${r.action}` : "Nothing to change")),
-      text(r ? `${r.cost}. If nothing else changes, training should be ${r.gain >= 1.15 ? `${r.gain.toFixed(1)}× as fast` : `${percent(r.gain - 1)} faster`}.` : facts.nothing_found),
+      text(r?.is_measured ? `${r.cost}.` : r ? `${r.cost}. If nothing else changes, training should be ${r.gain >= 1.15 ? `${r.gain.toFixed(1)}× as fast` : `${percent(r.gain - 1)} faster`}.` : facts.nothing_found),
       more.length ? el("details", {}, el("summary", {}, "Other findings"), el("ul", {}, ...more)) : null,
       facts.before?.text ? text(facts.before.text) : null,
       facts.split ? text(facts.split) : null,
-      facts.speed ? text(`Speed: ${facts.speed}`) : null));
+      facts.speed ? text(`Speed: ${facts.speed}`) : null,
+      facts.batch ? text(`Batch: ${facts.batch}`) : null));
     if (facts.trace) node.append(el("p", {}, "Profile: ", el("a", { href: facts.trace }, facts.trace), ", to be opened in ui.perfetto.dev or chrome://tracing."));
     return node;
   }
@@ -438,7 +439,7 @@ const SyrtosReport = (() => {
     update(facts) {
       this.facts = facts;
       if (this.top) {
-        redraw(this.advice, [facts.missing, facts.findings, facts.nothing_found, facts.before, facts.split, facts.speed, facts.trace], () => [advice(facts)]);
+        redraw(this.advice, [facts.missing, facts.findings, facts.nothing_found, facts.before, facts.split, facts.speed, facts.batch, facts.trace], () => [advice(facts)]);
         this.tiles.replaceChildren(tiles(facts));
       }
       for (const part of this.parts) part.draw(facts);

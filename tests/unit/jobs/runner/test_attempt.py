@@ -16,9 +16,9 @@ from syrtos.jobs.credentials import new_access_key
 from syrtos.jobs.http.server import Server
 from syrtos.jobs.observation import logs
 from syrtos.jobs.requests import states
-from syrtos.jobs.requests.request import TimeLimits
 from syrtos.jobs.runner import attempt
 from syrtos.jobs.runner.attempt import Runner
+from syrtos.jobs.runner.time_limit import TimeLimit
 from syrtos.jobs.runner.watch import Watch
 from syrtos.jobs.storage.storage_uris import StorageURIs
 from syrtos.jobs.store.home import Home, try_lock
@@ -233,8 +233,8 @@ def test_a_job_ends_at_its_time_while_its_record_can_not_be_read(home: Home) -> 
         if why == "MaxRuntimeExceeded":
             ends.set()
 
-    limits = TimeLimits(1.0, None, None)
-    watch = Watch(Hanging(home.database), end_of(store, "limited"), limits, obey, lambda: None)
+    limit = TimeLimit(1.0, None)
+    watch = Watch(Hanging(home.database), end_of(store, "limited"), limit, obey, lambda: None)
     watch.start()
     assert ends.wait(30)
     hangs.set()

@@ -284,6 +284,7 @@ def test_rows_of_an_input_that_came_from_the_first_batch_mean_nothing() -> None:
     assert known_parts.unknown_parts(of_script, True, "train_step") == ["the input of 16 rows"]
 
 
+@pytest.mark.needs("tensorflow")  # for a layer of texts
 def test_parts_of_keras_that_mix_rows_are_not_known() -> None:
     texts = keras.layers.TextVectorization(output_mode="int")
     assert not known_parts.is_known_layer(texts)

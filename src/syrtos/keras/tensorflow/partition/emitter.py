@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -197,7 +198,7 @@ class Emitter:
         return found
 
 
-def slice_dim(tensor: tf.Tensor, dim: int, start: object, count: object) -> tf.Tensor:
+def slice_dim(tensor: tf.Tensor, dim: int, start: Any, count: Any) -> tf.Tensor:
     """Returns ``count`` entries of one dimension, from ``start`` on."""
     rank = tensor.shape.rank
     if rank is None:

@@ -55,6 +55,7 @@ class Share:
 
     def tensor_of(self, size: Size, dtype: tf.DType) -> tf.Tensor:
         """Returns a known size as a scalar."""
+        assert size is not None
         if isinstance(size, RowCount):
             return tf.cast(self.total * size.each, dtype)
         return tf.constant(size, dtype)

@@ -246,7 +246,7 @@ def _batch_rows_among(tensors: Sequence[tf.Tensor], workers: int) -> tuple[Any, 
     ranked = [i for i, tensor in enumerate(tensors) if tensor.shape.rank]
     if dynamic := [i for i in ranked if tensors[i].shape[0] is None]:
         return tf.shape(tensors[dynamic[0]])[0], dynamic
-    total = int(tensors[ranked[0]].shape[0]) if ranked else 1
+    total = (tensors[ranked[0]].shape[0] or 0) if ranked else 1
     # A batch of fewer rows than workers is computed whole.
     dense = [i for i in ranked if tensors[i].shape[0] == total] if total >= workers else []
     return total, dense

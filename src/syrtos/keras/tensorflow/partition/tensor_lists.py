@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from syrtos.keras.tensorflow.partition.exchanges import Exchanges
@@ -32,8 +34,11 @@ def gather_list(exchanges: Exchanges, value: Value, rows: Rows) -> tf.Tensor:
     if value.is_empty_list:
         return value.tensor
     elements, dim = stacked(value), rows.dim + 1
-    others = tf.range(dim), tf.range(dim + 1, tf.rank(elements))
-    front = tf.transpose(elements, tf.concat([[dim], *others], 0))
-    (gathered,) = exchanges.gather([front])
-    back = [tf.range(1, dim + 1), [0], tf.range(dim + 1, tf.rank(elements))]
-    return list_of(tf.transpose(gathered, tf.concat(back, 0)))
+    behind = tf.range(dim + 1, tf.rank(elements))
+    (gathered,) = exchanges.gather([_permuted(elements, [[dim], tf.range(dim), behind])])
+    return list_of(_permuted(gathered, [tf.range(1, dim + 1), [0], behind]))
+
+
+def _permuted(tensor: tf.Tensor, order: list[Any]) -> tf.Tensor:
+    # The annotations of `tf.transpose` know no order that is a tensor.
+    return tf.raw_ops.Transpose(x=tensor, perm=tf.concat(order, 0))

@@ -158,7 +158,7 @@ OPERATIONS: dict[str, Operation] = {
         lambda x, w: tf.nn.depthwise_conv2d(x, w, [1, 1, 1, 1], "VALID"), (IMAGE, (3, 3, 2, 2))
     ),
     "transposed convolution": Operation(
-        lambda x, w: tf.nn.conv2d_transpose(x, w, [tf.shape(x)[0], 8, 7, 4], 1, "VALID"),
+        lambda x, w: tf.nn.conv2d_transpose(x, w, tf.stack([tf.shape(x)[0], 8, 7, 4]), 1, "VALID"),
         (IMAGE, (3, 3, 4, 2)),
     ),
     "filter gradient": Operation(
@@ -189,10 +189,10 @@ OPERATIONS: dict[str, Operation] = {
     "boolean mask": Operation(
         lambda x, m: tf.boolean_mask(x, m), (("n", 3), ("n",)), "fb", stays=False
     ),
-    "draws": _unary(lambda x: tf.random.stateless_uniform(tf.shape(x), [1, 2])),
-    "normal draws": _unary(lambda x: tf.random.stateless_normal(tf.shape(x), [3, 2])),
-    "truncated draws": _unary(lambda x: tf.random.stateless_truncated_normal(tf.shape(x), [1, 2])),
+    "draws": _unary(lambda x: tf.random.stateless_uniform(tf.shape(x), (1, 2))),
+    "normal draws": _unary(lambda x: tf.random.stateless_normal(tf.shape(x), (3, 2))),
+    "truncated draws": _unary(lambda x: tf.random.stateless_truncated_normal(tf.shape(x), (1, 2))),
     "whole draws": _unary(
-        lambda x: tf.random.stateless_uniform(tf.shape(x), [1, 2], 0, 90, tf.int64)
+        lambda x: tf.random.stateless_uniform(tf.shape(x), (1, 2), 0, 90, tf.int64)
     ),
 }

@@ -108,8 +108,8 @@ def length(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Valu
 def element_shape(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     """The shape of an element, of which only the rank is said."""
     shape = op.outputs[0].shape
-    is_vector = shape.rank == 1 and shape[0] is not None
-    found = [ANY_SHAPE] * int(shape[0]) if is_vector else ANY_SHAPE
+    rank = shape[0] if shape.rank == 1 else None
+    found = ANY_SHAPE if rank is None else [ANY_SHAPE] * rank
     return [Value(tf.constant(found, op.outputs[0].dtype))]
 
 

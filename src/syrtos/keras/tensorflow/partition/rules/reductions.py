@@ -57,9 +57,7 @@ def _mean(
     sizes = tf.shape(tensor)
     for axis in axes:
         if axis != rows.dim:
-            count *= tf.cast(
-                sizes[axis] if tensor.shape[axis] is None else tensor.shape[axis], tf.float64
-            )
+            count *= tf.cast(sizes[axis], tf.float64)
     return [Value(_divide(summed, count), Partial())]
 
 

@@ -61,12 +61,13 @@ def followed(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[np
     follow = _FOLLOWED.get(op.type)
     if follow is None or not op.outputs[0].dtype.is_integer:
         return None
-    known = [emitter.known(op, i, values) for i in range(len(values))]
-    if any(entry is None or entry.size > 16 for entry in known):
+    found = [emitter.known(op, i, values) for i in range(len(values))]
+    known = [entry for entry in found if entry is not None and entry.size <= 16]
+    if len(known) < len(found):
         return None
-    found = follow(op, known)
-    found = found if isinstance(found, list) or found is None else [found]
-    return None if found is None or any(entry.size > 16 for entry in found) else found
+    made = follow(op, known)
+    results = made if isinstance(made, list) or made is None else [made]
+    return None if results is None or any(entry.size > 16 for entry in results) else results
 
 
 # Arrays of what is known, whose entries are ints, `RowCount` or None.
@@ -173,11 +174,11 @@ def broadcast_gradient(
     emitter: Emitter, op: tf.Operation, values: list[Value]
 ) -> list[Value] | None:
     """The dimensions in which one of two shapes was broadcast, where the sizes tell them."""
-    shapes = [_sizes_of(emitter, op, i, values) for i in range(2)]
-    if shapes[0] is None or shapes[1] is None:
+    first, second = (_sizes_of(emitter, op, i, values) for i in range(2))
+    if first is None or second is None:
         return None
-    rank = max(map(len, shapes))
-    padded = [[1] * (rank - len(dims)) + dims for dims in shapes]
+    rank = max(len(first), len(second))
+    padded = [[1] * (rank - len(dims)) + dims for dims in (first, second)]
     found: tuple[list[int], list[int]] = [], []
     for dim, (one, other) in enumerate(zip(*padded, strict=True)):
         if one is None and other is None:

@@ -119,7 +119,7 @@ def strided_slice_gradient(
         return None
     for dim, size in enumerate(shape):
         each = emitter.share.each_of(size)
-        if each != gradient.rows.each:
+        if each is None or each != gradient.rows.each:
             continue
         place = place_in_slice(emitter, op, values, 1, dim, len(shape), each)
         if place != gradient.rows.dim:
