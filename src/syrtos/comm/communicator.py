@@ -121,18 +121,6 @@ class Communicator(abc.ABC):
         shares = [w / total if total else 0.0 for w in weights]
         return self.reduce_parts(parts, ReduceOp.SUM, shares, lend), total
 
-    def sum_all(self, parts: Sequence[Array], lend: bool = False) -> list[Array]:
-        """Sums flat arrays over all workers: the exchange of a partitioned step.
-
-        Args:
-            parts: flat arrays of one dtype; the same sizes on every worker.
-            lend: as for `weighted_sum`.
-        """
-        dtype, sizes = parts[0].dtype, ",".join(str(part.size) for part in parts)
-        self.agree(f"sum {dtype} {sizes}{' lent' * lend}")
-        self.sums, self.summed = self.sums + 1, self.summed + sum(part.nbytes for part in parts)
-        return self.reduce_parts(parts, ReduceOp.SUM, [1.0] * self.size, lend)
-
     def allgather(self, array: npt.ArrayLike) -> Array:
         """Concatenates the workers' arrays along the first axis, in rank order.
 

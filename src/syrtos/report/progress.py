@@ -27,7 +27,7 @@ Line = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class RunProgress:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
         restarts: the number of generations of workers after the first.

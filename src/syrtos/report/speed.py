@@ -43,7 +43,7 @@ class Speed:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether the earlier run was slower than it can have been by itself.
+        """Returns whether the earlier run was slower than it can have been by itself.
 
         N workers compute no more than N times as fast as one.
         """

@@ -40,6 +40,7 @@ from syrtos.jobs.runner.attempt_record import (
     AttemptSupersededError,
     JobOverError,
     fail,
+    leave_nothing,
 )
 from syrtos.jobs.runner.failure_reason import failure_reason, unlogged_failures
 from syrtos.jobs.runner.reserved_nodes import JobRequester, ReservedNodes, reserved_nodes
@@ -513,13 +514,6 @@ class Runner:
 def mark(home: Home, name: str) -> str:
     """Returns the mark in the environment of this job's processes."""
     return f"{home.path}/{name}"
-
-
-def leave_nothing(home: Home, name: str) -> None:
-    """Removes an attempt's working files: inputs and uploaded outputs. Logs and ledgers stay."""
-    for path in ("instances", "shared", "python"):
-        shutil.rmtree(home.job(name) / path, ignore_errors=True)
-    home.forget_snapshots(name)
 
 
 if __name__ == "__main__":

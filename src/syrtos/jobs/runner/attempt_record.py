@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 import time
 from collections.abc import Callable, Sequence
 
@@ -11,6 +12,7 @@ from syrtos.jobs.observation import metrics
 from syrtos.jobs.observation.logs import LogStream
 from syrtos.jobs.requests import states
 from syrtos.jobs.requests.secrecy import Redactor
+from syrtos.jobs.store.home import Home
 from syrtos.jobs.store.job_store import Record, Store
 from syrtos.launch.outcome import Outcome
 
@@ -152,3 +154,10 @@ def fail(store: Store, name: str, reason: str) -> None:
     # no database takes a NUL in a text
     text = reason.replace("\0", "")[:_LONGEST_REASON]
     store.change(name, lambda record: record.with_failure(text))
+
+
+def leave_nothing(home: Home, name: str) -> None:
+    """Removes an attempt's working files: inputs and uploaded outputs. Logs and ledgers stay."""
+    for path in ("instances", "shared", "python"):
+        shutil.rmtree(home.job(name) / path, ignore_errors=True)
+    home.forget_snapshots(name)

@@ -1,1 +1,1 @@
-"""One program of the whole batch, partitioned over the workers."""
+"""Programs of the whole batch, partitioned over the workers."""

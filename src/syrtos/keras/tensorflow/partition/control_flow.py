@@ -15,7 +15,7 @@ from syrtos.keras.tensorflow.partition.values import (
     REPLICATED,
     Placement,
     Replicated,
-    Rows,
+    RowPlacement,
     Value,
 )
 
@@ -47,7 +47,7 @@ def _branches(
     emitter: Partitioner, values: list[Value], graphs: Sequence[Any], choose: Callable[..., Any]
 ) -> list[Value]:
     which = emitter.whole(values[0])
-    inputs = [emitter.replicated(v) if v.is_partial else v for v in values[1:]]
+    inputs = [emitter.make_whole(v) if v.is_partial else v for v in values[1:]]
     found = [_trial_placements(emitter, graph, inputs) for graph in graphs]
     placements = [_joined_branches(same) for same in zip(*found, strict=True)]
 
@@ -66,7 +66,7 @@ def _branches(
 def _joined_branches(found: Sequence[Placement]) -> Placement:
     kinds = {p for p in found if not isinstance(p, Replicated)}
     # Where one branch gives rows, those of another are cut; other mixtures are made whole.
-    if len(kinds) == 1 and (len(set(found)) == 1 or isinstance(next(iter(kinds)), Rows)):
+    if len(kinds) == 1 and (len(set(found)) == 1 or isinstance(next(iter(kinds)), RowPlacement)):
         return next(iter(kinds))
     return REPLICATED
 
@@ -88,7 +88,7 @@ def _loop(emitter: Partitioner, op: tf.Operation, values: list[Value]) -> list[V
     condition = tf_internals_emission.graph_of_function(op, "cond")
     if body is None or condition is None:
         return None
-    inputs = [emitter.replicated(v) if v.is_partial else v for v in values]
+    inputs = [emitter.make_whole(v) if v.is_partial else v for v in values]
     loop = _Loop(emitter, body, condition, inputs)
     loop.place()
     return loop.emit(op.get_attr("parallel_iterations"))
@@ -179,7 +179,7 @@ class _Loop:
     def _shape(self, index: int) -> tf.TensorShape:
         shape = self._body.inputs[index].shape
         placement = self._placements[index]
-        if shape.rank is None or not isinstance(placement, Rows) or self._is_list(index):
+        if shape.rank is None or not isinstance(placement, RowPlacement) or self._is_list(index):
             return shape
         sizes = shape.as_list()
         sizes[placement.dim] = None

@@ -18,7 +18,7 @@ from syrtos.keras.tensorflow.partition.values import (
     REPLICATED,
     Partial,
     Placement,
-    Rows,
+    RowPlacement,
     Size,
     Value,
 )
@@ -53,7 +53,7 @@ class Emitter:
         return tf_internals_emission.emit(operation, tensors)
 
     def emit_as(
-        self, operation: tf.Operation, values: Sequence[Value], placement: Rows | Partial
+        self, operation: tf.Operation, values: Sequence[Value], placement: RowPlacement | Partial
     ) -> list[Value]:
         """Adds an operation that takes the workers' own tensors; all outputs get one placement."""
         outputs = self.emit(operation, [value.tensor for value in values])
@@ -71,13 +71,13 @@ class Emitter:
             value.gathered = self._gather(value, value.rows)
         return value.gathered
 
-    def replicated(self, value: Value) -> Value:
+    def make_whole(self, value: Value) -> Value:
         """Returns a value that every worker has whole."""
         if value.is_replicated:
             return value
         return Value(self.whole(value), known=value.known, dims=self.dims(value))
 
-    def at_rows(self, value: Value, rows: Rows) -> tf.Tensor:
+    def at_rows(self, value: Value, rows: RowPlacement) -> tf.Tensor:
         """Returns this worker's part of a value along a dimension in which it has the rows.
 
         A dimension of size 1, which is broadcast, stays as it is.
@@ -97,12 +97,12 @@ class Emitter:
             start, count = tf.where(size == 1, 0, start), tf.where(size == 1, 1, count)
         return slice_dim(whole, rows.dim, start, count)
 
-    def _list_at_rows(self, value: Value, rows: Rows) -> tf.Tensor:
+    def _list_at_rows(self, value: Value, rows: RowPlacement) -> tf.Tensor:
         if value.is_empty_list:
             return value.tensor
         whole = Value(self.whole(value), element_dtype=value.element_dtype)
-        elements = Value(tensor_lists.stacked(whole))
-        return tensor_lists.list_of(self.at_rows(elements, Rows(rows.dim + 1, rows.each)))
+        elements = Value(tensor_lists.stack_elements(whole))
+        return tensor_lists.list_of(self.at_rows(elements, RowPlacement(rows.dim + 1, rows.each)))
 
     def spread(self, tensor: tf.Tensor, dims: tuple[Size, ...] | None) -> Value:
         """Returns a tensor that every worker has; where its first dimension is of rows, cut to them."""
@@ -110,14 +110,14 @@ class Emitter:
         if not each:
             return Value(tensor, dims=dims)
         whole = Value(tensor, dims=dims)
-        rows = Rows(0, each)
+        rows = RowPlacement(0, each)
         return Value(self.at_rows(whole, rows), rows, dims=dims, gathered=tensor)
 
     def at(self, value: Value, placement: Placement) -> tf.Tensor:
         """Returns this worker's tensor of a value at a placement."""
         if value.placement == placement:
             return value.tensor
-        if isinstance(placement, Rows):
+        if isinstance(placement, RowPlacement):
             return self.at_rows(value, placement)
         whole = self.whole(value)
         if isinstance(placement, Partial) and self.exchanges.rank:
@@ -137,7 +137,7 @@ class Emitter:
             sizes[value.rows.dim] = self.share.size(value.rows.each)
         return tuple(sizes)
 
-    def known(
+    def sizes_of(
         self, operation: tf.Operation, index: int, values: Sequence[Value]
     ) -> np.ndarray | None:
         """Returns what is known of an input that is an integer, or a vector of integers."""
@@ -150,7 +150,7 @@ class Emitter:
         self, operation: tf.Operation, index: int, values: Sequence[Value], rank: int | None
     ) -> int | None:
         """Returns an input that is a dimension, counted from the first one; None if unknown."""
-        found = self.known(operation, index, values)
+        found = self.sizes_of(operation, index, values)
         if found is None or rank is None or found.size != 1 or not isinstance(found.item(), int):
             return None
         return found.item() % rank if rank else 0
@@ -182,7 +182,7 @@ class Emitter:
             for value, tensor in zip(group, reduced, strict=True):
                 value.tensor, value.placement = tensor, REPLICATED
 
-    def _gather(self, value: Value, rows: Rows) -> tf.Tensor:
+    def _gather(self, value: Value, rows: RowPlacement) -> tf.Tensor:
         self.report.gathers += 1
         if value.tensor.dtype == tf.variant:
             return tensor_lists.gather_list(self.exchanges, value, rows)

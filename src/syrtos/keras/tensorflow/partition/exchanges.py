@@ -15,7 +15,7 @@ from syrtos.keras.tensorflow import ops
 
 
 class Exchanges(abc.ABC):
-    """What a partitioned program asks of the other workers.
+    """The exchanges with the other workers that a partitioned program makes.
 
     Attributes:
         rank: this worker's number.
@@ -77,7 +77,9 @@ def reduce_arrays(comm: Communicator, arrays: Sequence[Array], op: ReduceOp) -> 
         return [array.astype(bool) for array in found]
     flat = [array.reshape(-1) for array in arrays]
     if op is ReduceOp.SUM and sum(part.size for part in flat):
-        found = comm.sum_all(flat)
+        comm.agree(f"sum {flat[0].dtype} {','.join(str(part.size) for part in flat)}")
+        comm.sums, comm.summed = comm.sums + 1, comm.summed + sum(part.nbytes for part in flat)
+        found = comm.reduce_parts(flat, op, [1.0] * comm.size)
     else:
         joined = comm.allreduce(np.concatenate(flat), op)
         found = np.split(joined, np.cumsum([part.size for part in flat])[:-1])

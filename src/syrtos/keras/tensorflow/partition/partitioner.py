@@ -11,12 +11,12 @@ from syrtos.keras.tensorflow import tf_internals_emission
 from syrtos.keras.tensorflow.partition import control_flow
 from syrtos.keras.tensorflow.partition.emitter import Emitter
 from syrtos.keras.tensorflow.partition.report import Report
-from syrtos.keras.tensorflow.partition.rules import RULES, TAKING_PARTIAL
+from syrtos.keras.tensorflow.partition.rules import TABLE
 from syrtos.keras.tensorflow.partition.rules.elementwise import KEEPING_SUMS, is_linear
 from syrtos.keras.tensorflow.partition.rules.lists import MAKING, note_lists
 from syrtos.keras.tensorflow.partition.rules.random import DRAWS
 from syrtos.keras.tensorflow.partition.rules.registry import types
-from syrtos.keras.tensorflow.partition.rules.shapes import followed
+from syrtos.keras.tensorflow.partition.rules.shapes import follow_sizes
 from syrtos.keras.tensorflow.partition.values import Partial, Value
 from syrtos.keras.tensorflow.tf_internals_emission import is_compiled_call
 
@@ -62,7 +62,7 @@ class Partitioner(Emitter):
 
     def run(self, op: tf.Operation, values: list[Value]) -> list[Value]:
         """Emits one operation; returns its results."""
-        known = followed(self, op, values)
+        known = follow_sizes(self, op, values)
         results = self._emit(op, values)
         note_lists(op, values, results)
         for result, entries in zip(results, known or [], strict=False):
@@ -88,7 +88,7 @@ class Partitioner(Emitter):
         if is_compiled_call(op):
             # What XLA compiles holds no exchange; where rows come in, it is computed operation by
             # operation.
-            values = [self.replicated(v) if v.is_partial else v for v in values]
+            values = [self.make_whole(v) if v.is_partial else v for v in values]
             if all(value.is_replicated for value in values):
                 return [Value(tensor) for tensor in self.emit(op, [v.tensor for v in values])]
         if op.type in _CALLS:
@@ -100,11 +100,11 @@ class Partitioner(Emitter):
         return results if results is not None else self._compute_whole(op, values)
 
     def _by_rule(self, op: tf.Operation, values: list[Value]) -> list[Value] | None:
-        rule = RULES.get(op.type)
+        rule = TABLE.rule_of(op.type)
         if rule is None:
             return None
-        if op.type not in TAKING_PARTIAL:
-            values = [self.replicated(v) if v.is_partial else v for v in values]
+        if not TABLE.takes_partial(op.type):
+            values = [self.make_whole(v) if v.is_partial else v for v in values]
             if op.type not in _ALWAYS and all(value.is_replicated for value in values):
                 return [Value(tensor) for tensor in self.emit(op, [v.tensor for v in values])]
         results = rule(self, op, values)

@@ -1,4 +1,4 @@
-"""What is noted of a program while it is partitioned."""
+"""Counts that are noted of a program while it is partitioned."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from syrtos.comm.arrays import share_of
-from syrtos.keras.tensorflow.partition.values import RowCount, Rows, Size
+from syrtos.keras.tensorflow.partition.values import RowCount, RowPlacement, Size
 
 # A number of rows: an int, or an int32 scalar.
 Count = int | tf.Tensor
@@ -33,7 +33,7 @@ class Share:
 
     @property
     def is_static(self) -> bool:
-        """Whether the number of rows is known while the program is partitioned."""
+        """True where the number of rows is known while the program is partitioned."""
         return isinstance(self.total, int)
 
     @property
@@ -60,6 +60,6 @@ class Share:
             return tf.cast(self.total * size.each, dtype)
         return tf.constant(size, dtype)
 
-    def bounds(self, rows: Rows) -> tuple[Any, Any]:
+    def bounds(self, rows: RowPlacement) -> tuple[Any, Any]:
         """Returns the first index of this worker's part along the dimension, and its length."""
         return self.start * rows.each, self.count * rows.each

@@ -20,7 +20,7 @@ from syrtos.keras.tensorflow.partition.exchanges import Exchanges, WorkerExchang
 from syrtos.keras.tensorflow.partition.partitioner import GraphRun, Partitioner
 from syrtos.keras.tensorflow.partition.report import Report
 from syrtos.keras.tensorflow.partition.share import Share
-from syrtos.keras.tensorflow.partition.values import Rows, Value
+from syrtos.keras.tensorflow.partition.values import RowPlacement, Value
 from syrtos.keras.tensorflow.step import ready_at
 from syrtos.keras.trainer.timing import StepClock
 
@@ -89,7 +89,7 @@ class PartitionedStep:
             outputs = self._emit_by_batch(partitioner, graph, rows, captured)
         structure = concrete.structured_outputs
         flat = tf.nest.flatten(structure, expand_composites=True)
-        return _replaced(structure, flat, outputs)
+        return _with_tensors(structure, flat, outputs)
 
     def _emit_by_batch(
         self, partitioner: Partitioner, graph: Any, rows: _BatchRows, captured: list[Value]
@@ -112,7 +112,7 @@ class PartitionedStep:
         made = tf.cond(
             rows.can_be_split(),
             lambda: emit(rows.split) or [tf.constant(0)],
-            lambda: emit(rows.replicated) or [tf.constant(0)],
+            lambda: emit(rows.whole_values) or [tf.constant(0)],
         )
         made = made if isinstance(made, list | tuple) else [made]
         for tensor, like in zip(made, graph.outputs, strict=False):
@@ -172,7 +172,7 @@ class _BatchRows:
 
     @property
     def is_always_split(self) -> bool:
-        """Whether it is known that each worker has rows, and tensors have equally many."""
+        """True where it is known that each worker has rows, and tensors have equally many."""
         return self.share.is_static and self.share.total >= self.exchanges.size
 
     def can_be_split(self) -> tf.Tensor:
@@ -195,7 +195,7 @@ class _BatchRows:
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> Any:
         """Returns tensors in the structure of the batch."""
-        return _replaced(self.structure, self.flat, tensors)
+        return _with_tensors(self.structure, self.flat, tensors)
 
     def split(self) -> list[Value]:
         """Returns this worker's rows."""
@@ -207,10 +207,10 @@ class _BatchRows:
             mine = tensor if self.is_share else tensor[self.share.start : self.share.stop]
             count = self.share.count if self.share.is_static else None
             mine.set_shape([count, *tensor.shape[1:]])
-            values.append(Value(mine, Rows(0), gathered=None if self.is_share else tensor))
+            values.append(Value(mine, RowPlacement(0), gathered=None if self.is_share else tensor))
         return values
 
-    def replicated(self) -> list[Value]:
+    def whole_values(self) -> list[Value]:
         """Returns the whole batch."""
         return [Value(tensor) for tensor in self._whole_tensors()]
 
@@ -266,7 +266,7 @@ def _rows_of_share(batch: TensorShare, session: Session) -> _BatchRows:
     )
 
 
-def _replaced(structure: Any, flat: Sequence[Any], tensors: Sequence[tf.Tensor]) -> Any:
+def _with_tensors(structure: Any, flat: Sequence[Any], tensors: Sequence[tf.Tensor]) -> Any:
     """Returns a structure with other tensors; other leaves stay."""
     left = iter(tensors)
     found = [next(left) if tf.is_tensor(leaf) else leaf for leaf in flat]

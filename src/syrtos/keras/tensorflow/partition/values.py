@@ -22,7 +22,7 @@ class Replicated:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class RowPlacement:
     """The placement of a tensor whose rows are spread over the workers.
 
     Attributes:
@@ -41,7 +41,7 @@ class Partial:
     op: ReduceOp = ReduceOp.SUM
 
 
-Placement = Replicated | Rows | Partial
+Placement = Replicated | RowPlacement | Partial
 REPLICATED = Replicated()
 
 
@@ -83,18 +83,18 @@ class Value:
     element_known: np.ndarray | None = None
 
     @property
-    def rows(self) -> Rows | None:
+    def rows(self) -> RowPlacement | None:
         """The placement of rows; None where the value is not spread."""
-        return self.placement if isinstance(self.placement, Rows) else None
+        return self.placement if isinstance(self.placement, RowPlacement) else None
 
     @property
     def is_partial(self) -> bool:
-        """Whether the workers' tensors are to be reduced."""
+        """True where the workers' tensors are to be reduced."""
         return isinstance(self.placement, Partial)
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every worker has all of it."""
+        """True where every worker has all of it."""
         return isinstance(self.placement, Replicated)
 
     @property
@@ -103,7 +103,7 @@ class Value:
         return self.tensor.shape.rank
 
 
-def same_rows(values: Sequence[Value]) -> Rows | None:
+def same_rows(values: Sequence[Value]) -> RowPlacement | None:
     """Returns the placement that all spread values have; None where they differ, or none is spread."""
     found = {value.rows for value in values if value.rows}
     return found.pop() if len(found) == 1 else None

@@ -15,7 +15,7 @@ from syrtos.keras.tensorflow.partition.exchanges import Exchanges, gather_arrays
 from syrtos.keras.tensorflow.partition.partitioner import Partitioner
 from syrtos.keras.tensorflow.partition.report import Report
 from syrtos.keras.tensorflow.partition.share import Share
-from syrtos.keras.tensorflow.partition.values import Placement, Rows, Value
+from syrtos.keras.tensorflow.partition.values import Placement, RowPlacement, Value
 
 
 class ThreadExchanges(Exchanges):
@@ -128,7 +128,8 @@ def _program(
         report = computed.report if comm.rank == 0 else Report()
         partitioner = Partitioner(share, ThreadExchanges(comm), report)
         values = [
-            Value(t) if d is None else Value(t, Rows(d)) for t, d in zip(tensors, rows, strict=True)
+            Value(t) if d is None else Value(t, RowPlacement(d))
+            for t, d in zip(tensors, rows, strict=True)
         ]
         outputs = partitioner.run_graph(graph, [*values, *(Value(c) for c in captured)])
         computed.placements = [value.placement for value in outputs]

@@ -13,11 +13,10 @@ from syrtos.keras.tensorflow.partition.rules import (
     shapes,
     slices,
 )
-from syrtos.keras.tensorflow.partition.rules.registry import RULES, TAKING_PARTIAL
+from syrtos.keras.tensorflow.partition.rules.registry import TABLE
 
 __all__ = [
-    "RULES",
-    "TAKING_PARTIAL",
+    "TABLE",
     "elementwise",
     "indexing",
     "lists",

@@ -9,7 +9,7 @@ import tensorflow as tf
 from syrtos.comm.arrays import ReduceOp
 from syrtos.keras.tensorflow.partition.emitter import Emitter
 from syrtos.keras.tensorflow.partition.rules.registry import rule, types
-from syrtos.keras.tensorflow.partition.values import Partial, Rows, Value
+from syrtos.keras.tensorflow.partition.values import Partial, RowPlacement, Value
 
 ELEMENTWISE = types(
     "Abs Acos Acosh Add AddN AddV2 Angle Asin Asinh Atan Atan2 Atanh Betainc BesselI0e BesselI1e"
@@ -38,12 +38,12 @@ _QUOTIENTS = ("RealDiv", "Div", "DivNoNan")
 
 @rule(*ELEMENTWISE, takes_partial=True)
 def elementwise(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
-    """Each element of the result is made of the elements of the inputs at its place."""
+    """Computes each element of the result from the elements of the inputs at its place."""
     if any(value.is_partial for value in values):
         found = linear(emitter, op, values)
         if found is not None:
             return found
-        values = [emitter.replicated(v) if v.is_partial else v for v in values]
+        values = [emitter.make_whole(v) if v.is_partial else v for v in values]
     rank = max((v.rank for v in values if v.rank is not None), default=0)
     if any(v.rank is None for v in values):
         return None
@@ -65,16 +65,16 @@ def broadcast(
     tensors = []
     for value in values:
         assert value.rank is not None
-        local = Rows(rows.dim - (rank - value.rank), rows.each)
+        local = RowPlacement(rows.dim - (rank - value.rank), rows.each)
         tensors.append(emitter.at_rows(value, local) if local.dim >= 0 else emitter.whole(value))
     return [Value(tensor, rows) for tensor in emitter.emit(op, tensors)]
 
 
-def aligned_rows(value: Value, rank: int) -> Rows:
+def aligned_rows(value: Value, rank: int) -> RowPlacement:
     """Returns the placement of a value's rows in a result of ``rank`` dimensions."""
     assert value.rows is not None
     assert value.rank is not None
-    return Rows(value.rows.dim + rank - value.rank, value.rows.each)
+    return RowPlacement(value.rows.dim + rank - value.rank, value.rows.each)
 
 
 def _weight(value: Value) -> int:

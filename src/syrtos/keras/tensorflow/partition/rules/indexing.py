@@ -7,7 +7,7 @@ import tensorflow as tf
 from syrtos.comm.arrays import ReduceOp
 from syrtos.keras.tensorflow.partition.emitter import Emitter
 from syrtos.keras.tensorflow.partition.rules.registry import rule
-from syrtos.keras.tensorflow.partition.values import Partial, Rows, Value
+from syrtos.keras.tensorflow.partition.values import Partial, RowPlacement, Value
 
 
 @rule("GatherV2")
@@ -27,13 +27,13 @@ def gather(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Valu
         tensors = [table.tensor, emitter.at_rows(numbers, table.rows), others]
         return [Value(t, table.rows) for t in emitter.emit(op, tensors)]
     if rows and (table.rows is None or table.rows.dim == axis):
-        place = Rows(axis + rows.dim - batch, rows.each)
+        place = RowPlacement(axis + rows.dim - batch, rows.each)
         tensors = [emitter.whole(table), numbers.tensor, others]
         return [Value(t, place) for t in emitter.emit(op, tensors)]
     if table.rows and table.rows.dim != axis:
         dim = table.rows.dim + (numbers.rank - batch - 1 if table.rows.dim > axis else 0)
         tensors = [table.tensor, emitter.whole(numbers), others]
-        return [Value(t, Rows(dim, table.rows.each)) for t in emitter.emit(op, tensors)]
+        return [Value(t, RowPlacement(dim, table.rows.each)) for t in emitter.emit(op, tensors)]
     return None
 
 
@@ -103,5 +103,5 @@ def one_hot(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Val
     axis = op.get_attr("axis")
     axis = rank if axis == -1 else axis
     tensors = [values[0].tensor, *(emitter.whole(value) for value in values[1:])]
-    place = Rows(rows.dim + (axis <= rows.dim), rows.each)
+    place = RowPlacement(rows.dim + (axis <= rows.dim), rows.each)
     return [Value(t, place) for t in emitter.emit(op, tensors)]

@@ -12,7 +12,7 @@ import tensorflow as tf
 from syrtos.keras.tensorflow.partition.emitter import Emitter
 from syrtos.keras.tensorflow.partition.rules.registry import rule
 from syrtos.keras.tensorflow.partition.tensor_lists import ANY_SHAPE
-from syrtos.keras.tensorflow.partition.values import Rows, Value
+from syrtos.keras.tensorflow.partition.values import RowPlacement, Value
 
 # The operations that make a list, and the place of its elements' shape.
 MAKING = {"EmptyTensorList": 0, "TensorListReserve": 0}
@@ -21,7 +21,7 @@ MAKING = {"EmptyTensorList": 0, "TensorListReserve": 0}
 @rule(*MAKING)
 def empty_list(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     """A list without elements, of which any may become rows: sizes made of rows are left open."""
-    shape = emitter.known(op, 0, values)
+    shape = emitter.sizes_of(op, 0, values)
     if shape is None or shape.ndim == 0:
         return None
     is_open = [bool(emitter.share.each_of(size)) or not isinstance(size, int) for size in shape]
@@ -41,7 +41,7 @@ def from_tensor(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list
     )
     (made,) = emitter.emit(op, [value.tensor, shape])
     dtype = value.tensor.dtype
-    return [Value(made, Rows(value.rows.dim - 1, value.rows.each), element_dtype=dtype)]
+    return [Value(made, RowPlacement(value.rows.dim - 1, value.rows.each), element_dtype=dtype)]
 
 
 @rule("TensorListGetItem")
@@ -64,7 +64,7 @@ def pop(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] 
     return [Value(rest, rows, element_dtype=tensor.dtype), _element(op, tensor, rows)]
 
 
-def _element(op: tf.Operation, tensor: tf.Tensor, rows: Rows) -> Value:
+def _element(op: tf.Operation, tensor: tf.Tensor, rows: RowPlacement) -> Value:
     shape = op.outputs[-1].shape
     if shape.rank is not None:
         tensor.set_shape([None if d == rows.dim else n for d, n in enumerate(shape.as_list())])
@@ -95,7 +95,7 @@ def stack(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value
     if shape.rank is None:
         return None
     tensor.set_shape([None if d == rows.dim + 1 else n for d, n in enumerate(shape.as_list())])
-    return [Value(tensor, Rows(rows.dim + 1, rows.each))]
+    return [Value(tensor, RowPlacement(rows.dim + 1, rows.each))]
 
 
 @rule("TensorListLength")

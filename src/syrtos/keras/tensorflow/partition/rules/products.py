@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from syrtos.keras.tensorflow.partition.emitter import Emitter
 from syrtos.keras.tensorflow.partition.rules.registry import rule
-from syrtos.keras.tensorflow.partition.values import Partial, Rows, Value
+from syrtos.keras.tensorflow.partition.values import Partial, RowPlacement, Value
 
 
 @rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
@@ -59,10 +59,12 @@ def contraction(
     if not _has_all(emitter, values, names, label, each):
         return None
     tensors = [
-        emitter.at_rows(v, Rows(labels.index(label), each)) if label in labels else emitter.whole(v)
+        emitter.at_rows(v, RowPlacement(labels.index(label), each))
+        if label in labels
+        else emitter.whole(v)
         for v, labels in zip(values, names, strict=True)
     ]
-    placement = Rows(result.index(label), each) if label in result else Partial()
+    placement = RowPlacement(result.index(label), each) if label in result else Partial()
     return [Value(tensor, placement) for tensor in emitter.emit(op, tensors)]
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from syrtos.keras.tensorflow.partition import sizes
 from syrtos.keras.tensorflow.partition.emitter import Emitter
 from syrtos.keras.tensorflow.partition.rules.registry import rule, types
-from syrtos.keras.tensorflow.partition.values import Rows, Value
+from syrtos.keras.tensorflow.partition.values import RowPlacement, Value
 
 # The input of a drawing operation that is a shape.
 DRAWS = {
@@ -40,7 +40,7 @@ _PHILOX = (1, 3)
 @rule(*DRAWS)
 def draw(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     """The numbers of the whole batch, cut to this worker's rows."""
-    shape = emitter.known(op, DRAWS[op.type], values)
+    shape = emitter.sizes_of(op, DRAWS[op.type], values)
     if shape is None or not shape.size:
         return None
     dims = tuple(shape.ravel())
@@ -54,7 +54,7 @@ def draw(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value]
 def _can_skip(emitter: Emitter, op: tf.Operation, values: list[Value], dims: Any) -> bool:
     if op.type not in _SKIPPING or not all(value.is_replicated for value in values):
         return False
-    algorithm = emitter.known(op, 3, values)
+    algorithm = emitter.sizes_of(op, 3, values)
     is_philox = algorithm is not None and algorithm.item() in _PHILOX
     return is_philox and isinstance(sizes.product(dims[1:]), int) and values[2].tensor.shape == (2,)
 
@@ -65,7 +65,7 @@ def _draw_rows(
     """Draws this worker's rows alone, by a counter that has skipped those before."""
     row = sizes.product(dims[1:])
     assert isinstance(row, int)
-    rows, dtype = Rows(0, each), op.outputs[0].dtype
+    rows, dtype = RowPlacement(0, each), op.outputs[0].dtype
     # Salmon et al. 2011: each count of Philox gives four numbers of 32 bits, or two of 64.
     group = 2 if dtype.size == 8 else 4
     start, count = emitter.share.bounds(rows)

@@ -7,7 +7,7 @@ import tensorflow as tf
 from syrtos.comm.arrays import ReduceOp
 from syrtos.keras.tensorflow.partition.emitter import Emitter
 from syrtos.keras.tensorflow.partition.rules.registry import rule
-from syrtos.keras.tensorflow.partition.values import Partial, Rows, Value
+from syrtos.keras.tensorflow.partition.values import Partial, RowPlacement, Value
 
 _OPS = {
     "Sum": ReduceOp.SUM,
@@ -24,7 +24,7 @@ _OPS = {
 def reduction(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     """Reduced rows give a partial value; other dimensions leave rows as they are."""
     value, rank = values[0], values[0].rank
-    axes = emitter.known(op, 1, values)
+    axes = emitter.sizes_of(op, 1, values)
     if rank is None or axes is None or any(not isinstance(a, int) for a in axes.ravel()):
         return None
     if value.is_partial:
@@ -37,7 +37,7 @@ def reduction(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[V
         return None
     if rows.dim not in reduced:
         before = 0 if op.get_attr("keep_dims") else sum(a < rows.dim for a in reduced)
-        return emitter.emit_as(op, values, Rows(rows.dim - before, rows.each))
+        return emitter.emit_as(op, values, RowPlacement(rows.dim - before, rows.each))
     if op.type == "Mean":
         return _mean(emitter, op, values, sorted(reduced), rows)
     if value.tensor.dtype.is_complex and op.type != "Sum":
@@ -46,7 +46,7 @@ def reduction(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[V
 
 
 def _mean(
-    emitter: Emitter, op: tf.Operation, values: list[Value], axes: list[int], rows: Rows
+    emitter: Emitter, op: tf.Operation, values: list[Value], axes: list[int], rows: RowPlacement
 ) -> list[Value] | None:
     """Divides this worker's sum by the number of all entries."""
     tensor = values[0].tensor
@@ -74,7 +74,7 @@ def arg_extreme(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list
     rows, axis = values[0].rows, emitter.axis(op, 1, values, values[0].rank)
     if rows is None or axis is None or axis == rows.dim:
         return None
-    return emitter.emit_as(op, values, Rows(rows.dim - (axis < rows.dim), rows.each))
+    return emitter.emit_as(op, values, RowPlacement(rows.dim - (axis < rows.dim), rows.each))
 
 
 @rule("Cumsum", "Cumprod", "CumulativeLogsumexp")

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from syrtos.keras.tensorflow.partition.emitter import Emitter
 from syrtos.keras.tensorflow.partition.rules.registry import rule, types
-from syrtos.keras.tensorflow.partition.values import Partial, Rows, Value
+from syrtos.keras.tensorflow.partition.values import Partial, RowPlacement, Value
 
 
 class _Inputs(NamedTuple):
@@ -161,8 +161,8 @@ def within_last(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list
 
 @rule("ReverseV2")
 def reverse(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
-    """Other dimensions than that of the rows are reversed within each row."""
-    value, axes = values[0], emitter.known(op, 1, values)
+    """Reverses other dimensions than that of the rows."""
+    value, axes = values[0], emitter.sizes_of(op, 1, values)
     if value.rows is None or value.rank is None or axes is None:
         return None
     if any(axis is None or axis % value.rank == value.rows.dim for axis in axes.ravel()):
@@ -172,17 +172,17 @@ def reverse(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Val
 
 @rule("ReverseSequence")
 def reverse_sequence(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
-    """Each row is reversed up to its length."""
+    """Reverses each row up to its length."""
     value, rows = values[0], values[0].rows
     if rows is None or rows.dim != op.get_attr("batch_dim"):
         return None
-    tensors = [value.tensor, emitter.at_rows(values[1], Rows(0, rows.each))]
+    tensors = [value.tensor, emitter.at_rows(values[1], RowPlacement(0, rows.each))]
     return [Value(tensor, rows) for tensor in emitter.emit(op, tensors)]
 
 
 @rule("LookupTableFindV2")
 def lookup(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
-    """Each key is looked up by itself."""
+    """Looks up each key by itself."""
     rows = values[1].rows
     return emitter.emit_as(op, values, rows) if rows else None
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from syrtos.keras.tensorflow.partition import sizes
 from syrtos.keras.tensorflow.partition.emitter import Emitter
 from syrtos.keras.tensorflow.partition.rules.registry import rule, types
-from syrtos.keras.tensorflow.partition.values import Rows, Size, Value
+from syrtos.keras.tensorflow.partition.values import RowPlacement, Size, Value
 
 # -- sizes as values -----------------------------------------------------------------------------
 
@@ -56,16 +56,18 @@ def rank_of(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Val
     return None if found is None else [Value(tf.constant(found), known=np.array(found, object))]
 
 
-def followed(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[np.ndarray] | None:
+def follow_sizes(
+    emitter: Emitter, op: tf.Operation, values: list[Value]
+) -> list[np.ndarray] | None:
     """Returns what is known of the results of an operation on sizes; None where nothing is."""
-    follow = _FOLLOWED.get(op.type)
-    if follow is None or not op.outputs[0].dtype.is_integer:
+    combine = _FOLLOWED.get(op.type)
+    if combine is None or not op.outputs[0].dtype.is_integer:
         return None
-    found = [emitter.known(op, i, values) for i in range(len(values))]
+    found = [emitter.sizes_of(op, i, values) for i in range(len(values))]
     known = [entry for entry in found if entry is not None and entry.size <= 16]
     if len(known) < len(found):
         return None
-    made = follow(op, known)
+    made = combine(op, known)
     results = made if isinstance(made, list) or made is None else [made]
     return None if results is None or any(entry.size > 16 for entry in results) else results
 
@@ -197,7 +199,7 @@ def broadcast_gradient(
 def _sizes_of(
     emitter: Emitter, op: tf.Operation, index: int, values: list[Value]
 ) -> list[Size] | None:
-    known = emitter.known(op, index, values)
+    known = emitter.sizes_of(op, index, values)
     return None if known is None else list(known.ravel())
 
 
@@ -228,7 +230,7 @@ def reshape(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Val
 
 def _target(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Size] | None:
     """Returns the sizes of a reshaped value; an entry of -1 is computed."""
-    known = emitter.known(op, 1, values)
+    known = emitter.sizes_of(op, 1, values)
     static = op.outputs[0].shape
     if known is None:
         return list(static.as_list()) if static.rank is not None else None
@@ -246,8 +248,8 @@ def _target(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Siz
 
 
 def rows_after_reshape(
-    emitter: Emitter, before: Sequence[Size], rows: Rows, after: Sequence[Size]
-) -> Rows | None:
+    emitter: Emitter, before: Sequence[Size], rows: RowPlacement, after: Sequence[Size]
+) -> RowPlacement | None:
     """Returns where the rows are after a reshape; None where a worker's elements are not together."""
     outer, inner = sizes.product(before[: rows.dim]), sizes.product(before[rows.dim + 1 :])
     for dim in range(len(after)):
@@ -263,20 +265,20 @@ def rows_after_reshape(
             and isinstance(inner, int)
             and each * mine == rows.each * inner
         ):
-            return Rows(dim, each)
+            return RowPlacement(dim, each)
     return None
 
 
 @rule("Transpose", "ConjugateTranspose", takes_partial=True)
 def transpose(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     """Rows move with their dimension."""
-    order = emitter.known(op, 1, values)
+    order = emitter.sizes_of(op, 1, values)
     if values[0].is_partial:
         return _partial_form(emitter, op, values)
     rows = values[0].rows
     if rows is None or order is None or None in order:
         return None
-    return emitter.emit_as(op, values, Rows(list(order).index(rows.dim), rows.each))
+    return emitter.emit_as(op, values, RowPlacement(list(order).index(rows.dim), rows.each))
 
 
 @rule("ExpandDims", takes_partial=True)
@@ -289,7 +291,7 @@ def expand(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Valu
     axis, rows = emitter.axis(op, 1, values, rank), value.rows
     if axis is None or rows is None:
         return None
-    return emitter.emit_as(op, values, Rows(rows.dim + (axis <= rows.dim), rows.each))
+    return emitter.emit_as(op, values, RowPlacement(rows.dim + (axis <= rows.dim), rows.each))
 
 
 @rule("Squeeze", takes_partial=True)
@@ -309,7 +311,7 @@ def squeeze(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Val
         return [Value(tf.squeeze(value.tensor, removed), value.placement)]
     if rows is None or rows.dim in removed:
         return None
-    place = Rows(rows.dim - sum(d < rows.dim for d in removed), rows.each)
+    place = RowPlacement(rows.dim - sum(d < rows.dim for d in removed), rows.each)
     return [Value(tf.squeeze(value.tensor, removed), place)]
 
 
@@ -322,7 +324,7 @@ def _partial_form(emitter: Emitter, op: tf.Operation, values: list[Value]) -> li
 @rule("BroadcastTo")
 def broadcast_to(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     """Rows stay rows where their dimension keeps its size."""
-    value, target = values[0], emitter.known(op, 1, values)
+    value, target = values[0], emitter.sizes_of(op, 1, values)
     if value.rows is None or target is None or value.rank is None or len(target) < value.rank:
         return None
     dim = value.rows.dim + len(target) - value.rank
@@ -331,7 +333,7 @@ def broadcast_to(emitter: Emitter, op: tf.Operation, values: list[Value]) -> lis
     local = [_local_size(emitter, size, d == dim, value.rows.each) for d, size in enumerate(target)]
     if any(size is None for size in local):
         return None
-    return [Value(tf.broadcast_to(value.tensor, local), Rows(dim, value.rows.each))]
+    return [Value(tf.broadcast_to(value.tensor, local), RowPlacement(dim, value.rows.each))]
 
 
 def _local_size(emitter: Emitter, whole: Size, is_spread: bool, each: int) -> object:
@@ -342,8 +344,8 @@ def _local_size(emitter: Emitter, whole: Size, is_spread: bool, each: int) -> ob
 
 @rule("Tile")
 def tile(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
-    """Other dimensions than that of the rows are repeated."""
-    value, multiples = values[0], emitter.known(op, 1, values)
+    """Repeats other dimensions than that of the rows."""
+    value, multiples = values[0], emitter.sizes_of(op, 1, values)
     if value.rows is None or multiples is None or multiples[value.rows.dim] != 1:
         return None
     return emitter.emit_as(op, values, value.rows)
@@ -352,14 +354,14 @@ def tile(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value]
 @rule("Fill")
 def fill(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     """A tensor of equal elements with rows in its first dimension is made of this worker's rows."""
-    dims, known = op.inputs[0], emitter.known(op, 0, values)
+    dims, known = op.inputs[0], emitter.sizes_of(op, 0, values)
     del dims
     if known is None or known.size == 0 or values[1].rows:
         return None
     each = emitter.share.each_of(known.ravel()[0])
     if not each:
         return None
-    rows = Rows(0, each)
+    rows = RowPlacement(0, each)
     sizes_now = tf.concat(
         [[tf.cast(emitter.share.bounds(rows)[1], values[0].tensor.dtype)], values[0].tensor[1:]], 0
     )
@@ -370,7 +372,7 @@ def fill(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value]
 @rule("Range")
 def number(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     """The numbers of the rows, from 0 on, are rows."""
-    known = [emitter.known(op, i, values) for i in range(3)]
+    known = [emitter.sizes_of(op, i, values) for i in range(3)]
     first, limit, step = (None if entry is None else entry.item() for entry in known)
     each = emitter.share.each_of(limit) if first == 0 and step == 1 else None
     if not each:

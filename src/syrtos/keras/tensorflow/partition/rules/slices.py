@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from syrtos.keras.tensorflow.partition.emitter import Emitter
 from syrtos.keras.tensorflow.partition.rules.registry import rule
-from syrtos.keras.tensorflow.partition.values import Partial, Rows, Value, same_rows
+from syrtos.keras.tensorflow.partition.values import Partial, RowPlacement, Value, same_rows
 
 
 @rule("ConcatV2", takes_partial=True)
@@ -17,7 +17,7 @@ def concat(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Valu
     parts, rank = values[:-1], values[0].rank
     if all(part.placement == Partial() for part in parts):
         return emitter.emit_as(op, values, Partial())
-    parts = [emitter.replicated(part) if part.is_partial else part for part in parts]
+    parts = [emitter.make_whole(part) if part.is_partial else part for part in parts]
     axis, rows = emitter.axis(op, len(parts), values, rank), same_rows(parts)
     if axis is None or rows is None or axis == rows.dim:
         return None
@@ -30,13 +30,13 @@ def pack(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value]
     """Tensors of one form are stacked along a new dimension."""
     if all(value.placement == Partial() for value in values):
         return emitter.emit_as(op, values, Partial())
-    values = [emitter.replicated(value) if value.is_partial else value for value in values]
+    values = [emitter.make_whole(value) if value.is_partial else value for value in values]
     rows, rank = same_rows(values), values[0].rank
     if rows is None or rank is None:
         return None
     axis = op.get_attr("axis") % (rank + 1)
     tensors = [emitter.at_rows(value, rows) for value in values]
-    place = Rows(rows.dim + (axis <= rows.dim), rows.each)
+    place = RowPlacement(rows.dim + (axis <= rows.dim), rows.each)
     return [Value(tensor, place) for tensor in emitter.emit(op, tensors)]
 
 
@@ -49,7 +49,7 @@ def unpack(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Valu
     axis = op.get_attr("axis") % rank
     if axis == rows.dim:
         return None
-    return emitter.emit_as(op, values, Rows(rows.dim - (axis < rows.dim), rows.each))
+    return emitter.emit_as(op, values, RowPlacement(rows.dim - (axis < rows.dim), rows.each))
 
 
 @rule("Split", "SplitV")
@@ -66,8 +66,8 @@ def split(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value
 
 @rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def pad(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
-    """Other dimensions than that of the rows are padded."""
-    rows, widths = values[0].rows, emitter.known(op, 1, values)
+    """Pads other dimensions than that of the rows."""
+    rows, widths = values[0].rows, emitter.sizes_of(op, 1, values)
     if widths is None or rows is None or widths.ndim != 2:
         # Widths are a matrix, of which no entries are followed but those of a constant.
         return None
@@ -79,9 +79,9 @@ def pad(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] 
 
 @rule("Slice")
 def slice_of_sizes(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
-    """All rows are taken, and a part of other dimensions."""
+    """Takes all rows, and a part of other dimensions."""
     rows = values[0].rows
-    begin, length = emitter.known(op, 1, values), emitter.known(op, 2, values)
+    begin, length = emitter.sizes_of(op, 1, values), emitter.sizes_of(op, 2, values)
     if rows is None or begin is None or length is None or begin[rows.dim] != 0:
         return None
     if length[rows.dim] not in (-1, emitter.share.size(rows.each)):
@@ -97,7 +97,7 @@ def slice_of_sizes(emitter: Emitter, op: tf.Operation, values: list[Value]) -> l
 
 @rule("StridedSlice")
 def strided_slice(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
-    """All rows are taken, and a part of other dimensions."""
+    """Takes all rows, and a part of other dimensions."""
     rows, rank = values[0].rows, values[0].rank
     if rows is None or rank is None:
         return None
@@ -106,7 +106,7 @@ def strided_slice(emitter: Emitter, op: tf.Operation, values: list[Value]) -> li
         return None
     tensors = [values[0].tensor, *(emitter.whole(value) for value in values[1:])]
     # An end that is the number of all rows lies behind this worker's last one.
-    return [Value(t, Rows(place, rows.each)) for t in emitter.emit(op, tensors)]
+    return [Value(t, RowPlacement(place, rows.each)) for t in emitter.emit(op, tensors)]
 
 
 @rule("StridedSliceGrad", takes_partial=False)
@@ -114,7 +114,7 @@ def strided_slice_gradient(
     emitter: Emitter, op: tf.Operation, values: list[Value]
 ) -> list[Value] | None:
     """The gradient of a slice of all rows has the rows of the tensor that was sliced."""
-    shape, gradient = emitter.known(op, 0, values), values[4]
+    shape, gradient = emitter.sizes_of(op, 0, values), values[4]
     if shape is None or gradient.rows is None:
         return None
     for dim, size in enumerate(shape):
@@ -129,7 +129,7 @@ def strided_slice_gradient(
         local = [count if d == dim else n for d, n in enumerate(tf.unstack(values[0].tensor))]
         spec = [emitter.whole(value) for value in values[1:4]]
         tensors = [tf.stack(local), *spec, gradient.tensor]
-        return [Value(t, Rows(dim, each)) for t in emitter.emit(op, tensors)]
+        return [Value(t, RowPlacement(dim, each)) for t in emitter.emit(op, tensors)]
     return None
 
 
@@ -148,10 +148,10 @@ def place_in_slice(
     ``dim`` is taken, or that can't be told.
     """
     attr = op.get_attr
-    strides = emitter.known(op, first + 2, values)
+    strides = emitter.sizes_of(op, first + 2, values)
     if strides is None:
         return None
-    begin, end = (emitter.known(op, first + i, values) for i in range(2))
+    begin, end = (emitter.sizes_of(op, first + i, values) for i in range(2))
     source = target = 0
     ellipsis = attr("ellipsis_mask")
     for entry in range(len(strides)):
