@@ -93,9 +93,9 @@ upstream: $(READY) .venv-upstream/ready
 test-versions: $(READY)
 	$(BIN)/python tests/versions.py
 
-# Faults of seven kinds at random steps of runs that are started again, and what each costs.
+# Faults of ten kinds at random steps of runs that are started again, and what each costs.
 chaos: $(READY)
-	$(BIN)/python tests/chaos/run.py --faults 14
+	$(BIN)/python tests/chaos/run.py --faults 20
 
 # All examples on two workers, a line for each.
 examples: $(READY)

@@ -108,6 +108,6 @@ def test_the_log_that_an_error_names_is_kept(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "nothing to compare" not in done.stderr
-    log = Path(done.stderr.split("Its output is in ")[1].split()[0])
-    assert log.is_relative_to(tmp_path)
-    assert "ValueError: x" in log.read_text()
+    logs = Path(done.stderr.split("Their outputs are in ")[1].split()[0])
+    assert logs.is_relative_to(tmp_path)
+    assert "ValueError: x" in (logs / "rank-0.log").read_text()

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # The options that `syrtos run -h` shows.
 _MOST_NEEDED = (
     "-n", "--hosts", "--on", "--with", "--gpus-per-worker", "--detach", "--run-dir", "--max-restarts", "--min-workers", "--batch", "--sync-batchnorm",
-    "--scale-lr", "--verify", "--step", "--shard-update", "--compress", "--track", "-m",
+    "--scale-lr", "--verify", "--shard-update", "--compress", "--track", "-m",
 )  # fmt: skip
 # Restarts where no number is given.
 _RESTARTS = 3

@@ -117,7 +117,7 @@ def test_no_kind_of_record_changes_how_a_run_has_ended(
     train(tmp_path, 0, waited=0.0)
     path = ledger_path(tmp_path, 0)
     path.write_text('{"phase": "facts", "input": ["of no known kind"]}\n' + path.read_text())
-    print_summary(tmp_path)
+    print_summary(tmp_path, full=True)
     assert f"no summary, as the record in {tmp_path} is damaged" in capsys.readouterr().err
 
 
