@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import syrtos
 from syrtos import api
@@ -39,7 +40,7 @@ def type_checked_names() -> list[str]:
 def test_frameworks_for_gpus_fulfil_the_extras() -> None:
     """`tensorflow[and-cuda]` is the package `tensorflow`, `jax[cuda12]` is `jax`: what is installed already is kept."""
     wanted = [line.split(";") for line in metadata.requires("syrtos") or [] if "extra ==" in line]
-    packages = {extra.split('"')[1]: name.split(">=")[0].strip() for name, extra in wanted}
+    packages = {extra.split('"')[1]: Requirement(name).name for name, extra in wanted}
     assert {packages[name] for name in ("tensorflow", "jax", "torch")} == {
         "tensorflow",
         "jax",

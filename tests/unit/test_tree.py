@@ -9,8 +9,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src" / "syrtos"
 
-# The front door is the package itself; the documentation, this tree and the program that builds wheels are no modules.
-OF_NO_MODULE = {"test_front_door", "test_docs", "test_tree", "test_dist"}
+# The front door is the package itself; the documentation, this tree, what tests share and the program that builds wheels are no modules.
+OF_NO_MODULE = {"test_front_door", "test_docs", "test_tree", "test_conftest", "test_dist"}
 
 
 def test_each_file_stands_where_its_module_stands() -> None:
