@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +17,12 @@ from syrtos.keras.tensorflow.partition.partitioner import Partitioner
 from syrtos.keras.tensorflow.partition.report import Report
 from syrtos.keras.tensorflow.partition.share import Share
 from syrtos.keras.tensorflow.partition.values import Placement, RowPlacement, Value
+
+# Each worker's exchange waits in a thread of TensorFlow's for those of the others. Where TensorFlow has begun to compute,
+# it keeps the number of threads that it has.
+with contextlib.suppress(RuntimeError):
+    tf.config.threading.set_inter_op_parallelism_threads(16)
+HAS_THREADS = tf.config.threading.get_inter_op_parallelism_threads() >= 16
 
 
 class ThreadExchanges(Exchanges):

@@ -14,7 +14,10 @@ from operations import OPERATIONS, Operation
 from syrtos.comm.arrays import Array
 from syrtos.keras.tensorflow.partition.values import Replicated
 
-pytestmark = pytest.mark.needs("tensorflow")
+pytestmark = [
+    pytest.mark.needs("tensorflow"),
+    pytest.mark.skipif(not programs.HAS_THREADS, reason="TensorFlow has begun to compute"),
+]
 
 
 def _array(shape: tuple[int | str, ...], kind: str, rows: int, seed: int) -> Array:
