@@ -47,7 +47,7 @@ def _branches(
     emitter: Partitioner, values: list[Value], graphs: Sequence[Any], choose: Callable[..., Any]
 ) -> list[Value]:
     which = emitter.whole(values[0])
-    inputs = [emitter.make_whole(v) if v.is_partial else v for v in values[1:]]
+    inputs = emitter.reduce_partial(values[1:])
     found = [_trial_placements(emitter, graph, inputs) for graph in graphs]
     placements = [_joined_branches(same) for same in zip(*found, strict=True)]
 
@@ -88,7 +88,7 @@ def _loop(emitter: Partitioner, op: tf.Operation, values: list[Value]) -> list[V
     condition = tf_internals_emission.graph_of_function(op, "cond")
     if body is None or condition is None:
         return None
-    inputs = [emitter.make_whole(v) if v.is_partial else v for v in values]
+    inputs = emitter.reduce_partial(values)
     loop = _Loop(emitter, body, condition, inputs)
     loop.place()
     return loop.emit(op.get_attr("parallel_iterations"))

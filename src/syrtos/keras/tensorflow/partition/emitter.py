@@ -77,6 +77,10 @@ class Emitter:
             return value
         return Value(self.whole(value), known=value.known, dims=self.dims(value))
 
+    def reduce_partial(self, values: Sequence[Value]) -> list[Value]:
+        """Returns values of which partial ones are reduced; others stay as they are."""
+        return [self.make_whole(value) if value.is_partial else value for value in values]
+
     def at_rows(self, value: Value, rows: RowPlacement) -> tf.Tensor:
         """Returns this worker's part of a value along a dimension in which it has the rows.
 

@@ -85,10 +85,10 @@ class Partitioner(Emitter):
         is_plain = all(value.is_replicated for value in values)
         if is_plain and op.type not in _ALWAYS:
             return [Value(tensor) for tensor in self.emit(op, [v.tensor for v in values])]
-        if is_compiled_call(op):
+        if op.type in _CALLS and is_compiled_call(op):
             # What XLA compiles holds no exchange; where rows come in, it is computed operation by
             # operation.
-            values = [self.make_whole(v) if v.is_partial else v for v in values]
+            values = self.reduce_partial(values)
             if all(value.is_replicated for value in values):
                 return [Value(tensor) for tensor in self.emit(op, [v.tensor for v in values])]
         if op.type in _CALLS:
@@ -104,7 +104,7 @@ class Partitioner(Emitter):
         if rule is None:
             return None
         if not TABLE.takes_partial(op.type):
-            values = [self.make_whole(v) if v.is_partial else v for v in values]
+            values = self.reduce_partial(values)
             if op.type not in _ALWAYS and all(value.is_replicated for value in values):
                 return [Value(tensor) for tensor in self.emit(op, [v.tensor for v in values])]
         results = rule(self, op, values)

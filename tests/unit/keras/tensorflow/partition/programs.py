@@ -150,12 +150,9 @@ def _program(
     return made.get_concrete_function(tf.TensorSpec((), tf.int32), *specs)
 
 
-def compute_whole(
-    function: Callable[..., Any], inputs: Sequence[Array], is_static: bool = False
-) -> list[Array]:
+def compute_whole(function: Callable[..., Any], inputs: Sequence[Array]) -> list[Array]:
     """Computes a function as one process does; returns its outputs and its variables."""
     specs = [tf.TensorSpec(x.shape, x.dtype) for x in inputs]
-    del is_static
     concrete = tf.function(function, autograph=False).get_concrete_function(*specs)
     variables = concrete.graph.variables
     before = [v.numpy() for v in variables]

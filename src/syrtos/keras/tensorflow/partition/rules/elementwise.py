@@ -43,7 +43,7 @@ def elementwise(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list
         found = linear(emitter, op, values)
         if found is not None:
             return found
-        values = [emitter.make_whole(v) if v.is_partial else v for v in values]
+        values = emitter.reduce_partial(values)
     rank = max((v.rank for v in values if v.rank is not None), default=0)
     if any(v.rank is None for v in values):
         return None

@@ -354,8 +354,7 @@ def tile(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value]
 @rule("Fill")
 def fill(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value] | None:
     """A tensor of equal elements with rows in its first dimension is made of this worker's rows."""
-    dims, known = op.inputs[0], emitter.sizes_of(op, 0, values)
-    del dims
+    known = emitter.sizes_of(op, 0, values)
     if known is None or known.size == 0 or values[1].rows:
         return None
     each = emitter.share.each_of(known.ravel()[0])

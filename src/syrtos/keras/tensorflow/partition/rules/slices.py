@@ -17,7 +17,7 @@ def concat(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Valu
     parts, rank = values[:-1], values[0].rank
     if all(part.placement == Partial() for part in parts):
         return emitter.emit_as(op, values, Partial())
-    parts = [emitter.make_whole(part) if part.is_partial else part for part in parts]
+    parts = emitter.reduce_partial(parts)
     axis, rows = emitter.axis(op, len(parts), values, rank), same_rows(parts)
     if axis is None or rows is None or axis == rows.dim:
         return None
@@ -30,7 +30,7 @@ def pack(emitter: Emitter, op: tf.Operation, values: list[Value]) -> list[Value]
     """Tensors of one form are stacked along a new dimension."""
     if all(value.placement == Partial() for value in values):
         return emitter.emit_as(op, values, Partial())
-    values = [emitter.make_whole(value) if value.is_partial else value for value in values]
+    values = emitter.reduce_partial(values)
     rows, rank = same_rows(values), values[0].rank
     if rows is None or rank is None:
         return None
