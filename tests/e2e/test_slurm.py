@@ -139,7 +139,8 @@ def test_a_job_that_is_put_back_into_the_queue(
     (job,) = cluster.jobs()
     cluster.requeue(job)
     said = output_of_requeued(cluster, tmp_path, job, run)
-    assert said.count("epoch 1\n") == 1
+    # Its last snapshot is of a step that depends on how long steps and snapshots take.
+    assert "goes on from step " in said
     assert pauses.weights_of(said) == expected
 
 

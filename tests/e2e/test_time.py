@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from syrtos.cli.summary import print_summary
 from syrtos.observe.ledger import launcher_path, ledger_path
 from syrtos.report.summary import Tally, summarize
 
@@ -106,8 +107,10 @@ def tally(folder: Path, rank: int) -> Tally:
 
 
 @pytest.mark.slow
-def test_all_time_of_a_run_is_accounted_for(tmp_path: Path) -> None:
-    said, screen = run(tmp_path, FIT)
+def test_all_time_of_a_run_is_accounted_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said, _ = run(tmp_path, FIT)
     fits, callbacks, age = (
         float(number) for number in re.findall(r"[\d.]+", said.splitlines()[-1])
     )
@@ -128,7 +131,8 @@ def test_all_time_of_a_run_is_accounted_for(tmp_path: Path) -> None:
     assert mine.seconds["script"] >= 1.0
     assert (summary.steps, summary.loops) == (40, False)
     assert 800 / summary.samples_per_second == pytest.approx(fits, abs=SLACK)
-    shown = re.search(r"callbacks +([\d.]+)%", screen)
+    print_summary(tmp_path / "run", full=True)
+    shown = re.search(r"callbacks +([\d.]+)%", capsys.readouterr().err)
     assert shown
     assert float(shown[1]) == pytest.approx(summary.shares["callbacks"] * 100, abs=0.06)
 
